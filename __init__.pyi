@@ -187,7 +187,6 @@ from .core.trees.tree import Tree as Tree
 from .core.verbs import cache as cache
 from .core.verbs import checkpoint as checkpoint
 from .core.verbs.check import check as check
-from .core.verbs.check import repair as repair
 from .core.verbs.convert import convert as convert
 from .core.verbs.demo import demo as demo
 from .core.verbs.diff import diff as diff
@@ -195,12 +194,13 @@ from .core.verbs.download import download as download
 from .core.verbs.export import export as export
 from .core.verbs.frames import frames as frames
 from .core.verbs.inspect import inspect as inspect
-from .core.verbs.listing import list_datasets
-from .core.verbs.listing import list_remote as list_remote
+from .core.verbs.list import list_datasets
+from .core.verbs.list import list_remote as list_remote
 from .core.verbs.merge import merge as merge
 from .core.verbs.mix import mix as mix
 from .core.verbs.plot import plot as plot
 from .core.verbs.record import record as record
+from .core.verbs.repair import repair as repair
 from .core.verbs.report import report as report
 from .core.verbs.sample import sample as sample
 from .core.verbs.split import split as split

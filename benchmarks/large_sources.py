@@ -28,7 +28,7 @@ import numpy as np
 import openx
 import rlds
 
-IDLE = "import rbtool.core.verbs.convert, rbtool.core.verbs.source_conversion, time; time.sleep(60)"
+IDLE = "import rbtool.core.verbs.convert, rbtool.core.verbs.convert, time; time.sleep(60)"
 CONVERT = """
 import sys, rbtool
 made = rbtool.convert(sys.argv[1], sys.argv[2], num_workers=int(sys.argv[3]), final_step="repeat", **eval(sys.argv[4]))

@@ -1,4 +1,4 @@
-"""`rbtool list`, and `rbtool cache ls`, `rm`, `prune` and `verify`: what is stored."""
+"""`rbtool cache ls`, `rm`, `prune` and `verify`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from ..core.declarations import declared_sources, source_example
 from ..core.errors import UsageError
 from ..core.progress import counted
 from ..core.progress import readable_size as size
@@ -20,17 +19,8 @@ from .output import Output
 from .text import Cell, Line, Styled, Table, ago, folded
 
 if TYPE_CHECKING:
-    from ..core.verbs.cache import CacheLsResult, CacheRemoval, CacheVerifyResult
-    from ..core.verbs.cache_entries import CacheEntry
-    from ..core.verbs.listing import ReadableFormat, RemoteEntry, StoredDataset
+    from ..core.verbs.cache import CacheEntry, CacheLsResult, CacheRemoval, CacheVerifyResult
 
-LIST_EXAMPLES = (
-    Example("rbtool list", "every stored dataset"),
-    Example(f"rbtool list '{SOURCE}:cartpole/*'", "those whose name fits a pattern"),
-    Example("rbtool list -q | head -1", "the name of the first one"),
-    Example(f"rbtool list --remote {SOURCE} door", "what can be fetched, by part of a name"),
-    Example("rbtool list --formats", "what can be read, and what ends an episode there"),
-)
 LS_EXAMPLES = (
     Example("rbtool cache ls", "sizes, and when each was last used"),
     Example("rbtool cache ls --json | jq .prunable_bytes", "what prune would free, in bytes"),
@@ -48,15 +38,13 @@ VERIFY_EXAMPLES = (
 _LABELS = {"partial": "partial download"}
 _SHOWN = 10
 _RIGHT = frozenset({2})
-_LIST_RIGHT = frozenset({1, 2, 3})
 
 _DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")]
 _KINDS = f"Datasets by {SOURCE}:ID, a path below the root, or a pattern with *, ? or [...]."
 
 
 def add(app: typer.Typer) -> None:
-    """Add the verb and the group of verbs to the command line."""
-    verb(app, "list", LIST_EXAMPLES)(list_datasets)
+    """Add the group of verbs to the command line."""
     group = verb_group(app, "cache", "See, verify and remove what is stored.", LS_EXAMPLES)
     verb(group, "ls", LS_EXAMPLES)(ls)
     verb(group, "rm", RM_EXAMPLES)(rm)
@@ -144,7 +132,6 @@ class _Confirmation:
 
     def __call__(self, planned: CacheRemoval) -> bool:
         """Ask once, with the number and size of the entries. Raises UsageError without a terminal."""
-        from ..core.errors import UsageError
 
         if self.yes:
             return True
@@ -242,140 +229,3 @@ def _verdict(result: CacheVerifyResult, width: int | None) -> list[list[Cell]]:
 
 
 # Listing datasets ------------------------------------------------------------------------------------
-
-
-def list_datasets(
-    pattern: Annotated[
-        str | None, typer.Argument(metavar="[PATTERN]", help="Part of a name, or a pattern with *, ? or [...].")
-    ] = None,
-    *,
-    out: Output,
-    remote: Annotated[
-        str | None,
-        typer.Option("--remote", metavar="SOURCE", help=f"Those that a source offers: {declared_sources()}."),
-    ] = None,
-    refresh: Annotated[
-        bool, typer.Option("--refresh", help="Ask the remote again, even if the listing is new.")
-    ] = False,
-    formats: Annotated[bool, typer.Option("--formats", help="List the formats that can be read.")] = False,
-    root: Root = None,
-) -> None:
-    """List the stored datasets, those that can be fetched, or the formats that are read."""
-    if formats:
-        if remote is not None or pattern is not None:
-            raise UsageError("--formats takes no pattern and no --remote", hint="leave them out")
-        return _list_formats(out)
-    if remote is not None:
-        return _list_remote(remote, pattern, out=out, root=root, refresh=refresh)
-    if refresh:
-        raise UsageError("--refresh needs --remote", hint=f"add --remote {source_example()}")
-    return _list_stored(pattern, out=out, root=root)
-
-
-def _list_stored(pattern: str | None, *, out: Output, root: str | None) -> None:
-    from ..core.verbs.listing import list_datasets as run
-
-    result = run(pattern, root=root)
-    sound = [entry for entry in result.datasets if not entry.problem]
-    for entry in result.datasets:
-        if entry.problem and (out.quiet or out.as_json):
-            out.warn(f"{entry.name} cannot be read: {entry.problem}")
-    out.show(result, [entry.name for entry in sound], lambda width: _stored_lines(result.datasets, width))
-    if result.datasets or (pattern is not None and result.root.exists()):
-        like = f" with a name like {pattern}" if pattern else ""
-        out.summary(Styled(f"{counted(len(result.datasets), 'dataset')} below {result.root}{like}", "dim"))
-    else:
-        none = "there is none below" if result.root.exists() else "there is no folder"
-        out.say(f"no datasets in the store: {none} {result.root}")
-    if not result.datasets:
-        out.summary(
-            "the store holds what rbtool download fetches; a dataset in a folder of your own, where convert, record or "
-            "preprocess wrote it, has no name there: give its path, as in rbtool inspect ./FOLDER"
-        )
-    out.suggest(
-        f"rbtool inspect {sound[0].name}" if sound else f"rbtool list --remote {source_example()}, or: rbtool demo"
-    )
-
-
-def _list_remote(source: str, pattern: str | None, *, out: Output, root: str | None, refresh: bool) -> None:
-    from ..core.verbs.listing import list_remote as run
-
-    with out.progress() as progress:
-        result = run(source, pattern, root=root, refresh=refresh, progress=progress)
-    for problem in result.problems:
-        out.warn(f"skipped: {problem}")
-    entries = result.datasets
-    out.show(result, [entry.name for entry in entries], lambda width: _remote_lines(entries, width))
-    like = f" with a name like {pattern}" if pattern else ""
-    age = f", as of {ago(result.age)} (--refresh asks again)" if result.cached else ""
-    out.summary(Styled(f"{counted(len(entries), 'dataset')} of {result.remote}{like}{age}", "dim"))
-    if entries:
-        out.suggest(f"rbtool download {next((e.name for e in entries if not e.stored), entries[0].name)}")
-
-
-def _list_formats(out: Output) -> None:
-    from ..core.verbs.listing import list_formats as run
-
-    result = run()
-    out.show(result, [one.name for one in result.formats], lambda width: _format_lines(result.formats, width))
-    out.suggest(f"rbtool list --remote {source_example()}, or: rbtool convert PATH DEST")
-
-
-def _format_lines(formats: Sequence[ReadableFormat], width: int | None) -> list[list[Cell]]:
-    """A format takes a line, and one below it for each thing about it."""
-    lines: list[list[Cell]] = []
-    for one in formats:
-        facts = {
-            "found by": one.found,
-            "episodes end": one.ends,
-            "last observation": one.final,
-            "needs": f"pip install 'rbtool[{one.extra}]'" if one.extra else "",
-            "remote": f"rbtool download {one.name} ID" if one.remote else "",
-        }
-        lines.append([Styled(one.name, "bold"), f"  {one.title}" if one.title else ""])
-        for label, text in facts.items():
-            if text:
-                lines += folded([Styled(f"  {label:<18}", "dim"), text], width, 20)
-    return lines
-
-
-def _remote_lines(entries: Sequence[RemoteEntry], width: int | None) -> list[list[Cell]]:
-    rows: list[Line] = [
-        [
-            Styled(entry.name, "bold"),
-            "" if entry.steps is None else f"{entry.steps:,}",
-            "" if entry.episodes is None else f"{entry.episodes:,}",
-            "" if entry.bytes is None else size(entry.bytes),
-            "stored" if entry.stored else "",
-        ]
-        for entry in entries
-    ]
-    return _headed(("dataset", "steps", "episodes", "size"), rows, width)
-
-
-def _stored_lines(datasets: Sequence[StoredDataset], width: int | None) -> list[list[Cell]]:
-    rows: list[Line] = [
-        [
-            Styled(entry.name, "bold"),
-            f"{entry.steps:,}",
-            f"{entry.episodes:,}",
-            size(entry.bytes),
-            entry.layout,
-            (entry.created or "")[:10],
-        ]
-        for entry in datasets
-        if not entry.problem
-    ]
-    broken: list[Line] = [
-        [Styled(entry.name, "bold"), Styled(f"cannot be read: {entry.problem}", "red")]
-        for entry in datasets
-        if entry.problem
-    ]
-    below = [part for line in Table(broken).lines() for part in folded(line, width, 4)]
-    return _headed(("dataset", "steps", "episodes", "size", "layout", "created"), rows, width) + below
-
-
-def _headed(names: Sequence[str], rows: Sequence[Line], width: int | None) -> list[list[Cell]]:
-    """Return a table with the names of its columns above; nothing without rows."""
-    header: Line = [Styled(name, "dim") for name in names]
-    return Table([header, *rows], right=_LIST_RIGHT).lines(width) if rows else []

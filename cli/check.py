@@ -1,4 +1,4 @@
-"""`rbtool check` and `rbtool repair`."""
+"""`rbtool check`."""
 
 from __future__ import annotations
 
@@ -11,27 +11,21 @@ import typer
 
 from ..core.errors import UsageError
 from ..core.progress import counted
-from ..core.progress import readable_size as size
 from .help import Example
-from .options import DryRun, FromFormat, RawOptions, Root, ends, verb
+from .options import FromFormat, RawOptions, Root, ends, verb
 from .output import Output
 from .several import SomeDatasets, of_each, require_datasets
 from .text import Cell, Line, Style, Styled, Table, folded
 
 if TYPE_CHECKING:
     from ..core.ted.rules import Finding
-    from ..core.verbs.check import CheckResult
-    from ..core.verbs.rules import RulesResult
+    from ..core.verbs.check import CheckResult, RulesResult
 
-CHECK_EXAMPLES = (
+EXAMPLES = (
     Example("rbtool check ./cartpole", "exit code 3 if there are errors"),
     Example("rbtool check ./cartpole.h5 --fail-on error --json", "a checkpoint, as JSON"),
     Example("rbtool check ./cartpole ./cartpole.h5", "several, one after the other"),
     Example("rbtool check --rules", "what is checked"),
-)
-REPAIR_EXAMPLES = (
-    Example("rbtool repair ./recording", "make a dataset of all episodes that were finished"),
-    Example("rbtool repair ./recording --dry-run --json", "what would be kept, as JSON"),
 )
 _INDENT = 4
 _MOST = 10
@@ -47,9 +41,8 @@ class FailOn(StrEnum):
 
 
 def add(app: typer.Typer) -> None:
-    """Add the verbs to the command line."""
-    verb(app, "check", CHECK_EXAMPLES)(check)
-    verb(app, "repair", REPAIR_EXAMPLES)(repair)
+    """Add the verb to the command line."""
+    verb(app, "check", EXAMPLES)(check)
 
 
 def check(
@@ -85,7 +78,7 @@ def check(
 
 
 def _show_rules(datasets: list[str] | None, out: Output) -> None:
-    from ..core.verbs.rules import RulesResult
+    from ..core.verbs.check import RulesResult
 
     if datasets:
         raise UsageError("--rules lists the rules and checks nothing", hint="leave the dataset or --rules out")
@@ -133,29 +126,3 @@ def _finding_rows(same: Sequence[Finding]) -> Iterator[Line]:
     texts = [finding.message for finding in (same if more <= 1 else same[:_MOST])]
     for text in (*texts, *([f"and {more:,} more, which --json lists"] if more > 1 else [])):
         yield [Styled(severity, _COLOURS[severity]), Styled(rule, "bold"), name, text]
-
-
-def repair(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A folder that episodes were recorded in.")],
-    *,
-    out: Output,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Give up finished episodes that are damaged.")] = False,
-    dry_run: DryRun = False,
-) -> None:
-    """Restore a recording that was cut short.
-
-    Keeps the longest valid prefix: a crash loses the unfinished episode, and nothing else.
-    """
-    from ..core.verbs.check import repair as run
-
-    with out.progress() as progress:
-        result = run(path, yes=yes, dry_run=dry_run, progress=progress)
-    state = "would keep" if dry_run else "restored" if result.repaired else "sound as it is:"
-    out.summary(f"{state} {counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}")
-    if result.remade:
-        out.summary(f"{'to be' if dry_run else ''} made again, because damaged: {', '.join(result.remade)}".lstrip())
-    if result.cut_bytes:
-        out.summary(f"{'to be cut' if dry_run else 'cut'}: {size(result.cut_bytes)} of no finished episode")
-    if result.lost_episodes:
-        out.summary(f"given up: {counted(result.lost_episodes, 'finished episode')}")
-    out.show(result, [path], lambda width: [[path]])

@@ -14,20 +14,28 @@ import typer
 from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
-from .mix import ensemble_lines, mixture_lines, parts_lines
 from .options import FromFormat, RawOptions, Root, ends, not_following, verb, without_final
 from .output import Output
-from .provenance import step_lines
 from .several import Datasets, of_each
 from .streams import CacheSize, Streaming, inspect_stream, refuse_stream_options, refuse_without_stream
 from .text import Cell, Line, Styled, Table, folded, kind_cells, number, sparkline, vector
 
 if TYPE_CHECKING:
+    from ..core.format.manifest import Provenance
     from ..core.format.overview import ColumnView
-    from ..core.verbs.inspect import EpisodeView, FieldView, InspectResult, RowView, Spread
-    from ..core.verbs.inspect_columns import ColumnsResult
-    from ..core.verbs.inspect_parts import BufferResult, EnsembleResult, PartsResult
+    from ..core.verbs.inspect import (
+        BufferResult,
+        ColumnsResult,
+        EnsembleResult,
+        EpisodeView,
+        FieldView,
+        InspectResult,
+        PartsResult,
+        RowView,
+        Spread,
+    )
     from ..core.verbs.mix import MixResult
+
 
 _INDENT = "  "
 _TITLE = 9
@@ -339,8 +347,7 @@ def _show(
     plain: bool,
 ) -> None:
     """Show a result; a command to type next is suggested if none but `plain` options are given."""
-    from ..core.verbs.inspect_columns import ColumnsResult
-    from ..core.verbs.inspect_parts import BufferResult, EnsembleResult, PartsResult
+    from ..core.verbs.inspect import BufferResult, ColumnsResult, EnsembleResult, PartsResult
     from ..core.verbs.mix import MixResult
 
     if isinstance(result, ColumnsResult):
@@ -419,4 +426,164 @@ def lines(result: InspectResult, width: int | None = None) -> Iterable[Line]:
     """Return the summary, or the requested episode."""
     return (
         summary_lines(result, width) if result.episode is None else episode_lines(result.episode, result.fields, width)
+    )
+
+
+_CONSTANTS, _OPERATIONS = "constants", "operations"
+_MEASURES = "normalize"
+"""The operation that measures constants, which are recorded apart from its parameters."""
+_SPEC, _OF_SPEC = "env_spec", ("max_episode_steps", "kwargs")
+"""The spec of a recorded environment, and what is shown of it; `--json` has all."""
+_MOST = 16
+"""The longest list of constants that is shown in full; `--json` has all."""
+
+
+def step_lines(step: Provenance, title: Cell, indent: int, width: int | None) -> Iterator[list[Cell]]:
+    """Return the line of a step of the provenance, which starts with `title`, and those of its operations."""
+    operations = _operations(step.arguments)
+    rest = {name: value for name, value in step.arguments.items() if not operations or name not in _OPERATION_PARTS}
+    spec = rest.pop(_SPEC, None)
+    if isinstance(spec, Mapping):
+        rest |= {name: spec.get(name) for name in _OF_SPEC}
+    what = f"{step.verb} {_arguments(rest)}".rstrip()
+    yield from folded([title, f"{what} · {step.time[:10]} · rbtool {step.version}"], width, indent)
+    rows: list[Line] = []
+    for operation in operations:
+        parameters = {name: value for name, value in operation.items() if name not in {"name", _CONSTANTS}}
+        rows.append([Styled(str(operation["name"]), "cyan"), _arguments(parameters)])
+    inner = None if width is None else max(1, width - indent)
+    for operation, block in zip(operations, Table(rows, indent=2).blocks(inner), strict=True):
+        yield from ([" " * indent, *line] for line in block)
+        for text in _constants(operation.get(_CONSTANTS)):
+            yield from folded([" " * (indent + 2), Styled(text, "dim")], width, indent + 4)
+
+
+_OPERATION_PARTS = frozenset({_OPERATIONS, _CONSTANTS})
+
+
+def _operations(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the operations of a step, each with the constants that were measured for it; [] for other steps."""
+    listed, measured = arguments.get(_OPERATIONS), arguments.get(_CONSTANTS)
+    if not isinstance(listed, list) or not all(isinstance(one, dict) and "name" in one for one in listed):
+        return []
+    rest = iter(measured if isinstance(measured, list) else [])
+    return [
+        {_CONSTANTS: next(rest, []), **one} if one["name"] == _MEASURES and _CONSTANTS not in one else one
+        for one in listed
+    ]
+
+
+def _constants(measured: Any) -> Iterator[str]:
+    """Format the constants of each field of an operation."""
+    for one in measured if isinstance(measured, list) else []:
+        if isinstance(one, dict):
+            rest = (f"{name} {_constant(value)}" for name, value in one.items() if name != "key")
+            yield f"{one.get('key', '')}: {' · '.join(rest)}"
+
+
+def _constant(value: Any) -> str:
+    if not isinstance(value, list):
+        return _text(value)
+    few = len(value) <= _MOST and all(isinstance(item, int | float) for item in value)
+    return f"[{' '.join(f'{item:.4g}' for item in value)}]" if few else vector(value)
+
+
+def _arguments(arguments: Mapping[str, Any]) -> str:
+    """Format arguments that are given: switches by their name, others as `name=value`."""
+    shown = {name: value for name, value in arguments.items() if value is not False and value not in (None, "", {}, [])}
+    return " ".join(name if value is True else f"{name}={_text(value)}" for name, value in shown.items())
+
+
+def _text(value: Any) -> str:
+    """Format a value as one word of the shell, lists and tables of names as options take them."""
+    if isinstance(value, Mapping):
+        value = [f"{name}={_plain(one)}" for name, one in value.items()]
+    if isinstance(value, list):
+        words = [_plain(one) for one in value]
+        value = (" " if any("," in word or " " in word for word in words) else ",").join(words)
+    return shlex.quote(_plain(value))
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def mixture_counts(result: MixResult) -> str:
+    """Return how many datasets, steps and episodes a mixture has, as text."""
+    found = [counted(len(result.members), "dataset"), counted(result.steps, "step")]
+    return " · ".join([*found, counted(result.episodes, "episode")])
+
+
+def mixture_lines(result: MixResult, width: int | None = None) -> Iterator[Line]:
+    """Return a mixture as `inspect` shows it: what it is, then `member_lines`."""
+    yield from folded([Styled(str(result.path), "bold"), f"   mixture   {mixture_counts(result)}"], width, 2)
+    yield from member_lines(result, width)
+    yield from folded([Styled(f"{'digest':<{_TITLE}}", "dim"), result.content_digest], width, _TITLE)
+
+
+def member_lines(result: MixResult, width: int | None = None) -> Iterator[Line]:
+    """Return the datasets with the share of each, and what is done about fields that differ."""
+    rows: list[Line] = [
+        [
+            f"  {one.name}",
+            Styled(f"{one.share:.1%}", "cyan"),
+            f"weight {number(one.weight)}" if one.weight is not None else "",
+            counted(one.steps, "step"),
+            counted(one.episodes, "episode"),
+            f"mixture of {one.datasets}" if one.name.endswith(".toml") else "",
+        ]
+        for one in result.members
+    ]
+    yield from Table(rows, frozenset({1, 2, 3, 4})).lines(width)
+    if result.weights is not None or result.temperature != 1:
+        how = ["by number of steps"] if result.weights is not None else []
+        how += [f"temperature {number(result.temperature)}"] if result.temperature != 1 else []
+        yield from folded([Styled(f"{'weights':<{_TITLE}}", "dim"), " · ".join(how)], width, _TITLE)
+    names = [one.name for one in result.members]
+    for one in result.differences:
+        yield from folded([Styled(f"{result.policy:<{_TITLE}} ", "yellow"), one.sentence(names)], width, _TITLE)
+    for note in result.notes:
+        yield from folded([Styled(f"{'note':<{_TITLE}}", "yellow"), note], width, _TITLE)
+
+
+def ensemble_lines(result: EnsembleResult, width: int | None = None) -> Iterator[Line]:
+    """Return the members of a saved ensemble as `inspect` shows them."""
+    batch = "" if result.batch_size is None else f"   batches of {result.batch_size:,}"
+    counts = f"{counted(len(result.members), 'member')}   {counted(result.elements, 'element')}{batch}"
+    yield from folded([Styled(str(result.path), "bold"), f"   checkpoint of an ensemble   {counts}"], width, 2)
+    rows: list[list[Cell]] = [
+        [
+            f"  {one.name}",
+            counted(one.elements, "element"),
+            "" if one.capacity is None else f"room for {one.capacity:,}",
+            "weight by size" if one.weight is None else f"weight {number(one.weight)}",
+        ]
+        for one in result.members
+    ]
+    yield from Table(rows, frozenset({1, 2})).lines(width)
+
+
+def parts_lines(result: PartsResult, width: int | None = None) -> Iterator[Line]:
+    """Return the parts of a split as `inspect` shows them."""
+    how = [f"by {result.by}", "in order" if result.in_order else f"seed {result.seed}"]
+    how += [f"stratified by {result.stratify}"] if result.stratify else []
+    counts = f"{counted(result.steps, 'step')}   {counted(result.episodes, 'episode')}"
+    yield from folded([Styled(str(result.path), "bold"), f"   split {', '.join(how)}   {counts}"], width, 2)
+    rows: list[list[Cell]] = [
+        [
+            f"  {part.name}",
+            counted(part.steps, "step"),
+            counted(part.episodes, "episode"),
+            f"{part.episodes / max(result.episodes, 1):.1%}",
+            "" if part.mean_return is None else f"mean return {number(part.mean_return)}",
+            Styled(part.problem or "", "red"),
+        ]
+        for part in result.parts
+    ]
+    yield from Table(rows, frozenset({1, 2, 3, 4})).lines(width)
+    if result.duplicates:
+        line = f"{counted(result.duplicates, 'episode')} also in another part"
+        yield from folded([Styled(f"{'identical':<{_TITLE}} ", "yellow"), line], width, _TITLE)
+    yield from folded(
+        [Styled(f"{'digest':<{_TITLE}}", "dim"), f"{result.content_digest}, before the split"], width, _TITLE
     )

@@ -1,22 +1,17 @@
-"""`rbtool mix`, and how `rbtool inspect` shows several datasets at once: a mixture, or the parts of a split."""
+"""`rbtool mix`."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ..core.progress import counted
 from .help import Example
+from .inspect import member_lines, mixture_counts
 from .options import DryRun, Force, Root, SchemaName, verb
 from .output import Output
-from .text import Cell, Line, Styled, Table, folded, number
-
-if TYPE_CHECKING:
-    from ..core.verbs.inspect_parts import EnsembleResult, PartsResult
-    from ..core.verbs.mix import MixResult
+from .text import Styled
 
 EXAMPLES = (
     Example(
@@ -35,7 +30,6 @@ EXAMPLES = (
         "small datasets more often than by their size; what would be written",
     ),
 )
-_TITLE = 9
 
 
 def add(app: typer.Typer) -> None:
@@ -87,87 +81,7 @@ def mix(
     )  # fmt: skip
     state = "nothing was written; this would be " if dry_run else ""
     state = "already there: " if result.already_there else state
-    out.summary(Styled(state, "yellow"), _counts(result))
+    out.summary(Styled(state, "yellow"), mixture_counts(result))
     out.show(result, [dest], lambda width: member_lines(result, width))
     if not dry_run:
         out.suggest(f"rbtool sample {shlex.quote(dest)}")
-
-
-def _counts(result: MixResult) -> str:
-    found = [counted(len(result.members), "dataset"), counted(result.steps, "step")]
-    return " · ".join([*found, counted(result.episodes, "episode")])
-
-
-def mixture_lines(result: MixResult, width: int | None = None) -> Iterator[Line]:
-    """Return a mixture as `inspect` shows it: what it is, then `member_lines`."""
-    yield from folded([Styled(str(result.path), "bold"), f"   mixture   {_counts(result)}"], width, 2)
-    yield from member_lines(result, width)
-    yield from folded([Styled(f"{'digest':<{_TITLE}}", "dim"), result.content_digest], width, _TITLE)
-
-
-def member_lines(result: MixResult, width: int | None = None) -> Iterator[Line]:
-    """Return the datasets with the share of each, and what is done about fields that differ."""
-    rows: list[Line] = [
-        [
-            f"  {one.name}",
-            Styled(f"{one.share:.1%}", "cyan"),
-            f"weight {number(one.weight)}" if one.weight is not None else "",
-            counted(one.steps, "step"),
-            counted(one.episodes, "episode"),
-            f"mixture of {one.datasets}" if one.name.endswith(".toml") else "",
-        ]
-        for one in result.members
-    ]
-    yield from Table(rows, frozenset({1, 2, 3, 4})).lines(width)
-    if result.weights is not None or result.temperature != 1:
-        how = ["by number of steps"] if result.weights is not None else []
-        how += [f"temperature {number(result.temperature)}"] if result.temperature != 1 else []
-        yield from folded([Styled(f"{'weights':<{_TITLE}}", "dim"), " · ".join(how)], width, _TITLE)
-    names = [one.name for one in result.members]
-    for one in result.differences:
-        yield from folded([Styled(f"{result.policy:<{_TITLE}} ", "yellow"), one.sentence(names)], width, _TITLE)
-    for note in result.notes:
-        yield from folded([Styled(f"{'note':<{_TITLE}}", "yellow"), note], width, _TITLE)
-
-
-def ensemble_lines(result: EnsembleResult, width: int | None = None) -> Iterator[Line]:
-    """Return the members of a saved ensemble as `inspect` shows them."""
-    batch = "" if result.batch_size is None else f"   batches of {result.batch_size:,}"
-    counts = f"{counted(len(result.members), 'member')}   {counted(result.elements, 'element')}{batch}"
-    yield from folded([Styled(str(result.path), "bold"), f"   checkpoint of an ensemble   {counts}"], width, 2)
-    rows: list[list[Cell]] = [
-        [
-            f"  {one.name}",
-            counted(one.elements, "element"),
-            "" if one.capacity is None else f"room for {one.capacity:,}",
-            "weight by size" if one.weight is None else f"weight {number(one.weight)}",
-        ]
-        for one in result.members
-    ]
-    yield from Table(rows, frozenset({1, 2})).lines(width)
-
-
-def parts_lines(result: PartsResult, width: int | None = None) -> Iterator[Line]:
-    """Return the parts of a split as `inspect` shows them."""
-    how = [f"by {result.by}", "in order" if result.in_order else f"seed {result.seed}"]
-    how += [f"stratified by {result.stratify}"] if result.stratify else []
-    counts = f"{counted(result.steps, 'step')}   {counted(result.episodes, 'episode')}"
-    yield from folded([Styled(str(result.path), "bold"), f"   split {', '.join(how)}   {counts}"], width, 2)
-    rows: list[list[Cell]] = [
-        [
-            f"  {part.name}",
-            counted(part.steps, "step"),
-            counted(part.episodes, "episode"),
-            f"{part.episodes / max(result.episodes, 1):.1%}",
-            "" if part.mean_return is None else f"mean return {number(part.mean_return)}",
-            Styled(part.problem or "", "red"),
-        ]
-        for part in result.parts
-    ]
-    yield from Table(rows, frozenset({1, 2, 3, 4})).lines(width)
-    if result.duplicates:
-        line = f"{counted(result.duplicates, 'episode')} also in another part"
-        yield from folded([Styled(f"{'identical':<{_TITLE}} ", "yellow"), line], width, _TITLE)
-    yield from folded(
-        [Styled(f"{'digest':<{_TITLE}}", "dim"), f"{result.content_digest}, before the split"], width, _TITLE
-    )

@@ -54,6 +54,10 @@ Episodes: TypeAlias = Annotated[
     str | None, typer.Option("--episodes", metavar="A:B,C", help="Only these episodes, by the source's numbers.")
 ]
 Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace an existing dataset or checkpoint.")]
+ForceFile: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace the file that is there.")]
+KeptLayout: TypeAlias = Annotated[
+    LayoutName | None, typer.Option("--layout", help="ted or packed. Default: packed if all sources are.")
+]
 Layout: TypeAlias = Annotated[
     LayoutName,
     typer.Option("--layout", help="ted: plain tensors; packed: smaller, faster random batches when I/O-bound."),
@@ -65,6 +69,10 @@ FormatLayout: TypeAlias = Annotated[
         help="ted: plain tensors; packed: smaller, faster random batches when I/O-bound. Default: ted; packed for "
         f"{packed_by_default()}.",
     ),
+]
+NumWorkers: TypeAlias = Annotated[
+    int,
+    typer.Option("--num-workers", metavar="N", help="Processes that read and write a raw dataset; 0: this one alone."),
 ]
 Root: TypeAlias = Annotated[
     str | None,

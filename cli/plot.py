@@ -1,40 +1,36 @@
-"""`rbtool plot` and `rbtool frames`."""
+"""`rbtool plot`, in a terminal with braille dots: two columns and four rows of dots a letter."""
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..core.progress import counted
 from .help import Example
-from .options import Dataset, Episodes, Root, verb
+from .options import Dataset, Episodes, ForceFile, Root, verb
 from .output import Output
-from .text import Cell
+from .text import Cell, Styled, folded, number, width_of
 
 if TYPE_CHECKING:
+    from ..core.charts.marks import Array, Bars, Histogram, Lines, Series
     from ..core.verbs.plot import PlotResult
 
-FRAMES_EXAMPLES = (
-    Example("rbtool frames ./push --episode 0 -o episode.mp4", "an episode as a video (rbtool[video])"),
-    Example("rbtool frames ./push --episode 0 --steps 0:5 --fps 10 --scale 4 -o start.gif", "some steps, enlarged"),
-    Example("rbtool frames ./push --episode 0 --field pixels -o sheet.png", "frames of the episode side by side"),
-)
+
 EXAMPLES = (
     Example("rbtool plot ./cartpole", "return and length of every episode, in the terminal"),
     Example("rbtool plot ./cartpole --field action --field 'observation[0:2]' --episodes 0,3", "values over steps"),
     Example("rbtool plot ./cartpole -o cartpole.svg", "the same as a picture (rbtool[plot])"),
 )
 
-_Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace the file that is there.")]
-
 
 def add(app: typer.Typer) -> None:
     """Add the verb to the command line."""
     verb(app, "plot", EXAMPLES)(plot)
-    verb(app, "frames", FRAMES_EXAMPLES)(frames)
 
 
 def plot(
@@ -50,7 +46,7 @@ def plot(
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Write a picture: .svg, .png or .pdf.")
     ] = None,
     root: Root = None,
-    force: _Force = False,
+    force: ForceFile = False,
 ) -> None:
     """Plot return and length of every episode, or fields over steps.
 
@@ -76,7 +72,7 @@ def plot(
 
 def plot_lines(result: PlotResult, width: int | None = None) -> Iterator[list[Cell]]:
     """Return the charts as lines of at most `width` columns, 80 if that is None."""
-    from .charts import chart_lines, pair_lines
+    from .plot import chart_lines, pair_lines
 
     lines = [*(chart_lines if result.fields else pair_lines)(result.charts, width)]
     while lines and not lines[-1]:
@@ -84,40 +80,169 @@ def plot_lines(result: PlotResult, width: int | None = None) -> Iterator[list[Ce
     yield from lines
 
 
-def frames(
-    dataset: Dataset,
-    episode: Annotated[int, typer.Option("--episode", metavar="K", help="The number of the episode.")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The file: .mp4, .gif or .png.")],
-    *,
-    out: Output,
-    field: Annotated[
-        str | None, typer.Option("--field", metavar="KEY", help="The images. Default: the first field of images.")
-    ] = None,
-    steps: Annotated[
-        str | None, typer.Option("--steps", metavar="A:B", help="Only these steps, or a single one. Default: all.")
-    ] = None,
-    fps: Annotated[
-        float | None, typer.Option("--fps", metavar="N", help="Frames a second. Default: as the data state, else 30.")
-    ] = None,
-    scale: Annotated[int, typer.Option("--scale", metavar="N", help="Repeat each pixel N times.")] = 1,
-    root: Root = None,
-    force: _Force = False,
-) -> None:
-    """Write the images of an episode as a video, or as a sheet.
+_IN_PIPE = 80
+_ACROSS, _DOWN = 2, 4  # dots of a letter
+_NARROWEST = 36  # columns of a chart next to another one
+_GAP = "  "
+_LEAST = 20  # columns: a narrower screen breaks the lines
+_SIDE = 9  # the widest number at an axis, such as -1.23e-05
+_BLANK = "\u2800"
 
-    A .png shows up to 40 frames side by side, or a single step as it is. Grey and RGB, channels first or last; of
-    stacked frames the newest. FILE appears when it is complete, or not at all.
-    """
-    from ..core.verbs.frames import frames as run
 
-    with out.progress() as progress:
-        result = run(
-            dataset, output, episode=episode, field=field, steps=steps, fps=fps, scale=scale, root=root, force=force,
-            progress=progress,
-        )  # fmt: skip
-    for note in result.notes:
-        out.summary(f"note: {note}")
-    rate = "" if result.fps is None else f", {result.fps:g} a second"
-    what = f"{result.field} of episode {result.episode}"
-    out.summary(f"{what}: {counted(len(result.steps), 'frame')} of {result.width} × {result.height}{rate}")
-    out.show(result, [output], lambda width: [[output]])
+def pair_lines(charts: Sequence[Lines | Histogram | Bars], width: int | None) -> Iterator[list[Cell]]:
+    """Draw charts two by two next to each other, or below each other where `width` columns are too few."""
+    room = (width or _IN_PIPE) // 2 - len(_GAP) // 2
+    if room < _NARROWEST:
+        yield from chart_lines(charts, width)
+        return
+    for place in range(0, len(charts), 2):
+        left, *right = ([*_chart(chart, room, 7)] for chart in charts[place : place + 2])
+        nothing: list[Cell] = []
+        for one, other in zip_longest(left, right[0] if right else [], fillvalue=nothing):
+            blank = room - sum(map(width_of, one))
+            yield [*one, " " * blank, _GAP, *other] if other else one
+        yield []
+
+
+def chart_lines(charts: Sequence[Lines | Histogram | Bars], width: int | None) -> Iterator[list[Cell]]:
+    """Draw charts below each other, each line of a chart in an area of its own with the scale of all."""
+    count = sum(len(getattr(chart, "series", " ")) for chart in charts)
+    height = 8 if count <= 4 else 4
+    for chart in charts:
+        yield from _chart(chart, width or _IN_PIPE, height)
+        yield []
+
+
+def _chart(chart: Lines | Histogram | Bars, width: int, height: int) -> Iterator[list[Cell]]:
+    from ..core.charts.marks import Bars, Histogram, readable
+
+    width = max(width, _LEAST)
+    yield from folded([Styled(readable(chart.labels.title), "bold")], width, 2)
+    if isinstance(chart, Histogram):
+        yield from _bars(chart, width, height)
+        return
+    if isinstance(chart, Bars):
+        yield from _level_bars(chart, width)
+        return
+    shown = [one for one in chart.series if len(one.x)]
+    low, high = _range([one.y for one in shown])
+    first, last = _range([one.x for one in shown])
+    for one in shown:
+        if len(shown) > 1:
+            yield [Styled(readable(one.name), "dim")]
+        yield from _line(one, (first, last), (low, high), width, height)
+    if not shown:
+        yield [Styled("no values", "dim")]
+        return
+    yield from _below(first, last, chart.labels.x, width)
+
+
+def _range(values: Sequence[Array]) -> tuple[float, float]:
+    """The extremes of what is finite; 0 and 0 if nothing is."""
+    import numpy as np
+
+    finite = np.concatenate([one[np.isfinite(one)] for one in values]) if values else np.zeros(0)
+    return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+
+
+def _line(
+    series: Series, across: tuple[float, float], up: tuple[float, float], width: int, height: int
+) -> Iterator[list[Cell]]:
+    """Draw a line: dots that are next to each other in it are joined, but not across a gap."""
+    import numpy as np
+    from plotille import Canvas
+
+    from ..core.charts.marks import reduced
+
+    columns, rows = (width - _SIDE - 2) * _ACROSS, height * _DOWN
+    canvas = Canvas(columns // _ACROSS, height, xmin=0, ymin=0, xmax=columns, ymax=rows)
+    part = reduced(series, columns)
+    finite = np.isfinite(part.y)
+    if not finite.any():
+        yield [Styled("no finite values", "dim")]
+        return
+    x, y = _dots(part.x, across, columns), _dots(np.where(finite, part.y, up[0]), up, rows)
+    before = None
+    for place in range(len(x)):
+        here = (x[place], y[place]) if finite[place] else None
+        if here is not None:
+            canvas.line(*(before or here), *here)
+        before = here
+    labels = [number(up[1]), *[""] * (height - 2), number(up[0])]
+    if up[0] == up[1]:
+        labels = [number(up[0]) if row == height - 1 - height // 2 else "" for row in range(height)]
+    yield from _area(canvas.plot("\n"), labels)
+
+
+def _dots(values: Array, ends: tuple[float, float], dots: int) -> list[int]:
+    """Return the dot of each value of an axis; the middle one if both ends are equal."""
+    import numpy as np
+
+    low, high = ends
+    if low == high:
+        return [dots // 2] * len(values)
+    share = (values / 2 - low / 2) / (high / 2 - low / 2)  # halves: the range of float64 is twice what float64 holds
+    found: list[int] = np.rint(share * (dots - 1)).astype(int).tolist()
+    return found
+
+
+def _bars(chart: Histogram, width: int, height: int) -> Iterator[list[Cell]]:
+    """Draw a bar for each bin; one that is not empty has a dot at least."""
+    from plotille import Canvas
+
+    counts = chart.counts.tolist()
+    top = max(counts, default=0)
+    if not top:
+        yield [Styled("no values", "dim")]
+        return
+    columns, rows = (width - _SIDE - 2) * _ACROSS, height * _DOWN
+    canvas = Canvas(columns // _ACROSS, height, xmin=0, ymin=0, xmax=columns, ymax=rows)
+    edges = [round(place * columns / len(counts)) for place in range(len(counts) + 1)]
+    for count, left, right in zip(counts, edges, edges[1:], strict=False):
+        for column in range(left, max(left + 1, right - 1)) if count else ():
+            canvas.line(column, 0, column, math.ceil(count / top * rows) - 1)
+    yield from _area(canvas.plot("\n"), [number(int(top)), *[""] * (height - 2), "0"])
+    yield from _below(float(chart.edges[0]), float(chart.edges[-1]), chart.labels.x, width)
+
+
+def _level_bars(chart: Bars, width: int) -> Iterator[list[Cell]]:
+    """Draw a bar to the right for each name, with its number; one that is not zero has a dot at least."""
+    from plotille import Canvas
+
+    from ..core.charts.marks import shortened
+
+    names = [shortened(name, max(6, width // 3)) for name in chart.names]
+    values = [number(int(value) if value == round(value) else value) for value in chart.values.tolist()]
+    left, right = (max(map(width_of, texts), default=0) for texts in (names, values))
+    room = max(1, width - left - right - 2 * len(_GAP))
+    top = max(chart.values.tolist(), default=0)
+    for name, value, text in zip(names, chart.values.tolist(), values, strict=True):
+        canvas = Canvas(room, 1, xmin=0, ymin=0, xmax=room * _ACROSS, ymax=_DOWN)
+        dots = math.ceil(value / top * room * _ACROSS) if value > 0 else 0
+        for row in (1, 2) if dots else ():
+            canvas.line(0, row, dots - 1, row)
+        drawn = canvas.plot().replace(_BLANK, " ").rstrip()
+        yield [
+            Styled(name + " " * (left - width_of(name) + len(_GAP)), "dim"), f"{text:>{right}}{_GAP}",
+            Styled(drawn, "cyan"),
+        ]  # fmt: skip
+
+
+def _area(drawn: str, labels: Sequence[str]) -> Iterator[list[Cell]]:
+    """Put the numbers of the upright axis before what is drawn."""
+    for label, row in zip(labels, drawn.split("\n"), strict=True):
+        mark = "┤" if label else "│"
+        yield [Styled(f"{label:>{_SIDE}} {mark}", "dim"), Styled(row.replace(_BLANK, " ").rstrip(), "cyan")]
+
+
+def _below(first: float, last: float, name: str, width: int) -> Iterator[list[Cell]]:
+    """Draw the level axis, with its numbers at the ends and its name between them."""
+    room = width - _SIDE - 2
+    low, high = _plain(first), _plain(last) if last != first else ""
+    middle = name.center(max(0, room - len(low) - len(high)))
+    yield [Styled(f"{'':>{_SIDE}} └{'─' * room}", "dim")]
+    yield [Styled(f"{'':>{_SIDE + 2}}{low}{middle}{high}", "dim")]
+
+
+def _plain(value: float) -> str:
+    return number(int(value)) if value == round(value) and abs(value) < 1e9 else number(value)

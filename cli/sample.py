@@ -17,7 +17,7 @@ from .streams import CacheSize, Streaming, refuse_stream_options, stream_opener
 from .text import Cell, Line, Styled, Table, folded, number
 
 if TYPE_CHECKING:
-    from ..core.verbs.sample_result import SampledField, SampledSlice, SampleResult, SampleTiming
+    from ..core.verbs.sample import SampledField, SampledSlice, SampleResult, SampleTiming
 
 EXAMPLES = (
     Example("rbtool sample ./cartpole -n 256 --seed 0", "a batch of 256 steps, the same one every time"),

@@ -83,8 +83,7 @@ def _matches(word: str, root: str | None) -> list[str]:
     if not _is_pattern(word):
         return [word]
     from ..core.format import fs
-    from ..core.format.locate import known_root, stored_datasets
-    from ..core.verbs.listing import fits, stored_name
+    from ..core.format.locate import fits, known_root, stored_datasets, stored_name
 
     if ":" not in word:
         found = glob.glob(str(fs.expanded(word)), recursive=True)  # noqa: PTH207 - patterns may be absolute

@@ -19,7 +19,7 @@ LEAVES = {
     "dataset_specs": "rbtool.core.specs.datasets:dataset_specs",
     "download": "rbtool.core.verbs.download:download",
     "foreign_form": "rbtool.core.torchrl.form:TorchrlForm",
-    "list_remote": "rbtool.core.verbs.listing:list_remote",
+    "list_remote": "rbtool.core.verbs.list:list_remote",
     "open_stream": "rbtool.core.streams.open_stream:open_stream",
     "spec_of_space": "rbtool.core.specs.datasets:spec_of_space",
 }

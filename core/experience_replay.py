@@ -106,7 +106,7 @@ class SourceFolder:
 
     def _placed(self, result: Any, *, replace: bool) -> Path:
         """Move the dataset of a `DownloadResult` to its place, where it is not there yet."""
-        place = self.folder / result.id
+        place: Path = self.folder / result.id
         if result.path == place:
             return place
         try:

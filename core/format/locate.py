@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -475,3 +476,22 @@ class KnownNames:
         except (OSError, FormatError):
             return {}
         return found if isinstance(found, dict) else {}
+
+
+def stored_name(path: Path, root: Path) -> str:
+    """Return the name of a path below the root: `source:id`, or the path itself if it has one part only."""
+    source, *rest = path.relative_to(root).parts or ("",)
+    return f"{source}:{'/'.join(rest)}" if rest else str(path)
+
+
+def fits(name: str, pattern: str | None) -> bool:
+    """Return whether `source:id` matches a pattern: a shell pattern if it contains one of `*?[`, else a part of it.
+
+    A pattern may omit the source. Case is ignored.
+    """
+    if pattern is None:
+        return True
+    name, pattern = name.lower(), pattern.lower()
+    if not set(pattern) & set("*?["):
+        return pattern in name
+    return fnmatchcase(name, pattern) or fnmatchcase(name.partition(":")[2], pattern)

@@ -17,6 +17,7 @@ from ..declarations import default_layout
 from ..encodings.pickles import require_trust
 from ..errors import FormatError
 from ..format import fs
+from ..format.checks import sound_episodes
 from ..format.contracts import SourceFacts
 from ..format.digest import digest_text
 from ..format.documents import decode, dump_json, load_json
@@ -32,8 +33,7 @@ from ..progress import Silent
 from ..results import PICKLED
 from ..storages.stream import OpenShard
 from ..transforms.video import with_frames
-from ..verbs.check_source import sound_episodes
-from ..verbs.source_conversion import SourceConversion, facts_of
+from ..verbs.convert import SourceConversion, facts_of
 from .cache import ShardFiles
 from .local_shards import storage_of
 

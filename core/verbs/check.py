@@ -1,10 +1,14 @@
-"""`check`: test a dataset or checkpoint against the rules of TED and its manifest; `repair`: restore a recording."""
+"""`check`: test a dataset or checkpoint against the rules of TED and its manifest, or a raw dataset of another library.
+
+The rules of rows are in `core.ted.rules`. Here are the runs over them, and `VideoRule` about kept videos.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,35 +19,33 @@ import numpy as np
 from ..datasets.mixtures import open_mixture
 from ..declarations import ReaderOptions
 from ..encodings.compact import BUFFER, STORAGE
+from ..encodings.video import VideoFile, VideoIndex, require_pyav
 from ..errors import (
     CorruptDataError,
-    DatasetNotFoundError,
     FormatError,
     RbtoolError,
     SchemaError,
     UsageError,
     suggests_keywords,
 )
-from ..format import fs
-from ..format.checks import FOLDER_RULES, UNVERIFIED, EpisodeTableRule, readable_rows
+from ..format.checks import FOLDER_RULES, UNVERIFIED, EpisodeTableRule, SourcePass, readable_rows, with_hint
 from ..format.contracts import Array, StepReader
+from ..format.digest import read_regular
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset, open_source
-from ..format.manifest import VIDEOS, Manifest
+from ..format.manifest import VIDEOS
 from ..format.mixture import is_mixture, read_mixture
 from ..format.open_files import ListedFiles
-from ..format.packed.recording import COMMITS
-from ..format.packed.repair import RecordingState, examine_recording, repair_recording, require_restorable
+from ..format.reader import Reader
 from ..format.returns import return_field_of
-from ..format.staging import mend
+from ..format.videos import VideoContents, index_name, reference_keys, video_name
 from ..open_steps import open_steps
 from ..progress import Progress, Silent, counted
 from ..results import Result, given_options, refuse_map_alone, refuse_raw_options, seconds_since
 from ..saved_steps import has_steps, is_of_buffer, is_unknown, open_saved
-from ..ted.episodes import EndReason
-from ..ted.rules import DATA_RULES, RULE_BY_ID, Finding, Places, Rule, data_rules
-from .check_source import check_source
-from .check_videos import VideoRule
+from ..ted.episodes import BoundaryCounts, EndReason
+from ..ted.rules import DATA_RULES, RULE_BY_ID, RULES, Finding, Places, Rows, Rule, RuleEntry, data_rules
+from ..ted.schema import Field, ted_fields
 from .saved_buffers import BUFFER_RULES, NO_DIGESTS, buffer_findings
 
 _IN_ANY = (
@@ -335,84 +337,192 @@ def _findings(rules: Sequence[Rule]) -> Iterator[Finding]:
 # Repair ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepairResult(Result):
-    """The restored dataset at `path`: `steps` in `episodes`.
+_SAMPLED_FRAMES = 1_000
+"""About how many frames are decoded of a dataset, unless all are."""
+_AT_ONCE = 8
+"""How many decoded frames are in memory."""
 
-    `lost_episodes` were finished and are damaged, or follow a damaged one; `cut_bytes` belong to no valid episode. The
-    files `remade` were damaged and could be rebuilt without loss. `repaired` is False if there was nothing to do or
-    with `dry_run`.
+
+class VideoRule(Rule):
+    """Rows refer to frames of kept videos that are there and can be decoded.
+
+    `videos` are the files and their indexes by name, and `folder` is where others would be. Groups of frames that are
+    decoded from one key frame are decoded whole: some of them, evenly spread, or with `full` all that rows refer to.
     """
 
-    kind: ClassVar[str] = "repair"
-    path: Path
+    rule_id = "TED017"
+
+    def __init__(
+        self, fields: Sequence[Field], videos: VideoContents, folder: Path, progress: Progress, *, full: bool
+    ) -> None:
+        super().__init__(fields, 0)
+        self._keys = reference_keys(fields)
+        self._videos = videos
+        self._folder = folder
+        self._progress = progress
+        self._full = full
+        # Of each video, what episodes refer to: number, first and last frame.
+        self._uses: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        self.notes: list[str] = []
+
+    def see(self, rows: Rows) -> None:
+        """Note which frames the episodes in these rows refer to; the id 0 is padding."""
+        for key in self._keys:
+            references = rows.columns[key].reshape(len(rows), 2)
+            edges = (np.diff(references[:, 0]) != 0) | (np.diff(rows.episode) != 0)
+            for run in np.split(np.arange(len(rows)), np.flatnonzero(edges) + 1):
+                video, frames = int(references[run[0], 0]), references[run, 1]
+                if video:
+                    self._uses[video].append((int(rows.episode[run[0]]), int(frames.min()), int(frames.max())))
+
+    def findings(self) -> list[Finding]:
+        """Look for the frames in the indexes, and decode."""
+        found: list[Finding] = []
+        indexes: dict[int, VideoIndex] = {}
+        parts = [np.empty((0, 3), np.int64)]
+        for video, uses in self._uses.items():
+            try:
+                index = indexes[video] = self._index(video)
+            except RbtoolError as error:
+                found.append(self._finding(video, str(error)))
+                continue
+            odd = [use for use in uses if use[1] < 0 or use[2] >= len(index)]
+            if odd:
+                frame = odd[0][1] if odd[0][1] < 0 else odd[0][2]
+                text = f"{self._place(video)} has {len(index):,} frames, rows refer to frame {frame:,}"
+                found.append(self._finding(video, text, [(use[1], use[2] + 1) for use in odd]))
+            else:
+                parts.append(self._groups(video, index))
+        groups = np.concatenate(parts)
+        chosen = groups if self._full else _spread(groups)
+        try:
+            if len(chosen):
+                require_pyav()
+        except UsageError as error:
+            self.notes.append(f"frames of kept videos were not decoded: {error}; {error.hint}")
+            return found
+        frames, total = _frames(chosen), _frames(groups)
+        self._progress.start("decoding", frames, "frames")
+        for part in np.split(chosen, np.flatnonzero(np.diff(chosen[:, 0])) + 1) if len(chosen) else ():
+            found += self._decoded(int(part[0, 0]), indexes[int(part[0, 0])], part[:, 1:])
+        self._progress.done()
+        if frames < total:
+            self.notes.append(
+                f"{frames:,} of {counted(total, 'frame')} of kept videos were decoded; --full decodes all of them"
+            )
+        return found
+
+    def _index(self, video: int) -> VideoIndex:
+        """Read the index of a video; FormatError where the file or its index is missing or damaged."""
+        path, index = self._place(video), self._videos.get(index_name(video))
+        if not path.is_file() or index is None or (isinstance(index, Path) and not index.is_file()):
+            missing = path if not path.is_file() else path.with_name(index_name(video))
+            raise FormatError(f"{missing} is missing: rows refer to its frames")
+        data = index if isinstance(index, bytes) else read_regular(index)
+        return VideoIndex.from_bytes(data, str(path.with_name(index_name(video))))
+
+    def _place(self, video: int) -> Path:
+        """Where the file of a video is, or would be."""
+        place = self._videos.get(video_name(video))
+        return place if isinstance(place, Path) else self._folder / video_name(video)
+
+    def _groups(self, video: int, index: VideoIndex) -> Array:
+        """Return the groups of frames that rows refer to, int64 `[n, 3]`: the video, the first frame, the one after."""
+        bounds, used = np.append(index.keys, len(index)), np.zeros(len(index) + 1, np.int64)
+        for _, first, last in self._uses[video]:
+            used[first] += 1
+            used[last + 1] -= 1
+        before = np.append(0, np.cumsum(np.cumsum(used[:-1]) > 0))
+        some = before[bounds[1:]] > before[bounds[:-1]]
+        return np.column_stack((np.full(some.sum(), video), bounds[:-1][some], bounds[1:][some]))
+
+    def _decoded(self, video: int, index: VideoIndex, groups: Array) -> list[Finding]:
+        """Decode groups of frames of a video; return a finding about those that cannot be decoded."""
+        bad, problem = list[tuple[int, int]](), ""
+        try:
+            with VideoFile(self._place(video), index, threads=1) as opened:
+                for start, stop in groups.tolist():
+                    try:
+                        for first in range(start, stop, _AT_ONCE):
+                            opened.read(np.arange(first, min(first + _AT_ONCE, stop)))
+                    except RbtoolError as error:
+                        bad.append((start, stop))
+                        problem = problem or str(error)
+                    self._progress.advance(stop - start)
+        except UsageError as error:  # no decoder of this codec
+            self.notes.append(f"frames were not decoded: {error}; {error.hint}")
+            return []
+        except RbtoolError as error:
+            return [self._finding(video, str(error))]
+        return [self._finding(video, problem, bad)] if bad else []
+
+    def _finding(self, video: int, message: str, groups: Sequence[tuple[int, int]] | None = None) -> Finding:
+        """Report a video, with the episodes that refer to these groups of its frames, or to any."""
+        episodes = {
+            episode
+            for episode, first, last in self._uses[video]
+            if groups is None or any(first < stop and last >= start for start, stop in groups)
+        }
+        return replace(self.report("error", message), episodes=Places(np.array(sorted(episodes), np.int64)))
+
+
+def _frames(groups: Array) -> int:
+    return int((groups[:, 2] - groups[:, 1]).sum())
+
+
+def _spread(groups: Array) -> Array:
+    """Choose groups with about `_SAMPLED_FRAMES` frames, from the first to the last; all where there are no more."""
+    total = _frames(groups)
+    if total <= _SAMPLED_FRAMES:
+        return groups
+    count = max(2, len(groups) * _SAMPLED_FRAMES // total)
+    return groups[np.unique(np.linspace(0, len(groups) - 1, count).round().astype(np.int64))]
+
+
+_READS = RULE_BY_ID["TED014"].named
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """What the rules found, how many steps and episodes a conversion would have, and how those end."""
+
+    findings: tuple[Finding, ...]
     steps: int
     episodes: int
-    lost_episodes: int
-    cut_bytes: int
-    remade: tuple[str, ...]
-    repaired: bool
-    dry_run: bool
-    content_digest: str | None
-    seconds: float
+    boundary: BoundaryCounts
+    notes: tuple[str, ...]
 
 
-@suggests_keywords()
-def repair(
-    path: str | os.PathLike[str],
-    *,
-    yes: bool = False,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-) -> RepairResult:
-    """Restore the longest valid prefix of the recording at `path` as a dataset.
+def check_source(reader: Reader, progress: Progress, *, full: bool = False) -> SourceReport:
+    """Read all episodes, and run the rules on the rows of those that can be read; a finding names each other one.
 
-    Every byte is compared with the digest that was recorded when its episode was finished. The unfinished episode is
-    cut. Finished episodes that are damaged, follow a damaged one, or are missing from the log are discarded only with
-    `yes`. A recording that is a valid dataset already is left as it is.
+    `full` decodes all frames of kept videos that rows refer to.
 
-    Raises DatasetNotFoundError if there is nothing at `path`, FormatError if it is not a recording, CorruptDataError
-    if episodes would be discarded, none would be kept, or the contents cannot be determined, and UsageError while
-    another process records there.
+    Memory is bounded by a piece of an episode. Raises what `Reader.facts` raises other than FormatError.
     """
-    started, folder, progress = time.perf_counter(), fs.expanded(path).absolute(), progress or Silent()
-    mend(folder)
-    if not folder.exists():
-        raise DatasetNotFoundError(f"there is nothing at {folder}")
-    progress.start("looking over", None, "episodes")
-    state = examine_recording(folder, progress.advance)
-    progress.done()
-    require_restorable(folder, state)
-    if state.lost and not yes and not dry_run:
-        raise CorruptDataError(_loss(folder, state), hint="add --yes to keep what can be, and to give up the rest")
-    digest = Manifest.load(folder).content_digest if state.sealed else None
-    if not state.sealed and not dry_run:
-        digest = repair_recording(folder, state).content_digest
-    return RepairResult(
-        path=folder,
-        steps=state.commits[-1].steps if state.commits else 0,
-        episodes=len(state.commits),
-        lost_episodes=state.lost,
-        cut_bytes=max(0, state.surplus),
-        remade=state.damaged,
-        repaired=not state.sealed and not dry_run,
-        dry_run=dry_run,
-        content_digest=digest,
-        seconds=seconds_since(started),
-    )
+    try:
+        stated = reader.stated()
+        contents = reader.videos_of(stated.episode_numbers)
+        videos = VideoRule(ted_fields(stated.fields), contents, reader.folder, progress, full=full)
+        run = SourcePass(reader, None, progress, videos)
+    except FormatError as error:
+        return SourceReport((Finding(*_READS, "error", with_hint(str(error), error.hint)),), 0, 0, BoundaryCounts(), ())
+    findings = [finding for rule in run.rules for finding in rule.findings()]
+    findings += [
+        Finding(*_READS, "error", f"episode {one}: {with_hint(*error)}", episodes=(one,))
+        for one, error in run.unread.items()
+    ]
+    table, notes = run.table, run.facts.notes
+    try:
+        notes = reader.facts().notes
+    except FormatError as error:  # of the source as a whole, or of an episode that is named already
+        findings += [] if run.unread else [Finding(*_READS, "error", with_hint(str(error), error.hint))]
+    return SourceReport(tuple(findings), table.steps, len(table), table.counts(), (*notes, *videos.notes))
 
 
-def _loss(folder: Path, state: RecordingState) -> str:
-    """Return a message that names the episodes that would be discarded, and the reason."""
-    least, total = "at least " * state.unlisted, len(state.commits) + state.lost
-    reason = (
-        f"{COMMITS} was cut, and nothing is left to compare the others with"
-        if state.unlisted
-        else f"{state.missing[0]} is missing"
-        if state.missing
-        else f"number {len(state.commits) + 1:,} is damaged"
-    )
-    return (
-        f"{folder} has {least}{total:,} finished episode{'s' * (total > 1)}, of which the first {len(state.commits):,} "
-        f"can be restored: {reason}"
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulesResult(Result):
+    """The rules of `check`: id, name, what each is about, the severities of its findings, and what it checks."""
+
+    kind: ClassVar[str] = "rules"
+    rules: tuple[RuleEntry, ...] = RULES

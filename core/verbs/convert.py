@@ -1,34 +1,46 @@
-"""`convert`: make a TED dataset of one in another format or layout, anywhere on disk."""
+"""`convert`: make a TED dataset of one in another format or layout, anywhere on disk.
+
+`SourceConversion` converts a source, for `download`, too; `Rewriting` writes steps of rbtool or TorchRL in another
+layout. A dataset records the checksums of the source files it was made from, or their versions if the remote gives no
+checksum.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from ..declarations import ReaderOptions, default_layout
 from ..encodings.save import dataset_digest
-from ..errors import CorruptDataError, UsageError, suggests_keywords
+from ..errors import CheckFailed, CorruptDataError, FormatError, RbtoolError, UsageError, suggests_keywords
 from ..format import fs
-from ..format.checks import SoundSteps, damage_explained, sound_steps
-from ..format.contracts import StepReader
-from ..format.episodes import normal_form
+from ..format.checks import SoundSteps, damage_explained, sound_episodes, sound_steps
+from ..format.contracts import SourceFacts, StepReader
+from ..format.digest import digest_text
+from ..format.documents import decode, dump_json, load_json
+from ..format.episodes import normal_form, parse_episodes, select_episodes
 from ..format.locate import find_source, open_source, require_apart
-from ..format.manifest import Layout, Manifest, Request
-from ..format.memmap.builder import Origin, provenance_step
-from ..format.packed.builder import write_dataset
+from ..format.manifest import ENV_METADATA, HIDDEN, SHARDS_DOCUMENT, Layout, Manifest, Request
+from ..format.memmap.builder import Origin, OverlappedBuilder, env_metadata_bytes, provenance_step
+from ..format.packed.builder import row_builder, rows_bytes, write_dataset
 from ..format.packed.reader import PackedReader
 from ..format.packed.row_files import parse_codecs
 from ..format.packed.schema import PackedSchema
-from ..format.read_errors import reading_from
-from ..format.reader import require_final_step
+from ..format.read_errors import LEAVES_OUT, reading_from
+from ..format.reader import PartsReader, Reader, require_final_step
+from ..format.returns import Ingest
+from ..format.sources import RemoteDataset
 from ..format.staging import Staging, mend, share_files
-from ..format.videos import UNDECODED
+from ..format.videos import UNDECODED, size_of_videos
 from ..open_steps import BufferSteps, is_steps, refuse_several
 from ..progress import Progress, Silent
+from ..remote.checksums import matches
 from ..results import (
     Published,
     existing_result,
@@ -45,7 +57,10 @@ from ..results import (
     seconds_since,
 )
 from ..saved_steps import is_of_buffer, open_saved, verified_steps
-from .source_conversion import SourceConversion, facts_of, hinting_at_skip_bad, rows_bytes
+from ..ted.schema import Field, ted_fields
+
+if TYPE_CHECKING:
+    from .convert_workers import ConversionWorkers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +149,6 @@ def convert(
         return ConvertResult(**conversion.run(), source=source)
 
 
-_SMALL_FILES = 64 << 10
 _REWRITING = ("convert", "checkpoint load")
 
 
@@ -268,3 +282,343 @@ def _require_digest(reader: StepReader, folder: Path, made: Manifest) -> None:
         raise CorruptDataError(
             f"{reader.path} does not give the data it was saved from: their digest is {found}, expected {expected}"
         )
+
+
+_EPISODE_BYTES = 64  # what a row of the episode table takes, roughly
+_CHECKSUMS = "checksums.json"  # the remote's checksums, if they are too many for the provenance
+_SMALL_FILES = 64 << 10  # what metadata and block sizes take, roughly
+_FEW_INPUTS = 16
+_SOON = 1.0  # seconds before reading the facts of a source is shown as a stage
+
+
+def facts_of(
+    reader: Reader, selection: str | None, progress: Progress, *, skip_bad: bool = False, num_workers: int = 0
+) -> SourceFacts:
+    """Return the facts of the episodes chosen; with `skip_bad`, of those among them that are sound."""
+    reader.survey_workers = num_workers
+    if not skip_bad:
+        return _with_notes(_stated_facts(reader, selection, progress))
+    numbers = reader.stated().episode_numbers
+    chosen = select_episodes(parse_episodes(selection), numbers) if selection else numbers
+    sound, notes = sound_episodes(reader, chosen, progress)
+    facts = reader.facts([(number, number + 1) for number in sound])
+    return _with_notes(facts, notes)
+
+
+def _with_notes(facts: SourceFacts, more: Sequence[str] = ()) -> SourceFacts:
+    return replace(facts, notes=(*facts.notes, *more, *([UNDECODED] if facts.videos else ())))
+
+
+@contextlib.contextmanager
+def hinting_at_skip_bad(reader: Reader, *, possible: bool) -> Iterator[None]:
+    """Name --skip-bad in the hint of an error about the data where it is possible, and nowhere else."""
+    try:
+        yield
+    except FormatError as error:
+        with contextlib.suppress(RbtoolError, OSError):
+            if possible and not error.hint and len(reader.stated().episode_numbers) > 1:
+                error.hint = "add --skip-bad to convert the episodes that are sound"
+        if not possible:
+            error.hint = error.hint.removesuffix(LEAVES_OUT)
+        raise
+
+
+def _stated_facts(reader: Reader, selection: str | None, progress: Progress) -> SourceFacts:
+    """Read the facts of a source; show progress only if that takes long."""
+    started, seen, watched = time.monotonic(), 0, False
+
+    def on_episodes(episodes: int) -> None:
+        nonlocal seen, watched
+        seen += episodes
+        if watched:
+            progress.advance(episodes)
+        elif time.monotonic() - started > _SOON:
+            watched = True
+            progress.start("looking over", None, "episodes")
+            progress.advance(seen)
+
+    facts = reader.facts(parse_episodes(selection) if selection else None, progress=on_episodes)
+    if watched:
+        progress.done()
+    return facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConversion:
+    """Converts a source, or some of its episodes, into the dataset at `destination`, unless an equal one exists.
+
+    `arguments` are recorded in the provenance of the result; the layout is that of `request`. `compress` holds the
+    codecs of fields. `root` is the storage root above the destination, if any: the path from it to the destination
+    must contain no link. `inputs` are the digests of the source's files and `revision` the state of the source, as
+    the remote gives them; by default both are computed from the files. `num_workers` processes of `engine`
+    (`local` or `ray`) read and write; 0 is this one alone. They keep what is finished when they are interrupted:
+    `resume` continues from there, a download whenever that is of the same data.
+    """
+
+    reader: Reader
+    facts: SourceFacts
+    source: Path
+    destination: Path
+    request: Request
+    verb: str
+    arguments: Mapping[str, Any]
+    force: bool
+    dry_run: bool
+    progress: Progress
+    inputs: Mapping[str, str] | None = None
+    revision: str | None = None
+    compress: tuple[str, ...] = ()
+    root: Path | None = None
+    num_workers: int = 0
+    engine: str = "local"
+    resume: bool = False
+
+    def run(self) -> dict[str, Any]:
+        """Convert, unless an equal dataset exists; return the entries of a `Published`.
+
+        Raises UsageError if something else exists and `force` is not set, OutOfSpaceError before anything is written
+        if there is not enough space; FormatError where `final_step` leaves no step.
+        """
+        started = time.perf_counter()
+        for read in self.reader.files() if "files" in self.reader.options else [self.source]:
+            require_apart(read, self.destination)
+        if self.facts.final_missing and not self.facts.steps:
+            key = self.reader.options.get("episode_key")
+            raise FormatError(
+                f"{self.source}: no step is left, since every episode is a single step without an observation after it",
+                hint=("" if key is None else f"--episode-key {key} may name the wrong column; ")
+                + "--final-step repeat keeps it",
+            )
+        codecs = parse_codecs(self.compress, self._fields)
+        if codecs or self._layout == "packed":
+            PackedSchema.of(self._fields, codecs)  # raises for unsupported codecs before anything is done
+        if not self.dry_run:
+            mend(self.destination)
+        manifest = None if self.force else self._existing()
+        already_there = manifest is not None
+        if manifest is None:
+            Staging(self.destination, replace=self.force, below=self.root).refuse_if_taken()
+            fs.require_space(self.destination.parent, self._expected_bytes + _SMALL_FILES)
+            if self.dry_run:
+                return self._estimate() | {"seconds": seconds_since(started)}
+            manifest, already_there = self._convert()
+        entries = published_entries(manifest, self.destination, started)
+        return entries | {"already_there": already_there, "dry_run": self.dry_run}
+
+    @cached_property
+    def _fields(self) -> tuple[Field, ...]:
+        return ted_fields(self.facts.fields)
+
+    @property
+    def _layout(self) -> Layout:
+        return require_layout(self.request.layout, self.compress)
+
+    @cached_property
+    def _inputs(self) -> Mapping[str, str]:
+        return self.reader.digests() if self.inputs is None else self.inputs
+
+    @cached_property
+    def _revision(self) -> str:
+        """The state of the source: the revision of the remote, else one digest over the source's files."""
+        return self.revision or digest_of_inputs(self._inputs)
+
+    @cached_property
+    def _expected_bytes(self) -> int:
+        documents = sum(map(len, self.facts.documents.values())) + size_of_videos(self.facts.videos)
+        episodes = _EPISODE_BYTES * len(self.facts.episode_numbers)
+        return (
+            rows_bytes(self._fields, self._layout, self.facts.steps, len(self.facts.episode_numbers))
+            + episodes
+            + documents
+        )
+
+    def _existing(self) -> Manifest | None:
+        """Return the manifest of an equal dataset at the destination; None if there is none."""
+        manifest = existing_result(self.destination, self.request)
+        if manifest is not None and not self._is_of_this_state(manifest):
+            raise occupied_error(self.destination, "was made from another state of the source")
+        if manifest is not None and manifest.provenance:
+            refuse_other_compression(self.destination, manifest, self.compress)
+        return manifest
+
+    def _is_of_this_state(self, manifest: Manifest) -> bool:
+        if manifest.resolved_revision == self._revision:
+            return True
+        fetched = fetched_checksums(self.destination, manifest)  # the local files may match them
+        if not fetched or (self.request.episodes is None and len(fetched) != len(self._inputs)):
+            return False
+        return all(_is_as_fetched(self.source / name, checksum) for name, checksum in fetched.items())
+
+    def _estimate(self) -> dict[str, Any]:
+        table = self.reader.episode_table(self.facts.episode_numbers)
+        return {
+            "path": self.destination,
+            "layout": self._layout,
+            "steps": self.facts.steps,
+            "episodes": len(self.facts.episode_numbers),
+            "bytes": self._expected_bytes,
+            "content_digest": None,
+            "boundary": table.counts().to_dict(),
+            "renamed_keys": dict(self.facts.renamed_keys),
+            "dropped_keys": tuple(asdict(dropped) for dropped in self.facts.dropped_keys),
+            "notes": self.facts.notes,
+            "request": self.request.to_dict(),
+            "dry_run": True,
+        }
+
+    def _convert(self) -> tuple[Manifest, bool]:
+        """Build and publish; return the manifest at the destination, and whether it existed before."""
+        with contextlib.ExitStack() as stack:
+            workers = stack.enter_context(self._workers()) if self.num_workers and self.facts.steps else None
+            try:
+                staging = stack.enter_context(
+                    Staging(self.destination, replace=self.force, takes=self._takes(workers), below=self.root)
+                )
+            except UsageError:
+                there = None if self.force else self._existing()  # another process may have made an equal one
+                if there is None:
+                    raise
+                return there, True
+            if workers is not None:
+                how = "run it again" if self.verb == "download" else "add --resume"
+                stack.enter_context(workers.keeping(staging, self.progress, how))
+                stack.callback(workers.close)  # before the folder is removed that they write to
+            manifest = self._build(staging, workers)
+            if staging.publish() if workers is None else workers.publish(staging):
+                return manifest, False
+            there = None if self.force else self._existing()
+            if there is None or there.content_digest != manifest.content_digest:
+                raise occupied_error(self.destination, "was just created by another process")
+            return there, True
+
+    def _workers(self) -> ConversionWorkers:
+        from .convert_workers import ConversionWorkers
+
+        identity = {  # with the revision, which is read before the reader is closed
+            "source": self._revision, "request": self.request.identity(), "compression": sorted(self.compress),
+        }  # fmt: skip
+        return ConversionWorkers(self.reader, self.facts, self._layout, self.num_workers, self.engine, identity)
+
+    def _takes(self, workers: ConversionWorkers | None) -> Callable[[Path], bool] | None:
+        """Return what accepts the folder of an interrupted conversion."""
+        if workers is None:
+            return None
+        if self.verb == "download":
+            return workers.is_same_run
+        return workers.require_same_run if self.resume else None
+
+    def _build(self, staging: Staging, workers: ConversionWorkers | None) -> Manifest:
+        codecs = parse_codecs(self.compress, self._fields)
+        origin = self._origin()
+        if workers is not None:
+            return workers.build(staging, codecs, origin, self.progress)
+        made = row_builder(staging.path, self._fields, self._layout, codecs, self.facts.steps)
+        with OverlappedBuilder(made) as builder:
+            ingest = Ingest(builder, self.facts.fields)
+            self.progress.start("converting", self.facts.steps, "steps")
+            ingest.run(self.reader.blocks(self.facts.episode_numbers), self.progress.advance)
+            manifest = builder.finish(ingest.table, origin, ingest.text)
+        self.progress.done()
+        return manifest
+
+    def _origin(self) -> Origin:
+        documents = dict(self.facts.documents)
+        if self.facts.env_metadata is not None:
+            documents[ENV_METADATA] = env_metadata_bytes(self.facts.env_metadata)
+        starts = self.reader.shard_starts() if isinstance(self.reader, PartsReader) else None
+        if starts:
+            documents[SHARDS_DOCUMENT] = dump_json(starts).encode()
+        if self.inputs is not None and len(self.inputs) > _FEW_INPUTS:
+            documents[_CHECKSUMS] = dump_json(self.inputs, indent=1).encode()
+        return Origin(
+            request=self.request,
+            provenance=(provenance_step(self.verb, self.arguments, _recorded_inputs(self._inputs)),),
+            resolved_revision=self._revision,
+            spaces=self.facts.spaces,
+            renamed_keys=self.facts.renamed_keys,
+            dropped_keys=self.facts.dropped_keys,
+            notes=self.facts.notes,
+            documents=documents,
+            videos=self.facts.videos,
+        )
+
+
+def _is_as_fetched(file: Path, checksum: str) -> bool:
+    return file.is_file() and matches(file, file.stat().st_size, checksum)
+
+
+def fetched_checksums(folder: Path, manifest: Manifest) -> dict[str, str]:
+    """Return the remote's checksums of the files that a dataset was made from, by path; {} if unknown."""
+    if manifest.request.origin != "remote" or not manifest.provenance:
+        return {}
+    listed = folder / HIDDEN / "source" / _CHECKSUMS
+    if not listed.is_file():
+        return dict(manifest.provenance[0].inputs)
+    return decode(dict[str, str], load_json(listed), str(listed))
+
+
+def unverified_versions(manifest: Manifest) -> dict[str, str | None]:
+    """Return the versions of the source files without a checksum of the remote, by path."""
+    if manifest.request.origin != "remote" or not manifest.provenance:
+        return {}
+    recorded = manifest.provenance[0].arguments.get("unverified", {})
+    return decode(dict[str, str | None], recorded, "the provenance of the dataset")
+
+
+def digest_of_inputs(inputs: Mapping[str, str]) -> str:
+    """Return one digest over the digests of a source's files."""
+    return digest_text("".join(f"{name}\0{digest}\n" for name, digest in sorted(inputs.items())))
+
+
+def _recorded_inputs(inputs: Mapping[str, str]) -> dict[str, str]:
+    """Return the inputs for the provenance: each by name, or one digest over all if there are many."""
+    few = len(inputs) <= _FEW_INPUTS
+    return dict(inputs) if few else {f"{len(inputs)} files": digest_of_inputs(inputs)}
+
+
+def require_unchanged(manifest: Manifest, folder: Path, describe: Callable[[], RemoteDataset]) -> None:
+    """Raise CheckFailed unless the remote still has the files that the dataset in `folder` was made from.
+
+    `describe` queries the remote; it is not called for a dataset without recorded checksums.
+    """
+    made_from, versions = fetched_checksums(folder, manifest), unverified_versions(manifest)
+    if not made_from:
+        raise CheckFailed(
+            f"{folder} was made from the local cache: it has no checksums of the remote",
+            hint="add --force to fetch it again",
+        )
+    remote = describe()
+    here = {path: checksum for path, checksum in made_from.items() if path not in versions} | versions
+    there = {**remote.checksums, **versions_of(remote)}
+    if here != there:
+        raise CheckFailed(
+            f"{remote.address} is not what {folder} was made from any more",
+            hint="add --force, and no --frozen, to take the new one, or --revision for the old one",
+        )
+    unknown = sorted(path for path, version in there.items() if version is None)
+    if unknown:
+        raise CheckFailed(
+            f"{remote.address} gives neither a checksum nor a version of {unknown[0]}: whether it is unchanged cannot "
+            "be determined",
+            hint="add --force, and no --frozen, to fetch it again",
+        )
+
+
+def compared_with(remote: RemoteDataset) -> str:
+    """Return a phrase that names what the bytes were compared with."""
+    kinds = sorted({checksum.partition(":")[0] for checksum in remote.checksums.values()})
+    unverified = "read again, unverified by the remote" if len(remote.checksums) < len(remote.files) else ""
+    verified = f"verified {' and '.join(kinds)}" if kinds or not unverified else ""
+    return "; ".join(filter(None, (verified, unverified)))
+
+
+def versions_of(remote: RemoteDataset) -> dict[str, str | None]:
+    """Return the version of every file without a checksum, by path."""
+    return {file.path: file.version for file in remote.files if file.checksum is None}
+
+
+def unverified_note(remote: RemoteDataset) -> str:
+    """Return the note for the manifest on files without a checksum of the remote."""
+    paths = remote.unverified
+    names = ", ".join(paths[:3]) + (", …" if len(paths) > 3 else "")
+    return f"unverified by the remote: it gives no checksum of {len(paths)} of {len(remote.files)} files ({names})"

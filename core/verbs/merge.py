@@ -29,7 +29,7 @@ from ..format.merging import (
     require_policy,
     runs_text,
 )
-from ..format.packed.builder import write_dataset
+from ..format.packed.builder import rows_bytes, write_dataset
 from ..format.packed.reader import PackedReader
 from ..format.packed.row_files import parse_codecs
 from ..format.packed.schema import PackedSchema
@@ -38,7 +38,6 @@ from ..open_steps import BufferSteps, finished_manifest
 from ..progress import Progress, Silent
 from ..results import Published, layout_arguments, published_entries, require_layout, seconds_since
 from ..saved_steps import has_steps, is_of_buffer, open_saved, verified_steps
-from .source_conversion import rows_bytes
 
 PathLike: TypeAlias = str | os.PathLike[str]
 SPLIT = "split"

@@ -23,7 +23,7 @@ from ..report.subject import CheckedSubject, Subject, subject_of
 from ..results import Result, seconds_since
 from ..saved_steps import has_steps
 from .check import check
-from .inspect_parts import PartsResult, inspect_several
+from .inspect import PartsResult, inspect_several
 from .mix import MixResult
 from .written_file import FileStaging, require_suffix
 

@@ -15,10 +15,7 @@ from ..errors import UsageError
 from ..format.videos import VIDEO, reference_keys
 from ..results import Result
 from ..ted.schema import row_bytes
-from .frame_stacks import FrameStacks
-from .sample_request import SampleRequest
-from .sample_result import DrawnRows, SampleResult
-from .sampler_options import SamplerOptions
+from .sample import DrawnRows, FrameStacks, SampleRequest, SampleResult, SamplerOptions
 
 if TYPE_CHECKING:
     from ..samplers.stream import StreamSampler

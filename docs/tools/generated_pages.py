@@ -182,7 +182,7 @@ def rules_table() -> str:
 
 def formats_page() -> str:
     """All formats that can be read, from their declarations."""
-    from rbtool.core.verbs.listing import list_formats
+    from rbtool.core.verbs.list import list_formats
 
     text = [
         "# Formats", "", "What `convert`, `check` and `inspect` read; `rbtool list --formats` prints it.", "",

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import rbtool
-from rbtool.cli.inspect import summary_lines
-from rbtool.cli.provenance import step_lines
+from rbtool.cli.inspect import step_lines, summary_lines
 from rbtool.core.format.manifest import Provenance
 from rbtool.core.testing.datasets import write_walks
 

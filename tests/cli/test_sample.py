@@ -8,7 +8,7 @@ import re
 import pytest
 
 from rbtool.cli.sample import AnchorName, SamplerName, WeightName
-from rbtool.core.verbs.sampler_options import SAMPLERS, SamplerOptions
+from rbtool.core.verbs.sample import SAMPLERS, SamplerOptions
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from rbtool.converters.d4rl.reader import D4rlReader
 from rbtool.core.errors import FormatError, UsageError
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.ted.episodes import EndReason
-from rbtool.core.verbs.inspect_columns import ColumnsResult
+from rbtool.core.verbs.inspect import ColumnsResult
 
 
 @pytest.mark.parametrize("following", [False, True])

@@ -255,7 +255,7 @@ from pathlib import Path
 from rbtool.converters.openml.reader import OpenmlReader
 from rbtool.core.format.manifest import Request
 from rbtool.core.progress import Silent
-from rbtool.core.verbs.source_conversion import SourceConversion, facts_of
+from rbtool.core.verbs.convert import SourceConversion, facts_of
 source, to = map(Path, sys.argv[1:])
 with OpenmlReader(source, options={"id": "covertype"}) as reader:
     facts = facts_of(reader, None, Silent())

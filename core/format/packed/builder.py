@@ -409,3 +409,10 @@ def write_dataset(
             builder.append_fresh({field.key: source.read(field.key, start, stop) for field in source.fields}, last)
             progress(stop - start)
         return builder.finish(table, origin, source.episode_text)
+
+
+def rows_bytes(fields: Sequence[Field], layout: Layout, steps: int, episodes: int) -> int:
+    """Return the bytes of all rows in a layout, without compression and with every `next` row implied."""
+    if layout == "packed":
+        return PackedSchema.of(fields).size(steps, episodes)
+    return row_bytes(fields) * steps

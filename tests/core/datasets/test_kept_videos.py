@@ -21,7 +21,7 @@ from rbtool.core.errors import CorruptDataError, UsageError
 from rbtool.core.format.contracts import StepReader
 from rbtool.core.format.videos import reference_keys, video_name
 from rbtool.core.open_steps import open_steps
-from rbtool.core.verbs import check_videos
+from rbtool.core.verbs import check
 
 DATA = Path(__file__).parents[2] / "data" / "lerobot"
 IMAGE = ("observation", "image", "top")
@@ -214,7 +214,7 @@ def test_check_decodes_some_groups_and_with_full_all(tmp_path: Path, monkeypatch
     damage_last_group(source / f"videos/chunk-000/{CAMERA}/episode_000001.mp4")
     made = rbtool.convert(source, tmp_path / "out").path
     assert not [note for note in rbtool.check(made).notes if "decoded" in note]
-    monkeypatch.setattr(check_videos, "_SAMPLED_FRAMES", 8)
+    monkeypatch.setattr(check, "_SAMPLED_FRAMES", 8)
     result = rbtool.check(made)
     assert errors_of(result) == []
     assert "8 of 36 frames of kept videos were decoded; --full decodes all of them" in result.notes

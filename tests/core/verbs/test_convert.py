@@ -18,7 +18,7 @@ from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.results import to_document
 from rbtool.core.testing.datasets import write_walks
-from rbtool.core.verbs import checkpoint, source_conversion
+from rbtool.core.verbs import checkpoint
 from rbtool.core.verbs.convert import convert
 
 DATA = Path(__file__).parents[2] / "data" / "minari"
@@ -265,7 +265,7 @@ def test_a_dataset_without_episodes(tmp_path: Path) -> None:
 
 
 def test_looking_over_a_large_source_is_a_stage_to_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_conversion, "_SOON", 0.0)
+    monkeypatch.setattr("rbtool.core.verbs.convert._SOON", 0.0)
     heard = Heard()
     convert(CARTPOLE, tmp_path / "ted", progress=heard)
     assert heard.said == [("looking over", None, "episodes"), ("converting", 4864, "steps")]
@@ -307,7 +307,7 @@ def test_another_process_that_was_quicker(same: bool, tmp_path: Path, monkeypatc
         monkeypatch.undo()
         convert(source, dest)
 
-    monkeypatch.setattr(source_conversion.fs, "require_space", quicker)
+    monkeypatch.setattr(fs, "require_space", quicker)
     if same:
         assert convert(CARTPOLE, dest).already_there
     else:

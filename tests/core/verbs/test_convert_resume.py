@@ -26,9 +26,8 @@ from rbtool.core.engine.workspace import journal_path, placed_folder, result_fol
 from rbtool.core.errors import RbtoolError, UsageError
 from rbtool.core.format import fs
 from rbtool.core.format.packed.schema import RECORDS
-from rbtool.core.verbs import parallel_conversion
-from rbtool.core.verbs.conversion_workspace import Converted
-from rbtool.core.verbs.parallel_conversion import ConversionRunner
+from rbtool.core.verbs import convert_workers
+from rbtool.core.verbs.convert_workers import ConversionRunner, Converted
 
 LENGTHS = [3, 1, 9, 4, 1, 1, 30, 2, 5, 6, 1, 2, 8, 4, 3]
 KINDS = [
@@ -164,7 +163,7 @@ def test_another_source_or_version_is_refused(
     cut_short(source, reads, layout=layout)
     columns = flat(random_episodes([*LENGTHS, 2] if change == "episode" else LENGTHS), following=True)
     if change == "version":
-        monkeypatch.setattr(parallel_conversion, "created_by", lambda: "rbtool 99")
+        monkeypatch.setattr(convert_workers, "created_by", lambda: "rbtool 99")
     else:
         columns["rewards"][-1] += 1
         source.unlink()

@@ -22,7 +22,7 @@ from rbtool.converters.d4rl.reader import D4rlReader
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
 from rbtool.core.format.contracts import EpisodeBlock, Piece
 from rbtool.core.format.locate import open_source
-from rbtool.core.verbs import parallel_conversion
+from rbtool.core.verbs import convert_workers
 
 DATA = Path(__file__).parents[2] / "data"
 LENGTHS = [3, 1, 9, 4, 1, 1, 30, 2, 5, 6, 1, 2, 8, 4, 3]
@@ -100,7 +100,7 @@ def test_next_rows_that_do_not_follow(tmp_path: Path) -> None:
 def test_new_interpreters_where_a_fork_is_not_safe(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parallel_conversion, "default_start_method", lambda: "forkserver")
+    monkeypatch.setattr(convert_workers, "default_start_method", lambda: "forkserver")
     same_bytes(source, tmp_path, workers=(2,))
 
 
@@ -113,7 +113,7 @@ def test_a_dataset_without_steps(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_starts_no_process(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel_conversion, "WorkerPool", None)
+    monkeypatch.setattr(convert_workers, "WorkerPool", None)
     assert rbtool.convert(source, tmp_path / "out", num_workers=2, dry_run=True).steps
     assert not (tmp_path / "out").exists()
 

@@ -16,7 +16,7 @@ from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
-from rbtool.core.verbs.check import repair
+from rbtool.core.verbs.repair import repair
 
 PLAN = DatasetPlan(
     (5, 1, 7, 3), ("terminated", "both", "truncated", "both"), (False, False, True, False), ODD_LEAVES, "set"

@@ -15,7 +15,7 @@ from rbtool.core.format.hub_address import HubAddress
 from rbtool.core.format.manifest import Dropped, Manifest, Provenance
 from rbtool.core.progress import Silent
 from rbtool.core.testing.datasets import relist, write_plan, write_walks
-from rbtool.core.verbs.dataset_card import DatasetCard, code, license_of
+from rbtool.core.verbs.upload import DatasetCard, code, license_of
 
 ADDRESS = HubAddress("me/walks")
 NASTY = "`a` | **b** <script>x</script> [l](http://evil) <!-- -->\n---\n# head\x1b[31m ```\n- x $y$ @you \u202e"
@@ -73,7 +73,7 @@ def test_statistics_are_those_of_stats(walks):
     [(0, "n<1K"), (999, "n<1K"), (1_000, "1K<n<10K"), (99_999, "10K<n<100K"), (10**9, "1B<n<10B"), (10**13, "n>1T")],
 )
 def test_the_size(walks, steps, category):
-    from rbtool.core.verbs.dataset_card import _size_category
+    from rbtool.core.verbs.upload import _size_category
 
     assert _size_category(steps) == category
 

@@ -15,7 +15,7 @@ from table_files import WRITERS, named, write_csv, write_h5
 import rbtool
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.verbs.inspect_columns import ColumnsResult
+from rbtool.core.verbs.inspect import ColumnsResult
 
 STEPS = (4, 3, 5)
 

@@ -20,7 +20,7 @@ from rbtool.core.verbs.check import check
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.download import download
 from rbtool.core.verbs.inspect import inspect
-from rbtool.core.verbs.listing import list_datasets
+from rbtool.core.verbs.list import list_datasets
 from rbtool.core.verbs.sample import sample
 
 DATA = Path(__file__).parents[2] / "data" / "minari"

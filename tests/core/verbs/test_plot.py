@@ -130,7 +130,7 @@ def test_blocks_of_a_long_episode_are_joined(tmp_path: Path, monkeypatch: pytest
     rewards = np.random.default_rng(0).normal(size=50_000)
     made = write_fields(tmp_path / "long", {"reward": rewards})
     whole = plot(made, fields=["reward"]).charts[0].series[0]
-    monkeypatch.setattr("rbtool.core.verbs.plot_columns._BLOCK_BYTES", 4096)
+    monkeypatch.setattr("rbtool.core.verbs.plot._BLOCK_BYTES", 4096)
     parts = plot(made, fields=["reward"]).charts[0].series[0]
     assert (np.diff(parts.x) > 0).all()
     for part in np.split(np.arange(50_000), 1000):

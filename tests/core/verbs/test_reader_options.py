@@ -12,7 +12,7 @@ from d4rl_files import flat, random_episodes, write
 import rbtool
 from rbtool.core.declarations import READER_OPTIONS, ReaderOptions, declared
 from rbtool.core.errors import UsageError
-from rbtool.core.verbs.listing import list_formats
+from rbtool.core.verbs.list import list_formats
 
 
 def test_python_and_the_command_line_have_the_same_options() -> None:

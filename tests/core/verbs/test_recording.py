@@ -20,9 +20,10 @@ from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.open_steps import open_steps
 from rbtool.core.storages.packed import PackedRecording, PackedStorage
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
-from rbtool.core.verbs.check import check, repair
+from rbtool.core.verbs.check import check
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.inspect import inspect
+from rbtool.core.verbs.repair import repair
 
 PLAN = DatasetPlan(
     (5, 1, 7, 3), ("terminated", "both", "truncated", "both"), (False, False, True, False), ODD_LEAVES, "set"

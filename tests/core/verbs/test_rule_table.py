@@ -14,7 +14,7 @@ from rbtool.core.format.checks import FOLDER_RULES, EpisodeTableRule
 from rbtool.core.ted.rules import DATA_RULES, RULE_BY_ID, RULES
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs import saved_buffers
-from rbtool.core.verbs.check_videos import VideoRule
+from rbtool.core.verbs.check import VideoRule
 
 
 def test_every_rule_has_one_entry_and_every_entry_a_rule() -> None:

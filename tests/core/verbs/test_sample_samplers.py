@@ -77,7 +77,7 @@ def walks(tmp_path: Path) -> Path:
     return tmp_path / "walks"
 
 
-def drawn(path: Path, case: str, n: int = 12, **more) -> rbtool.core.verbs.sample_result.SampleResult:
+def drawn(path: Path, case: str, n: int = 12, **more) -> rbtool.core.verbs.sample.SampleResult:
     arguments = {"sampler": case, **CASES[case][0], **more}
     return rbtool.sample(path, n, **arguments)
 

@@ -7,8 +7,8 @@ import pytest
 
 import rbtool
 from rbtool.core.testing.datasets import write_walks
-from rbtool.core.verbs import sample_result
-from rbtool.core.verbs.sample_result import checked_seconds, timed
+from rbtool.core.verbs import sample
+from rbtool.core.verbs.sample import checked_seconds, timed
 
 
 class Clock:
@@ -24,7 +24,7 @@ class Clock:
 
 def test_the_first_batches_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, calls = Clock(0.0), list[int]()
-    monkeypatch.setattr(sample_result, "time", clock)
+    monkeypatch.setattr(sample, "time", clock)
 
     def draw() -> int:
         clock.now += 0.001 if calls else 0.05
@@ -65,7 +65,7 @@ def test_times_that_are_none(seconds, asked, message) -> None:
 def test_batches_of_a_dataset_are_timed(tmp_path: Path, sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_walks(tmp_path / "walks", [(6, "open"), (4, "terminated")])
     plain = rbtool.sample(tmp_path / "walks", 5, sampler=sampler, seed=2)
-    monkeypatch.setattr(sample_result, "time", Clock(0.001))
+    monkeypatch.setattr(sample, "time", Clock(0.001))
     result = rbtool.sample(tmp_path / "walks", 5, sampler=sampler, seed=2, time=True, seconds=0.05)
     assert plain.timing is None
     assert result.indices == plain.indices  # the batch shown is the first, and those timed come after it

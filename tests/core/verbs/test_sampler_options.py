@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rbtool import UsageError
-from rbtool.core.verbs.sampler_options import SAMPLERS, SamplerOptions
+from rbtool.core.verbs.sample import SAMPLERS, SamplerOptions
 
 LENGTH = {"slice_len": 4}
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import xxhash
 
-from ..format.contracts import Array, StepReader
-from ..format.digest import bytes_of
-from ..format.returns import sum_rewards
 from ..ted.schema import EPISODE, Key
+from .contracts import Array, StepReader
+from .digest import bytes_of
+from .returns import sum_rewards
 
 
 def content_keys(reader: StepReader) -> list[Key]:

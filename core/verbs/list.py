@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import ClassVar
 
 from ..declarations import declared
 from ..errors import NetworkError, UsageError, suggests_keywords
-from ..format.locate import reader_names, source_class, storage_root, stored_datasets
+from ..format.locate import fits, reader_names, source_class, storage_root, stored_datasets, stored_name
 from ..format.manifest import Manifest, has_manifest
 from ..format.sources import Catalogue, Source
 from ..progress import Progress, Silent
@@ -107,25 +106,6 @@ def existing_root(root: str | os.PathLike[str] | None) -> Path:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is not a folder, so nothing can be stored in it", hint="choose another --root")
     return folder
-
-
-def stored_name(path: Path, root: Path) -> str:
-    """Return the name of a path below the root: `source:id`, or the path itself if it has one part only."""
-    source, *rest = path.relative_to(root).parts or ("",)
-    return f"{source}:{'/'.join(rest)}" if rest else str(path)
-
-
-def fits(name: str, pattern: str | None) -> bool:
-    """Return whether `source:id` matches a pattern: a shell pattern if it contains one of `*?[`, else a part of it.
-
-    A pattern may omit the source. Case is ignored.
-    """
-    if pattern is None:
-        return True
-    name, pattern = name.lower(), pattern.lower()
-    if not set(pattern) & set("*?["):
-        return pattern in name
-    return fnmatchcase(name, pattern) or fnmatchcase(name.partition(":")[2], pattern)
 
 
 def _entry(name: str, path: Path, manifest: Manifest | Exception) -> StoredDataset:

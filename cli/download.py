@@ -1,0 +1,135 @@
+"""`rbtool download`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..core.declarations import declared, declared_sources
+from ..core.progress import counted
+from ..core.progress import readable_size as size
+from .help import EXAMPLE_SOURCE, SOURCE, Example
+from .options import (
+    Compress,
+    DryRun,
+    Episodes,
+    FinalStep,
+    FinalStepName,
+    Force,
+    FormatLayout,
+    NumWorkers,
+    RawOptions,
+    Root,
+    SkipBad,
+    show_published,
+    verb,
+)
+from .output import Output
+
+if TYPE_CHECKING:
+    from ..core.verbs.download import DownloadResult
+
+
+_CACHES = ", ".join(f"${one.variable}" for one in declared() if one.variable)
+
+EXAMPLES = (
+    Example(
+        f"rbtool download {SOURCE} {EXAMPLE_SOURCE.example[1]}",
+        "fetch, verify, convert; the path is on stdout",
+    ),
+    Example(
+        f"rbtool download {SOURCE}:{EXAMPLE_SOURCE.example[0]} --dry-run",
+        "how much there is to fetch, and the room for it",
+    ),
+    Example(
+        f"rbtool download {SOURCE} cartpole/scripted-v0 --local",
+        f"from the local {EXAMPLE_SOURCE.title} cache, without the network",
+    ),
+    Example(
+        "rbtool download d4rl hopper-medium-v2 --dry-run", "one of D4RL's datasets: neither gym nor d4rl is needed"
+    ),
+    Example(f"rbtool download {SOURCE}:pendulum/random-v0 --local --episodes 0:3", "only some of its episodes"),
+    Example(
+        "rbtool download hf://me/cartpole", "the same files that rbtool upload put there; hf:me/cartpole from then on"
+    ),
+    Example(
+        f'rbtool inspect "$(rbtool download {SOURCE} cartpole/scripted-v0 --local -q)" --json',
+        "in a pipeline: -q prints the path, and nothing else",
+    ),
+)
+
+
+def add(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    verb(app, "download", EXAMPLES)(download)
+
+
+def download(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help=f"Where from: {declared_sources()}. Or SOURCE:ID in one word, or hf://OWNER/NAME."
+        ),
+    ],
+    id: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help=f"Which dataset: {EXAMPLE_SOURCE.example[0]}, or words that name it."),
+    ] = None,
+    *,
+    out: Output,
+    local: Annotated[
+        bool,
+        typer.Option("--local", help=f"Take it from the source's own cache ({_CACHES}); no network."),
+    ] = False,
+    root: Root = None,
+    episodes: Episodes = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="REV", help="A branch, tag or commit of the remote.")
+    ] = None,
+    exact_id: Annotated[
+        bool, typer.Option("--exact-id", help="Take the id as it is: fill in no version, find no newer name.")
+    ] = False,
+    frozen: Annotated[
+        bool, typer.Option("--frozen", help="Fail if the remote has other files now than those it was made from.")
+    ] = False,
+    layout: FormatLayout = None,
+    compress: Compress = None,
+    final_step: FinalStep = FinalStepName.AUTO,
+    num_workers: NumWorkers = 0,
+    skip_bad: SkipBad = False,
+    keep_source: Annotated[bool, typer.Option("--keep-source", help="Keep the original files, too.")] = False,
+    force: Force = False,
+    dry_run: DryRun = False,
+    raw: RawOptions,
+) -> None:
+    """Fetch a dataset, verify it, and store it as TED.
+
+    It is stored as SOURCE/ID below the root, and is named SOURCE:ID from then on. What was fetched before is not
+    fetched again, and an interrupted download resumes where it stopped. hf://OWNER/NAME is a dataset that was uploaded
+    to the Hugging Face hub, which comes as it is.
+    """
+    from ..core.format.locate import substitution_text
+    from ..core.verbs.download import download as run
+
+    with out.progress() as progress:
+        result = run(
+            source, id, local=local, root=root, episodes=episodes, revision=revision, force=force, dry_run=dry_run,
+            keep_source=keep_source, layout=layout and layout.value, compress=compress or (), exact_id=exact_id,
+            frozen=frozen, final_step=final_step.value, num_workers=num_workers, skip_bad=skip_bad,
+            progress=progress, **raw,
+        )  # fmt: skip
+    if out.quiet and result.resolved == "words":  # with -q no note has named it
+        out.warn(f"{substitution_text(result.asked, result.id)} (disable with --exact-id)")
+    _show_fetch(out, result)
+    show_published(out, result)
+
+
+def _show_fetch(out: Output, result: DownloadResult) -> None:
+    fetch = result.fetch
+    if fetch is not None and result.dry_run:
+        there = f" ({size(fetch.bytes_present)} of it is there already)" if fetch.bytes_present else ""
+        files = f"{counted(fetch.files, 'file')}, {size(fetch.bytes)}"
+        out.summary(f"to fetch: {files} from {result.fetched_from}{there}; {size(fetch.bytes_free)} free")
+    if result.originals is not None:
+        out.summary(f"originals: {result.originals}")

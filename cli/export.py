@@ -1,0 +1,94 @@
+"""`rbtool export`: datasets out of TED."""
+
+from __future__ import annotations
+
+import enum
+import shlex
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..core.declarations import declared
+from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
+from .options import (
+    Dataset,
+    DryRun,
+    Episodes,
+    Force,
+    Root,
+    SkipBad,
+    show_published,
+    verb,
+)
+from .output import Output
+
+if TYPE_CHECKING:
+    pass
+
+
+def add(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    verb(app, "export", EXAMPLES)(export)
+
+
+EXAMPLES = (
+    Example(
+        f"rbtool export ./cartpole ./cartpole-{SOURCE} --to {SOURCE}",
+        f"a folder that {EXAMPLE_SOURCE.title} opens",
+    ),
+    Example("rbtool export ./cartpole ./cartpole.npz --episodes 0:10", "some episodes for NumPy"),
+    Example(f"rbtool export {STORED} ./steps.parquet", "a table of the steps, for pandas and its like"),
+    Example("rbtool export ./cartpole ./table --to parquet", "steps and episodes, for datasets.load_dataset"),
+    Example("rbtool export ./cartpole ./lerobot --to lerobot --fps 50", "for LeRobot, at 50 steps a second"),
+    Example("rbtool export ./cartpole ./plain.h5 --dry-run --json", "what would be written, as JSON"),
+)
+
+_FORMATS = {one.name: one for one in declared() if one.sink is not None}
+_SUFFIXES = ", ".join(suffix for one in _FORMATS.values() for suffix in one.suffixes)
+_TO = "; ".join(f"{name}: {one.written}" if one.written else name for name, one in _FORMATS.items())
+
+Format = enum.StrEnum("Format", {name.upper(): name for name in _FORMATS})  # type: ignore[misc]  # from declarations
+
+
+def export(
+    dataset: Dataset,
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="The file (h5, npz, parquet) or folder to write.")],
+    *,
+    out: Output,
+    to: Annotated[
+        Format | None, typer.Option("--to", help=f"{_TO}. Default: by the suffix of DEST, {_SUFFIXES}.")
+    ] = None,
+    episodes: Episodes = None,
+    root: Root = None,
+    fps: Annotated[
+        float | None,
+        typer.Option("--fps", metavar="N", help="Steps a second, for lerobot. Default: as the source states it."),
+    ] = None,
+    skip_bad: SkipBad = False,
+    force: Force = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Write a dataset in a format of other tools.
+
+    Values and element types are kept; what a format cannot store is listed. DEST appears when it is complete, or not
+    at all.
+    """
+    from ..core.verbs.export import export as run
+
+    with out.progress() as progress:
+        result = run(
+            dataset,
+            dest,
+            to=to and to.value,
+            episodes=episodes,
+            skip_bad=skip_bad,
+            root=root,
+            force=force,
+            dry_run=dry_run,
+            fps=fps,
+            progress=progress,
+        )
+    form = _FORMATS[result.layout]
+    inside, code = form.opened
+    opened = dest if dest.lower().endswith(form.suffixes) else dest + inside
+    show_published(out, result, dest, f"python -c {shlex.quote(code.format(repr(opened)))}")

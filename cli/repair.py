@@ -1,0 +1,52 @@
+"""`rbtool repair`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..core.progress import counted
+from ..core.progress import readable_size as size
+from .help import Example
+from .options import DryRun, verb
+from .output import Output
+
+if TYPE_CHECKING:
+    pass
+
+EXAMPLES = (
+    Example("rbtool repair ./recording", "make a dataset of all episodes that were finished"),
+    Example("rbtool repair ./recording --dry-run --json", "what would be kept, as JSON"),
+)
+
+
+def add(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    verb(app, "repair", EXAMPLES)(repair)
+
+
+def repair(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A folder that episodes were recorded in.")],
+    *,
+    out: Output,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Give up finished episodes that are damaged.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Restore a recording that was cut short.
+
+    Keeps the longest valid prefix: a crash loses the unfinished episode, and nothing else.
+    """
+    from ..core.verbs.repair import repair as run
+
+    with out.progress() as progress:
+        result = run(path, yes=yes, dry_run=dry_run, progress=progress)
+    state = "would keep" if dry_run else "restored" if result.repaired else "sound as it is:"
+    out.summary(f"{state} {counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}")
+    if result.remade:
+        out.summary(f"{'to be' if dry_run else ''} made again, because damaged: {', '.join(result.remade)}".lstrip())
+    if result.cut_bytes:
+        out.summary(f"{'to be cut' if dry_run else 'cut'}: {size(result.cut_bytes)} of no finished episode")
+    if result.lost_episodes:
+        out.summary(f"given up: {counted(result.lost_episodes, 'finished episode')}")
+    out.show(result, [path], lambda width: [[path]])
