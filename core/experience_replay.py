@@ -192,7 +192,7 @@ class BufferArguments(TypedDict, total=False):
 
 
 def refuse_env_kwargs(kind: type[Any], arguments: Mapping[str, Any], read: str) -> None:
-    """Raise UsageError for arguments other than those of buffers: they would be for an environment.
+    """Raise UsageError for arguments that buffers do not take: they would be for an environment.
 
     `kind` is the class, of which the nearest argument is named. `read` is what is read instead: "file is" or "files
     are".
@@ -210,7 +210,7 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
     """A dataset of one source as a buffer of TED steps; one that is not stored yet is downloaded first.
 
     A subclass sets `source`, and `local_option`, which names the argument that it passes on as `local`. Arguments
-    that are not named here are those of `DatasetReplayBuffer`.
+    that are not named here go to `DatasetReplayBuffer`.
     """
 
     source: ClassVar[str]

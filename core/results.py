@@ -46,8 +46,8 @@ class Published(Result):
     """A dataset or checkpoint that a verb wrote to `path`, or would write there (`dry_run`).
 
     `already_there` is True if an equal one existed and nothing was written. `bytes` is the size of all files;
-    `shared_bytes` are those that take no room of their own, since a source has the same files. `notes` are those of
-    this verb: the manifest, which `inspect` shows, keeps those of the datasets that were read as well.
+    `shared_bytes` count files that take no room of their own, since a source has the same files. `notes` are new: the
+    manifest, which `inspect` shows, also keeps the notes of the datasets that were read.
     """
 
     kind: ClassVar[str] = "published"

@@ -121,7 +121,7 @@ def _unknown(path: Path) -> FormatError:
 
 
 def _refuse_buffer(path: Path) -> None:
-    """Raise UsageError for several datasets, the checkpoint of a buffer, a part of one, and that of a storage."""
+    """Raise UsageError for several datasets, and for the checkpoint of a buffer, of a part of one, or of a storage."""
     refuse_several(path)
     _refuse_ensemble(path)
     buffer = next((folder for folder in (path, path.parent) if (folder / BUFFER).is_file()), None)
@@ -173,7 +173,7 @@ def is_of_buffer(path: Path) -> bool:
 
 
 def open_saved(path: Path, *, damaged: bool = False) -> StepReader:
-    """Open a dataset or a checkpoint like `open_steps`, and that of a buffer or a storage as the steps of a dataset.
+    """Open a dataset or a checkpoint like `open_steps`; open a saved buffer or storage as the steps of a dataset.
 
     `path` may be the folder of a buffer in any layout, if its storage holds steps of episodes. Raises UsageError if it
     does not, and if its rows are ranked and therefore not in temporal order.

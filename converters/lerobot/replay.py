@@ -31,7 +31,7 @@ _IMAGES = ("observation", "images")
 
 
 def key_of_column(name: str, key_map: Mapping[str, Any] | None = None) -> KeyPath:
-    """Return the key of a column: what `key_map` has for it, else that of TorchRL."""
+    """Return the key of a column: what `key_map` has for it, else the key that TorchRL uses."""
     if key_map is not None and name in key_map:
         return as_key(key_map[name])
     if name in _NAMED:
@@ -53,7 +53,7 @@ def lerobot_columns_to_tensordict(
     Vectors under `next` get a trailing dimension of one.
 
     UsageError (a ValueError) for no columns, and for a list that is not of texts alone; SchemaError (a RuntimeError)
-    for columns of different lengths. Names and form are those of TorchRL.
+    for columns of different lengths. Names and form match TorchRL.
 
     >>> columns = {"action": torch.zeros(2, 3), "next.reward": torch.ones(2), "task": ["open", "open"]}
     >>> rows = lerobot_columns_to_tensordict(columns)
@@ -149,7 +149,7 @@ def stored_columns(rows: TensorDict, *, decode: bool) -> tuple[TensorDict, Resto
 
 
 def with_next_observations(rows: TensorDict) -> TensorDict:
-    """Return rows with `("next", "observation", …)`: that of the following row, where it continues the episode.
+    """Return rows with `("next", "observation", …)`: the observation of the following row of the same episode.
 
     Elsewhere, and where `("next", "done")` is set, it is NaN, or 0 where the type has none. Frames of videos are left
     alone, and named in a warning. UsageError (a ValueError) where no `episode` separates rows.
@@ -194,7 +194,7 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
     - `download`: whether it is downloaded if it is not there; `"force"` downloads it again and replaces it.
     - `batch_size`: how many elements `sample()` and iteration give.
     - `num_slices` or `slice_len`: draws slices of episodes with a `SliceSampler`; `strict_length` is its argument.
-    - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: those of `ReplayBuffer`; the default
+    - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: as for `ReplayBuffer`; the default
       writer refuses to add anything.
     - `key_map`: other keys for columns, by LeRobot's names, like `{"observation.state": "state"}`.
     - `decode_video`: whether batches have the frames of videos, uint8 `[*batch, 3, height, width]`. Without, they have
@@ -204,14 +204,14 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
     Elements have `("observation", "state")`, `("observation", "image", NAME)`, `action`, `episode`, `frame`,
     `language_instruction` (text), and `("next", …)` with the observations after the step, which are never those of
     another episode. The last frame of an episode that no flag ends has none, so that it is no step of its own. The
-    `index` of LeRobot is `("info", "index")`; `"index"` is that of the sampler. A stored dataset is opened without the
+    `index` of LeRobot is `("info", "index")`; `"index"` is the sampler's. A stored dataset is opened without the
     network.
 
     `from_columns` makes a buffer of columns in memory.
 
     DatasetNotFoundError (a FileNotFoundError) for a repository that the hub does not have and for a dataset that is not
     there and may not be downloaded, CorruptDataError for one that is damaged, UsageError (a ValueError) for arguments
-    that make no sense, and what `rbtool.download` raises. Names and form are those of TorchRL.
+    that make no sense, and what `rbtool.download` raises. Names and form match TorchRL.
     """
 
     source = "lerobot"
@@ -289,7 +289,7 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
         Texts are texts in batches, and frames of a `VideoClipRef` are decoded, or referred to without `decode_video`.
         With `rehydrate` rows have `("next", "observation", …)`: the following row where that continues the episode,
         else NaN, or 0 in types without. A column that is no sequence is left out, with a warning. The other arguments
-        are those of the class.
+        are as for the class.
         """
         usable = {name: column for name, column in columns.items() if _is_usable(name, column)}
         named = lerobot_columns_to_tensordict(usable, key_map=key_map)

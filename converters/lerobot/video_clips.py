@@ -30,7 +30,7 @@ class VideoClipRef(TensorClass):
     - `out_device`, `out_dtype`: what `frames` has, by default the CPU and uint8.
 
     Made by `from_file`, `from_files` or `from_timestamps`, which take `stream`, `auto_decode`, and, for `frames`,
-    `device` and `dtype`. Names and form are those of TorchRL.
+    `device` and `dtype`. Names and form match TorchRL.
     """
 
     sources: Any

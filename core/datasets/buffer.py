@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class DatasetReplayBuffer(TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` whose default writer refuses to add anything.
 
-    UsageError (a ValueError) for a `batch_size` that is no number from 1.
+    UsageError (a ValueError) unless `batch_size` is a number from 1.
     """
 
     def __init__(self, *, batch_size: int | None = None, **arguments: Any) -> None:
@@ -87,7 +87,7 @@ class DatasetReplayBuffer(TensorDictReplayBuffer):
         num_frames: int | None = None,
         dest: str | os.PathLike[str],
     ) -> DatasetStorage:
-        """Take the dataset through `fn`, step by step, into a new dataset at `dest`, and return that as a storage.
+        """Apply `fn` to each step, write the results as a new dataset at `dest`, and return its storage.
 
         - `fn`: takes a tensordict of one step, batch size `[]`, and returns one; its keys and shapes may be others.
           It runs under `torch.vmap` where that gives the same, and may be a closure.
@@ -103,9 +103,9 @@ class DatasetReplayBuffer(TensorDictReplayBuffer):
           that belongs to one: `load_dataset(dest)` opens it too.
 
         Nothing changes in this dataset; it is read from the disk, so edits that this process keeps to itself are not
-        seen. Kept for callers of TorchRL, whose names and meaning all arguments have: `max_tasks_per_child` and
-        `index_with_generator` change nothing, as workers keep nothing and are sent row numbers alone, and nor does
-        `worker_threads`, as each computes on one thread so that results are the same everywhere.
+        seen. The arguments match TorchRL; these three have no effect: `max_tasks_per_child` (workers keep nothing
+        between tasks), `index_with_generator` (workers are sent row numbers alone) and `worker_threads` (each worker
+        computes on one thread, so that results are the same everywhere).
 
         SchemaError (a RuntimeError) for a `dim` but 0, for a storage that holds no tensors, and where `fn` returns
         something else than for the first step; RbtoolError where `fn` raises; UsageError (a ValueError) for a `pool`

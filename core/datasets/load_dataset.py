@@ -142,31 +142,35 @@ def load_dataset(
 ) -> DatasetReplayBuffer | ReplayBufferEnsemble:
     """Open a stored dataset (a path or `source:id`) as a `TensorDictReplayBuffer`, or a mixture as an ensemble.
 
-    The path may also be that of a checkpoint of steps, or of an export in the format `h5`, `npz` or `parquet`. Their
-    rows are read into memory, which they have to fit into; those of a dataset need not.
+    - `dataset`: a path, `source:id`, or a name that `register_dataset` knows. Checkpoints of steps and exports to `h5`,
+      `npz` or `parquet` are opened too: their rows are read into memory, while a dataset may be larger than memory.
+    - `batch_size`: how many elements `sample()` and iteration return.
+    - `sampler`, `sample_unit`, `transform`, `collate_fn`, `pin_memory`, `prefetch`: as for `ReplayBuffer`.
+    - `split_trajs`: elements are whole trajectories, padded to one length, with a `"mask"`.
+    - `seed`: the same seed draws the same batches, with any `prefetch`; each worker of a `DataLoader` derives a stream
+      of its own from it. By default a fresh seed is drawn, also in every process that receives a copy. The buffer
+      always has a generator, so a checkpoint of it continues with the very same batches.
+    - `mode`: with `"c"` edits of rows stay in this process, with `"r+"` they are written to the dataset. Edits of
+      batches never reach the disk. Nothing can be added.
+    - `verify`: first compare all files with their digests.
+    - `decode_video`: decode the frames of kept videos in each batch.
+    - `root`: the storage root. Nothing is downloaded.
+    - `streaming`: read the dataset shard by shard, a few shards ahead. It may be on a hub, `hf://OWNER/NAME[@REVISION]`,
+      or belong to a source without being stored. The sampler is a `StreamSampler` or a `StreamSliceSampler`.
+    - `cache_size`: how much the shards of a stream may take below the storage root, such as `2GB`.
+    - `skip_bad`: leave out episodes and shards of a stream that cannot be read; warnings and
+      `buffer.storage.left_out` name them.
+    - `options`: of a stream, the options of the source's reader, as for `download`.
 
-    The same `seed` gives the same batches, with any number of prefetched ones, and of a seed every worker of a
-    `DataLoader` has a stream of its own; without one a fresh seed is drawn, in every process that gets a copy. The
-    buffer always has a generator, so what it saves continues with the very same batches. Edits of batches and of rows
-    stay in this process; with `mode="r+"` those of rows are written to the dataset. Nothing can be added. `verify`
-    first compares all files with their digests. `split_trajs` makes elements of whole trajectories, padded to one
-    length, with a `"mask"`. Frames of kept videos are decoded in each batch, unless `decode_video` is False. `root` is
-    the storage root; the other arguments are those of `ReplayBuffer`. Nothing is downloaded.
+    A mixture, a file that `rbtool mix` wrote, becomes a `ReplayBufferEnsemble` of its datasets with `batch="exact"`:
+    a batch has `batch_size` elements in all. Each dataset gets a copy of the sampler, and of the transforms at the
+    front that look back, like `StoredFrameStack`; the ensemble has the others.
 
-    With `streaming` the dataset may be on a hub, `hf://OWNER/NAME[@REVISION]`, or be one of a source that is not
-    stored; it is read shard by shard, a few ahead of their use, in at most `cache_size` (like `2GB`) below the storage
-    root. The sampler is a `StreamSampler`, or a `StreamSliceSampler`. With `skip_bad` episodes and shards that cannot
-    be read are left out; warnings and `buffer.storage.left_out` name them. `options` are those of `download`.
-
-    A mixture, the path of a file that `rbtool mix` wrote, is opened as a `ReplayBufferEnsemble` of its datasets with
-    `batch="exact"`: batches have as many elements as those of a dataset. Each dataset gets a copy of the sampler, and
-    transforms at the front that look back, like `StoredFrameStack`; the ensemble has the others.
-
-    DatasetNotFoundError (a FileNotFoundError) explains how to fetch what is not there. UsageError (a ValueError) for
-    saved buffers, raw datasets of other libraries, datasets without steps, `verify` without digests, rows of a
-    checkpoint or an export that do not fit into memory, and arguments that make no sense; FormatError and
-    CorruptDataError for what cannot be read or was changed since it was mixed; SchemaError (a RuntimeError) for a
-    mixture of datasets with different fields, and for a batch size that slices do not divide.
+    DatasetNotFoundError (a FileNotFoundError) explains how to fetch a dataset that is missing. UsageError (a
+    ValueError) for saved buffers, raw datasets of other libraries, datasets without steps, `verify` without digests,
+    rows of a checkpoint or an export that do not fit into memory, and arguments that make no sense; FormatError and
+    CorruptDataError for files that cannot be read or were changed since they were mixed; SchemaError (a RuntimeError)
+    for a mixture of datasets with different fields, and for a batch size that slices do not divide.
     """
     generator = generator_of(secrets.randbits(63) if seed is None else seed)
     storage_of = functools.partial(_storage, mode=mode, split_trajs=split_trajs, verify=verify)

@@ -91,7 +91,7 @@ class OpenMixture(Generic[T]):
 
     @cached_property
     def datasets(self) -> tuple[MixedDataset[T], ...]:
-        """All datasets, those of mixtures in the mixture too, in the order of `source_id`."""
+        """All datasets, including the datasets of mixtures inside the mixture, in the order of `source_id`."""
         return tuple(one for member in self.members for one in member.datasets)
 
     @cached_property
@@ -153,7 +153,7 @@ class OpenMixture(Generic[T]):
 
     @property
     def reward_meanings(self) -> list[str]:
-        """Sentences on datasets whose rewards are sums over several steps, where those of others are not."""
+        """Sentences on datasets whose rewards are sums over several steps, while others have plain rewards."""
         datasets = self.datasets
         return reward_meanings([one.manifest for one in datasets], [one.member.name for one in datasets])
 

@@ -74,7 +74,7 @@ class OfflineToOnlineReplayBuffer:
       both buffers; next to a buffer of a dataset, they are its own, and given to `online_buffer.append_transform`.
     - `schema`: about entries that only one side has, see `ReplayBufferEnsemble`; by default they are refused.
 
-    A batch `[batch_size]` has `round(offline_fraction * batch_size)` rows of the dataset, then those of the ring; while
+    A batch `[batch_size]` has `round(offline_fraction * batch_size)` rows of the dataset, then rows of the ring; while
     the ring is empty, all are of the dataset. `"source_id"` is 0 for rows of the dataset and 1 for others; with an
     ensemble of k datasets it is k for the others. `len` is the number of elements of both.
 
@@ -261,7 +261,7 @@ def _elements_of(buffer: ReplayBuffer) -> int:
 
 
 def _all_rows(buffer: ReplayBuffer, chunk_size: int) -> Iterator[Any]:
-    """Yield the elements of a buffer in order, those of an ensemble by member."""
+    """Yield the elements of a buffer in order; for an ensemble, member after member."""
     if isinstance(buffer, ReplayBufferEnsemble):
         joiner = _joiner_of(buffer)
         for number in range(len(buffer)):

@@ -58,9 +58,9 @@ def trajectory_lengths(episode_lengths: Array, done: Array) -> Array:
 def padded(rows: TensorDict, lengths: Array) -> TensorDict:
     """Give every trajectory a row of its own: `[steps]` becomes `[trajectories, longest]`, zero where one is over.
 
-    `lengths` are those of trajectories that lie one after the other and are all there is. `"mask"` (bool) is set
-    where a step is, `"traj_ids"` (int64) is the number of the trajectory. The time this takes grows with the number of
-    steps; the result is in memory, and pages that hold nothing but padding take none. Names and form are those of
+    `lengths` are the lengths of all trajectories, in the order of the rows. `"mask"` (bool) is set where a step is,
+    `"traj_ids"` (int64) is the number of the trajectory. The time this takes grows with the number of
+    steps; the result is in memory, and pages that hold nothing but padding take none. Names and form match
     TorchRL's `split_trajectories`. SchemaError (a RuntimeError) if the data has entries of these names.
     """
     mask = torch.arange(int(lengths.max())) < torch.from_numpy(lengths).unsqueeze(1)
@@ -331,8 +331,8 @@ class DatasetStorageCheckpointer(TensorStorageCheckpointer):
     """Saves the rows of a `DatasetStorage`, which may have been edited, as a `TensorStorageCheckpointer` does.
 
     It also loads the checkpoint of a `PackedStorage`, which notes a dataset, where that has the same steps: then the
-    storage has the rows of its dataset again, as they are on the disk. SchemaError where it has others, or where
-    there is no indication whether it has.
+    storage has the rows of its dataset again, as they are on the disk. SchemaError where the steps differ, or
+    where nothing tells whether they do.
     """
 
     def loads(self, storage: Storage, path: str | os.PathLike[str], *, verify: bool = False) -> None:

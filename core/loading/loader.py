@@ -135,7 +135,7 @@ class TorchLoader(DataLoader[Any]):
             traceback.clear_frames(error.__traceback__)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that of an epoch, from its first batch on."""
+        """Start the next pass with the first batch of `epoch`."""
         self._numbers.dataset.set_epoch(epoch)
         self._next = None
 

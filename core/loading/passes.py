@@ -65,7 +65,7 @@ class Passes:
     # Passes -----------------------------------------------------------------------------------------
 
     def enter(self) -> Start:
-        """Start a pass in this process, or join that of the other workers; return where it starts."""
+        """Start a pass in this process, or join the pass of the other workers; return where it starts."""
         worker = get_worker_info()
         with self._guard.hold():
             if worker is None:

@@ -65,7 +65,7 @@ class _Shared:
 
     @property
     def buffer(self) -> ReplayBuffer:
-        """The buffer whose batches these are; its storage is that of the dataset."""
+        """The buffer that draws the batches, with the storage of the dataset."""
         return self.batches.buffer
 
     @property
@@ -84,7 +84,7 @@ class _Shared:
         return count
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that of an epoch, from its first batch on; also for workers that exist already."""
+        """Start the next pass with the first batch of `epoch`, also in workers that exist already."""
         check_number("the epoch", epoch, 0)
         self.passes.start_at(Start(self.passes.next.seed, epoch, 0))
 
@@ -164,7 +164,7 @@ class TorchDataset(_Shared, IterableDataset[Any]):
         """Continue from a state with the next pass, with any number of workers.
 
         SchemaError (a RuntimeError), with nothing changed, for a state of other batches: of another dataset, batch
-        size, sampler or rank; and for that of one of several workers in any other.
+        size, sampler or rank; and for the state of one of several workers in any other worker.
         """
         worker, workers = state_dict.get("worker", 0), state_dict.get("workers", 1)
         here = get_worker_info()
@@ -183,7 +183,7 @@ class TorchDataset(_Shared, IterableDataset[Any]):
         self.passes.start_at(Start(start.seed, start.epoch + 1, 0), by_workers=True)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that of an epoch, from its first batch on; also for workers that exist already."""
+        """Start the next pass with the first batch of `epoch`, also in workers that exist already."""
         super().set_epoch(epoch)
         self._place = None
 
@@ -278,11 +278,11 @@ def torch_dataset(
     - `sampler`: by default `SamplerWithoutReplacement()`. With one that has epochs, no element (or trajectory) comes
       twice in an epoch. Any other draws without end, or in epochs of `batches` batches.
     - `drop_last`: whether the incomplete rounds at the end of an epoch are left out.
-    - `rank`, `world_size`: which part of every epoch this process gets; by default that of `torch.distributed` if it is
-      initialized, else of the variables `RANK` and `WORLD_SIZE` that torchrun sets. All ranks have the same number of
-      batches and no element twice: see `Shard` for the last round. They need the same `seed`.
+    - `rank`, `world_size`: which part of every epoch this process gets; by default as `torch.distributed` states if it
+      is initialized, else as the variables `RANK` and `WORLD_SIZE` state, which torchrun sets. All ranks have the same
+      number of batches and no element twice: see `Shard` for the last round. They need the same `seed`.
     - `seed`: without one a fresh seed is drawn. The state has it.
-    - `transform`, `collate_fn`, `split_trajs`, `verify`, `root`: those of `load_dataset`.
+    - `transform`, `collate_fn`, `split_trajs`, `verify`, `root`: as for `load_dataset`.
 
     UsageError (a ValueError) for a sampler whose batches depend on those before or on priorities, for several ranks
     without a seed, and for arguments that make no sense; SchemaError (a RuntimeError) for a batch size that slices do

@@ -188,7 +188,7 @@ def _processor(
 
 
 def _frames(replay: str | os.PathLike[str] | None, given: int | None, replay_filters: bool) -> int | None:
-    """Return how many steps to take: those given, else those of the replayed run if its choices are repeated."""
+    """Return how many steps to take: as given, else as many as the replayed run took if its choices are repeated."""
     from .operations.program import replayed_frames
 
     return replayed_frames(replay) if given is None and replay is not None and replay_filters else given

@@ -66,7 +66,7 @@ class HubShards(ShardFiles):
 
     @property
     def hub(self) -> Hub:
-        """The connections of this process: those of the one that it was forked from are not its own."""
+        """The connections of this process; a forked process makes new ones."""
         if self._process != os.getpid():
             self._connect()
         return self._hub
@@ -229,7 +229,7 @@ class HubShards(ShardFiles):
             raise CorruptDataError(f"shard {number} of {self.address} is not what was announced: {problem}")
 
     def _fetch_videos(self, number: int, folder: Path, more: Callable[[int], None]) -> None:
-        """Fetch the videos that the rows refer to; those of other shards that are here are linked, and compared."""
+        """Fetch the videos that the rows refer to; link to files that other shards have, and compare all."""
         names = self._names_of_videos(number, folder)
         more(sum(self._videos[name].known_size + _PAGE for name in names))
         fs.make_folder(folder / VIDEOS)

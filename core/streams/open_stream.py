@@ -34,7 +34,7 @@ def open_stream(
     """Open a dataset as a storage of shards: `hf://OWNER/NAME[@REVISION]`, `source:id[@REVISION]` or a path.
 
     What is stored is read where it is. Shards of a remote are kept below the storage root, in at most `cache_size`
-    bytes (`RBTOOL_CACHE_SIZE`, else 8 GiB); `options` are those of the source's reader. With `skip_bad` episodes and
+    bytes (`RBTOOL_CACHE_SIZE`, else 8 GiB); `options` go to the source's reader. With `skip_bad` episodes and
     shards that cannot be read are left out. UsageError for an address or a size without sense.
     """
     limit = _limit(cache_size)

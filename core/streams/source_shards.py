@@ -47,8 +47,8 @@ class SourceShards(ShardFiles):
     """The shards of dataset `dataset_id` of a source, as the source divides it.
 
     The remote is asked once for the state that all shards are of. Files that all shards need are fetched into `folder`
-    once; those of a shard are fetched, converted to TED with the `options` of the reader, and removed. How many steps a
-    shard has is known then.
+    once; the files of a shard are fetched, converted to TED with the `options` of the reader, and removed. Only then is
+    it known how many steps a shard has.
 
     What an option `auto` means for the whole dataset is decided by its first shards. With `skip_bad`
     episodes that cannot be read are left out. `make` makes the source, where it is not the one of that name.

@@ -21,10 +21,10 @@ from ..storages.stream import StreamStorage
 class StreamDataset(IterableDataset[Any]):
     """An `IterableDataset` of the batches of a stream, for `DataLoader(…, batch_size=None)`.
 
-    The shards of an epoch are divided among the ranks, and those of a rank among its workers: together they draw every
-    element once. The batches of one worker depend on the seed, the epoch, the number of workers and its own number
-    alone. How many a rank gets depends on its shards: ranks can differ, and a worker without a shard has none. Every
-    pass is the next epoch.
+    The shards of an epoch are divided among the ranks, and the shards of a rank among its workers: together they draw
+    every element once. The batches of one worker depend on the seed, the epoch, the number of workers and its own
+    number alone. How many a rank gets depends on its shards: ranks can differ, and a worker without a shard has none.
+    Every pass is the next epoch.
 
     - `buffer`: what `load_dataset(…, streaming=True)` returns, without `prefetch`; its sampler, batch size and
       transforms are taken.
@@ -69,7 +69,7 @@ class StreamDataset(IterableDataset[Any]):
         self._entered = False
 
     def __iter__(self) -> Iterator[Any]:
-        """Start a pass: yield the batches of an epoch, in a worker those of its shards."""
+        """Start a pass: yield the batches of an epoch, in a worker the batches of its shards."""
         if (fetcher := fetcher_asking(self)) is not None:
             if fetcher.auto_collation:
                 refuse_batching()
@@ -86,7 +86,7 @@ class StreamDataset(IterableDataset[Any]):
 
     @property
     def _part(self) -> Part:
-        """The part of all shards that is of this process: of those of its rank, which do not depend on workers."""
+        """The part of all shards that this process reads; the part of a rank does not depend on its workers."""
         worker, rank = get_worker_info(), self._rank
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         return Part(rank.rank + rank.ranks * number, rank.ranks * workers)
@@ -121,7 +121,7 @@ class StreamDataset(IterableDataset[Any]):
     # State -------------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that of an epoch."""
+        """Start the next pass with the first batch of `epoch`."""
         check_number("the epoch", epoch, 0)
         self.passes.start_at(Start(self.passes.next.seed, epoch, 0))
 
@@ -137,7 +137,7 @@ class StreamDataset(IterableDataset[Any]):
         return {"identity": self._shards.identity, **(self._before or self._sampler.state_dict())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state with the next pass; SchemaError for that of other data, or of another part."""
+        """Continue from a state with the next pass; SchemaError for a state of other data, or of another part."""
         self._load(state_dict)
         epoch = self._sampler.epoch + (not self._sampler.ran_out)
         self.passes.start_at(Start(int(state_dict["seed"]), epoch, 0), by_workers=get_worker_info() is not None)
