@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,22 @@ import h5py
 import numpy as np
 import pytest
 from d4rl_files import Episode, after_final_step, flat, plain_rows, random_episodes, write
+from dataset_bytes import bytes_below
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
 
 import rbtool
+from rbtool.cli.inspect import column_lines
 from rbtool.converters.d4rl.reader import D4rlReader
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
 from rbtool.core.format.contracts import Piece
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.reader import Reader
 from rbtool.core.ted.episodes import EndReason, Final
+from rbtool.core.ted.schema import REWARD
 from rbtool.core.testing.readers import ReaderTests
+from rbtool.core.verbs.inspect import ColumnsResult
 
 LENGTHS = (5, 1, 7, 4, 3)
 ENDS = ("terminal", "terminal", "timeout", "both", "none")
@@ -401,3 +409,567 @@ def test_chunks_that_differ_are_refused(tmp_path: Path) -> None:
     short["virtual/0/rewards"] = np.append(short["virtual/0/rewards"], np.float32(0))
     with pytest.raises(FormatError, match="different numbers of rows"):
         rbtool.convert(write(tmp_path / "d.hdf5", short), tmp_path / "out")
+
+
+@pytest.mark.parametrize("following", [False, True])
+def test_without_timeouts_the_horizon_ends_episodes(following: bool, tmp_path: Path) -> None:
+    episodes = random_episodes((4, 2, 4, 4, 3), ends=("timeout", "terminal", "both", "timeout", "none"))
+    columns = flat(episodes, timeouts=False, following=following)
+    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out", horizon=4, final_step="repeat")
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [4, 2, 4, 4, 3]
+        reasons = [EndReason.TRUNCATED, EndReason.TERMINATED, EndReason.TERMINATED, EndReason.TRUNCATED]
+        assert reader.episodes.end_reason.tolist() == [*reasons, EndReason.END_OF_FILE]
+    assert result.notes[0] == "there are no timeouts: episodes end at terminals and at the time limit of 4 steps"
+    assert result.request["options"] == {"horizon": 4}
+
+
+def test_the_name_of_a_published_file_states_its_horizon(tmp_path: Path) -> None:
+    episodes = random_episodes((280, 280, 5), ends=("timeout", "timeout", "none"))
+    file = tmp_path / "kitchen_microwave_kettle_light_slider-v0.hdf5"
+    write(file, flat(episodes, timeouts=False))
+    with D4rlReader(file) as reader:
+        facts = reader.facts()
+        assert (facts.id, list(facts.lengths or ())) == ("kitchen-partial-v0", [279, 279, 4])
+        assert any("280 steps of kitchen-partial-v0" in note for note in facts.notes)
+    with D4rlReader(file, options={"horizon": 5}, final_step="repeat") as reader:
+        assert len(reader.facts().episode_numbers) == 113
+    human = tmp_path / "pen-v0_demos_clipped.hdf5"
+    write(human, flat(episodes, timeouts=False))
+    for name, longest in (("pen-human-v0", 100), ("pen-human-longhorizon-v0", 200)):
+        with D4rlReader(human, options={"id": name}, final_step="repeat") as reader:
+            assert max(reader.facts().lengths or ()) == longest
+
+
+def test_a_time_limit_that_the_file_name_alone_states_is_named_as_such(tmp_path: Path) -> None:
+    columns = flat(random_episodes((30, 30, 30), ends=("timeout",) * 3), timeouts=False, following=True)
+    file = write(tmp_path / "minigrid4rooms.hdf5", columns)
+    with D4rlReader(file) as reader:
+        notes = reader.facts().notes
+    assert any(
+        "minigrid-fourrooms-v0, which the file name states (--horizon N states another)" in note for note in notes
+    )
+    assert any("in 2 steps inside episodes (first: step 29)" in note for note in notes)
+    for options in ({"horizon": 30}, {"id": "minigrid-fourrooms-v0"}):
+        with D4rlReader(file, options=options) as reader:
+            assert not any("file name" in note for note in reader.facts().notes)
+
+
+def test_ids_of_the_same_file_with_another_time_limit_are_named(tmp_path: Path) -> None:
+    columns = flat(random_episodes((300, 250), ends=("timeout", "timeout")), timeouts=False)
+    file = write(tmp_path / "door-v0_demos_clipped.hdf5", columns)
+    sentence = "door-human-longhorizon-v0 is the same file with a time limit of 300 steps"
+    with D4rlReader(file) as reader:
+        assert sentence in reader.facts().notes
+    with D4rlReader(file, options={"id": "door-human-v0"}) as reader:
+        assert sentence not in reader.facts().notes
+
+
+def d3rlpy_1(columns: dict[str, Any]) -> dict[str, Any]:
+    """The layout of d3rlpy 1: `episode_terminals` in place of `timeouts`, of the element types that it writes."""
+    ends = columns["terminals"] | columns.pop("timeouts")
+    return {
+        **columns, "terminals": columns["terminals"].astype("float32"), "episode_terminals": ends.astype("float32"),
+        "discrete_action": False, "version": "1.0",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["a.hdf5", "hopper_medium-v2.hdf5", "Ant_maze_u-maze_v2.hdf5"])
+@pytest.mark.parametrize("following", [False, True])
+def test_episode_terminals_are_the_ends_of_files_of_d3rlpy_1(name: str, following: bool, tmp_path: Path) -> None:
+    episodes = random_episodes((4, 3, 1, 5, 2), ends=("terminal", "timeout", "terminal", "timeout", "none"))
+    file = write(tmp_path / name, d3rlpy_1(flat(episodes, following=following)))
+    result = rbtool.convert(file, tmp_path / "out", final_step="repeat")
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [4, 3, 1, 5, 2]
+        reasons = [EndReason.TERMINATED, EndReason.TRUNCATED, EndReason.TERMINATED, EndReason.TRUNCATED]
+        assert reader.episodes.end_reason.tolist() == [*reasons, EndReason.END_OF_FILE]
+        found = (("observation",), ("next", "observation"), ("next", "terminated"), ("next", "truncated"))
+        rows = {key: reader.read(key, 0, 15) for key in found}
+        observations = np.concatenate([episode.observations[:-1] for episode in episodes])
+        assert np.array_equal(rows[("observation",)], observations)
+        after = [episode.observations[1:].copy() for episode in episodes]
+        for episode, next_rows in zip(episodes, after, strict=True):
+            next_rows[-1] = episode.observations[-1 if following else -2]
+        assert np.array_equal(rows[("next", "observation")], np.concatenate(after))
+        assert np.flatnonzero(rows[("next", "terminated")]).tolist() == [3, 7]
+        assert np.flatnonzero(rows[("next", "truncated")]).tolist() == [6, 12, 14]
+    assert result.notes[0].startswith("episodes end at episode_terminals, as d3rlpy 1 writes them")
+    with pytest.raises(UsageError, match="has episode_terminals, which mark where episodes end"):
+        rbtool.convert(file, tmp_path / "other", horizon=5)
+
+
+def test_terminals_inside_episodes_of_d3rlpy_1_stay_flags(tmp_path: Path) -> None:
+    columns = d3rlpy_1(flat(random_episodes((4, 3))))
+    columns["terminals"][1] = 1
+    with D4rlReader(write(tmp_path / "a.hdf5", columns), final_step="repeat") as reader:
+        facts = reader.facts()
+    assert list(facts.lengths or ()) == [4, 3]
+    assert "terminals are set in 1 steps inside episodes" in facts.notes
+
+
+def test_episode_terminals_beside_timeouts_end_no_episode(tmp_path: Path) -> None:
+    columns = flat(random_episodes((4, 3, 5)))
+    columns["episode_terminals"] = np.arange(12) % 2
+    with D4rlReader(write(tmp_path / "a.hdf5", columns), final_step="repeat") as reader:
+        facts = reader.facts()
+    assert list(facts.lengths or ()) == [4, 3, 5]
+    assert "timeouts are there, and episode_terminals end no episode: they are info.episode_terminals" in facts.notes
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [(np.zeros(6), "different numbers of rows"), (np.full(7, 0.5), "expected 0 or 1"), (np.zeros((7, 2)), "one nu")],
+)
+def test_episode_terminals_that_are_no_flags_are_refused(values: Any, message: str, tmp_path: Path) -> None:
+    columns = {**d3rlpy_1(flat(random_episodes((4, 3)))), "episode_terminals": values}
+    with pytest.raises(FormatError, match=message):
+        rbtool.inspect(write(tmp_path / "a.hdf5", columns))
+
+
+def test_without_any_sign_at_all_the_horizon_is_asked_for(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.hdf5", flat(random_episodes((4, 4)), timeouts=False))
+    with pytest.raises(FormatError, match="neither timeouts nor next_observations") as caught:
+        rbtool.convert(file, tmp_path / "out")
+    assert "--horizon N" in caught.value.hint
+    assert not (tmp_path / "out").exists()
+    assert rbtool.inspect(file, horizon=4).episodes == 2
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_inspect_shows_the_keys_of_a_file_that_needs_the_horizon(inside: bool, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.hdf5", flat(random_episodes((4, 4)), timeouts=False))
+    for found in (rbtool.inspect(tmp_path if inside else file), rbtool.inspect(file, format="d4rl")):
+        assert isinstance(found, ColumnsResult)
+        assert {one.name: one.rows for one in found.columns} == dict.fromkeys(
+            ("observations", "actions", "rewards", "terminals"), 8
+        )
+        assert "time limit cannot be determined" in found.doubts[0]
+        assert (found.format, dict(found.options)) == ("d4rl", {"horizon": "N"})
+        assert found.command.endswith("DEST --from d4rl --horizon N")
+    with pytest.raises(FormatError, match="neither timeouts"):
+        rbtool.inspect(file, episode=0)
+    text = " ".join(str(cell) for line in column_lines(found) for cell in line)
+    assert "HDF5 file of format d4rl" in text
+
+
+def test_what_else_is_in_a_folder_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "a.hdf5", flat(random_episodes((4, 4))))
+    assert not [note for note in rbtool.inspect(tmp_path).notes if "not read" in note]
+    (tmp_path / "README.md").touch()
+    (tmp_path / ".hidden").touch()
+    assert "another entry of the folder is not read: README.md" in rbtool.inspect(tmp_path).notes
+    for number in range(3):
+        (tmp_path / f"b{number}").mkdir()
+    notes = rbtool.inspect(tmp_path).notes
+    assert "4 other entries of the folder are not read: README.md, b0, b1, …" in notes
+    assert not [note for note in rbtool.inspect(tmp_path / "a.hdf5").notes if "not read" in note]
+
+
+def maze_columns(goals: bool = True) -> dict[str, Any]:
+    """Two episodes that go on for a while after the goal: `terminals` mark every step near it."""
+    columns = flat(random_episodes((8, 6), ends=("timeout", "timeout")))
+    columns["terminals"] = np.isin(np.arange(14), (3, 4, 5, 7, 11, 12))
+    if goals:
+        columns["infos/goal"] = np.zeros((14, 2))
+    return columns
+
+
+@pytest.mark.parametrize(
+    ("name", "goals"),
+    [("a.hdf5", True), ("Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse_fixed.hdf5", False)],
+)
+def test_in_antmaze_timeouts_alone_end_episodes_and_terminals_stay_flags(
+    name: str, goals: bool, tmp_path: Path
+) -> None:
+    columns = maze_columns(goals)
+    result = rbtool.convert(write(tmp_path / name, columns), tmp_path / "out", final_step="repeat")
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [8, 6]
+        assert reader.read(("next", "terminated"), 0, 14)[:, 0].tolist() == columns["terminals"].tolist()
+        assert reader.read(("next", "observation"), 0, 7).tobytes() == columns["observations"][1:8].tobytes()
+    assert any("terminals are set in 5 steps inside episodes" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(("timeouts", "lengths"), [("absent", [700, 30]), ("unset", [730])])
+def test_in_antmaze_terminals_end_no_episode_where_timeouts_are_missing(
+    timeouts: str, lengths: list[int], tmp_path: Path
+) -> None:
+    columns = flat(random_episodes((700, 30), ends=("none", "none")), timeouts=timeouts == "unset")
+    columns["terminals"][640:650] = True
+    file = tmp_path / "Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse_fixed.hdf5"
+    result = rbtool.convert(write(file, columns), tmp_path / "out", final_step="repeat")
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == lengths
+        assert reader.read(("next", "terminated"), 0, 730)[:, 0].tolist() == columns["terminals"].tolist()
+        assert reader.read(("next", "truncated"), 699, 700)[0, 0] == (timeouts == "absent")
+    assert any("terminals are set in 10 steps inside episodes" in note for note in result.notes)
+
+
+def test_repeated_terminals_in_a_maze_of_another_name_without_any_timeout_are_reported(tmp_path: Path) -> None:
+    columns = maze_columns()
+    columns["timeouts"][:] = False
+    with D4rlReader(write(tmp_path / "a.hdf5", columns)) as reader:
+        assert any("timeouts are set nowhere" in note for note in reader.facts().notes)
+
+
+def test_elsewhere_a_step_after_a_terminal_one_begins_an_episode(tmp_path: Path) -> None:
+    with D4rlReader(write(tmp_path / "a.hdf5", maze_columns(goals=False)), final_step="repeat") as reader:
+        assert list(reader.facts().lengths or ()) == [4, 1, 1, 2, 4, 1, 1]
+
+
+def test_another_horizon_is_another_dataset(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.hdf5", flat(random_episodes((6,)), timeouts=False))
+    rbtool.convert(file, tmp_path / "out", horizon=3)
+    assert rbtool.convert(file, tmp_path / "out", horizon=3).already_there
+    with pytest.raises(UsageError, match="is dataset d4rl:a, horizon 3, not d4rl:a, horizon 2"):
+        rbtool.convert(file, tmp_path / "out", horizon=2)
+
+
+def test_a_horizon_beside_timeouts_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.hdf5", flat(random_episodes((6,))))
+    with pytest.raises(UsageError, match="has timeouts"):
+        rbtool.convert(file, tmp_path / "out", horizon=3)
+    with pytest.raises(UsageError, match="above 0"):
+        rbtool.convert(
+            write(tmp_path / "b.hdf5", flat(random_episodes((6,)), timeouts=False)), tmp_path / "out", horizon=0
+        )
+    rbtool.convert(file, tmp_path / "out")
+    with pytest.raises(UsageError, match="--horizon is about raw datasets"):
+        rbtool.convert(tmp_path / "out", tmp_path / "again", horizon=3)
+
+
+REAL = sorted((Path(__file__).parents[1] / "data" / "d4rl").glob("*.hdf5"))
+HORIZONS = {"kitchen_like_no_timeouts": 280, "hopper_random_v0": 1000}
+
+
+def both_ways(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> list[dict[str, Any]]:
+    found = []
+    for block_bytes in (None, 1 << 30, 900):
+        with monkeypatch.context() as patch:
+            if block_bytes is None:
+                patch.setattr(D4rlReader, "read_episodes", Reader.read_episodes)
+            else:
+                patch.setattr(D4rlReader, "block_bytes", block_bytes)
+            rbtool.convert(source, folder / f"by{block_bytes}", **arguments)
+        found.append(bytes_below(folder / f"by{block_bytes}"))
+    return found
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+@pytest.mark.parametrize("final_step", ["auto", "drop", "repeat"])
+@pytest.mark.parametrize("source", REAL, ids=lambda path: path.stem)
+def test_real_files(
+    source: Path, final_step: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"layout": layout, "final_step": final_step}
+    with h5py.File(source) as file:
+        if "timeouts" not in file and "next_observations" not in file:
+            options["horizon"] = HORIZONS.get(source.stem, 100)
+    one, *others = both_ways(source, tmp_path, monkeypatch, **options)
+    assert others == [one, one]
+
+
+@pytest.mark.parametrize("following", [False, True])
+@pytest.mark.parametrize("episodes", [None, "0:9", "1,4:6,11,17:", "2"])
+def test_chosen_episodes(
+    episodes: str | None, following: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = [1, 7, 2, 1, 1, 30, 3, 9, 4, 1, 2, 8, 5, 1, 1, 6, 40, 2, 3, 5]
+    kinds = [("terminal", "timeout", "both")[number % 3] for number in range(len(lengths) - 1)]
+    columns = flat(random_episodes(lengths, ends=[*kinds, "none"]), following=following)
+    if following:
+        columns["next_observations"][20] += 1
+    source = write(tmp_path / "a.hdf5", columns)
+    one, *others = both_ways(source, tmp_path, monkeypatch, episodes=episodes)
+    assert others == [one, one]
+
+
+def test_a_time_limit_without_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = flat(
+        random_episodes([6, 6, 3, 6, 6, 2], ends=["timeout", "both", "terminal", "timeout", "timeout", "none"])
+    )
+    del columns["timeouts"]
+    one, *others = both_ways(write(tmp_path / "a.hdf5", columns), tmp_path, monkeypatch, horizon=6)
+    assert others == [one, one]
+
+
+def test_ends_where_next_observations_do_not_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = flat(random_episodes([4, 5, 3, 6]), timeouts=False, following=True)
+    one, *others = both_ways(write(tmp_path / "a.hdf5", columns), tmp_path, monkeypatch)
+    assert others == [one, one]
+    assert one["manifest"]["boundary"]["inferred"] == 1
+
+
+def test_numbers_in_any_order_are_read_in_that_order(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.hdf5", flat(random_episodes([3, 2, 4, 2])))
+    with D4rlReader(source, final_step="repeat") as reader:
+        blocks = list(reader.blocks([3, 0, 2, 1]))
+        expected = [piece.columns[("action",)] for number in (3, 0, 2, 1) for piece in reader.pieces([number])]
+    assert [block.episodes.tolist() for block in blocks] == [[3], [0, 2], [1]]
+    found = np.concatenate([block.columns[("action",)] for block in blocks])
+    assert found.tobytes() == np.concatenate(expected).tobytes()
+
+
+DTYPES = st.sampled_from(["float32", "float64"])
+HORIZON = 6
+
+
+@st.composite
+def episode_sets(draw: st.DrawFn) -> list[Episode]:
+    """Episodes of up to six steps, with any numbers in them; only the last may be without an end."""
+    dtype, shape = draw(DTYPES), draw(st.sampled_from([(), (1,), (3,), (2, 2)]))
+    lengths = draw(st.lists(st.integers(1, HORIZON), min_size=1, max_size=8))
+    found = []
+    for number, length in enumerate(lengths):
+        last = number == len(lengths) - 1
+        full = length == HORIZON
+        kinds = ["terminal", *(["timeout", "both"] if full else []), *(["none"] if last and not full else [])]
+        kind = draw(st.sampled_from(kinds))
+        numbers = npst.arrays(dtype, (length + 1, *shape), elements=st.floats(-8, 8, width=32))
+        found.append(
+            Episode(
+                draw(numbers), draw(npst.arrays("float32", (length, 2), elements=st.floats(-1, 1, width=32))),
+                draw(npst.arrays(dtype, length, elements=st.floats(width=32, allow_nan=False))),
+                kind in ("terminal", "both"), kind in ("timeout", "both"),
+            )
+        )  # fmt: skip
+    return found
+
+
+def ends_of(episodes: list[Episode]) -> list[int]:
+    return (np.cumsum([len(episode) for episode in episodes]) - 1).tolist()
+
+
+def joined(pieces: list[Piece]) -> dict[str, bytes]:
+    return {
+        "observation": b"".join(piece.rows_before(("observation",)).tobytes() for piece in pieces),
+        "next": b"".join(piece.rows_after(("observation",)).tobytes() for piece in pieces),
+        "action": b"".join(piece.columns[("action",)].tobytes() for piece in pieces),
+        "reward": b"".join(piece.columns[REWARD].tobytes() for piece in pieces),
+        "terminated": b"".join(piece.terminated.tobytes() for piece in pieces),
+    }
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    episodes=episode_sets(), timeouts=st.booleans(), following=st.booleans(), piece=st.integers(1, 400),
+    choice=st.sampled_from(["auto", "drop", "repeat"]), packed=st.booleans(),
+)  # fmt: skip
+def test_pieces_are_the_rows_that_were_written(
+    episodes: list[Episode], timeouts: bool, following: bool, piece: int, choice: str, packed: bool
+) -> None:
+    columns = flat(episodes, timeouts=timeouts, following=following)
+    options = {} if timeouts else {"horizon": HORIZON}
+    expected = plain_rows(columns, ends_of(episodes))
+    if choice == "auto":
+        expected = after_final_step(expected)
+    elif choice == "drop":
+        expected = [row for row in expected if row["next"] is not None]
+    else:
+        expected = [{**row, "next": row["observation"] if row["next"] is None else row["next"]} for row in expected]
+    with tempfile.TemporaryDirectory() as folder:
+        packing = {"compression": "gzip", "chunks": True} if packed else {}
+        file = write(Path(folder) / "a.hdf5", columns, **packing)
+        kind = type("Small", (D4rlReader,), {"piece_bytes": piece})
+        with kind(file, final_step=choice, options=options) as reader:
+            facts, pieces, table = reader.facts(), list(reader.pieces()), reader.episode_table()
+    assert facts.steps == table.steps == len(expected)
+    found = joined(pieces)
+    assert (
+        list(facts.episode_numbers) == table.episode.tolist() == list(dict.fromkeys(row["episode"] for row in expected))
+    )
+    for name in ("observation", "next", "action", "reward"):
+        assert found[name] == b"".join(np.asarray(row[name]).tobytes() for row in expected), name
+    assert found["terminated"] == b"".join(np.bool_(row["terminated"]).tobytes() for row in expected)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(episodes=episode_sets())
+def test_a_conversion_keeps_every_episode_with_its_end(episodes: list[Episode]) -> None:
+    columns = flat(episodes, following=True)
+    with tempfile.TemporaryDirectory() as folder:
+        result = rbtool.convert(write(Path(folder) / "a.hdf5", columns), Path(folder) / "out")
+        with TedReader(result.path) as reader:
+            table, steps = reader.episodes, reader.manifest.steps
+            for name, key in (("observations", ("observation",)), ("next_observations", ("next", "observation"))):
+                assert reader.read(key, 0, steps).tobytes() == columns[name].tobytes()
+            assert table.length.tolist() == [len(episode) for episode in episodes]
+            assert table.terminated.tolist() == [episode.terminated for episode in episodes]
+            ended = [episode.timed_out or not episode.terminated for episode in episodes]
+            assert table.truncated.tolist() == ended
+
+
+DATA = Path(__file__).parents[1] / "data" / "d4rl"
+
+
+def rows(path: Path, key: str) -> np.ndarray:
+    with TedReader(path) as reader:
+        return reader.read(tuple(key.split(".")), 0, reader.manifest.steps)
+
+
+def test_d4rl_77_antmaze_v0_is_reported_as_broken_and_v2_is_named(tmp_path: Path) -> None:
+    columns = flat(random_episodes((6, 6), ends=("timeout", "timeout")))
+    name = "Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse"
+    old = rbtool.convert(write(tmp_path / f"{name}.hdf5", columns), tmp_path / "old")
+    new = rbtool.convert(write(tmp_path / f"{name}_fixed.hdf5", columns), tmp_path / "new")
+    assert any("the v2 file has them repaired" in note for note in old.notes)
+    assert not any("repaired" in note for note in new.notes)
+
+
+def test_d4rl_145_the_next_observation_of_a_terminal_step_is_not_that_of_the_next_episode(tmp_path: Path) -> None:
+    columns = flat(random_episodes((4, 5, 3), ends=("terminal", "terminal", "terminal")))
+    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    after = rows(result.path, "next.observation")
+    for end in (3, 8):
+        assert after[end].tobytes() == columns["observations"][end].tobytes()
+        assert after[end].tobytes() != columns["observations"][end + 1].tobytes()
+    assert result.steps == 12  # and the last row of the file is not dropped
+
+
+def test_d4rl_162_timeouts_that_are_not_marked_are_reported(tmp_path: Path) -> None:
+    columns = flat(random_episodes((1000, 1000, 7), ends=("timeout", "timeout", "terminal")), following=True)
+    columns["timeouts"][999] = False
+    result = rbtool.convert(write(tmp_path / "hopper_medium_replay-v2.hdf5", columns), tmp_path / "out")
+    assert any("1 episode has more than the 1,000 steps" in note for note in result.notes)
+    assert result.boundary["explicit_next"] == 1  # the jump inside is kept as it is, and marked
+    assert rows(result.path, "next.observation").tobytes() == columns["next_observations"].tobytes()
+
+
+def test_d4rl_86_every_step_of_the_file_is_counted_once(tmp_path: Path) -> None:
+    columns = flat(random_episodes((3, 1, 4, 1, 5), ends=("terminal",) * 4 + ("none",)), following=True)
+    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    assert (result.steps, result.episodes) == (14, 5)
+    assert rows(result.path, "action").tobytes() == columns["actions"].tobytes()
+
+
+def test_d4rl_137_adroit_timeouts_are_where_the_file_has_them(tmp_path: Path) -> None:
+    columns = flat(random_episodes((200, 100, 30), ends=("timeout", "timeout", "timeout")))
+    result = rbtool.convert(write(tmp_path / "door-human-v1.hdf5", columns), tmp_path / "out", final_step="repeat")
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [200, 100, 30]
+        assert reader.episodes.end_reason.tolist() == [EndReason.TRUNCATED] * 3
+
+
+@pytest.mark.parametrize("following", [False, True])
+def test_d4rl_34_and_31_next_observations_are_those_of_the_same_episode(following: bool, tmp_path: Path) -> None:
+    columns = flat(random_episodes((5, 4, 6), ends=("timeout", "terminal", "timeout")), following=following)
+    expected = after_final_step(plain_rows(columns, [4, 8, 14]))
+    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    found = rows(result.path, "next.observation")
+    assert [row.tobytes() for row in found] == [row["next"].tobytes() for row in expected]
+
+
+def test_d4rl_85_one_step_episodes_of_maze2d_are_named_where_they_vanish(tmp_path: Path) -> None:
+    columns = flat(random_episodes((4, 1, 1, 5), ends=("timeout",) * 4))
+    file = write(tmp_path / "a.hdf5", columns)
+    result = rbtool.convert(file, tmp_path / "out")
+    assert any("2 episodes (1, 2) are left out: one step" in note for note in result.notes)
+    assert rbtool.convert(file, tmp_path / "all", final_step="repeat").episodes == 4
+
+
+def test_d4rl_176_a_self_made_file_without_timeouts_says_what_is_missing(tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.hdf5", flat(random_episodes((4, 4)), timeouts=False))
+    with pytest.raises(FormatError, match="neither timeouts nor next_observations"):
+        rbtool.convert(file, tmp_path / "out")
+
+
+def test_d4rl_199_terminals_near_the_goal_do_not_end_episodes(tmp_path: Path) -> None:
+    columns = dict(flat(random_episodes((10,), ends=("timeout",))), **{"infos/goal": np.ones((10, 2))})
+    columns["terminals"][4:9] = True
+    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out", final_step="repeat")
+    assert result.episodes == 1
+    assert rows(result.path, "next.terminated")[:, 0].tolist() == columns["terminals"].tolist()
+    assert [finding.rule for finding in rbtool.check(result.path).findings] == ["TED006"]  # a warning
+
+
+def test_d4rl_210_a_file_that_was_cut_names_sizes_and_the_command(tmp_path: Path) -> None:
+    file = write(tmp_path / "halfcheetah_medium-v2.hdf5", flat(random_episodes((100, 100))))
+    size = file.stat().st_size
+    file.write_bytes(file.read_bytes()[: size // 3])
+    with pytest.raises(CorruptDataError, match=f"{size // 3:,} bytes, and its header states {size:,}") as caught:
+        rbtool.convert(file, tmp_path / "out")
+    assert caught.value.hint == "fetch it again: rbtool download d4rl halfcheetah-medium-v2"
+
+
+def test_corl_43_the_last_unterminated_episode_is_kept(tmp_path: Path) -> None:
+    columns = flat(random_episodes((4, 6), ends=("terminal", "none")))
+    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [4, 5]  # its last step has no observation after it
+        assert reader.episodes.truncated.tolist() == [False, True]
+    assert rbtool.convert(tmp_path / "a.hdf5", tmp_path / "all", final_step="repeat").steps == 10
+
+
+def test_diffusion_policies_6_timeouts_end_episodes_too(tmp_path: Path) -> None:
+    columns = flat(random_episodes((50,) * 20, ends=("timeout",) * 19 + ("terminal",)))
+    columns["rewards"][:] = 1
+    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out", final_step="repeat")
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.max() == 50
+        assert reader.episodes.total_reward.max() == 50
+
+
+def test_minari_74_and_187_a_reward_is_that_of_the_action_in_its_row(tmp_path: Path) -> None:
+    columns = flat(random_episodes((6,), ends=("terminal",)))
+    columns["rewards"] = columns["actions"][:, 0].copy()
+    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    assert rows(result.path, "next.reward")[:, 0].tobytes() == rows(result.path, "action")[:, 0].tobytes()
+
+
+def test_minari_199_observations_of_another_length_are_refused(tmp_path: Path) -> None:
+    columns = flat(random_episodes((6,), ends=("terminal",)))
+    columns["observations"] = np.concatenate((columns["observations"], columns["observations"][-1:]))
+    with pytest.raises(FormatError, match=r"observations 7, actions 6"):
+        rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+
+
+def test_minari_286_the_time_limit_in_the_report_is_that_of_the_id(tmp_path: Path) -> None:
+    columns = flat(random_episodes((50, 50), ends=("timeout", "timeout")), timeouts=False)
+    result = rbtool.convert(write(tmp_path / "minigrid4rooms.hdf5", columns), tmp_path / "out", final_step="repeat")
+    assert any("the time limit of 50 steps of minigrid-fourrooms-v0" in note for note in result.notes)
+    assert result.episodes == 2
+
+
+def test_tfds_the_end_of_an_episode_does_not_take_the_last_row_of_the_whole_file(tmp_path: Path) -> None:
+    columns = flat(random_episodes((3, 4, 2), ends=("timeout", "timeout", "timeout")), following=True)
+    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    after = rows(result.path, "next.observation")
+    for end in (2, 6, 8):
+        assert after[end].tobytes() == columns["next_observations"][end].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "episodes", "steps", "ends"),
+    [
+        ("door_demos", {"horizon": 40}, 3, 117, {"truncated": 3, "final_dropped": 3}),
+        ("hopper_random-v2", {}, 20, 466, {"terminated": 18, "truncated": 1, "end_of_file": 1}),
+        ("hopper_random_v0", {"horizon": 1000}, 8, 171, {"terminated": 8, "final_repeated": 8}),
+        ("kitchen_like_no_timeouts", {"horizon": 30}, 5, 145, {"truncated": 5, "final_dropped": 5}),
+        ("antmaze_like_goal", {}, 5, 113, {"terminated": 5, "final_repeated": 5}),
+    ],
+)
+def test_real_and_generated_files_equal_a_plain_reading(
+    name: str, options: dict[str, int], episodes: int, steps: int, ends: dict[str, int], tmp_path: Path
+) -> None:
+    import h5py
+
+    with h5py.File(DATA / f"{name}.hdf5") as file:
+        names = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
+        columns = {one: file[one][()] for one in names if one in file}
+    result = rbtool.convert(DATA / f"{name}.hdf5", tmp_path / "out", **options)
+    assert (result.episodes, result.steps) == (episodes, steps)
+    assert {key: count for key, count in result.boundary.items() if count} == ends
+    last = columns["terminals"] | columns.get("timeouts", np.zeros(len(columns["rewards"]), bool))
+    length = options.get("horizon", len(last) + 1)
+    since = 0
+    for row in range(len(last)):
+        since += 1
+        last[row] |= since == length
+        since = 0 if last[row] else since
+    expected = after_final_step(plain_rows(columns, np.flatnonzero(last).tolist()))
+    for key, own in (("observation", "observation"), ("next.observation", "next"), ("action", "action")):
+        assert rows(result.path, key).tobytes() == b"".join(row[own].tobytes() for row in expected)
+    assert rows(result.path, "next.reward").tobytes() == b"".join(row["reward"].tobytes() for row in expected)
+    assert rows(result.path, "episode").tolist() == [row["episode"] for row in expected]
+    assert rbtool.check(result.path).errors == 0

@@ -1,24 +1,29 @@
-"""`LerobotReader`: the contract of readers, and every row and pixel of files of v2.0, v2.1 and v3.0."""
+"""`LerobotReader`: every row and pixel of files of v2.0, v2.1 and v3.0, damaged and odd datasets, bounded memory."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import lerobot_files
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from damage import POINTER
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lerobot_files import CAMERA, Take, plain_rows, random_takes, write_dataset
+from lerobot_files import CAMERA, Take, picture, plain_rows, random_takes, write_dataset, write_lines, write_video
 
 import rbtool
 from rbtool.converters.lerobot.reader import LerobotReader
-from rbtool.core.errors import UsageError
+from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
 from rbtool.core.format.reader import FinalStep, Reader
 from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.episodes import Final
@@ -281,3 +286,329 @@ def test_image_shapes_with_channels_first(tmp_path: Path) -> None:
     with LerobotReader(folder, options={"images": "decode"}) as reader:
         (piece,) = reader.pieces()
         assert np.array_equal(piece.columns["observation", "image", "top"][:3], np.moveaxis(expected, -1, 1))
+
+
+ROWS = "data/chunk-000/episode_000001.parquet"
+VIDEO = f"videos/chunk-000/{CAMERA}/episode_000001.mp4"
+
+
+@pytest.fixture(params=["v2.1", "v3.0"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write_dataset(tmp_path / "d", random_takes((4, 3, 5)), version=request.param, a_file=1)
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    return write_dataset(tmp_path / "old", random_takes((4, 3, 5)))
+
+
+def raised(path: Path, **options: Any) -> RbtoolError:
+    """Convert; return the error, which is one sentence, after which nothing is there."""
+    out = path.parent / "out"
+    with pytest.raises(RbtoolError) as caught:
+        rbtool.convert(path, out, **options)
+    assert "\n" not in caught.value.message
+    assert not out.exists()
+    return caught.value
+
+
+def change_info(folder: Path, **entries: Any) -> None:
+    path = folder / "meta/info.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+def change_rows(path: Path, change: Callable[[Any], Any]) -> None:
+    pq.write_table(change(pq.read_table(path)), path)
+
+
+def replaced(name: str, values: Any) -> Callable[[Any], Any]:
+    return lambda table: table.set_column(table.schema.get_field_index(name), name, [values])
+
+
+def test_an_empty_info_is_named_whatever_else_is_there(folder: Path) -> None:
+    (folder / "meta/info.json").write_bytes(b"")
+    error = raised(folder)
+    assert isinstance(error, CorruptDataError)
+    assert "info.json is an empty file" in error.message
+
+
+@pytest.mark.parametrize("name", ["meta/info.json", ROWS, VIDEO, "meta/tasks.jsonl"])
+def test_pointers_of_git_lfs_are_named(name: str, older: Path) -> None:
+    (older / name).write_bytes(POINTER)
+    error = raised(older)
+    assert name in error.message
+    assert "git-lfs pointer" in error.message
+    assert "git lfs pull" in error.hint
+
+
+def test_metadata_alone_are_no_dataset(folder: Path) -> None:
+    shutil.rmtree(folder / "data")
+    assert "no files of rows" in raised(folder).message
+
+
+@pytest.mark.parametrize("entries", [
+    {"codebase_version": "v1.6"}, {"codebase_version": None}, {"features": {}}, {"fps": 0}, {"fps": "10"},
+    {"data_path": "../{episode_index}"}, {"data_path": "{episode_index.real}"}, {"data_path": 3},
+    {"data_path": "data/{nothing}"}, {"chunks_size": -1}, {"features": {"a": 3}},
+    {"features": {"action": {"dtype": "float32", "shape": [-2]}}},
+])  # fmt: skip
+def test_entries_of_info_that_make_no_sense_are_named(entries: dict[str, Any], folder: Path) -> None:
+    change_info(folder, **entries)
+    error = raised(folder)
+    assert isinstance(error, FormatError)
+    assert "info.json" in error.message or "outside the dataset" in error.message
+
+
+def test_a_feature_without_a_column_is_named(folder: Path) -> None:
+    info = json.loads((folder / "meta/info.json").read_text())
+    change_info(folder, features=info["features"] | {"observation.extra": {"dtype": "float32", "shape": [2]}})
+    assert "'observation.extra', of which the files of rows have no column" in raised(folder).message
+
+
+def test_mixed_versions_are_named(tmp_path: Path) -> None:
+    takes = random_takes((3, 2))
+    for number, (stated, other) in enumerate((("v2.1", "v3.0"), ("v3.0", "v2.1"))):
+        folder = write_dataset(tmp_path / str(number), takes, version=other, codebase_version=stated)
+        assert "versions are mixed" in raised(folder).message
+    folder = write_dataset(tmp_path / "both", takes)
+    shutil.copytree(DATA / "v30/data/chunk-000", folder / "data/chunk-000", dirs_exist_ok=True)
+    assert "versions are mixed" in raised(folder).message
+
+
+def assert_two_are_left(path: Path, said: str, *, video: bool = False) -> None:
+    """Episode 1 is bad: it is named, and left out with `--skip-bad`; `video` states that its rows are sound."""
+    assert said in raised(path).message
+    result = rbtool.convert(path, path.parent / "sound", skip_bad=True, final_step="repeat")
+    assert (result.episodes, result.steps) == (2, 9)
+    assert any("episode 1 is left out" in note and said in note for note in result.notes)
+    assert not any("--skip-bad" in note for note in result.notes)
+    chosen = rbtool.convert(path, path.parent / "chosen", episodes="0,2", final_step="repeat")
+    assert chosen.steps == 9
+    if video:
+        assert rbtool.convert(path, path.parent / "bare", images="skip", final_step="repeat").steps == 12
+
+
+def test_a_missing_file_of_rows_costs_its_episodes(older: Path) -> None:
+    (older / ROWS).unlink()
+    assert_two_are_left(older, "episode_000001.parquet is missing")
+
+
+def test_a_cut_file_of_rows_costs_its_episodes(older: Path) -> None:
+    data = (older / ROWS).read_bytes()
+    (older / ROWS).write_bytes(data[: len(data) // 2])
+    assert_two_are_left(older, "episode_000001.parquet cannot be read")
+
+
+def test_another_schema_is_named_with_its_file(older: Path) -> None:
+    table = pq.read_table(older / ROWS)
+    change_rows(older / ROWS, replaced("next.reward", table["next.reward"].cast("double").combine_chunks()))
+    assert_two_are_left(older, "'next.reward' as float64")
+
+
+def test_a_column_that_one_file_lacks_is_named(older: Path) -> None:
+    change_rows(older / ROWS, lambda table: table.drop_columns(["next.reward"]))
+    assert_two_are_left(older, "no column 'next.reward'")
+
+
+def test_a_column_that_one_file_alone_has_is_named(older: Path) -> None:
+    change_rows(older / ROWS, lambda table: table.append_column("force", pa.array([1.0, 2.0, 3.0])))
+    result = rbtool.convert(older, older.parent / "all")
+    assert [(one["key"], "1 of 3 files has it" in one["why"]) for one in result.dropped_keys] == [("force", True)]
+
+
+def test_missing_values_are_named(older: Path) -> None:
+    change_rows(older / ROWS, replaced("next.reward", pa.array([1.0, None, 2.0], pa.float32())))
+    with pytest.raises(FormatError, match="missing values"), LerobotReader(older) as reader:
+        list(reader.pieces())
+
+
+def test_jumps_of_frames_are_named(older: Path) -> None:
+    change_rows(older / ROWS, replaced("frame_index", [0, 1, 3]))
+    assert_two_are_left(older, "frame_index goes from 1 to 3 at row 2")
+
+
+def test_rows_that_the_metadata_do_not_count_are_named(older: Path) -> None:
+    rows = [json.loads(line) for line in (older / "meta/episodes.jsonl").read_text().splitlines()]
+    rows[1]["length"] = 7
+    write_lines(older / "meta/episodes.jsonl", rows)
+    assert_two_are_left(older, "3 rows of episode 1, the metadata state 7")
+
+
+def test_an_episode_that_the_metadata_do_not_name_is_named(older: Path) -> None:
+    rows = [json.loads(line) for line in (older / "meta/episodes.jsonl").read_text().splitlines()]
+    write_lines(older / "meta/episodes.jsonl", [rows[0], rows[2]])
+    assert_two_are_left(older, "rows of episode 1, which the metadata do not name")
+
+
+def test_rows_of_an_episode_in_two_places_are_named(older: Path) -> None:
+    change_rows(older / "data/chunk-000/episode_000000.parquet", lambda table: table)
+    shutil.copy(older / ROWS, older / "data/chunk-000/episode_000009.parquet")
+    assert_two_are_left(older, "rows of episode 1 are in 2 places")
+
+
+def test_an_unknown_task_is_named(older: Path) -> None:
+    change_rows(older / ROWS, replaced("task_index", [1, 1, 9]))
+    assert_two_are_left(older, "has the task 9")
+
+
+def test_times_that_drift_from_the_frames_are_named(older: Path) -> None:
+    change_rows(older / ROWS, replaced("timestamp", np.array([0, 0.1, 0.5], np.float32)))
+    assert_two_are_left(older, "row 2 has the timestamp 0.500 s", video=True)
+
+
+def test_a_missing_video_costs_its_episode(older: Path) -> None:
+    (older / VIDEO).unlink()
+    assert_two_are_left(older, "episode_000001.mp4 is missing", video=True)
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_of_a_subset_without_videos_the_episodes_asked_for_are_named_and_their_rows_can_be_taken(
+    version: str, tmp_path: Path
+) -> None:
+    path = write_dataset(tmp_path / "d", random_takes((4, 3, 5, 2)), version=version, a_file=1)
+    shutil.rmtree(path / "videos")
+    for file in sorted(path.glob("data/*/*.parquet"))[:2]:
+        file.unlink()
+    video = "episode_00000{}.mp4" if version == "v2.1" else "file-00{}.mp4"
+    chosen: list[dict[str, Any]] = [{"episodes": "2,3"}, {"episodes": "2,3", "skip_bad": True}, {"skip_bad": True}]
+    for options in chosen:
+        error = raised(path, **options)
+        assert f"{video.format(2)} is missing" in error.message
+        assert "episode 2 needs it" in error.message
+        assert "--images skip" in error.hint
+        assert ("--skip-bad" in error.hint) == ("skip_bad" not in options)
+    assert "episode 0" in raised(path).message
+    assert "episode 1" in raised(path, episodes="1").message
+    for number, options in enumerate(chosen):
+        result = rbtool.convert(path, tmp_path / str(number), images="skip", final_step="repeat", **options)
+        assert (result.episodes, result.steps) == (2, 7)
+    found = rbtool.check(path)
+    assert [one.episodes for one in found.findings] == [(0,), (1,), (2,), (3,)]
+
+
+def test_a_video_with_a_frame_too_few_costs_its_episode(older: Path) -> None:
+    write_video(older / VIDEO, [picture(4), picture(5)])
+    assert_two_are_left(older, "has 2 frames, and the rows of episode 1 need 3", video=True)
+
+
+def test_a_video_of_another_rate_costs_its_episode(older: Path) -> None:
+    write_video(older / VIDEO, [picture(number) for number in (4, 5, 6)], fps=25)
+    assert_two_are_left(older, "but no frame for row 2", video=True)
+
+
+def test_a_video_of_another_size_costs_its_episode(older: Path) -> None:
+    write_video(older / VIDEO, [picture(number)[:16] for number in (4, 5, 6)])
+    assert_two_are_left(older, "info.json states [32, 48, 3]", video=True)
+
+
+def test_frames_after_the_rows_are_left_out_and_counted(older: Path) -> None:
+    write_video(older / VIDEO, [picture(number) for number in (4, 5, 6, 7)])
+    notes = rbtool.convert(older, older.parent / "all").notes
+    assert any("1 video of observation.images.top have more frames" in note for note in notes)
+
+
+def shared_file(
+    folder: Path, column: str, change: Callable[[list[float]], list[float]], lengths: tuple[int, ...] = (4, 3, 5)
+) -> Path:
+    """A dataset of v3 with one video, in whose metadata the times `column` of the episodes are changed."""
+    made = write_dataset(folder, random_takes(lengths), version="v3.0", a_file=len(lengths))
+    path, name = made / "meta/episodes/chunk-000/file-000.parquet", f"videos/{CAMERA}/{column}"
+    times = change(pq.read_table(path)[name].to_pylist())
+    change_rows(path, replaced(name, pa.array(times)))
+    return made
+
+
+@pytest.mark.parametrize("images", ["keep", "decode"])
+def test_episodes_that_share_a_frame_are_left_out(images: str, tmp_path: Path) -> None:
+    folder = shared_file(tmp_path / "d", "from_timestamp", lambda times: [times[0], times[1] - 0.1, times[2]])
+    assert "frame 3 would be of a row of episode 0 and of one of episode 1" in raised(folder, images=images).message
+    result = rbtool.convert(folder, tmp_path / "sound", images=images, skip_bad=True, final_step="repeat")
+    assert (result.episodes, result.steps) == (1, 5)
+    again = rbtool.convert(result.path, tmp_path / "again", skip_bad=True)
+    for one in (result, again):
+        undecoded = [note for note in one.notes if note.startswith("frames of kept videos were not decoded")]
+        assert len(undecoded) == (images == "keep")
+
+
+def test_what_comes_after_an_episode_inside_another_one_is_compared_with_both(tmp_path: Path) -> None:
+    starts = [0.4, 0.1, 0.0, 0.8]  # frames 4:8, 1:4, 0:5, 8:12
+    folder = shared_file(tmp_path / "d", "from_timestamp", lambda _: starts, lengths=(4, 3, 5, 4))
+    assert "frame 4 would be of a row of episode 2 and of one of episode 0" in raised(folder, episodes="0").message
+    assert rbtool.convert(folder, tmp_path / "sound", skip_bad=True, final_step="repeat").steps == 4
+
+
+def test_times_that_end_before_the_rows_are_noted(tmp_path: Path) -> None:
+    folder = shared_file(tmp_path / "d", "to_timestamp", lambda times: [times[0] - 0.1, *times[1:]])
+    result = rbtool.convert(folder, tmp_path / "all", final_step="repeat")
+    assert result.steps == 12
+    assert any(note.startswith("to_timestamp of 1 episode leaves fewer frames") for note in result.notes)
+
+
+def test_a_damaged_image_in_a_column_is_named_with_its_row(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "d", random_takes((4, 3, 5)), images="image")
+
+    def cut(table: Any) -> Any:
+        images = table[CAMERA].to_pylist()
+        images[2]["bytes"] = images[2]["bytes"][:50]
+        return replaced(CAMERA, images)(table)
+
+    change_rows(folder / ROWS, cut)
+    assert_two_are_left(folder, "'observation.images.top', row 2: the image is damaged", video=True)
+
+
+def test_a_choice_for_images_that_is_not_known_is_a_usage_error(folder: Path) -> None:
+    error = raised(folder, images="drop")
+    assert isinstance(error, UsageError)
+    assert "--images is 'drop'" in error.message
+
+
+def test_without_pyav_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    error = raised(folder)
+    assert (error.exit_code, error.hint) == (2, "pip install 'rbtool[video]'")
+    assert rbtool.convert(folder, folder.parent / "bare", images="skip").episodes == 3
+
+
+def test_many_episodes_that_are_missing_are_named_as_ranges(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "many", random_takes((2,) * 32), images="none")
+    for number in (*range(24), 26, 28, 29):
+        (folder / f"data/chunk-000/episode_{number:06}.parquet").unlink()
+    result = rbtool.convert(folder, tmp_path / "out", skip_bad=True)
+    assert result.episodes == 5
+    assert result.notes[-1].endswith("7 more of 32 episodes are left out: 20..23, 26, 28..29")
+
+
+MEASURED = """
+import sys
+import rbtool
+from pathlib import Path
+made = rbtool.convert(sys.argv[1], sys.argv[2], images=sys.argv[3], final_step="repeat")
+most = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(made.steps, made.bytes >> 20, int(most.split()[1]) >> 10)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+@pytest.mark.parametrize(("images", "choice"), [("video", "decode"), ("video", "keep"), ("image", "decode")])
+def test_a_large_dataset_converts_under_400_mib(
+    images: str, choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lerobot_files, "SIZE", (480, 640))
+    monkeypatch.setattr(lerobot_files, "picture", _noisy)
+    source = write_dataset(tmp_path / "d", random_takes((700, 500)), version="v3.0", images=images)
+    words = [sys.executable, "-c", MEASURED, str(source), str(tmp_path / "out"), choice]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    steps, size, mebibytes = map(int, done.stdout.split())
+    assert steps == 1_200
+    assert (size > 1_000) == (choice == "decode")
+    assert mebibytes < 400
+    assert rbtool.check(tmp_path / "out").errors == 0
+
+
+def _noisy(number: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    image = np.zeros((480, 640, 3), np.uint8)
+    image[..., 0] = (np.arange(640) + number) % 256
+    image[::7, :, 1] = number % 256
+    image[64 : 64 + 96, number % 500 : number % 500 + 96] = np.random.default_rng(number).integers(0, 255, (96, 96, 3))
+    return image

@@ -1,11 +1,14 @@
-"""`RllibReader`: the contract of readers, real files row by row, and every rule for what an episode is."""
+"""`RllibReader`: the contract of readers, real files row by row, random episodes, and every rule for episodes."""
 
 from __future__ import annotations
 
 import json
 import pickle
+import random
+import tempfile
 import zipfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from rllib_files import (
     Row,
     as_batch,
@@ -35,6 +40,7 @@ from rllib_files import (
 import rbtool
 from rbtool.converters.rllib.reader import RllibReader
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
+from rbtool.core.format.contracts import Piece
 from rbtool.core.format.locate import open_source
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.reader import Reader
@@ -644,3 +650,89 @@ def test_agent_id_without_a_value_is_absent_in_json_too(tmp_path: Path) -> None:
     result = rbtool.convert(write_lines(tmp_path / "a.jsonl", rows), tmp_path / "out")
     assert result.steps == 3
     assert ("module_id", "it has no values") in [(one["key"], one["why"]) for one in result.dropped_keys]
+
+
+ENDS = ("terminated", "truncated", "none")
+
+
+def mixed(episodes: list[list[Row]], chance: random.Random, environments: int) -> list[Row]:
+    """Put the rows of episodes one after the other as environments that take turns would."""
+    streams: list[list[Row]] = [[] for _ in range(environments)]
+    for number, rows in enumerate(episodes):
+        streams[number % environments] += rows
+    found: list[Row] = []
+    while any(streams):
+        stream = chance.choice([one for one in streams if one])
+        count = chance.randint(1, len(stream))
+        found += stream[:count]
+        del stream[:count]
+    return found
+
+
+def write(folder: Path, rows: list[Row], form: str, chance: random.Random) -> None:
+    """Cut rows into files, and the rows of a file into lines."""
+    number = 0
+    while rows:
+        count = chance.randint(1, len(rows))
+        part, rows = rows[:count], rows[count:]
+        if form == "parquet":
+            write_parquet(folder / f"worker-0_{number}.parquet", part, row_group_size=chance.randint(1, count))
+        elif form == "rows":
+            write_lines(folder / f"worker-0_{number}.jsonl", part)
+        else:
+            cuts = sorted({0, *(chance.randint(1, count) for _ in range(3)), count})
+            lines = [as_batch(part[start:stop]) for start, stop in pairwise(cuts)]
+            write_lines(folder / f"worker-0_{number}.json", lines)
+        number += 1
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=7), form=st.sampled_from(["batches", "rows", "parquet"]),
+    flags=st.sampled_from(["dones", "terminateds"]), following=st.booleans(), environments=st.integers(1, 3),
+    piece=st.integers(1, 2000), seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_random_episodes_come_back_exactly(
+    lengths: list[int], form: str, flags: str, following: bool, environments: int, piece: int, seed: int
+) -> None:
+    chance = random.Random(seed)
+    kinds = [chance.choice(ENDS) for _ in lengths]
+    episodes = [
+        rows_of_episode(1000 + number, length, end=kind, seed=number, flags=flags, following=following)
+        for number, (length, kind) in enumerate(zip(lengths, kinds, strict=True))
+    ]
+    rows = mixed(episodes, chance, environments)
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), rows, form, chance)
+        kind = type("Small", (RllibReader,), {"piece_bytes": piece})
+        with kind(Path(folder), final_step="repeat") as reader:
+            facts, pieces, table = reader.facts(), list(reader.pieces()), reader.episode_table()
+    ids = list(dict.fromkeys(row["eps_id"] for row in rows))
+    assert facts.steps == len(rows) == table.steps
+    assert list(facts.episode_numbers) == list(range(len(ids)))
+    for number, eps_id in enumerate(ids):
+        expected = episodes[eps_id - 1000]
+        found = [one for one in pieces if one.episode == number]
+        assert columns_of_properties(found) == plain_columns_properties(expected, following=following)
+        kind_of_end = kinds[eps_id - 1000] if flags == "terminateds" or kinds[eps_id - 1000] == "none" else "terminated"
+        assert bool(found[-1].terminated[-1]) == (kind_of_end == "terminated")
+        assert bool(found[-1].truncated[-1]) == (kind_of_end == "truncated")
+
+
+def columns_of_properties(pieces: list[Piece]) -> dict[str, bytes]:
+    key = ("observation",)
+    return {
+        "obs": b"".join(piece.rows_before(key).tobytes() for piece in pieces),
+        "next": b"".join(piece.rows_after(key).tobytes() for piece in pieces),
+        "actions": b"".join(piece.columns["action",].tobytes() for piece in pieces),
+        "rewards": b"".join(piece.columns["reward",].tobytes() for piece in pieces),
+        "t": b"".join(piece.columns["info", "t"].tobytes() for piece in pieces),
+    }
+
+
+def plain_columns_properties(rows: list[Row], *, following: bool) -> dict[str, bytes]:
+    observations = [row["obs"] for row in rows]
+    after = [row["new_obs"] for row in rows] if following else [*observations[1:], observations[-1]]
+    found = {"obs": np.array(observations), "next": np.array(after)}
+    found |= {name: np.array([row[name] for row in rows]) for name in ("actions", "rewards", "t")}
+    return {name: column.tobytes() for name, column in found.items()}

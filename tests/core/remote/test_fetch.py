@@ -1,17 +1,22 @@
-"""Fetching from a real server: what is asked for, what is on the disk, which notes come."""
+"""Fetching from a real server: what is asked for, what is on the disk, how fetching ends early and goes on."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import resource
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from forked_scripts import run_forked
 from static_server import SOUND, Fault, StaticServer
 from waiting import HANG
 
+from rbtool import UsageError
 from rbtool.core.errors import (
     AuthorisationError,
     CorruptDataError,
@@ -21,9 +26,17 @@ from rbtool.core.errors import (
     OutOfSpaceError,
     RbtoolError,
 )
-from rbtool.core.format.sources import RemoteFile
+from rbtool.core.format import fs
+from rbtool.core.format.locate import KnownNames, Resolution
+from rbtool.core.format.sources import RemoteDataset, RemoteFile
+from rbtool.core.format.staging import Staging
+from rbtool.core.remote.catalogue import CatalogueFile
 from rbtool.core.remote.fetch import fetch_files
 from rbtool.core.remote.http import HttpTransport
+from rbtool.core.remote.originals import Originals
+from rbtool.core.remote.transport import Transport
+from rbtool.core.stats import StatsStore
+from rbtool.core.testing.datasets import write_walks
 
 SIZE = 600_000  # more than two blocks of what is written at once
 DATA = hashlib.shake_128(b"data").digest(SIZE)
@@ -386,3 +399,330 @@ def test_no_files_is_nothing_to_do(tmp_path: Path) -> None:
     with HttpTransport() as transport:
         fetch_files([], tmp_path / "absent", transport)
     assert list(tmp_path.iterdir()) == []
+
+
+DATA_ENDS = hashlib.shake_128(b"data").digest(600_000)
+DIGEST = f"sha256:{hashlib.sha256(DATA_ENDS).hexdigest()}"
+
+
+@pytest.fixture
+def server_ends() -> Iterator[StaticServer]:
+    with StaticServer({"one": DATA_ENDS, "two": DATA_ENDS}) as running:
+        yield running
+
+
+def fetch_ends(
+    server_ends: StaticServer,
+    folder: Path,
+    *names: str,
+    workers: int = 2,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    files = [RemoteFile(name, len(DATA_ENDS), DIGEST, (server_ends.address(name),)) for name in names]
+    with HttpTransport() as transport:
+        fetch_files(files, folder, transport, workers=workers, progress=progress)
+
+
+def kept(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def working() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "rbtool-fetch"]
+
+
+def end() -> None:
+    """Require that the transfers have been broken off, which ends their threads long before the silence of a server."""
+    for thread in working():
+        thread.join(HANG / 2)
+    assert working() == []
+
+
+@pytest.mark.parametrize("stalled_at", [0, 300_000])
+def test_the_first_failure_ends_the_others(stalled_at: int, server_ends: StaticServer, tmp_path: Path) -> None:
+    server_ends.faults = {"one": [Fault(stall=stalled_at), SOUND], "absent": [Fault(404, wait_for_stall=True)]}
+    with pytest.raises(DatasetNotFoundError, match="absent"):
+        fetch_ends(server_ends, tmp_path, "one", "absent", "two")
+    end()  # the transfer that waited was broken off
+    part = kept(tmp_path).get("one.part", b"")  # what came before the end may not all have been read
+    assert part == DATA_ENDS[: len(part)]
+    assert server_ends.starts("two") == []
+    fetch_ends(server_ends, tmp_path, "one", "two")
+    assert kept(tmp_path) == {"one": DATA_ENDS, "two": DATA_ENDS}
+    assert server_ends.starts("one") == [None, len(part) or None]
+
+
+def interrupt_when_stalled(server_ends: StaticServer) -> threading.Thread:
+    def strike() -> None:
+        server_ends.stalled.wait()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("names", [("one",), ("one", "two")])
+def test_an_interruption_ends_it_at_once(names: tuple[str, ...], server_ends: StaticServer, tmp_path: Path) -> None:
+    server_ends.faults = {name: [Fault(stall=300_000), SOUND] for name in names}
+    helper = interrupt_when_stalled(server_ends)
+    with pytest.raises(KeyboardInterrupt):
+        fetch_ends(server_ends, tmp_path, *names)
+    helper.join()
+    end()
+    assert kept(tmp_path)["one.part"] == DATA_ENDS[: len(kept(tmp_path)["one.part"])]
+    server_ends.faults = {}  # the second file may not have been asked for yet, and would stall now
+    fetch_ends(server_ends, tmp_path, *names)
+    assert kept(tmp_path) == dict.fromkeys(names, DATA_ENDS)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_exception_of_the_listener_ends_it(workers: int, server_ends: StaticServer, tmp_path: Path) -> None:
+    def fail(amount: int) -> None:
+        raise BrokenPipeError(amount)
+
+    with pytest.raises(BrokenPipeError):
+        fetch_ends(server_ends, tmp_path, "one", "two", workers=workers, progress=fail)
+    fetch_ends(server_ends, tmp_path, "one", "two", workers=workers)
+    assert kept(tmp_path) == {"one": DATA_ENDS, "two": DATA_ENDS}
+
+
+class Deaf(Transport):
+    """Cannot be interrupted: sends half of `slow`, and the rest when it is released; has nothing else."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.released = threading.Event()
+        self.ended = threading.Event()
+
+    def open(self, address: str, offset: int) -> AbstractContextManager[tuple[int, Iterator[bytes]]]:
+        if address != "slow":
+            self.begun.wait()
+            raise DatasetNotFoundError(f"no {address}")
+        return self._slow()
+
+    @contextlib.contextmanager
+    def _slow(self) -> Iterator[tuple[int, Iterator[bytes]]]:
+        try:
+            yield 0, self._blocks()
+        finally:
+            self.ended.set()
+
+    def _blocks(self) -> Iterator[bytes]:
+        yield DATA_ENDS[:1_000]
+        self.begun.set()
+        self.released.wait()
+        yield DATA_ENDS[1_000:]
+
+
+def test_a_transfer_that_cannot_be_broken_off_is_left_and_changes_no_file_later(tmp_path: Path) -> None:
+    files = [RemoteFile(name, len(DATA_ENDS), DIGEST, (name,)) for name in ("slow", "absent")]
+    transport = Deaf()
+    with pytest.raises(DatasetNotFoundError, match="no absent"):
+        fetch_files(files, tmp_path, transport)
+    left = kept(tmp_path)
+    transport.released.set()
+    for thread in working():
+        thread.join()
+    assert transport.ended.is_set()
+    assert kept(tmp_path) == left == {"slow.part": b""}
+
+
+class Ahead(Transport):
+    """Starts behind what was asked for."""
+
+    @contextlib.contextmanager
+    def open(self, address: str, offset: int) -> Iterator[tuple[int, Iterator[bytes]]]:
+        yield offset + 1, iter([DATA_ENDS[offset + 1 :]])
+
+
+def test_a_gap_is_never_written(tmp_path: Path) -> None:
+    with pytest.raises(NetworkError, match="another part of one"):
+        fetch_files([RemoteFile("one", len(DATA_ENDS), DIGEST, ("x",))], tmp_path, Ahead())
+    assert kept(tmp_path) == {}
+
+
+CHILD = """
+import os, pathlib, signal, sys
+from rbtool.core.format.sources import RemoteFile
+from rbtool.core.remote.fetch import fetch_files
+from rbtool.core.remote.http import HttpTransport
+folder, digest, size, at, *addresses = sys.argv[1:]
+count = 0
+def strike(event, arguments):
+    global count
+    if event == "rbtool.fs":
+        count += 1
+        if count == int(at):
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(strike)
+files = [RemoteFile("deep/" + a.rpartition("/")[2], int(size), digest, (a,)) for a in addresses]
+with HttpTransport() as transport:
+    fetch_files(files, pathlib.Path(folder), transport)
+"""
+
+
+def test_a_kill_at_any_change_of_the_disk_is_gone_on_from(server_ends: StaticServer, tmp_path: Path) -> None:
+    for at in range(1, 99):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        ended = run_forked(CHILD, folder, DIGEST, len(DATA_ENDS), at, server_ends.address("one"))
+        finals = {name: data for name, data in kept_below(folder).items() if not name.endswith(".part")}
+        assert finals in ({}, {"deep/one": DATA_ENDS})
+        fetch_below(server_ends, folder)
+        assert kept_below(folder) == {"deep/one": DATA_ENDS}
+        if ended.returncode == 0:
+            break
+    assert ended.returncode == 0
+    assert 8 < at < 30  # few operations: blocks are written in big pieces
+
+
+def kept_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def fetch_below(server_ends: StaticServer, folder: Path) -> None:
+    with HttpTransport() as transport:
+        fetch_files([RemoteFile("deep/one", len(DATA_ENDS), DIGEST, (server_ends.address("one"),))], folder, transport)
+
+
+DATA_LINKS = b"rows" * 1000
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The root itself may be a link: only links below it are untrusted."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "root").symlink_to(tmp_path / "disk")
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    folder = tmp_path / "mine"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "precious").write_text("mine")
+    (folder / "deep" / "precious").write_text("mine")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_happens_outside(outside: Path):
+    yield
+    found = {path.relative_to(outside).as_posix() for path in outside.rglob("*")}
+    assert found == {"precious", "deep", "deep/precious"}
+    assert (outside / "precious").read_text() == (outside / "deep" / "precious").read_text() == "mine"
+
+
+def plant(link: Path, target: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(target)
+
+
+def dataset(address: str) -> RemoteDataset:
+    checksum = f"sha256:{hashlib.sha256(DATA_LINKS).hexdigest()}"
+    return RemoteDataset("a-v0", "test:", None, (RemoteFile("data/rows", len(DATA_LINKS), checksum, (address,)),))
+
+
+@pytest.mark.parametrize("place", ["files", "files/data", "files/other", "files/data/rows", "files/data/rows.part"])
+def test_fetching_removes_links_and_not_what_they_lead_to(
+    root: Path, outside: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    originals = Originals(root, "minari", "a-v0")
+    plant(originals.folder / place, outside / "precious" if "rows" in place else outside)
+    with StaticServer({"rows": DATA_LINKS}) as server, HttpTransport() as transport, originals.lock(lambda: None):
+        remote = dataset(server.address("rows"))
+        originals.begin(remote, remote.checksums, kept=True)
+        fetch_files(remote.files, originals.files, transport)
+    assert [path.name for path in originals.files.rglob("*")] == ["data", "rows"]
+    assert (originals.files / "data" / "rows").read_bytes() == DATA_LINKS
+    assert list(originals.problems()) == []
+
+
+def test_files_are_fetched_into_no_linked_folder(tmp_path: Path, outside: Path) -> None:
+    plant(tmp_path / "files" / "data", outside)
+    with HttpTransport() as transport, pytest.raises(UsageError, match="files/data is a symbolic link"):
+        fetch_files(dataset("http://localhost/").files, tmp_path / "files", transport)
+
+
+@pytest.mark.parametrize("place", ["minari", "minari/.originals", "minari/.originals/a-v0"])
+def test_originals_lie_behind_no_link(root: Path, outside: Path, place: str) -> None:
+    plant(root / place, outside)
+    with pytest.raises(UsageError, match=f"{place} is a symbolic link"), Originals(root, "minari", "a-v0").lock(print):
+        pass
+
+
+def test_linked_originals_are_a_problem(root: Path, outside: Path) -> None:
+    originals = Originals(root, "minari", "a-v0")
+    with originals.lock(lambda: None):
+        originals.begin(dataset("http://localhost/"), ["data/rows"], kept=True)
+    plant(originals.files / "data", outside)
+    assert ["is a symbolic link" in problem for problem in originals.problems()] == [True]
+
+
+def _names(root: Path) -> None:
+    KnownNames(root, "minari").put(Resolution("a", "a-v0", "latest"))
+
+
+def _listing(root: Path) -> None:
+    from rbtool.core.format.sources import Catalogue
+
+    CatalogueFile(root, "minari", "key").save(Catalogue("test:", "2026-01-01T00:00:00Z", (), (), False))
+
+
+@pytest.mark.parametrize(("place", "write"), [("minari", _names), ("minari/.catalogue", _listing)])
+def test_nothing_is_remembered_behind_a_link(
+    root: Path, outside: Path, place: str, write: Callable[[Path], None]
+) -> None:
+    plant(root / place, outside)
+    with pytest.raises(UsageError, match="is a symbolic link"):
+        write(root)
+
+
+def test_statistics_are_remembered_behind_no_link(root: Path, outside: Path, tmp_path: Path) -> None:
+    plant(root / ".stats", outside)
+    StatsStore(root).save(write_walks(tmp_path / "walks", [(3, "terminated")]), [], [])
+
+
+@pytest.mark.parametrize("place", ["minari", "minari/deep", "minari/deep/a-v0"])
+@pytest.mark.parametrize("replace", [True, False])
+def test_datasets_are_put_behind_no_link(root: Path, outside: Path, place: str, replace: bool) -> None:
+    plant(root / place, outside)
+    staging = Staging(root / "minari" / "deep" / "a-v0", replace=replace, below=root)
+    with pytest.raises(UsageError, match=f"{place} is a symbolic link"), staging:
+        pass
+
+
+def test_a_root_that_is_a_link_is_used(root: Path) -> None:
+    with Staging(root / "minari" / "a-v0", below=root) as staging:
+        fs.write_file(staging.path / "rows", DATA_LINKS)
+        assert staging.publish()
+    _names(root)
+    assert (root / "minari" / "a-v0" / "rows").read_bytes() == DATA_LINKS
+    assert KnownNames(root, "minari").get("a") == Resolution("a", "a-v0", "latest")
+
+
+def test_a_linked_folder_of_an_earlier_run_is_not_taken_up(tmp_path: Path, outside: Path) -> None:
+    plant(tmp_path / ".made.rbtool-new-01234567", outside)
+    with Staging(tmp_path / "made", takes=lambda folder: True) as staging:
+        assert not staging.taken_up
+    plant(tmp_path / ".made.rbtool-old-01234567", outside)
+    with Staging(tmp_path / "made") as staging:
+        assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("how", [fs.open_to_fill, fs.open_to_change, fs.open_to_append])
+def test_files_are_opened_to_be_written_behind_no_link(
+    tmp_path: Path, outside: Path, how: Callable[[Path], int]
+) -> None:
+    plant(tmp_path / "link", outside / "precious")
+    with pytest.raises(OSError, match="link"):
+        how(tmp_path / "link")
+
+
+def test_a_use_leaves_its_time_on_no_linked_folder(tmp_path: Path, outside: Path) -> None:
+    before = outside.stat().st_mtime_ns
+    plant(tmp_path / "link", outside)
+    fs.touch(tmp_path / "link")
+    assert outside.stat().st_mtime_ns == before

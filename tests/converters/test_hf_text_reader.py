@@ -14,15 +14,7 @@ import pytest
 from asking import ask, ask_one, failed
 from download_machine import Machine
 from hub import Hub
-from text_files import (
-    COMPARISONS,
-    SPLITS,
-    TLDR,
-    lay_out_text_hub,
-    plain_rows,
-    saved_tldr,
-    write_parquet,
-)
+from text_files import COMPARISONS, SPLITS, TLDR, lay_out_text_hub, plain_rows, saved_tldr, write_parquet
 
 import rbtool
 from rbtool.converters.hf_text.reader import HfTextReader

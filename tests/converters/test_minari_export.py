@@ -13,14 +13,7 @@ from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from minari import MinariDataset
-from minari_oracle import (
-    assert_equals_minari,
-    flat_columns,
-    make_episode,
-    minari_cache,
-    minari_episodes,
-    write_minari,
-)
+from minari_oracle import assert_equals_minari, flat_columns, make_episode, minari_cache, minari_episodes, write_minari
 
 from rbtool.core.errors import SchemaError
 from rbtool.core.format.manifest import Manifest

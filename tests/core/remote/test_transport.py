@@ -1,0 +1,278 @@
+"""Back-off, the variables that forbid the network, and small files in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import hashlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from waiting import HANG
+
+from rbtool.core.errors import CorruptDataError, FormatError, NetworkError, RbtoolError, UsageError
+from rbtool.core.remote.threads import ask_all
+from rbtool.core.remote.transport import (
+    Patience,
+    Transient,
+    Transport,
+    read_small,
+    require_network,
+    retry_after,
+    retrying,
+)
+
+
+class Flaky:
+    """Fails as planned, then returns how often it was called."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self._failures = iter(failures)
+        self.calls = 0
+
+    def __call__(self) -> int:
+        self.calls += 1
+        for failure in self._failures:
+            raise failure
+        return self.calls
+
+
+def busy(wait: float | None = None, number: int = 0) -> Transient:
+    return Transient(NetworkError(f"busy {number}", hint="patience"), wait)
+
+
+@pytest.fixture
+def waits() -> list[float]:
+    return []
+
+
+def test_what_passes_is_called_once(waits: list[float]) -> None:
+    assert retrying(Flaky(), sleep=waits.append) == 1
+    assert waits == []
+
+
+def test_what_fails_twice_is_called_three_times(waits: list[float]) -> None:
+    notes: list[str] = []
+    assert retrying(Flaky(busy(), busy()), note=notes.append, sleep=waits.append) == 3
+    assert len(waits) == 2
+    assert [text.partition(";")[0] for text in notes] == ["busy 0", "busy 0"]
+
+
+def test_patience_ends_with_the_last_error(waits: list[float]) -> None:
+    call = Flaky(*(busy(number=number) for number in range(9)))
+    with pytest.raises(NetworkError, match="busy 4") as raised:
+        retrying(call, sleep=waits.append)
+    assert (call.calls, len(waits), raised.value.hint) == (5, 4, "patience")
+
+
+def test_the_waits_double_with_jitter_up_to_the_longest(waits: list[float]) -> None:
+    with pytest.raises(NetworkError):
+        retrying(Flaky(*[busy()] * 20), attempts=12, sleep=waits.append)
+    full = [min(30.0, 0.5 * 2**number) for number in range(11)]
+    assert all(most / 2 <= wait <= most for wait, most in zip(waits, full, strict=True))
+    assert len(set(waits)) == len(waits)
+
+
+@pytest.mark.parametrize("asked", [0.0, 7.0, 299.5])
+def test_the_server_is_waited_for_exactly(asked: float, waits: list[float]) -> None:
+    assert retrying(Flaky(busy(asked), busy(asked)), sleep=waits.append) == 3
+    assert waits == [asked, asked]
+
+
+def test_a_server_that_asks_for_too_much_is_not_waited_for(waits: list[float]) -> None:
+    call = Flaky(busy(3600.0))
+    with pytest.raises(NetworkError, match="busy 0; the server asks to wait for 3,600 s"):
+        retrying(call, sleep=waits.append)
+    assert (call.calls, waits) == (1, [])
+
+
+def test_other_failures_pass_through(waits: list[float]) -> None:
+    call = Flaky(KeyError("x"))
+    with pytest.raises(KeyError):
+        retrying(call, sleep=waits.append)
+    assert (call.calls, waits) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "attempts", "first_wait"), [("", 5, 0.5), ("8", 8, 0.5), ("3:0.01", 3, 0.01), (" 1:0 ", 1, 0.0)]
+)
+def test_the_environment_sets_patience(
+    text: str, attempts: int, first_wait: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RBTOOL_RETRIES", text)
+    patience = Patience.from_environment()
+    assert (patience.attempts, patience.first_wait) == (attempts, first_wait)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "3:", "3:x", "3:nan", "3:-1", "3:31", "1.5", ":1"])
+def test_a_patience_that_makes_no_sense_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RBTOOL_RETRIES", text)
+    with pytest.raises(UsageError, match="RBTOOL_RETRIES"):
+        retrying(Flaky())
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("0", 0.0), (" 120 ", 120.0), (None, None), ("", None), ("soon", None), ("-1", None), ("1.5", None), ("٣", None)],
+)
+def test_retry_after_in_seconds(header: str | None, seconds: float | None) -> None:
+    assert retry_after(header) == seconds
+
+
+@pytest.mark.parametrize(("ahead", "least", "most"), [(6000, 6000 - HANG, 6000), (-60, 0, 0)])
+def test_retry_after_as_a_date(ahead: int, least: float, most: float) -> None:
+    seconds = retry_after(email.utils.formatdate(time.time() + ahead, usegmt=True))
+    assert seconds is not None
+    assert least <= seconds <= most
+
+
+class Interrupted(Flaky):
+    """Is interrupted soon after it has failed."""
+
+    def __call__(self) -> int:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        return super().__call__()
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("alarm")
+def test_a_signal_ends_the_waiting() -> None:
+    began, wait = time.monotonic(), Patience().longest_asked
+    with pytest.raises(KeyboardInterrupt):
+        retrying(Interrupted(busy(wait)))
+    assert time.monotonic() - began < wait
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RBTOOL_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("value", ["1", "true", "TRUE", "Yes", "on", " 1 "])
+@pytest.mark.parametrize("name", ["RBTOOL_OFFLINE", "HF_HUB_OFFLINE"])
+def test_a_true_value_forbids(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(NetworkError, match=f"listing the hub needs the network, which {name}=") as raised:
+        require_network("listing the hub", "HF_HUB_OFFLINE")
+    assert raised.value.hint.split(", ")[0] == f"unset {name}"
+    assert ("--offline" in raised.value.hint) is (name == "RBTOOL_OFFLINE")
+
+
+@pytest.mark.parametrize("value", ["", "0", "false", "no", "off", "2"])
+def test_other_values_allow(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RBTOOL_OFFLINE", value)
+    require_network("listing", "HF_HUB_OFFLINE")
+
+
+def test_a_variable_that_was_not_named_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    require_network("listing a bucket")
+
+
+DATA = b"abcdefgh"
+SHA256 = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
+
+
+class Replies(Transport):
+    """Answers each request with the next of some bodies, in blocks of three bytes."""
+
+    def __init__(self, *bodies: bytes | Exception) -> None:
+        self.left = list(bodies)
+
+    @contextlib.contextmanager
+    def open(self, address: str, offset: int) -> Iterator[tuple[int, Iterator[bytes]]]:
+        body = self.left.pop(0)
+        if isinstance(body, Exception):
+            raise body
+        yield offset, (body[start : start + 3] for start in range(offset, len(body), 3))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RBTOOL_RETRIES", "3:0.001")
+
+
+def test_a_file_is_read_and_verified() -> None:
+    assert read_small(Replies(DATA), "x", limit=8, size=8, checksum=SHA256) == DATA
+    assert read_small(Replies(b"anything"), "x", limit=8) == b"anything"
+
+
+@pytest.mark.parametrize("first", [b"abc", b"abcdefgX", DATA + b"i", Transient(NetworkError("busy"))], ids=repr)
+def test_what_does_not_match_is_read_again(first: bytes | Exception) -> None:
+    transport = Replies(first, DATA)
+    assert read_small(transport, "x", limit=99, size=8, checksum=SHA256) == DATA
+    assert transport.left == []
+
+
+def test_what_never_matches() -> None:
+    with pytest.raises(CorruptDataError, match="x came with 3 bytes"):
+        read_small(Replies(*[b"abc"] * 3), "x", limit=9, size=8, checksum=SHA256)
+
+
+def test_what_is_too_long_is_not_read_to_its_end() -> None:
+    with pytest.raises(FormatError, match=r"has more bytes than expected \(7\)"):
+        read_small(Replies(DATA), "x", limit=7)
+
+
+def answer(number: int) -> Callable[[], int]:
+    def call() -> int:
+        if number % 3 == 2:
+            raise FormatError(f"odd {number}")
+        return number
+
+    return call
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 20])
+def test_all_answers_come_in_order_with_the_failures_among_them(count: int) -> None:
+    heard: list[int] = []
+    found = ask_all([answer(number) for number in range(count)], Replies(), done=heard.append)
+    assert [str(one) if isinstance(one, RbtoolError) else one for one in found] == [
+        f"odd {number}" if number % 3 == 2 else number for number in range(count)
+    ]
+    assert heard == [1] * count
+
+
+def test_any_other_error_ends_it_all() -> None:
+    held = threading.Event()
+
+    class Held(Replies):
+        def interrupt(self) -> None:
+            held.set()
+
+    def wait() -> None:
+        held.wait(HANG)
+
+    def fail() -> None:
+        raise KeyError("a fault of ours")
+
+    with pytest.raises(KeyError, match="a fault of ours"):
+        ask_all([wait, fail, wait, wait], Held(), workers=2)
+    assert held.is_set()
+
+
+@pytest.mark.parametrize("startable", [0, 1])
+def test_questions_are_answered_where_few_threads_can_be_started(
+    startable: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, left = threading.Thread.start, [startable]
+
+    def limited(thread: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    assert ask_all([lambda number=number: number for number in range(5)], Replies()) == [0, 1, 2, 3, 4]  # type: ignore[misc]
