@@ -22,7 +22,7 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
     - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `atari` below the storage root by default.
     - `download`: whether a run that is not there is converted from the folder that `ATARI_DATASET_DIR` names, or else
       downloaded; `"force"` replaces one that is there. The published bucket is closed: the error names replacements.
-    - `sampler`, `writer`, `transform`: those of `ReplayBuffer`; the default writer refuses to add anything.
+    - `sampler`, `writer`, `transform`: as in `ReplayBuffer`; the default writer refuses to add anything.
     - `num_slices`, `slice_len`: one of them asks for slices, each of consecutive steps of one episode.
       `strict_len` leaves out episodes that are shorter than a slice; else they are taken whole. With
       `replacement=False` each slice is drawn once an epoch.
@@ -33,10 +33,10 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
 
     Elements have `observation` and `("next", "observation")` (uint8 `[84, 84]`, or `[frame_stack, 84, 84]`), `action`
     (int32), `("next", "reward")` (float32 `[1]`), `("next", "terminated")`, `("next", "truncated")`, `("next", "done")`
-    (bool `[1]`) and `episode`. `("next", "observation")` is never that of another episode. Every batch is a copy.
+    (bool `[1]`) and `episode`. `("next", "observation")` never belongs to another episode. Every batch is a copy.
 
     DatasetNotFoundError (a FileNotFoundError) for a run that is not there, UsageError (a ValueError) for arguments that
-    make no sense, and what `rbtool.download` raises. Names and form are those of TorchRL.
+    make no sense, and what `rbtool.download` raises. Names and form follow TorchRL.
     """
 
     source = "atari"

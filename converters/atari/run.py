@@ -29,7 +29,7 @@ COLUMNS = (OBSERVATION, ACTION, REWARD, TERMINAL)
 ADD_COUNT, INVALID_RANGE = "add_count", "invalid_range"
 _NAME = re.compile(r"(?:\$store\$_)?(\w+)_ckpt\.(\d{1,9})\.gz", re.ASCII)
 LOGS = "replay_logs"
-"""The folder inside that of a run."""
+"""The folder with the files, inside the folder of a run."""
 _MOST_INVALID = 1 << 16
 _SMALL_ROWS = 1 << 20
 
@@ -379,7 +379,7 @@ class _TimeLine:
     """The rows of all parts, one after the other.
 
     `terminal` and `invalid` are rows, int64, ascending: those after which an episode ends, and those that are left
-    out. `cuts` are rows that do not follow the one before, `resets` those of them with which the run begins.
+    out. `cuts` are rows that do not follow the one before, `resets` the cuts with which the run begins.
     """
 
     def __init__(self, parts: Sequence[_Slots], joined: Sequence[bool]) -> None:

@@ -40,7 +40,7 @@ class D3rlpyReader(ColumnReader):
 
     `observations` become `observation` (tuples `observation.0`, `observation.1`, …), `actions` `action`, `rewards`
     `next.reward`; a column of its own with a row a step is `info.NAME`. The last step of an episode is terminated where
-    `terminated` is set, else truncated. Element types are those of the file.
+    `terminated` is set, else truncated. Element types stay as stored.
 
     Raises FormatError for files of other versions and arrays that contradict each other, CorruptDataError for damage.
     """

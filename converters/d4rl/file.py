@@ -319,7 +319,7 @@ class D4rlFile:
         return found
 
     def _is_chunk(self, path: str) -> bool:
-        """Return whether a path is that of rows which a column has."""
+        """Return whether a path names rows of a column."""
         parts = path.split("/")
         return bool(self._chunks) and len(parts) == 3 and parts[0] == _CHUNKS and parts[2] in self._columns
 

@@ -385,7 +385,7 @@ class D4rlReader(Reader):
             first = max(stop, first + 1)
 
     def _block(self, numbers: Array) -> EpisodeBlock:
-        """Read the rows from the first of these episodes to the last, and keep those of the episodes."""
+        """Read the rows from the first of these episodes to the last, and keep the rows that belong to them."""
         boundaries, file = self._boundaries, self._file
         start, stop = int(boundaries.starts[numbers[0]]), int(boundaries.stops[numbers[-1]])
         lengths = boundaries.lengths[numbers]

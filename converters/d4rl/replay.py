@@ -16,7 +16,7 @@ class D4RLExperienceReplay(SourceExperienceReplay):
     - `dataset_id`: one of the 179 ids of `available_datasets`, like `hopper-medium-v2`. One without its version means
       the latest.
     - `batch_size`: how many elements `sample()` and iteration give.
-    - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: those of `ReplayBuffer`; the default
+    - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: as in `ReplayBuffer`; the default
       writer refuses to add anything.
     - `split_trajs`: whether elements are whole trajectories, padded to one length. Batches are then
       `[batch, longest]`, with `"mask"` (bool) where a step is and `"traj_ids"`.
@@ -30,14 +30,14 @@ class D4RLExperienceReplay(SourceExperienceReplay):
       left out; `rbtool.download("d4rl", ID, final_step="repeat")` keeps it in a dataset of its own.
     - `env_kwargs`: refused, since no environment is made.
 
-    `("next", "observation")` is never that of another episode, and nowhere zero unless the data are. There is no
+    `("next", "observation")` never belongs to another episode, and nowhere zero unless the data are. There is no
     reward and no flag at the root. Rows are read from the disk when first touched; what is edited, in a batch or in
     place, stays in this process. A dataset that is stored is opened without the network.
 
     DatasetNotFoundError (a FileNotFoundError) for an id that D4RL does not have and for a dataset that is not there
     and may not be downloaded, CorruptDataError for one that is damaged, UsageError (a ValueError) for arguments that
-    make no sense, and what `rbtool.download` raises. Names and form are those of TorchRL; the values are those of
-    the source.
+    make no sense, and what `rbtool.download` raises. Names and form follow TorchRL; the values are the
+    source's.
     """
 
     source = "d4rl"

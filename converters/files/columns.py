@@ -141,7 +141,7 @@ class EpisodeColumn:
 
 @dataclass(frozen=True, slots=True)
 class ColumnEpisode:
-    """An episode of `length` steps; the flags are those of its last step.
+    """An episode of `length` steps; the flags belong to its last step.
 
     `observed` states that the observation after the last step is stored. `text` are strings of the whole episode.
     """

@@ -40,7 +40,7 @@ def notes_on_identical(files: Iterable[Path]) -> Iterator[str]:
 
 
 def _alike(groups: Iterable[Sequence[Path]], value_of: Callable[[Path], Hashable]) -> list[list[Path]]:
-    """Split groups of files by a value, and keep those of several files."""
+    """Split groups of files by a value, and keep groups of several files."""
     found: list[list[Path]] = []
     for group in groups:
         by_value: dict[Hashable, list[Path]] = {}

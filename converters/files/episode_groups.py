@@ -178,7 +178,7 @@ def _merge(
 
 
 def _difference(odd: _Signature, common: _Signature, first: str) -> str:
-    """State the first difference between the required columns of an episode and those of `first`."""
+    """State the first difference between the required columns of an episode and of `first`."""
     here, there = ({path: (form, more) for path, form, more in one} for one in (odd, common))
     for path in sorted(here.keys() | there.keys()):
         name = column_name(path)
@@ -213,7 +213,7 @@ class GroupEpisode:
     """An episode: the source's `number` of it, `name` for messages, and the `group` in `file` (an index) it is in.
 
     `terminated` states whether the last step is. `problem` is what is wrong with it, None for a sound one. `places` are
-    those of its columns, as `places_of` gives them.
+    where its columns are, as `places_of` gives them.
     """
 
     number: int

@@ -258,7 +258,7 @@ def text_of_name(name: bytes, where: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A form with the bytes of a row in the file, and whether they are those of the row in memory."""
+    """A form with the bytes of a row in the file, and whether the row has the same bytes in memory."""
 
     column: ColumnForm
     row_bytes: int

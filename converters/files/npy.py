@@ -271,7 +271,7 @@ class ArrayRows(Closing):
         return self._unpickled is None and bool(self.header.stored.hasobject)
 
     def unpickle(self) -> None:
-        """Read the pickle of an array of Python objects, which a user trusts: its rows are then those of any array.
+        """Read the pickle of an array of Python objects, which a user trusts: it is then read like any array.
 
         `header` then states the elements in memory, numbers or `str` objects. Raises what `array_of_objects` raises.
         """

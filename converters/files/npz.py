@@ -378,7 +378,7 @@ class NpzFile(Closing):
 
 
 def _refused(member: zipfile.ZipInfo, size: int) -> str:
-    """Return why a member must not be read, or an empty string; `size` is that of the archive."""
+    """Return why a member must not be read, or an empty string; `size` is the archive's."""
     if not is_inside(member.orig_filename) or "\\" in member.filename:
         return "is the name of a member, and leads out of a folder"
     if member.flag_bits & _ENCRYPTED:

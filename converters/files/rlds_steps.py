@@ -72,7 +72,7 @@ class LastSteps:
     """Counts, over all episodes of a dataset, the steps that look like fillers.
 
     `ends` are the last steps with `is_last` in episodes of two or more steps, `before` the steps next to them, and
-    `others` all steps but the last; `*_fillers` are those of them whose actions and reward are 0 or NaN.
+    `others` all steps but the last; `*_fillers` count the steps whose actions and reward are 0 or NaN.
     """
 
     ends: int = 0

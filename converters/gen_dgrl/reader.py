@@ -143,7 +143,7 @@ class GenDgrlReader(Reader):
     It has an `.npy` file for each episode: a pickled dictionary of four arrays.
 
     `observations` (T + 1 rows) become `observation`, `actions` `action`, `rewards` `next.reward`, and `dones` mark the
-    last step as terminated. Episodes are numbered in the order of the archive, or in that of the names in a folder, and
+    last step as terminated. Episodes are numbered in the order of the archive, or of the names in a folder, and
     bear the name of their `file` as text and the seed of the level, which that name states. Observations stored as
     floats become uint8 again.
 

@@ -27,7 +27,7 @@ class GenDGRLExperienceReplay(SourceExperienceReplay):
 
     DatasetNotFoundError (a FileNotFoundError) for an id that Gen-DGRL does not have and for a dataset that is not there
     and may not be downloaded, CorruptDataError for one that is damaged, and what `rbtool.download` raises. Names and
-    form are those of TorchRL; the values are those of the source.
+    form follow TorchRL; the values are the source's.
     """
 
     source = "gen_dgrl"

@@ -68,7 +68,7 @@ class ExportFeature:
         return self.column.field.key
 
     def document(self, fps: float, names: object = None) -> dict[str, Any]:
-        """The entry in `info.json`; `names` are those of the numbers of a row, None where they have none."""
+        """The entry in `info.json`; `names` name the numbers of a row; None where they have no names."""
         if self.kind == "text":
             return {"dtype": "string", "shape": [1], "names": None}
         if self.kind == "numbers":
@@ -95,7 +95,7 @@ def features_of(fields: tuple[Field, ...]) -> tuple[list[ExportFeature], list[Dr
         if key in MADE or key == EPISODE or (key[0] == NEXT and key[1:] in states):
             continue
         if key in SINGLETONS:
-            dropped.append(Dropped(column.field.name, "flags and rewards at the root are not those of the step"))
+            dropped.append(Dropped(column.field.name, "flags and rewards at the root do not belong to the step"))
             continue
         if column.field.dtype in ("bfloat16", "complex64", "complex128"):
             raise SchemaError(f"{column.field.name} is {column.field.dtype}, which LeRobot does not have")
@@ -367,7 +367,7 @@ class LerobotExporter(Sink):
             numbers = dict(zip(names, tasks, strict=True))
             return np.array([numbers[one] for one in self._instructions(low, high)], np.int64)
         if all(field.key != ("task_index",) for field in self.chosen.fields):
-            raise SchemaError("episodes have several tasks, and no task_index states which is that of a row")
+            raise SchemaError("episodes have several tasks, and no task_index states which of them a row has")
         stored = self.chosen.reader.read(("task_index",), low, high).tolist()
         for one in stored:
             seen.setdefault(one, len(seen))

@@ -28,7 +28,7 @@ _KEYS: dict[str, tuple[Key, Role]] = {
     FRAME_INDEX: (("frame",), "id"), TASK_INDEX: ((TASK_INDEX,), "id"), TIMESTAMP: ((TIMESTAMP,), "info"),
     INDEX: (("info", INDEX), "id"),
 }  # fmt: skip
-"""Columns that every dataset has, which are single numbers. An `index` at the root would be that of the sampler."""
+"""Columns that every dataset has, which are single numbers. An `index` at the root would be the sampler's."""
 _IMAGES = ("observation", "images")
 _TAKEN = frozenset({NEXT, "episode", "reward", *(flag[0] for flag in FLAGS)})
 """Names that TED has at the root; a feature of that name is an info."""

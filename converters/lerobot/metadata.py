@@ -35,7 +35,7 @@ _FOLDERS = ("videos", "video")
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature as `info.json` states it: `names` are those of the dimensions of an image, from the outermost on."""
+    """A feature as `info.json` states it: `names` name the dimensions of an image, from the outermost on."""
 
     name: str
     dtype: str
@@ -365,7 +365,7 @@ SHARD_BYTES = 64 << 20
 
 
 def runs_of(entries: Sequence[EpisodeEntry], sizes: Mapping[str, int]) -> Iterator[list[EpisodeEntry]]:
-    """Divide episodes, at the ends of files of rows; `sizes` are those of all files, by path."""
+    """Divide episodes, at the ends of files of rows; `sizes` has the bytes of all files by path."""
     run: list[EpisodeEntry] = []
     files: set[str] = set()
     for entry in entries:

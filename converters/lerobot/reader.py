@@ -348,7 +348,7 @@ _METADATA = frozenset({".json", ".jsonl", ".parquet"})
 class LerobotReader(PartsReader):
     """The folder of a dataset of LeRobot, v2.0, v2.1 or v3.0, as `codebase_version` in `meta/info.json` states.
 
-    Rows are those of the Parquet files in `data`; an episode is the rows of one `episode_index`, and `frame_index`
+    Rows come from the Parquet files in `data`; an episode is the rows of one `episode_index`, and `frame_index`
     has to count them. `observation.images.top` is (observation, image, top), the parts of other names are the parts of
     their keys. Texts of tasks are the text `language_instruction` of episodes.
 

@@ -55,7 +55,7 @@ class LerobotSource(HubRepositorySource):
         return [file for file in files if not (skips and file.path.endswith(_VIDEO))]
 
     def shards(self, dataset: RemoteDataset, folder: Path) -> list[RemoteShard]:
-        """Return runs of episodes that are in files of their own: in v3 those of a file of rows, else about 64 MiB.
+        """Return runs of episodes that are in files of their own: one file of rows in v3, else about 64 MiB.
 
         The metadata are fetched into `folder` for it. A video that holds frames of two shards is a file of both.
         """

@@ -1,4 +1,4 @@
-"""The videos of a dataset: whether they have the frames of the rows, and which frame is that of a row."""
+"""The videos of a dataset: whether they have the frames of the rows, and which frame belongs to which row."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ class EpisodeColumns:
         self._spaces = spaces
         self._renamed = renamed
         self._columns = {column.field.key: column for column in columns_of(chosen.fields)}
-        # Names with slashes are those of texts: `_text_path`
+        # Only texts have names with slashes: `_text_path`
         self._original = {after: before for before, after in renamed.items() if "/" not in before}
         self._states = {key for key in state_keys(chosen.fields) if key in self._columns}
         self.dropped: dict[str, str] = {}
@@ -300,7 +300,7 @@ class EpisodeColumns:
     def _text_path(self, name: str) -> Key:
         """The path of a text of episodes in the file, from `infos`, `options` or `attributes` on.
 
-        It is that of the source, if the dataset states it; else the parts of the dotted name.
+        It is the path in the source, if the dataset states it; else the parts of the dotted name.
         """
         for before, after in self._renamed.items():
             path = tuple(before.split("/"))

@@ -40,7 +40,7 @@ _SMALLEST_IMAGE = 32  # Minari treats nothing smaller as an image
 
 @dataclass(frozen=True, slots=True)
 class SpaceLeaf:
-    """One leaf of a space: what it holds and the shape of one row. `dtype` is that of the space, not of the file."""
+    """One leaf of a space: what it holds and the shape of one row. `dtype` is what the space states, not the file."""
 
     path: SpacePath
     kind: Literal["array", "image", "text"]

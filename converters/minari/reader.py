@@ -325,7 +325,7 @@ class MinariReader(Reader):
         return dict(zip(self._survey.numbers, self._survey.steps, strict=True))
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """Look at every episode; fields are those of the whole source, so that all parts of it have the same."""
+        """Look at every episode; all parts of the source have the fields of the whole."""
         found = self._surveyed(progress)
         return SourceFacts(
             source="minari",

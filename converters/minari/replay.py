@@ -17,7 +17,7 @@ class MinariExperienceReplay(SourceExperienceReplay):
     - `batch_size`: how many elements `sample()` and iteration give.
     - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `minari` below the storage root by default.
     - `download`: whether it is downloaded if it is not there; `"force"` downloads it again and replaces it.
-    - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: those of `ReplayBuffer`; the default
+    - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: as in `ReplayBuffer`; the default
       writer refuses to add anything.
     - `split_trajs`: whether elements are whole trajectories, padded to one length. Batches are then
       `[batch, longest]`, with `"mask"` (bool) where a step is and `"traj_ids"`. A trajectory ends with its episode
@@ -30,7 +30,7 @@ class MinariExperienceReplay(SourceExperienceReplay):
 
     DatasetNotFoundError (a FileNotFoundError) for one that is not there and may not or cannot be downloaded,
     CorruptDataError for one that is damaged, UsageError (a ValueError) for arguments that make no sense, and what
-    `rbtool.download` raises. Names and form are those of TorchRL; the values are those of the source.
+    `rbtool.download` raises. Names and form follow TorchRL; the values are the source's.
     """
 
     source = "minari"

@@ -226,7 +226,7 @@ def extra_keys(paths: Collection[ColumnPath]) -> dict[ColumnPath, Key]:
 def free_keys(keys: Mapping[ColumnPath, Key], texts: Collection[ColumnPath]) -> dict[ColumnPath, Key]:
     """Map each column from its key to a free one: a reserved name gets a trailing `_`.
 
-    Reserved are tensordict's own names, those of TED at the top level, and the lengths of the columns in `texts`. A
+    Reserved are tensordict's own names, TED's names at the top level, and the lengths of the columns in `texts`. A
     reserved name that ends in `_` already gets one more, so that no two columns get the same key.
     """
     free = {
@@ -348,7 +348,7 @@ class Required:
 
     @property
     def contradicts(self) -> bool:
-        """Whether the element type of the space differs from that of the data, which is kept."""
+        """Whether space and data differ in element type; the data's is kept."""
         return (
             self.kind == "array"
             and self.form is not None
@@ -519,7 +519,7 @@ class Survey:
                 raise self.problems[number]
 
     def require_totals(self, metadata: MinariMetadata) -> None:
-        """Raise FormatError if the totals of the metadata differ from those of the data."""
+        """Raise FormatError if the metadata state other totals than the data have."""
         for what, stated, found in (
             ("episodes", metadata.total_episodes, len(self.numbers)),
             ("steps", metadata.total_steps, sum(self.steps)),

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 VALIDATION = "-val"
-"""What follows the name of a dataset in that of its validation file."""
+"""The end of the name of a validation file."""
 _TABLE = Path(__file__).with_name("datasets.tsv")
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+-v\d+", re.ASCII)
 
@@ -36,7 +36,7 @@ def names_task(dataset_id: str) -> bool:
 def file_name(dataset_id: str) -> str:
     """Return the name of the file of a dataset, without its suffix.
 
-    The ids of single tasks and of goal representations are those of the same files with words added.
+    Ids of single tasks and of goal representations add words to the id of their file.
     """
     parts = dataset_id.split("-")
     for word in ("singletask", "oraclerep"):

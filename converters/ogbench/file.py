@@ -229,7 +229,7 @@ class OgbenchFile(Closing):
 def opened(paths: list[Path], *, trusted: bool) -> list[OgbenchFile]:
     """Open files that have the same columns; FormatError where they differ. Closes all of them if one is refused.
 
-    `trusted` is that of `OgbenchFile`.
+    `trusted` is passed to `OgbenchFile`.
     """
     files: list[OgbenchFile] = []
     try:

@@ -24,7 +24,7 @@ _ZERO = "zero"
 
 @dataclass(frozen=True, slots=True)
 class _Trajectory:
-    """Rows `[start, stop)` of a file, of which the last has the last observation; `number` is that of the episode."""
+    """Rows `[start, stop)` of a file, of which the last has the last observation; `number` numbers the episode."""
 
     number: int
     file: int
@@ -43,7 +43,7 @@ class OgbenchReader(Reader):
     as many rows are states, `info.NAME`. Rows of a trajectory but the last are its steps; the observation of the last
     row is what comes after the last step, its action is left out. Files in the compact form of ogbench, with `valids`,
     may have `rewards`, which become `next.reward`. Episodes end truncated, and never terminated. They
-    are numbered in the order of the file; those of `NAME-val.npz` come after the others, and every episode has its
+    are numbered in the order of the file; episodes of `NAME-val.npz` come after the others, and every episode has its
     split (`train` or `val`) as text.
 
     Options: `reward` `zero` adds rewards of 0, which the files do not have; `filter_key` chooses a split; `id` is the

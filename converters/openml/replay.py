@@ -26,14 +26,14 @@ class OpenMLExperienceReplay(SourceExperienceReplay):
     - `batch_size`: how many elements `sample()` and iteration give.
     - `root`: the folder in which the dataset is at `<root>/<name>`; `openml` below the storage root by default.
     - `sampler`: `SamplerWithoutReplacement()` by default.
-    - `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: those of `ReplayBuffer`; the default writer refuses
+    - `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: as in `ReplayBuffer`; the default writer refuses
       to add anything.
 
     `"X"` is float64 `[N, F]`: numbers have mean 0 and deviation 1, categories are codes in the order of their text, or
     a column for each with `_onehot`. `"y"` is int64 `[N]`, the code of the label. The adult tables leave out rows with
     a missing value and predict the occupation. What is edited stays in this process.
 
-    UnknownTableError (a RuntimeError) for another name, and what `rbtool.download` raises. Names and form are those of
+    UnknownTableError (a RuntimeError) for another name, and what `rbtool.download` raises. Names and form follow
     TorchRL.
     """
 

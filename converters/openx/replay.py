@@ -55,12 +55,12 @@ class OpenXExperienceReplay(SourceExperienceReplay):
     - `cache_size`: of a stream, how much the decoded shards may take below the storage root, like `2GB`; 8 GiB.
     - `skip_bad`: of a stream, whether episodes and shards that cannot be read are left out, with a warning each;
       `storage.left_out` has them.
-    - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: those of `ReplayBuffer`; the default
+    - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: as in `ReplayBuffer`; the default
       writer refuses to add anything. `split_trajs` is refused: slices do that.
 
     Elements have `observation`, whose images are uint8 `[channels, height, width]`, `action`, `is_init`,
     `("next", "reward")`, `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` and `episode`, and text
-    as strings. `("next", "observation")` is never made of zeros, and never that of another episode. The pickles are
+    as strings. `("next", "observation")` is never made of zeros, and never from another episode. The pickles are
     read by the restricted reader alone; the script in the repository is never run.
 
     A stream is what `load_dataset("openx:ID", streaming=True)` returns, and the batches of a seed are the same.
@@ -69,7 +69,7 @@ class OpenXExperienceReplay(SourceExperienceReplay):
 
     UsageError (a ValueError) for arguments that contradict each other, SchemaError (a RuntimeError) for `pad` without
     streaming, for replacement in a stream or without `shuffle`, and for short episodes in a stream;
-    DatasetNotFoundError (a FileNotFoundError) and what `rbtool.download` raises. Names and form are those of TorchRL.
+    DatasetNotFoundError (a FileNotFoundError) and what `rbtool.download` raises. Names and form follow TorchRL.
     """
 
     source = "openx"

@@ -67,7 +67,7 @@ def _shard(file: Path) -> EpisodeArchive:
 
 
 def dataset_name(path: Path, shards: Sequence[EpisodeArchive]) -> str:
-    """Return the name of the dataset, which its shards bear; that of the folder or file where they bear none."""
+    """Return the name of the dataset, from the names of its shards; else the name of the folder or file."""
     return (shards[0].name if shards else "") or path.name.partition(".")[0]
 
 

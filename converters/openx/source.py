@@ -51,7 +51,7 @@ class _ArchiveSource(Source):
         """Open an archive: a function that fetches the bytes from `start` to `stop`."""
 
     def shards(self, dataset: RemoteDataset, folder: Path) -> list[RemoteShard]:
-        """Return the archives in the order of their numbers; those of more than 64 MiB in parts."""
+        """Return the archives in the order of their numbers; archives of more than 64 MiB come in parts."""
         files, found = {file.path: file for file in dataset.files}, list[RemoteShard]()
         for one in ordered_shards(map(Path, files)):
             file = files[str(one.path)]

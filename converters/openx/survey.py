@@ -53,7 +53,7 @@ _STEPS = "steps."
 
 @dataclass(frozen=True, slots=True)
 class FoundEpisode:
-    """An episode of `length` steps, in a member of the archive in place `shard`; the flags are those of its last."""
+    """An episode of `length` steps, in a member of the archive in place `shard`; the flags belong to its last one."""
 
     shard: int
     member: ArchiveMember

@@ -47,7 +47,7 @@ class EpisodeRecord:
     """The steps of a record: the lists of its Example, each found once, and their number `steps`."""
 
     def __init__(self, data: bytes, parser: ExampleParser, leaves: Mapping[str, Leaf], what: str) -> None:
-        """`leaves` are those of a step by name; `what` names the record. CorruptDataError for bytes of something else.
+        """`leaves` has a step's leaves by name; `what` names the record. CorruptDataError for bytes of something else.
 
         FormatError where the number of steps cannot be found.
         """
@@ -318,7 +318,7 @@ class StepColumn:
 
 
 def _without_clashes(columns: Sequence[StepColumn]) -> None:
-    """Give a trailing `_` to keys that others have, such as those of lengths, and to `is_init`."""
+    """Give a trailing `_` to keys that others have, such as keys of lengths, and to `is_init`."""
     taken = {IS_INIT, *(length_key(column.key) for column in columns if column.kind in ("text", "ragged"))}
     given: set[Key] = set()
     for column in columns:

@@ -37,9 +37,9 @@ _ENTRIES = {
 class Leaf:
     """A leaf of the features: `path` from the top, or from a step.
 
-    `shape` is that of one value, without the steps; -1 is a length that is not stated. `nested` is how many sequences
-    of any length it is in; the steps do not count. `encoding` is that of a tensor: `none`, `bytes` or `zlib`. `why`
-    states why it cannot be read, "" where it can.
+    `shape` is the shape of one value, without the steps; -1 is a length that is not stated. `nested` is how many
+    sequences of any length it is in; the steps do not count. `encoding` is how a tensor is encoded: `none`, `bytes`
+    or `zlib`. `why` states why it cannot be read, "" where it can.
     """
 
     path: tuple[str, ...]
@@ -68,7 +68,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The leaves of a step, and those of an episode, in the order of their names."""
+    """The leaves of a step and of an episode, in the order of their names."""
 
     steps: tuple[Leaf, ...]
     episode: tuple[Leaf, ...]

@@ -210,7 +210,7 @@ INFO = "dataset_info.json"
 WRITTEN_HERE = "rbtool export: the last step of each episode is an observation only"
 """The description of datasets that `RldsExporter` writes."""
 TRUNCATED = "truncated"
-"""A flag of steps that such datasets may have, next to those of RLDS."""
+"""A flag of steps that such datasets may have, next to RLDS's own."""
 KINDS: Mapping[str, type[RecordShard]] = {"tfrecord": TfRecordShard, "array_record": ArrayRecordShard}
 _SHARD = re.compile(
     r"(?P<name>.+?)-(?P<split>[^-.]+)\.(?P<kind>tfrecord|array_record)-(?P<number>\d{5,9})-of-(?P<count>\d{5,9})"
@@ -219,7 +219,7 @@ _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _LOOKED_AT = 256
 _MOST_SHARDS = 100_000
 _DEPTH = 2
-"""Folders of a version are in that of a dataset, or in that of a configuration in it."""
+"""The folder of a version is in the folder of a dataset, or of a configuration in it."""
 
 
 @dataclass(frozen=True, slots=True)

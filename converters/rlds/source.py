@@ -46,7 +46,7 @@ class RldsSource(Source):
     """The buckets of Open X-Embodiment, or those that `RLDS_REMOTE` names: `gs://BUCKET/FOLDER`, several with spaces.
 
     An id is the path of a version below the folder, like `bridge/0.1.0`: a folder with `features.json`. The first
-    bucket that has it counts. Sizes and checksums are those of the bucket. `--local` takes datasets from the folder of
+    bucket that has it counts. Sizes and checksums come from the bucket. `--local` takes datasets from the folder of
     TensorFlow Datasets.
     """
 

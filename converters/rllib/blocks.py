@@ -207,7 +207,7 @@ def add_values(path: ColumnPath, values: Sequence[Any], block: RowBlock, unpack:
 def _whole(path: ColumnPath, values: Sequence[Any], array: Array, block: RowBlock) -> Array:
     """Return values that NumPy makes floats of as uint64 where all of them fit; else note the first that is inexact.
 
-    NumPy makes floats of whole numbers above those of int64, and of those next to a fraction.
+    NumPy makes floats of whole numbers beyond int64, and of whole numbers next to a fraction.
     """
     each = np.array(values, object)
     if all(type(one) is int and 0 <= one < 1 << 64 for one in each.flat):
@@ -303,7 +303,7 @@ def _concatenated(path: ColumnPath, parts: Sequence[RowBlock], whole: RowBlock) 
 
 
 def common_type(dtypes: Collection[np.dtype[Any]], *, negative: bool) -> np.dtype[Any]:
-    """Return the type for numbers of several; that of whole numbers is uint64 if one is, unless any is `negative`."""
+    """Return the common type of columns; whole numbers become uint64 if one of them is, unless any is `negative`."""
     if np.dtype(np.uint64) in dtypes and not negative and all(dtype.kind in "iu" for dtype in dtypes):
         return np.dtype(np.uint64)
     return np.result_type(*dtypes)

@@ -6,10 +6,10 @@ Rows of a worker's environments take turns in its files, and files cut episodes.
 - rows belong together that have the same `eps_id` (and `agent_index`), in the order of `t` where there is one;
 - where `t` does not continue, a new episode begins: rows are missing, or the id is used again;
 - without `t`, rows of an id that are neighbors in a batch belong together; others do if the observation after the one
-  row is that of the other. Without `new_obs`, rows of an id in different batches do not belong together, and those in
+  row is the other row's. Without `new_obs`, rows of an id in different batches do not belong together, and those in
   one batch do;
 - without `eps_id`, neighboring rows of a file belong together if `t` continues and the observation after the one row is
-  that of the other. With neither `t` nor `new_obs`, those of one batch do.
+  the other row's. With neither `t` nor `new_obs`, rows of one batch do.
 
 A batch is a line with a SampleBatch, or all transitions of a file.
 """
@@ -120,7 +120,7 @@ def runs_of(block: RowBlock, ends: Array, start: int, file: int) -> Iterator[IdR
 
 
 def _observations(block: RowBlock) -> list[tuple[Array, Array]]:
-    """Return the columns of observations with those of the observations after them; none where they are not alike."""
+    """Return the columns of observations, each with its column of next observations; none where they are not alike."""
     seen = {path[1:]: array for path, array in sorted(block.columns.items()) if path[0] == OBS}
     after = {path[1:]: array for path, array in block.columns.items() if path[0] == NEXT_OBS}
     if seen.keys() != after.keys() or any(after[name].shape != array.shape for name, array in seen.items()):

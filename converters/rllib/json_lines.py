@@ -56,7 +56,7 @@ def is_other_document(path: Path) -> bool:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open the lines of a file: its own, or those of the one JSON file in an archive."""
+    """Open the lines of a file: its own, or the lines of the one JSON file in an archive."""
     file = os.fdopen(open_regular(path), "rb", buffering=1 << 20)
     if file.read(4) != b"PK\x03\x04":
         file.seek(0)
@@ -69,7 +69,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 class JsonLines(Closing):
-    """One file of JSON lines. A place is the offset of the first line, the number of bytes, and that of the line.
+    """One file of JSON lines. A place is the offset of the first line, the number of bytes, and the number of the line.
 
     A line that is no JSON, or whose compressed columns are damaged, is left out; `damage` has the errors, by the
     numbers of the lines read so far. Transitions after it are another batch than those before.

@@ -102,7 +102,7 @@ class _ValueForm:
         self.rows += len(array)
 
     def join(self, other: _ValueForm) -> None:
-        """Take over the types of another column that is to have the same one, and give it those of this."""
+        """Take over the types of another column that must have the same type, and give it the types of this one."""
         self.dtypes = other.dtypes = self.dtypes | other.dtypes
         self.negative = other.negative = self.negative or other.negative
 
@@ -561,12 +561,12 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _folder_of(path: Path) -> Path:
-    """The folder with the files: that of the first run, where they are not in the folder itself."""
+    """The folder with the files: the folder of the first run, where they are not in the folder itself."""
     return next(iter(_runs_in(path)), path)
 
 
 def _order(path: Path) -> tuple[bool, Any]:
-    """How files are ordered: those of a run by when they were written and their block, others as people count."""
+    """How files are ordered: files of a run by when they were written and their block, others as people count."""
     block = _BLOCK.fullmatch(path.name)
     if block is None:
         return False, natural_order(path.name)

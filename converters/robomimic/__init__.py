@@ -1,4 +1,4 @@
-"""HDF5 files in robomimic's layout, those of MimicGen, LIBERO and Isaac Lab too: read and downloaded."""
+"""HDF5 files in robomimic's layout, as MimicGen, LIBERO and Isaac Lab write it too: read and downloaded."""
 
 from __future__ import annotations
 

@@ -349,7 +349,7 @@ _ENDS = ("terminated", "truncated")
 
 
 class RobomimicReader(GroupReader):
-    """A robomimic file, or a folder that has one and no other HDF5 file; also those of MimicGen, LIBERO, Isaac Lab.
+    """A robomimic file, or a folder that has one and no other HDF5 file; also from MimicGen, LIBERO, Isaac Lab.
 
     `obs/NAME` becomes `observation.NAME`, and what is under `next` is `next_obs/NAME` where the file has it. Files
     without `obs` have `states` as observations. Episodes bear the numbers of their groups, `demo_N`, in numeric order.

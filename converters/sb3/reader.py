@@ -73,7 +73,7 @@ def _part_of(name: str, stem: str) -> str | None:
 
 
 class _Arrays(Protocol):
-    """Arrays by name, of which rows are read: those of an `NpzFile`, or of a pickle."""
+    """Arrays by name, of which rows are read, from an `NpzFile` or a pickle."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -335,7 +335,7 @@ class Sb3Reader(ColumnReader):
 
     Arrays are `[rows, environments, …]`.
 
-    The rows of an environment are a stream of episodes; those of the first environment come first. `pos` and `full`, if
+    The rows of an environment are a stream of episodes; the first environment's come first. `pos` and `full`, if
     they are there, state which rows were written, and which is the oldest. `dones` end episodes: with `timeouts`, those
     are truncated and the others terminated. `observations` become `observation`, `next_observations` what is under
     `next`, whether it follows or not; parts of a Dict space are nested there. HER stores real transitions: what it

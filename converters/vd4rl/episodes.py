@@ -46,7 +46,7 @@ _DEEPEST_PARTS = 32
 
 
 def looks_like_vd4rl(names: Iterable[str]) -> bool:
-    """Return whether the arrays of a file are those of an episode or of a shard."""
+    """Return whether a file has the arrays of an episode or of a shard."""
     found = set(names)
     if not found & set(_IMAGES) or not found >= set(_REQUIRED):
         return False
@@ -219,7 +219,7 @@ _FLAG_ROWS = BLOCK_BYTES // 16
 class RowEpisode:
     """Rows `[start, stop)` of one observation each; the rows after the first one have what led to them.
 
-    `begins` states that the first row is that of a reset, `ended` that a flag marks the last row, `terminated` that
+    `begins` states that the first row comes from a reset, `ended` that a flag marks the last row, `terminated` that
     nothing comes after it. `text` belongs to the episode.
     """
 
@@ -276,7 +276,7 @@ class FileEpisodes(Closing, ABC):
 
 
 class EpisodeFiles(FileEpisodes):
-    """Npz files, each an episode; their numbers are those of the files in the order of the names."""
+    """Npz files, each an episode; numbered in the order of their names."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         super().__init__(files)

@@ -20,7 +20,7 @@ class VD4RLExperienceReplay(SourceExperienceReplay):
     - `batch_size`: how many elements `sample()` and iteration give.
     - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `vd4rl` below the storage root by default.
     - `download`: whether it is downloaded if it is not there; `"force"` downloads it again and replaces it.
-    - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: those of `ReplayBuffer`; the default
+    - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: as in `ReplayBuffer`; the default
       writer refuses to add anything.
     - `split_trajs`: whether elements are whole trajectories, padded to one length. Batches are then
       `[batch, longest]`, with `"mask"` (bool) where a step is and `"traj_ids"`.
@@ -31,7 +31,7 @@ class VD4RLExperienceReplay(SourceExperienceReplay):
     - `num_workers`: accepted for compatibility, without effect: files are fetched by threads.
     - Arguments for an environment are refused, since none is made.
 
-    Elements have `pixels` and `("next", "pixels")`, which is never that of another episode, `action`, `is_init` (set
+    Elements have `pixels` and `("next", "pixels")`, which never belongs to another episode, `action`, `is_init` (set
     in the first step of an episode), `("next", "reward")` and `("next", "discount")`, and `("state", NAME)` for the
     states of the environment, where they are stored. `("next", "done")` is terminated or truncated; without any
     termination, episodes are truncated. What is edited, in a batch or in place, stays in this process. A dataset that
@@ -39,8 +39,8 @@ class VD4RLExperienceReplay(SourceExperienceReplay):
 
     DatasetNotFoundError (a FileNotFoundError) for an id that V-D4RL does not have and for a dataset that is not there
     and may not be downloaded, CorruptDataError for one that is damaged, UsageError (a ValueError) for arguments that
-    make no sense, and what `rbtool.download` raises. Names and form are those of TorchRL; the values are those of
-    the source.
+    make no sense, and what `rbtool.download` raises. Names and form follow TorchRL; the values are the
+    source's.
     """
 
     source = "vd4rl"

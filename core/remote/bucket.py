@@ -150,7 +150,7 @@ def _bounded_adapter() -> Any:
 
         def proxy_manager_for(self, *arguments: Any, **named: Any) -> Any:
             manager = super().proxy_manager_for(*arguments, **named)
-            if isinstance(manager, ProxyManager):  # not that of a SOCKS proxy, which has connections of its own
+            if isinstance(manager, ProxyManager):  # not of a SOCKS proxy, which has connections of its own
                 manager.pool_classes_by_scheme = pools
             return manager
 
@@ -272,7 +272,7 @@ def _understood(what: str) -> Iterator[None]:
         raise _answered(_AnswerError(int(error.code or 0)), what) from error
     except requests.exceptions.SSLError as error:
         raise _insecure(error, what) from error
-    except requests.exceptions.InvalidURL:  # also that of a proxy, which the reason would show
+    except requests.exceptions.InvalidURL:  # also of a proxy, which the reason would show
         said = f"{what} could not be fetched: the address of the server, or that of the proxy, cannot be used"
         raise NetworkError(said, hint="check STORAGE_EMULATOR_HOST, HTTPS_PROXY and HTTP_PROXY") from None
     except requests.exceptions.ProxyError as error:

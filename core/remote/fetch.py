@@ -331,7 +331,7 @@ def fetch_files(
     resumed, and counts as a failed attempt only if it brought nothing. Bytes that do not match are thrown away and
     fetched once more from each address in turn.
 
-    A file without a checksum must have the size that is listed, or else that of the answer, and is read again from the
+    A file without a checksum must have the size that is listed, or else the answer's size, and is read again from the
     disk. It is resumed only in the same version, by the remote's own word. One that is there is taken as it is if it
     has the size that is listed, and fetched again if none is.
 

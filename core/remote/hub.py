@@ -1,6 +1,6 @@
 """Dataset repositories on a Hugging Face hub: which there are, what is in them, and sources that download them.
 
-Token, endpoint, session and errors are those of huggingface_hub, which reads its variables when it is imported:
+Token, endpoint, session and errors come from huggingface_hub, which reads its variables when it is imported:
 that is when a hub is first asked. Pages of a listing are turned here. Its own way of doing that waits for a silent
 server without end, regardless of the session, and repeats failed requests six times, each time that we do.
 """
@@ -423,7 +423,7 @@ class HubSource(Source):
 
 
 class HubRepositorySource(HubSource):
-    """Any dataset repository, by its `OWNER/NAME`, which is taken as it is; those of one owner are listed.
+    """Any dataset repository, by its `OWNER/NAME`, which is taken as it is; the repositories of one owner are listed.
 
     A subclass sets `name` and `owner`, and implements `look_up` with `described`.
     """
@@ -462,7 +462,7 @@ class HubFolderSource(HubSource):
     is a dataset of those files, without those in folders inside it. Its id is its path below `folder`, and names that
     very folder. A source with another rule overrides `datasets_among` and `place_of`.
 
-    The revision of a dataset is the commit that its files are taken from. Sizes and checksums are those of the hub.
+    The revision of a dataset is the commit that its files are taken from. Sizes and checksums come from the hub.
     """
 
     namespaced = False

@@ -32,7 +32,8 @@ _VERSION = 1
 class FetchedFile:
     """A file that was to be fetched: its path, its size in bytes and the remote's checksum, None where unknown.
 
-    `version` is that of `RemoteFile`; `received` is the digest of the bytes that came, for a file without a checksum.
+    `version` is the version in its `RemoteFile`; `received` is the digest of the bytes that came, for a file without a
+    checksum.
     """
 
     path: str

@@ -284,7 +284,7 @@ def bounded(blocks: Iterable[bytes], encoding: str, limit: int, what: str) -> by
 class Answer(NamedTuple):
     """The bytes of a file from byte `start` on, in blocks, and which version of the file they are of.
 
-    `size` is that of the whole file. `version` is a validator that only these very bytes have (a strong ETag, or a
+    `size` is the size of the whole file. `version` is a validator that only these very bytes have (a strong ETag, or a
     date of modification that is precise enough); both are None if the remote does not give them. `ends` states that the
     end of the blocks is certainly the end of the file, which an answer of unknown length may not state.
     """
