@@ -30,7 +30,8 @@ from ...core.format.manifest import is_inside
 from ...core.format.sinks import Sink
 from ...core.ted.schema import file_stem
 from ..files.columns import DAMAGED, reading
-from .columns import FORMAT, ExportColumn, ExportFile, about, columns_of, episode_columns, require_names
+from ..files.exports import FORMAT, ExportColumn, columns_of
+from .columns import ExportFile, about, episode_columns, require_names
 
 _UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)
 

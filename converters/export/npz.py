@@ -27,8 +27,9 @@ from ...core.format.episodes import ALL_COLUMNS
 from ...core.format.read_errors import no_match
 from ...core.format.sinks import Sink
 from ...core.ted.schema import Field, file_stem
+from ..files.exports import FORMAT, ExportColumn
 from ..files.npz import NpzFile
-from .columns import FORMAT, ExportColumn, ExportFile, about, episode_columns, require_names
+from .columns import ExportFile, about, episode_columns, require_names
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # equal data, equal bytes
 _MOST_ABOUT, _MOST_TEXT = 64 << 20, 4 << 30

@@ -18,7 +18,6 @@ import base64
 import binascii
 import contextlib
 import io
-import math
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...core.encodings.output_files import LatchedFile
 from ...core.errors import CorruptDataError
 from ...core.format import fs
 from ...core.format.contracts import Array
@@ -37,9 +35,11 @@ from ...core.format.episodes import ALL_COLUMNS
 from ...core.format.memmap.builder import created_by
 from ...core.format.sinks import Sink
 from ...core.ted.schema import SINGLETONS, Field
+from ..files.arrow import nested, parquet_writer, text_columns
 from ..files.columns import reading
+from ..files.exports import FORMAT, ExportColumn, columns_of, decoded
 from ..table.parquet import ParquetFile
-from .columns import FORMAT, ExportColumn, ExportFile, about, columns_of, decoded, episode_columns, require_names
+from .columns import ExportFile, about, episode_columns, require_names
 
 _STEPS, _EPISODES = "steps.parquet", "episodes.parquet"
 _ABOUT, _TABLE = b"rbtool", b"rbtool.episodes"
@@ -47,24 +47,6 @@ _CARD, _FILE = "README.md", ".parquet"
 _GROUP_BYTES = 8 << 20
 _MOST_TABLE = 16 << 20
 """The most bytes of an episode table in metadata, where Arrow repeats it: readers refuse a footer of 100 MB."""
-
-
-class _ParquetFile(LatchedFile):
-    """A LatchedFile with the further methods that pyarrow calls."""
-
-    closed = False
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Do nothing: the code that opened the file closes the descriptor."""
 
 
 class ParquetExporter(Sink):
@@ -90,7 +72,7 @@ class ParquetExporter(Sink):
         if not self._is_file:
             return
         buffer = io.BytesIO()
-        pq.write_table(table := self._episodes(), buffer, compression="zstd", use_dictionary=_words(table.schema))
+        pq.write_table(table := self._episodes(), buffer, compression="zstd", use_dictionary=text_columns(table.schema))
         packed = base64.b64encode(buffer.getbuffer())
         if len(packed) <= _MOST_TABLE:
             self._metadata[_TABLE] = packed
@@ -174,22 +156,6 @@ class ParquetExporter(Sink):
         return nested(rows.reshape(len(rows), *_shape(column.field)))
 
 
-@contextlib.contextmanager
-def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[tuple[pq.ParquetWriter, LatchedFile]]:
-    """Open a new Parquet file, which is synced at the end, with the file below it: its `check` raises what failed."""
-    file = _ParquetFile(path)
-    with file:
-        with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=_words(schema)) as writer:
-            yield writer, file
-        file.check()
-        fs.fsync(file.descriptor, path)
-
-
-def _words(schema: pa.Schema) -> list[str]:
-    """The columns to write as dictionaries: one of numbers that all differ takes more space and time than they do."""
-    return [column.name for column in schema if pa.types.is_string(column.type)]
-
-
 def _shape(field: Field) -> tuple[int, ...]:
     """The shape of a row without the trailing one of reward and flags."""
     inner = field.key[1:] if field.key[0] == "next" else field.key
@@ -203,15 +169,6 @@ def _type(column: ExportColumn) -> pa.DataType:
     for _ in _shape(column.field):
         kind = pa.list_(kind)
     return kind
-
-
-def nested(rows: Array) -> pa.Array:
-    """Return rows as an Arrow array: lists of lists, one level for each dimension after the first."""
-    array = pa.array(np.ascontiguousarray(rows).reshape(-1))
-    for depth in range(rows.ndim - 1, 0, -1):
-        count, size = math.prod(rows.shape[:depth]), rows.shape[depth]
-        array = pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(size)), array)
-    return array
 
 
 _CHUNK_ROWS = 1 << 20

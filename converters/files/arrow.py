@@ -1,5 +1,6 @@
-"""Bounds what Arrow and Parquet files unpack to: pyarrow allocates as much memory as a file states, whatever it is.
+"""Arrow and Parquet files: a bound on what they unpack to, and the writer of Parquet files.
 
+pyarrow allocates as much memory as a file states, whatever it is: what is stated is compared with the bytes there are.
 Compressed buffers of Arrow files and pages of Parquet files state how many bytes they become. pyarrow has no limit
 for that and exposes neither, so the few structures around them are read here: flatbuffers in Arrow files, Thrift's
 compact protocol in Parquet files.
@@ -7,13 +8,22 @@ compact protocol in Parquet files.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...core.encodings.output_files import LatchedFile
 from ...core.errors import CorruptDataError
+from ...core.format import fs
+from ...core.format.contracts import Array
 from ...core.format.digest import open_regular
 
 _FREE = 64 << 20
@@ -208,3 +218,46 @@ def _page(file: BinaryIO, place: int) -> tuple[int, dict[int, Any]]:
             continue
         return reader.place, page
     raise IndexError("the header of a page has no end")
+
+
+class _ParquetFile(LatchedFile):
+    """A LatchedFile with the further methods that pyarrow calls."""
+
+    closed = False
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Do nothing: the code that opened the file closes the descriptor."""
+
+
+@contextlib.contextmanager
+def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[tuple[pq.ParquetWriter, LatchedFile]]:
+    """Open a new Parquet file, which is synced at the end, with the file below it: its `check` raises what failed."""
+    file = _ParquetFile(path)
+    with file:
+        with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=text_columns(schema)) as writer:
+            yield writer, file
+        file.check()
+        fs.fsync(file.descriptor, path)
+
+
+def text_columns(schema: pa.Schema) -> list[str]:
+    """The columns to write as dictionaries: one of numbers that all differ takes more space and time than they do."""
+    return [column.name for column in schema if pa.types.is_string(column.type)]
+
+
+def nested(rows: Array) -> pa.Array:
+    """Return rows as an Arrow array: lists of lists, one level for each dimension after the first."""
+    array = pa.array(np.ascontiguousarray(rows).reshape(-1))
+    for depth in range(rows.ndim - 1, 0, -1):
+        count, size = math.prod(rows.shape[:depth]), rows.shape[depth]
+        array = pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(size)), array)
+    return array

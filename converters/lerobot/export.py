@@ -33,8 +33,8 @@ from ...core.format.sinks import Chosen, Sink
 from ...core.format.syncing import NewFile
 from ...core.format.videos import VIDEO_SUFFIX, image_key, index_name, reference_keys, video_name
 from ...core.ted.schema import EPISODE, NEXT, NEXT_REWARD, SINGLETONS, Field, Key, key_name, state_keys
-from ..export.columns import FORMAT, ExportColumn, columns_of, decoded
-from ..export.parquet import nested, parquet_writer
+from ..files.arrow import nested, parquet_writer
+from ..files.exports import FORMAT, ExportColumn, columns_of, decoded
 from .fields import EPISODE_INDEX, FRAME_INDEX, INDEX, LANGUAGE, TASK_INDEX, TIMESTAMP
 from .metadata import INFO, VIDEO
 

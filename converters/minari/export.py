@@ -49,7 +49,7 @@ from ...core.ted.schema import (
     key_name,
     state_keys,
 )
-from ..export.columns import ExportColumn, columns_of, decoded
+from ..files.exports import ExportColumn, columns_of, decoded
 from .metadata import HDF5_FILE, METADATA_FILE, parse_space, space_of_fields, space_of_json
 
 _DERIVED = frozenset(

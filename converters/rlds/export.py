@@ -48,7 +48,7 @@ from ...core.ted.schema import (
     length_key,
     state_keys,
 )
-from ..export.columns import ExportColumn, columns_of, decoded
+from ..files.exports import ExportColumn, columns_of, decoded
 from ..files.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, STEP_FLAGS
 from .columns import METADATA, NUMBER, RAGGED, ROW_LENGTHS, SEED, columns_of_steps
 from .example import Listed, example_bytes, framed

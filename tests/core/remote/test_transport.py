@@ -198,16 +198,18 @@ class Replies(Transport):
         yield offset, (body[start : start + 3] for start in range(offset, len(body), 3))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RBTOOL_RETRIES", "3:0.001")
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_file_is_read_and_verified() -> None:
     assert read_small(Replies(DATA), "x", limit=8, size=8, checksum=SHA256) == DATA
     assert read_small(Replies(b"anything"), "x", limit=8) == b"anything"
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("first", [b"abc", b"abcdefgX", DATA + b"i", Transient(NetworkError("busy"))], ids=repr)
 def test_what_does_not_match_is_read_again(first: bytes | Exception) -> None:
     transport = Replies(first, DATA)
@@ -215,11 +217,13 @@ def test_what_does_not_match_is_read_again(first: bytes | Exception) -> None:
     assert transport.left == []
 
 
+@pytest.mark.usefixtures("impatient")
 def test_what_never_matches() -> None:
     with pytest.raises(CorruptDataError, match="x came with 3 bytes"):
         read_small(Replies(*[b"abc"] * 3), "x", limit=9, size=8, checksum=SHA256)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_what_is_too_long_is_not_read_to_its_end() -> None:
     with pytest.raises(FormatError, match=r"has more bytes than expected \(7\)"):
         read_small(Replies(DATA), "x", limit=7)
@@ -234,6 +238,7 @@ def answer(number: int) -> Callable[[], int]:
     return call
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("count", [0, 1, 2, 20])
 def test_all_answers_come_in_order_with_the_failures_among_them(count: int) -> None:
     heard: list[int] = []
@@ -244,6 +249,7 @@ def test_all_answers_come_in_order_with_the_failures_among_them(count: int) -> N
     assert heard == [1] * count
 
 
+@pytest.mark.usefixtures("impatient")
 def test_any_other_error_ends_it_all() -> None:
     held = threading.Event()
 
@@ -262,6 +268,7 @@ def test_any_other_error_ends_it_all() -> None:
     assert held.is_set()
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("startable", [0, 1])
 def test_questions_are_answered_where_few_threads_can_be_started(
     startable: int, monkeypatch: pytest.MonkeyPatch
