@@ -10,7 +10,7 @@ from d4rl_files import flat, random_episodes
 from table_files import WRITERS, named, write_csv, write_h5, write_npz
 
 import rbtool
-from rbtool.converters.table import missing_values
+from rbtool.converters.table import reader
 from rbtool.converters.table.proposal import overview
 from rbtool.converters.table.reader import TableReader
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
@@ -38,7 +38,7 @@ def test_nan_is_counted_by_column(kind: str, tmp_path: Path, monkeypatch: pytest
     reward = "r is NaN in 2 of 50 rows, first in row 12"
     both = ["obs is NaN in 2 of 50 rows (3 values), first in row 7", reward]
     assert [note for note in made.notes if "NaN" in note] == both
-    monkeypatch.setattr(missing_values, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(reader, "_BLOCK_BYTES", 1000)
     monkeypatch.setattr(TableReader, "piece_bytes", 1000)
     made = rbtool.convert(path, tmp_path / "out", format="table", dry_run=True, **options)
     assert [note for note in made.notes if "NaN" in note] == both
