@@ -30,9 +30,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ..checkpointers.base import Captured, captured
+from ..checkpointers.base import Captured, captured, own_files
 from ..encodings.compact import BUFFER, STORAGE_FOLDER
-from ..encodings.saved_digests import write_digests
+from ..encodings.saved_digests import noted_files, write_digests
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
 from ..format import fs
 from ..format.digest import open_folder
@@ -40,7 +40,7 @@ from ..format.documents import Count, decode, dump_json, load_json
 from ..format.manifest import HIDDEN, has_manifest
 from ..format.memmap.tree import read_tree
 from ..format.open_files import OpenFiles
-from ..format.staging import Staging, is_ours, mend
+from ..format.staging import Staging, files_below, is_ours, mend
 from ..format.syncing import Durable, write_file
 from ..open_steps import (
     DIGESTS_NOTED,
@@ -195,7 +195,7 @@ _LISTINGS = 3
 
 
 def _strange_in(path: Path) -> str | None:
-    """Return the name of a file that is not part of a buffer checkpoint; None if there is none, or the path does not
+    """Return the path of a file that is not part of a buffer checkpoint; None if there is none, or the path does not
     exist.
     """
     try:
@@ -204,9 +204,13 @@ def _strange_in(path: Path) -> str | None:
         return None
     except NotADirectoryError:
         return path.name
-    if not names or (BUFFER in names and names <= _KNOWN):
+    if names and not (BUFFER in names and names <= _KNOWN):
+        return min(names - _KNOWN, default=path.name)
+    if not noted_files(path):  # TorchRL's: which files the parts of a buffer write is not stated anywhere
         return None
-    return min(names - _KNOWN, default=path.name)
+    own = own_files(path) | {path / name for name in _KNOWN}
+    strange = (file for file in files_below(path) if file not in own)
+    return next((file.relative_to(path).as_posix() for file in strange), None)
 
 
 class StagedBuffer:

@@ -5,17 +5,19 @@ A folder records which class wrote it, and replaces an older checkpoint atomical
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ..encodings.compact import ENSEMBLE_FILE, SEGMENTS_FILE, STORAGE
 from ..encodings.foreign import foreign_form
-from ..encodings.saved_digests import noted_files, require_digests, write_digests
+from ..encodings.saved_digests import DIGESTS, noted_files, require_digests, write_digests
 from ..errors import (
     CorruptDataError,
     DatasetNotFoundError,
@@ -29,8 +31,10 @@ from ..format import fs
 from ..format.contracts import FinalMethodError, delegate, own_attributes, refuse_overrides
 from ..format.documents import Count, decode, dump_json, load_json
 from ..format.episodes import EPISODES
-from ..format.manifest import HIDDEN, Manifest, has_manifest
-from ..format.staging import Staging, is_ours, mend
+from ..format.manifest import HIDDEN, MANIFEST, Manifest, has_manifest
+from ..format.memmap.tree import tree_files
+from ..format.open_files import OpenFiles
+from ..format.staging import Staging, files_below, is_ours, mend
 from ..format.syncing import Durable, write_file
 from ..open_steps import open_steps
 from ..storages.base import Storage
@@ -56,6 +60,21 @@ _WRITERS = {
     _TENSORS: (_TENSORS_FILE,),
 }
 """The files that identify who wrote a checkpoint; checkpoints of tensors also have `SEGMENTS_FILE`."""
+
+_SEGMENT = re.compile(r"segment-[0-9]{5,}\.memmap")
+_DOCUMENTS: dict[str, tuple[str, Callable[[Any], Iterable[str]]]] = {
+    SEGMENTS_FILE: ("rows", lambda _: ()),
+    LIST_FILE: ("kinds", lambda _: ["items.memmap"]),
+    PACKED_FILE: ("content_digest", lambda _: ()),
+    STREAM_FILE: ("address", lambda _: ()),
+    ENSEMBLE_FILE: ("members", lambda found: (f"{number}_transform.pt" for number in range(found["members"]))),
+    _TENSORS_FILE: ("metadata", lambda _: ()),
+    f"{HIDDEN}/storage.json": ("leaves", lambda found: (leaf["file"] for leaf in found["leaves"])),
+    f"{HIDDEN}/maps.json": ("leaves", lambda found: (leaf[0] for leaf in found["leaves"])),
+    f"{HIDDEN}/rows.json": ("writer", lambda _: ()),
+}
+"""The documents in a checkpoint: an entry that each has, and how it names other files."""
+
 
 _WRITERS_OF_LAYOUTS = {
     "flat": "FlatStorageCheckpointer",
@@ -92,15 +111,8 @@ class CheckpointStaging(Staging):
                 f"{place} already exists and is not the checkpoint of a storage; left unchanged",
                 hint="choose another destination",
             )
-        noted = noted_files(place)
-        strange = next(
-            (
-                file
-                for file in place.rglob("*")
-                if not _looks_like_ours(file) and (file.is_symlink() or file.relative_to(place).as_posix() not in noted)
-            ),
-            None,
-        )
+        own = own_files(place)
+        strange = next((file for file in files_below(place) if file not in own and not _is_h5_of_storage(file)), None)
         if strange is not None:
             raise UsageError(f"{strange} is not part of the checkpoint around it; nothing was replaced")
 
@@ -110,10 +122,40 @@ class CheckpointStaging(Staging):
         self.publish()
 
 
-def _looks_like_ours(file: Path) -> bool:
-    if file.is_symlink():
-        return False
-    return file.is_dir() or file.suffix in {".json", ".memmap"} or _is_h5_of_storage(file)
+def own_files(folder: Path) -> set[Path]:
+    """List the files of a checkpoint: those whose digests were noted, and those that its documents name."""
+    if has_manifest(folder):
+        with contextlib.suppress(RbtoolError, OSError):
+            return {folder / file.path for file in Manifest.load(folder).files} | {folder / MANIFEST}
+        return {folder / MANIFEST}
+    noted = noted_files(folder)
+    found = {folder / DIGESTS, *(folder / name for name in noted)}
+    for name in noted:
+        if name.endswith((f"/{DIGESTS}", f"/{MANIFEST}")):  # it stands for all files of a folder
+            found |= own_files((folder / name).parents[1])
+    with contextlib.suppress(RbtoolError, OSError), OpenFiles(folder) as files:
+        found |= {folder / name for name in tree_files(files)}
+    for name, (entry, names_in) in _DOCUMENTS.items():
+        with contextlib.suppress(RbtoolError, OSError, LookupError, TypeError, ValueError):
+            document = load_json(folder / name)
+            if document[entry] is not None:
+                found |= {folder / name, *(folder / other for other in names_in(document))}
+    if folder / SEGMENTS_FILE in found:  # which may not list all of them if it is damaged
+        found |= {file for file in folder.iterdir() if _SEGMENT.fullmatch(file.name)}
+    # What TorchRL writes has no digests: the leaves of a nest of dicts and lists, by names with dots for folders, ...
+    with contextlib.suppress(RbtoolError, OSError, LookupError, TypeError, ValueError):
+        leaves = load_json(folder / _TENSORS_FILE)["metadata"]
+        for file in folder.rglob("*.memmap"):
+            if key_name(file.relative_to(folder).with_suffix("").parts) in leaves:
+                found.add(file)
+    # ... the items of a compressed list, and the members of an ensemble
+    parts = [part for part in folder.iterdir() if part.name.isdecimal() and part.is_dir() and not part.is_symlink()]
+    with contextlib.suppress(RbtoolError, OSError):
+        if all(isinstance(load_json(folder / name), list) for name in COMPRESSED_FILES):
+            stack = folder / "compressed_data"
+            found |= {*(folder / name for name in COMPRESSED_FILES), stack / "meta.json"}
+            parts += [part for part in stack.iterdir() if part.name.isdecimal() and part.is_dir()]
+    return found.union(*map(own_files, parts))
 
 
 def _manifest_of(path: Path) -> Manifest | None:

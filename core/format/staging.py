@@ -29,7 +29,8 @@ from ..errors import RbtoolError, UsageError
 from . import fs
 from .contracts import StepReader
 from .digest import FileRecord, digest_file, open_folder, open_regular
-from .manifest import ENV_METADATA, HIDDEN, MANIFEST, TRANSFERS, Manifest, has_manifest
+from .documents import dump_json
+from .manifest import ENV_METADATA, HIDDEN, MANIFEST, SOURCE_DOCUMENTS, TRANSFERS, Manifest, has_manifest
 from .memmap.tree import tree_files
 from .open_files import OpenFiles
 from .read_errors import reading_from
@@ -278,7 +279,7 @@ def _refuse_foreign_files(path: Path, deed: str) -> None:
     try:
         listed = {path / file.path for file in Manifest.load(path).files} | {path / MANIFEST, path / TRANSFERS}
     except (RbtoolError, OSError):
-        listed = named_files(path) | {file for file in files_below(path) if file.relative_to(path).parts[0] == HIDDEN}
+        listed = named_files(path) | _hidden_files(path)
         hint = f"{path / MANIFEST} is damaged: move away what is yours, and remove the rest yourself"
     if (strange := next((file for file in files_below(path) if file not in listed), None)) is not None:
         raise _foreign(strange, path, deed, hint)
@@ -302,6 +303,27 @@ def named_files(folder: Path) -> set[Path]:
     with contextlib.suppress(RbtoolError, OSError), OpenFiles(folder) as files:
         found |= {folder / name for name in tree_files(files)}
     return found
+
+
+_WRITTEN_HERE = (
+    *("manifest.json", "transfers.jsonl", "episodes_text.jsonl", "shard-digests.json", "digests.json"),
+    *("commits.bin", "commits_copy.bin", "recording.json"),
+)
+"""The files that may be in the hidden folder of any dataset."""
+
+
+def _hidden_files(folder: Path) -> set[Path]:
+    """The files in the hidden folder of a dataset whose manifest is damaged, as far as it is known that they are ours.
+
+    Kept videos and others have to be named in what is left of the manifest.
+    """
+    found = {folder / HIDDEN / name for name in _WRITTEN_HERE} | named_files(folder / HIDDEN / "episodes")
+    found |= {*(folder / SOURCE_DOCUMENTS).glob("*.json"), *(folder / SOURCE_DOCUMENTS).glob("*.jsonl")}
+    left = b""
+    with contextlib.suppress(RbtoolError, OSError), os.fdopen(open_regular(folder / MANIFEST), "rb") as file:
+        left = file.read()
+    named = {file: dump_json(file.relative_to(folder).as_posix()).encode() for file in files_below(folder / HIDDEN)}
+    return found | {file for file, name in named.items() if name in left}
 
 
 FILE_MAGIC = b'{\n "format_version": '

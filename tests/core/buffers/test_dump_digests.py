@@ -189,9 +189,20 @@ def test_a_saved_buffer_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     path = saved("tensor", tmp_path / "saved")
     saved("tensor", path, 50)
     assert len(list(path.rglob("digests.json"))) == 2
-    (path / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"notes\.txt"):
-        saved("tensor", path)
+    for name in ("notes.txt", "storage/mine.json", "sampler/mine.memmap", "writer/sub/mine.json", ".rbtool/mine.json"):
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text("mine")
+        with pytest.raises(UsageError, match=name):
+            saved("tensor", path)
+        (path / name).unlink()
+    saved("tensor", path)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_saved_buffer_of_any_storage_is_replaced(tmp_path: Path, form: str) -> None:
+    path = saved(form, tmp_path / "saved")
+    saved(form, path, 50)
+    assert made(form).loads(path) is None
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in {"flat", "nested", "h5"}])

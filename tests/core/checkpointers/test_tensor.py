@@ -263,6 +263,40 @@ def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
         TensorStorage(steps()).dumps(path)
 
 
+@pytest.mark.parametrize("name", ["mine.json", "notes.memmap", "sub/mine.json", ".rbtool/mine.json", "storage.json"])
+@pytest.mark.parametrize("kind", ["segments", "compatible", "TorchRL's", "nest"])
+def test_a_file_that_looks_like_part_of_a_checkpoint_is_left_alone(tmp_path: Path, kind: str, name: str) -> None:
+    data: Any = {"a.b": torch.ones(4), "c": [torch.ones(4)]} if kind == "nest" else steps()
+    storage = TensorStorage(data, checkpointer=TensorStorageCheckpointer(compatible=kind != "segments"))
+    path = tmp_path / "saved"
+    for _ in range(2):
+        storage.dumps(path)
+        if kind in ("TorchRL's", "nest"):
+            shutil.rmtree(path / ".rbtool")
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).write_text("{}")
+    with pytest.raises(UsageError, match=f"{name} is not part of the checkpoint"):
+        storage.dumps(path)
+    assert (path / name).read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"items.json": "{}", "items.memmap": ""}, {"segments.json": "{}"}, {"packed.json": "[]"},
+        {"stream.json": "{}"}, {"ensemble.json": "{}"}, {"storage_metadata.json": '{"mine": 1}'},
+        {"metadata.json": "{}", "data_indices.json": "[]"},
+    ],
+    ids=lambda files: next(iter(files)),
+)  # fmt: skip
+def test_documents_of_others_with_the_names_of_ours_are_left_alone(tmp_path: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match="nothing is replaced"):
+        TensorStorage(steps()).dumps(tmp_path)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == files
+
+
 def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"lacks the storage_metadata\.json"):
         loaded(tmp_path)

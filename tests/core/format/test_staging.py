@@ -146,7 +146,8 @@ def test_a_swap_cut_between_its_renames_is_mended_by_whoever_opens(tmp_path: Pat
     "name",
     [
         "notes.txt", "mine/notes.memmap.txt", "sub/.rbtool/manifest.json", "notes.json", "mine.memmap",
-        "next/mine.memmap", "mine/meta.json", "observation.shape.memmap",
+        "next/mine.memmap", "mine/meta.json", "observation.shape.memmap", ".rbtool/mine.txt", ".rbtool/source/mine.txt",
+        ".rbtool/episodes/mine.memmap",
     ],
 )  # fmt: skip
 def test_files_kept_inside_a_dataset_save_it_from_being_replaced(tmp_path: Path, name: str, broken: bool) -> None:
@@ -161,6 +162,19 @@ def test_files_kept_inside_a_dataset_save_it_from_being_replaced(tmp_path: Path,
     with pytest.raises(UsageError, match=f"{name} is not part of the dataset around it; nothing is removed"):
         remove_dataset(tmp_path / "data")
     assert (tmp_path / "data" / name).read_text() == "precious"
+
+
+def test_what_is_left_of_a_damaged_manifest_names_videos(tmp_path: Path) -> None:
+    _publish(tmp_path / "data", FIRST)
+    (tmp_path / "data" / ".rbtool" / "videos").mkdir()
+    (tmp_path / "data" / ".rbtool" / "videos" / "0.mp4").write_text("frames")
+    for left in ('{"files": [{"path": ".rbtool/videos/0.mp', '{"files": [{"path": ".rbtool/videos/0.mp4", "si'):
+        (tmp_path / "data" / ".rbtool" / "manifest.json").write_text(left)
+        if left.endswith(".mp"):
+            with pytest.raises(UsageError, match=r"0\.mp4 is not part of the dataset"):
+                _publish(tmp_path / "data", SECOND, replace=True)
+        else:
+            assert _publish(tmp_path / "data", SECOND, replace=True)
 
 
 def test_without_a_manifest_to_go_by_no_file_is_known(tmp_path: Path) -> None:
