@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tempfile
 import warnings
@@ -268,6 +269,16 @@ class BufferTests(ABC):
         assert self.holds(other, written + 4)
 
 
+def moved(one: Any, other: Any, way: str, path: str | os.PathLike[str]) -> Any:
+    """Take the state of a buffer over to another one, by a dictionary if `way` is "state", else by a folder."""
+    if way == "state":
+        other.load_state_dict(one.state_dict())
+    else:
+        one.dumps(path)
+        other.loads(path)
+    return other
+
+
 def make_class(name: str, made: Callable[..., ReplayBuffer], **attributes: Any) -> type[BufferTests]:
     """Make a suite for one kind of buffer and content, for test files that run many of them."""
     return type(name, (BufferTests,), {"make": lambda self, **more: made(**more), "__test__": True, **attributes})
@@ -303,6 +314,13 @@ def drawn_weights(buffer: ReplayBuffer) -> list[float]:
 def plain(size: int = 10, **more: Any) -> PrioritizedReplayBuffer:
     """Make a buffer whose weights are its priorities."""
     return PrioritizedReplayBuffer(**EXPONENTS | {"storage": LazyTensorStorage(size), "batch_size": 4} | more)
+
+
+def weighted(*priorities: float, size: int = 10, **more: Any) -> PrioritizedReplayBuffer:
+    """Make a buffer of as many numbered elements, of these priorities."""
+    buffer = plain(size, **more)
+    buffer.update_priority(buffer.extend(torch.arange(len(priorities))), torch.tensor(priorities, dtype=torch.float32))
+    return buffer
 
 
 def of_steps(size: int = 10, **more: Any) -> TensorDictPrioritizedReplayBuffer:

@@ -6,10 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from rbtool import ConditionalUpdateResult, SliceSampler, TensorDictRoundRobinWriter
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.storage import DatasetStorage
@@ -17,6 +21,8 @@ from rbtool.core.errors import MissingKeyError, SchemaError
 from rbtool.core.format.memmap.builder import Origin
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.builder import write_dataset
+from rbtool.core.samplers.prioritized import PrioritizedSampler
+from rbtool.core.storages.base import Storage
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import CompressedListStorage, LazyStackStorage, ListStorage
 from rbtool.core.storages.packed import PackedRecording, PackedStorage
@@ -204,10 +210,10 @@ def test_files_take_no_new_entries(tmp_path: Path) -> None:
     buffer = made(LazyMemmapStorage)
     with pytest.raises(SchemaError):
         buffer.write_all(with_values())
-    with pytest.raises(MissingKeyError, match="cannot take the new entry"):
+    with pytest.raises(MissingKeyError, match="new entry"):
         buffer["value"] = torch.zeros(ROWS)
     write_walks(tmp_path / "walks", [(3, "terminated")])
-    with pytest.raises(MissingKeyError, match="cannot take the new entry"):
+    with pytest.raises(MissingKeyError, match="new entry"):
         ReplayBuffer(storage=DatasetStorage(tmp_path / "walks"))["value"] = torch.zeros(3)
 
 
@@ -258,3 +264,390 @@ def test_data_of_another_batch_size_is_named_in_full() -> None:
     with pytest.raises(SchemaError, match=r"the data has the batch size \[3\], expected \[2\]"):
         buffer[:2] = steps(3)
     assert buffer["a"].tolist() == [0, 1, 2, 3]
+
+
+# Data is repeated along the dimensions that it lacks ----------------------------------------------
+
+
+TENSORS: list[Callable[..., Storage]] = [LazyTensorStorage, LazyMemmapStorage]
+LISTS: list[Callable[..., Storage]] = [ListStorage, LazyStackStorage, CompressedListStorage]
+REPEATED_ROWS, LANES = 6, 3
+
+
+def repeated_steps(*shape: int, start: int = 0) -> TensorDict:
+    count = int(np.prod(shape))
+    numbers = torch.arange(start, start + count)
+    return TensorDict(
+        {"a": numbers.reshape(shape), "next": {"b": torch.stack([numbers, -numbers], -1).reshape(*shape, 2).double()}},
+        shape,
+    )
+
+
+def filled(make: Callable[..., Storage], kind: type[ReplayBuffer] = ReplayBuffer, ndim: int = 1) -> Any:
+    arguments = {} if ndim == 1 else {"ndim": 2}
+    buffer = kind(storage=make(REPEATED_ROWS * LANES ** (ndim - 1) + 2 * LANES, **arguments), dim_extend=0)
+    buffer.extend(repeated_steps(REPEATED_ROWS, *[LANES] * (ndim - 1)))
+    return buffer
+
+
+def values(buffer: Any) -> tuple[list[Any], list[Any]]:
+    rows = buffer[:]
+    if isinstance(rows, list):
+        return [row["a"].tolist() for row in rows], [row["next", "b"].tolist() for row in rows]
+    return rows["a"].tolist(), rows["next", "b"].tolist()
+
+
+def numbers(size: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(-size, size - 1), min_size=1, max_size=size, unique_by=lambda number: number % size)
+
+
+def slices(size: int) -> st.SearchStrategy[slice]:
+    return st.slices(size).map(lambda part: slice(part.start, part.stop if part.step is None else None, part.step))
+
+
+ALONG = st.one_of(
+    st.integers(-REPEATED_ROWS, REPEATED_ROWS - 1),
+    slices(REPEATED_ROWS),
+    numbers(REPEATED_ROWS),
+    numbers(REPEATED_ROWS).map(torch.tensor),
+    numbers(REPEATED_ROWS).map(np.array),
+    st.lists(st.booleans(), min_size=REPEATED_ROWS, max_size=REPEATED_ROWS).map(torch.tensor),
+    st.just(...),
+    st.integers(0, REPEATED_ROWS - 2).map(lambda start: range(start, start + 2)),
+)
+MATRIX = st.permutations(range(REPEATED_ROWS)).map(lambda order: torch.tensor(order[:4]).reshape(2, 2))
+ACROSS = st.tuples(
+    st.one_of(st.integers(0, REPEATED_ROWS - 1), slices(REPEATED_ROWS).filter(lambda part: (part.step or 1) > 0)),
+    st.one_of(st.integers(-LANES, LANES - 1), slices(LANES).filter(lambda part: (part.step or 1) > 0)),
+)
+
+
+def as_torch(index: Any) -> Any:
+    if isinstance(index, slice) and (index.step or 1) < 0:
+        return torch.from_numpy(np.arange(REPEATED_ROWS)[index].copy())
+    return torch.tensor(index) if isinstance(index, range) else index
+
+
+def expected(lead: tuple[int, ...], index: Any, data: TensorDict) -> tuple[list[Any], list[Any]]:
+    """What torch makes of the same assignment of tensors."""
+    rows = repeated_steps(*lead)
+    for key in ("a", ("next", "b")):
+        rows[key][as_torch(index)] = data[key]
+    return rows["a"].tolist(), rows["next", "b"].tolist()
+
+
+def selected(lead: tuple[int, ...], index: Any) -> tuple[int, ...]:
+    return tuple(torch.zeros(lead)[as_torch(index)].shape)
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+@pytest.mark.parametrize("make", [*TENSORS, *LISTS])
+@settings(max_examples=40, deadline=None)
+@given(index=ALONG)
+def test_one_element_goes_to_all_that_are_named(
+    make: Callable[..., Storage], kind: type[ReplayBuffer], index: Any
+) -> None:
+    buffer, data = filled(make, kind), repeated_steps(1, start=100)[0]
+    buffer[index] = data
+    assert values(buffer) == expected((REPEATED_ROWS,), index, data)
+    if kind is TensorDictReplayBuffer:
+        assert [int(buffer[row]["index"]) for row in range(REPEATED_ROWS)] == list(range(REPEATED_ROWS))
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+@pytest.mark.parametrize("make", TENSORS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_the_dimensions_of_data_are_the_last_that_are_selected(
+    make: Callable[..., Storage], kind: type[ReplayBuffer], data: st.DataObject
+) -> None:
+    index = data.draw(st.one_of(ALONG, MATRIX, ACROSS))
+    size = selected((REPEATED_ROWS, LANES), index)
+    given_dims = data.draw(st.integers(0, len(size)))
+    value = repeated_steps(*size[len(size) - given_dims :], start=100)
+    buffer = filled(make, kind, ndim=2)
+    buffer[index] = value
+    assert values(buffer) == expected((REPEATED_ROWS, LANES), index, value)
+
+
+@pytest.mark.parametrize("make", TENSORS)
+@settings(max_examples=40, deadline=None)
+@given(index=st.one_of(ALONG, MATRIX))
+def test_data_of_other_kinds_is_repeated_as_well(make: Callable[..., Storage], index: Any) -> None:
+    tree = ReplayBuffer(storage=make(REPEATED_ROWS))
+    tree.extend({"a": torch.arange(REPEATED_ROWS), "b": [torch.arange(2.0 * REPEATED_ROWS).reshape(REPEATED_ROWS, 2)]})
+    tree[index] = {"a": torch.tensor(100), "b": [torch.tensor([7.0, 8.0])]}
+    a, b = torch.arange(REPEATED_ROWS), torch.arange(2.0 * REPEATED_ROWS).reshape(REPEATED_ROWS, 2)
+    a[as_torch(index)], b[as_torch(index)] = 100, torch.tensor([7.0, 8.0])
+    assert (tree[:]["a"].tolist(), tree[:]["b"][0].tolist()) == (a.tolist(), b.tolist())
+    plain = ReplayBuffer(storage=make(REPEATED_ROWS))
+    plain.extend(torch.arange(2.0 * REPEATED_ROWS).reshape(REPEATED_ROWS, 2))
+    plain[index] = torch.tensor([7.0, 8.0])
+    assert plain[:].tolist() == b.tolist()
+
+
+@pytest.mark.parametrize("make", [*TENSORS, *LISTS])
+@pytest.mark.parametrize("index", [slice(0, 3), [1, 2, 4], torch.tensor([True, False] * 3)])
+@pytest.mark.parametrize("count", [1, 2])
+def test_fewer_elements_than_are_named_are_refused(make: Callable[..., Storage], index: Any, count: int) -> None:
+    buffer = filled(make)
+    before = values(buffer)
+    with pytest.raises(RuntimeError):
+        buffer[index] = repeated_steps(count, start=100)
+    assert values(buffer) == before
+
+
+def test_entries_that_lack_other_dimensions_are_refused() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(REPEATED_ROWS))
+    buffer.extend({"a": torch.arange(REPEATED_ROWS), "b": torch.zeros(REPEATED_ROWS, 2)})
+    for part in (slice(0, 2), (slice(0, 2),)):
+        with pytest.raises(RuntimeError, match="expected"):
+            buffer[part] = {"a": torch.tensor([1, 2]), "b": torch.ones(2)}
+    assert not buffer[:]["b"].any()
+
+
+@pytest.mark.parametrize("data", [{"a": 1}, "text", 3])
+def test_a_list_does_not_repeat_what_may_be_rows(data: object) -> None:
+    buffer = ReplayBuffer(storage=ListStorage(4), collate_fn=lambda rows: rows)
+    buffer.extend(["p", "q", "r"])
+    with pytest.raises(TypeError):
+        buffer[0:2] = data
+    assert buffer[:] == ["p", "q", "r"]
+
+
+def test_repeated_elements_of_a_list_are_copies() -> None:
+    buffer = filled(LazyStackStorage)
+    buffer[0:2] = repeated_steps(1, start=100)[0]
+    buffer[0]["a"].fill_(7)
+    assert values(buffer)[0] == [7, 100, 2, 3, 4, 5]
+
+
+def test_elements_with_dimensions_of_their_own() -> None:
+    for make in (LazyTensorStorage, LazyStackStorage):
+        buffer = ReplayBuffer(storage=make(REPEATED_ROWS))
+        buffer.extend(TensorDict({"a": torch.zeros(REPEATED_ROWS, 4)}, [REPEATED_ROWS, 4]))
+        buffer[1:3] = TensorDict({"a": torch.arange(4.0)}, [4])
+        assert buffer[:]["a"].sum(1).tolist() == [0, 6, 6, 0, 0, 0]
+
+
+def test_writing_new_elements_repeats_nothing() -> None:
+    buffer = filled(LazyTensorStorage)
+    with pytest.raises((RuntimeError, TypeError, IndexError)):
+        buffer.extend(repeated_steps(1)[0])
+    assert len(buffer) == REPEATED_ROWS
+
+
+@pytest.mark.parametrize("lacking", [1, 2])
+def test_all_in_the_layout_of_a_user_who_extends_along_another_dimension(lacking: int) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(REPEATED_ROWS * LANES, ndim=2), dim_extend=1)
+    buffer.extend(repeated_steps(LANES, REPEATED_ROWS))
+    value = repeated_steps(REPEATED_ROWS, start=100) if lacking == 1 else repeated_steps(1, start=100)[0]
+    buffer[:] = value
+    assert values(buffer) == expected((LANES, REPEATED_ROWS), slice(None), value)
+
+
+def test_a_mask_of_all_dimensions_names_elements() -> None:
+    storage = TensorStorage(torch.arange(12).reshape(4, 3), ndim=2)
+    mask = torch.zeros(4, 3, dtype=torch.bool)
+    mask[0, 1] = mask[2, 0] = True
+    storage[mask] = torch.tensor([100, 200])
+    assert storage[:].tolist() == [[0, 100, 2], [3, 4, 5], [200, 7, 8], [9, 10, 11]]
+    storage[mask] = torch.tensor(5)
+    assert storage[mask].tolist() == [5, 5]
+    with pytest.raises(IndexError):
+        storage[mask[:3]] = torch.tensor(5)
+
+
+def test_a_matrix_of_rows_marks_these_rows() -> None:
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(REPEATED_ROWS * 2, ndim=2),
+        sampler=PrioritizedSampler(REPEATED_ROWS * 2, 1.0, 1.0),
+        dim_extend=0,
+    )
+    buffer.extend(repeated_steps(REPEATED_ROWS, 2))
+    buffer.update_priority(
+        torch.cartesian_prod(torch.arange(REPEATED_ROWS), torch.arange(2)), torch.full((REPEATED_ROWS * 2,), 0.5)
+    )
+    buffer[torch.tensor([[0, 1], [2, 3]])] = repeated_steps(1, start=100)[0]
+    weights = buffer.sampler.state_dict()["_sum_tree"]
+    assert (weights[:8] > weights[8:].max()).all()
+
+
+# Conditional updates, against a model -------------------------------------------------------------
+
+
+CAPACITY = 6
+
+
+def rows(first: int, count: int, lanes: int = 0) -> TensorDict:
+    shape = (lanes, count) if lanes else (count,)
+    value = torch.arange(first, first + count).expand(shape)
+    version = torch.zeros(*shape, 1, dtype=torch.int64)
+    return TensorDict({"value": value.clone(), "version": version, "next": {"other": value.double()}}, shape)
+
+
+def ring(count: int = 0, lanes: int = 0, storage: Any = None, **options: Any) -> TensorDictReplayBuffer:
+    writer = TensorDictRoundRobinWriter(track_generations=True)
+    if storage is None:
+        storage = LazyTensorStorage(CAPACITY * max(lanes, 1), ndim=2 if lanes else 1)
+    buffer = TensorDictReplayBuffer(storage=storage, writer=writer, batch_size=4, **options)
+    if count:
+        buffer.extend(rows(0, count, lanes))
+    return buffer
+
+
+def update(buffer: Any, index: list[int], generation: list[int], **options: Any) -> ConditionalUpdateResult:
+    values = {"value": 100 + torch.arange(len(index))}
+    return buffer.update_if_present(
+        index=torch.tensor(index, dtype=torch.int64), generation=torch.tensor(generation, dtype=torch.int64),
+        **{"patch": values} | options,
+    )  # fmt: skip
+
+
+RECORDS = st.lists(st.tuples(st.integers(-2, CAPACITY + 1), st.integers(-1, 3), st.integers(-1, 3)), max_size=8)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(1, CAPACITY), min_size=1, max_size=4), RECORDS, st.sampled_from([None, False, True]))
+def test_updates_are_those_of_the_model(writes: list[int], records: list[Any], newer: bool | None) -> None:
+    buffer, stamps, first = ring(), [-1] * CAPACITY, 0
+    for count in writes:
+        buffer.extend(rows(first, count))
+        for number in range(first, first + count):
+            stamps[number % CAPACITY] += 1
+        first += count
+    index, generation, version = (list(part) for part in zip(*records, strict=True)) if records else ([], [], [])
+    values, versions = buffer[:]["value"].tolist(), buffer[:]["version"].flatten().tolist()
+    live = [0 <= row < CAPACITY and stamp == stamps[row] >= 0 for row, stamp in zip(index, generation, strict=True)]
+    updated = list(live)
+    if newer is not None:
+        stored = list(versions)
+        fits = [
+            is_live and (v > stored[row] if newer else v >= stored[row])
+            for row, v, is_live in zip(index, version, live, strict=True)
+        ]
+        best = {
+            row: max((v, n) for n, (r, v, ok) in enumerate(zip(index, version, fits, strict=True)) if ok and r == row)[
+                1
+            ]
+            for row, ok in zip(index, fits, strict=True)
+            if ok
+        }
+        updated = [best.get(row) == number for number, row in enumerate(index)]
+    for number, (row, done) in enumerate(zip(index, updated, strict=True)):
+        if done:
+            values[row] = 100 + number
+            versions[row] = version[number] if newer is not None else versions[row]
+    options = (
+        {}
+        if newer is None
+        else {"version_key": "version", "version": torch.tensor(version, dtype=torch.int64), "require_newer": newer}
+    )
+    found = update(buffer, index, generation, **options)
+    assert found.updated.tolist() == updated
+    assert buffer[:]["value"].tolist() == values
+    assert buffer[:]["version"].flatten().tolist() == versions
+    if newer is None:
+        assert found.version_rejected is None
+    else:
+        assert found.version_rejected.tolist() == [one and not other for one, other in zip(live, updated, strict=True)]
+    counts = found.updated_count, found.version_rejected_count, found.stale_count
+    assert counts == (sum(updated), sum(live) - sum(updated), len(live) - sum(live))
+
+
+@pytest.mark.parametrize("kind", ["memory", "memmap", "lanes", "shared"])
+def test_batches_are_updated_until_they_are_overwritten(kind: str, tmp_path: Any) -> None:
+    lanes = 2 if kind == "lanes" else 0
+    storage = LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "rows") if kind == "memmap" else None
+    buffer = ring(4, lanes, storage, shared=kind == "shared")
+    batch = buffer.sample()
+    handle = {"index": batch["index"], "generation": batch["index_generation"]}
+    for value in (5, 6):  # a second update of the same batch works
+        found = buffer.update_if_present(**handle, patch={("next", "other"): torch.full((4,), float(value)).double()})
+        assert found.updated.all()
+        index = tuple(batch["index"].unbind(-1)) if lanes else batch["index"]
+        assert (buffer.storage[index]["next", "other"] == value).all()
+    buffer.extend(rows(50, CAPACITY, lanes))
+    found = buffer.update_if_present(**handle, patch={("next", "other"): torch.full((4,), 7.0).double()})
+    assert (found.updated_count, found.stale_count) == (0, 4)
+    assert not (buffer.storage[:]["next", "other"] == 7).any()
+    buffer.empty()
+    if not lanes:
+        assert update(buffer, [0], [2]).stale_count == 1
+
+
+def test_slice_samplers_see_the_change() -> None:
+    buffer = ring(6, sampler=SliceSampler(slice_len=2, traj_key="value"))
+    with pytest.raises(RuntimeError, match="long enough"):
+        buffer.sample()
+    buffer.update_if_present(
+        index=torch.tensor([2, 3]), generation=torch.tensor([0, 0]), patch={"value": torch.tensor([9, 9])}
+    )
+    assert set(buffer.sample()["index"].flatten().tolist()) == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "version", "kept"),
+    [
+        (torch.uint8, -1, None), (torch.uint8, 256, None), (torch.uint8, 255, 255), (torch.float32, 2**24 + 1, None),
+        (torch.float32, 2**24, 2.0**24), (torch.float32, 0.1, pytest.approx(0.1)), (torch.int64, 3.0, 3),
+    ],
+)  # fmt: skip
+def test_versions_are_those_that_were_given_or_an_error(dtype: torch.dtype, version: Any, kept: Any) -> None:
+    writer = TensorDictRoundRobinWriter(track_generations=True)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(1), writer=writer)
+    buffer.extend(TensorDict({"value": torch.zeros(1), "version": torch.zeros(1, dtype=dtype)}, [1]))
+    asked = {"index": [0], "generation": [0], "patch": {"value": torch.ones(1)}, "version_key": "version"}
+    if kept is None:
+        with pytest.raises(ValueError, match="cannot hold"):
+            buffer.update_if_present(**asked, version=version)
+    else:
+        assert buffer.update_if_present(**asked, version=version).updated_count == 1
+    assert buffer[:]["version"].item() == (0 if kept is None else kept)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"generation": torch.zeros(3, dtype=torch.int64)}, ValueError, "3 numbers for 2 elements"),
+        ({"generation": torch.zeros(2)}, ValueError, "whole numbers"),
+        ({"index": torch.zeros(2)}, ValueError, "whole numbers"),
+        ({"version_key": "version"}, ValueError, "both or neither"),
+        ({"version": 3}, ValueError, "both or neither"),
+        ({"version_key": ("value",), "version": 3}, ValueError, "part of the patch"),
+        ({"version_key": "missing", "version": 3}, KeyError, "missing"),
+        ({"version_key": "next.other", "version": 3}, ValueError, "without dots"),
+        ({"version_key": "version", "version": torch.ones(2, dtype=torch.int32)}, ValueError, "int32"),
+        ({"version_key": "version", "version": torch.ones(3, dtype=torch.int64)}, ValueError, r"\[3\]"),
+        ({"version_key": "version", "version": 2.7}, ValueError, "2.7, which 'version', torch.int64, cannot"),
+        ({"version_key": "version", "version": [1, 1.5]}, ValueError, r"\[1, 1.5\].* cannot hold"),
+        ({"version_key": "version", "version": 2**63}, ValueError, "cannot hold"),
+        ({"version_key": "version", "version": float("nan")}, ValueError, "version is nan"),
+        ({"version_key": "version", "version": "3"}, ValueError, "version is '3', expected numbers"),
+        ({"version_key": "version", "version": 2**70}, ValueError, "expected numbers"),
+        ({"patch": {"missing": torch.zeros(2)}}, KeyError, "missing"),
+        ({"patch": {"value": torch.zeros(2)}}, ValueError, "float32"),
+        ({"patch": {"value": torch.zeros(3, dtype=torch.int64)}}, ValueError, r"\[3\]"),
+        ({"patch": {"value": 3}}, ValueError, "is int in the patch"),
+    ],
+)  # fmt: skip
+def test_bad_updates_change_nothing(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    buffer = ring(4)
+    before = buffer[:].clone()
+    asked: dict[str, Any] = {
+        "index": torch.tensor([0, 1]), "generation": torch.tensor([0, 0]),
+        "patch": {"value": torch.tensor([7, 7])},
+    }  # fmt: skip
+    with pytest.raises(error, match=words):
+        buffer.update_if_present(**asked | options)
+    assert (buffer[:] == before).all()
+
+
+def test_parts_that_cannot() -> None:
+    for buffer in (
+        TensorDictReplayBuffer(storage=LazyTensorStorage(4)),
+        ring(2, storage=ListStorage(4)),
+        ring(),
+    ):
+        with pytest.raises(RuntimeError, match="conditional"):
+            update(buffer, [0], [0])

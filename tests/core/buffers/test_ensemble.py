@@ -1,40 +1,56 @@
-"""Ensembles of buffers: batches, indices and what is refused, by the spec."""
+"""Ensembles of buffers: batches, indices, members, and what is refused."""
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from damage import flip
 from tensordict import LazyStackedTensorDict, TensorDict
 
+import rbtool
 from rbtool import (
     Compose,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
+    Normalize,
+    PrioritizedSliceSampler,
     RandomSampler,
     RenameTransform,
     ReplayBuffer,
     ReplayBufferEnsemble,
     Resize,
+    RoundRobinWriter,
     SamplerEnsemble,
     SamplerWithoutReplacement,
+    SchemaError,
     SliceSampler,
+    SliceSamplerWithoutReplacement,
     StorageEnsemble,
+    TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     ToTensorImage,
     WriterEnsemble,
 )
+from rbtool.core.testing.datasets import write_packed, write_walks
+
+
+def numbers(count: int, start: int = 0) -> TensorDict:
+    found = torch.arange(start, start + count)
+    return TensorDict({"a": found, "next": {"b": found.float()[:, None]}}, [count])
 
 
 def ring(start: int, count: int = 10, **arguments: Any) -> TensorDictReplayBuffer:
     """A ring with the elements `start` to `start + count`."""
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), **arguments)
-    numbers = torch.arange(start, start + count)
     if count:
-        buffer.extend(TensorDict({"a": numbers, "next": {"b": numbers.float()[:, None]}}, [count]))
+        buffer.extend(numbers(count, start))
     return buffer
 
 
@@ -63,50 +79,26 @@ def require_labels(batch: TensorDict) -> None:
 
 
 def test_the_example_of_the_reference_page_runs_as_written() -> None:
-    rb0 = TensorDictReplayBuffer(
-        storage=LazyMemmapStorage(10),
-        transform=Compose(
-            ToTensorImage(in_keys=["pixels", ("next", "pixels")]),
-            Resize(32, in_keys=["pixels", ("next", "pixels")]),
-            RenameTransform([("some", "key")], ["renamed"]),
-        ),
-    )
-    rb1 = TensorDictReplayBuffer(
-        storage=LazyMemmapStorage(10),
-        transform=Compose(
-            ToTensorImage(in_keys=["pixels", ("next", "pixels")]),
-            Resize(32, in_keys=["pixels", ("next", "pixels")]),
-            RenameTransform(["another_key"], ["renamed"]),
-        ),
-    )
+    def made(key: Any) -> TensorDictReplayBuffer:
+        pixels = {"in_keys": ["pixels", ("next", "pixels")]}
+        changes = Compose(ToTensorImage(**pixels), Resize(32, **pixels), RenameTransform([key], ["renamed"]))
+        return TensorDictReplayBuffer(storage=LazyMemmapStorage(10), transform=changes)
+
+    def pixels(size: int) -> torch.Tensor:
+        return torch.randint(255, (10, size, size, 3))
+
+    rb0, rb1 = made(("some", "key")), made("another_key")
     rb = ReplayBufferEnsemble(rb0, rb1, p=[0.5, 0.5], transform=Resize(33, in_keys=["pixels"], out_keys=["pixels33"]))
     printed = repr(rb)
     assert printed.startswith("ReplayBufferEnsemble(\n    storages=StorageEnsemble(")
     assert "Resize(" in printed
-    data0 = TensorDict(
-        {
-            "pixels": torch.randint(255, (10, 244, 244, 3)),
-            ("next", "pixels"): torch.randint(255, (10, 244, 244, 3)),
-            ("some", "key"): torch.randn(10),
-        },
-        batch_size=[10],
-    )
-    data1 = TensorDict(
-        {
-            "pixels": torch.randint(255, (10, 64, 64, 3)),
-            ("next", "pixels"): torch.randint(255, (10, 64, 64, 3)),
-            "another_key": torch.randn(10),
-        },
-        batch_size=[10],
-    )
-    rb[0].extend(data0)
-    rb[1].extend(data1)
+    for number, (size, key) in enumerate(((244, ("some", "key")), (64, "another_key"))):
+        data = {"pixels": pixels(size), ("next", "pixels"): pixels(size), key: torch.randn(10)}
+        rb[number].extend(TensorDict(data, batch_size=[10]))
     for _ in range(2):
         sample = rb.sample(10)
-        assert sample["next", "pixels"].shape == torch.Size([2, 5, 3, 32, 32])
-        assert sample["pixels"].shape == torch.Size([2, 5, 3, 32, 32])
-        assert sample["pixels33"].shape == torch.Size([2, 5, 3, 33, 33])
-        assert sample["renamed"].shape == torch.Size([2, 5])
+        assert sample["next", "pixels"].shape == sample["pixels"].shape == (2, 5, 3, 32, 32)
+        assert (sample["pixels33"].shape, sample["renamed"].shape) == ((2, 5, 3, 33, 33), (2, 5))
 
 
 # Batches ---------------------------------------------------------------------------------------------
@@ -114,11 +106,9 @@ def test_the_example_of_the_reference_page_runs_as_written() -> None:
 
 def test_a_batch_has_a_row_for_each_draw_and_is_labelled() -> None:
     batch, info = ReplayBufferEnsemble(*rings(10, 5, 7)).sample(12, return_info=True)
-    assert batch.shape == (3, 4)
-    assert batch["index"].shape == (3, 4)
+    assert batch.shape == batch["index"].shape == info["index"]["index"].shape == (3, 4)
     require_labels(batch)
     assert info["index"].batch_size == (3,)
-    assert info["index"]["index"].shape == (3, 4)
     assert torch.equal(info["source_id"], batch["source_id"])
 
 
@@ -303,31 +293,27 @@ def test_arguments_that_contradict_each_other_are_refused() -> None:
         SamplerEnsemble(*(one.sampler for one in members)),
         WriterEnsemble(*(one.writer for one in members)),
     )
-    with pytest.raises(RuntimeError, match="sample_from_all"):
-        ReplayBufferEnsemble(*members, p=[1, 1], sample_from_all=True)
-    with pytest.raises(RuntimeError, match="one or the other"):
-        ReplayBufferEnsemble(*members, storages=storages, samplers=samplers, writers=writers)
-    with pytest.raises(RuntimeError, match="writers"):
-        ReplayBufferEnsemble(storages=storages, samplers=samplers)
-    with pytest.raises(RuntimeError, match="to the SamplerEnsemble instead"):
-        ReplayBufferEnsemble(storages=storages, samplers=samplers, writers=writers, p=[1, 2])
-    with pytest.raises(RuntimeError, match="one number"):
-        ReplayBufferEnsemble(storages=storages, samplers=SamplerEnsemble(RandomSampler()), writers=writers)
-    with pytest.raises(TypeError):
-        ReplayBufferEnsemble(storages=members[0].storage, samplers=samplers, writers=writers)  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        ReplayBufferEnsemble(members[0], members[1].storage)  # type: ignore[arg-type]
+    parts = {"storages": storages, "samplers": samplers, "writers": writers}
+    faults: list[tuple[Any, Any, str | None, type[Exception]]] = [
+        (members, {"p": [1, 1], "sample_from_all": True}, "sample_from_all", RuntimeError),
+        (members, parts, "one or the other", RuntimeError),
+        ((), {"storages": storages, "samplers": samplers}, "writers", RuntimeError),
+        ((), parts | {"p": [1, 2]}, "SamplerEnsemble", RuntimeError),
+        ((), parts | {"samplers": SamplerEnsemble(RandomSampler())}, "one number", RuntimeError),
+        ((), parts | {"storages": members[0].storage}, None, TypeError),
+        ((members[0], members[1].storage), {}, None, TypeError),
+        (members, {"collate_fns": [None]}, "collate_fns", TypeError),
+        ((), {}, None, RuntimeError),
+        *((members, arguments, None, ValueError) for arguments in (
+            {"batch": "flat"}, {"temperature": 0}, {"temperature": True}, {"schema": "any"}, {"num_buffer_sampled": 0},
+            {"num_buffer_sampled": 1, "batch": "exact"}, {"storage": ListStorage(3)},
+        )),
+    ]  # fmt: skip
+    for given, arguments, words, error in faults:
+        with pytest.raises(error, match=words):
+            ReplayBufferEnsemble(*given, **arguments)
     with pytest.raises(TypeError, match="transforms"):
         StorageEnsemble(*storages.members, transforms=[None])
-    with pytest.raises(TypeError, match="collate_fns"):
-        ReplayBufferEnsemble(*members, collate_fns=[None])
-    with pytest.raises(RuntimeError):
-        ReplayBufferEnsemble()
-    for arguments in ({"batch": "flat"}, {"temperature": 0}, {"temperature": True}, {"schema": "any"},
-                      {"num_buffer_sampled": 0}, {"num_buffer_sampled": 1, "batch": "exact"},
-                      {"storage": ListStorage(3)}):  # fmt: skip
-        with pytest.raises(ValueError):
-            ReplayBufferEnsemble(*members, **arguments)
 
 
 def test_a_batch_that_the_draws_do_not_divide_is_refused() -> None:
@@ -353,35 +339,25 @@ def test_an_empty_member_is_named_unless_its_weight_is_zero() -> None:
 def test_an_ensemble_cannot_be_written_to_and_its_members_can() -> None:
     buffer = ReplayBufferEnsemble(*rings(5, 5))
     data = ring(0).sample(2).exclude("index")
-    writes = [
-        lambda: buffer.add(data[0]),
-        lambda: buffer.extend(data),
-        lambda: buffer.write_all(data),
-        lambda: buffer.__setitem__(0, data),
-        lambda: buffer.set_("a", 1),
+    writes: list[tuple[type[Exception], Any]] = [
+        (TypeError, lambda: buffer.add(data[0])),
+        (TypeError, lambda: buffer.extend(data)),
+        (TypeError, lambda: buffer.write_all(data)),
+        (TypeError, lambda: buffer.__setitem__(0, data)),
+        (TypeError, lambda: buffer.set_("a", 1)),
+        (RuntimeError, lambda: buffer.writer.extend(data)),
+        (RuntimeError, lambda: buffer.writer.add(data)),
+        (RuntimeError, lambda: buffer.storage.set(0, data)),
+        (RuntimeError, lambda: buffer.storage.extend(data)),
     ]
-    for write in writes:
-        with pytest.raises(TypeError, match="cannot be written to"):
-            write()
-    for write in (
-        lambda: buffer.writer.extend(data),
-        lambda: buffer.writer.add(data),
-        lambda: buffer.storage.set(0, data),
-        lambda: buffer.storage.extend(data),
-    ):
-        with pytest.raises(RuntimeError, match="cannot be written to"):
+    for error, write in writes:
+        with pytest.raises(error, match="cannot be written to"):
             write()
     with pytest.raises(TypeError):
-        SamplerEnsemble(RandomSampler()).sample(members_storage(), 2)
+        SamplerEnsemble(RandomSampler()).sample(ring(0, 2).storage, 2)
     buffer[1].extend(data)
     assert buffer.storage.sizes == [5, 7]
     assert buffer.write_count == 12
-
-
-def members_storage() -> LazyTensorStorage:
-    storage = LazyTensorStorage(3)
-    storage.set(range(2), torch.zeros(2))
-    return storage
 
 
 def test_clashing_dtypes_are_refused_instead_of_converted() -> None:
@@ -400,3 +376,464 @@ def test_an_entry_of_the_name_of_the_source_is_not_overwritten() -> None:
         ReplayBufferEnsemble(member).sample(2)
     assert ReplayBufferEnsemble(member, source_key="origin").sample(2)["origin"].tolist() == [[0, 0]]
     assert "origin" not in ReplayBufferEnsemble(member, source_key=None).sample(2)
+
+
+# Members: their random streams, kinds, priorities and parts ---------------------------------------
+
+
+# Random streams --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [{"p": [1, 2]}, {"batch": "exact"}, {"p": "size", "batch": "exact"}])
+def test_the_generator_decides_on_members_and_rows(arguments: dict[str, Any]) -> None:
+    def batches(seed: int) -> list[int]:
+        torch.manual_seed(len(arguments) + seed * 17)
+        buffer = ReplayBufferEnsemble(*rings(10, 8), generator=seeded(3), **arguments)
+        torch.rand(seed)
+        return torch.cat([buffer.sample(8)["a"].flatten() for _ in range(5)]).tolist()
+
+    assert batches(0) == batches(1)
+    before = torch.get_rng_state()
+    ReplayBufferEnsemble(*rings(10, 8), generator=seeded(), **arguments).sample(8)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_members_keep_a_generator_of_their_own() -> None:
+    own = ring(0, generator=seeded(7))
+    buffer = ReplayBufferEnsemble(own, ring(1000), generator=seeded(1))
+    assert own._rng is not buffer._rng
+    assert buffer[1]._rng is buffer._rng
+    buffer.set_rng(other := seeded(2))
+    assert own._rng is not other
+    assert buffer[1]._rng is other
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copies_continue_the_stream_of_the_ensemble(copied: Any) -> None:
+    buffer = ReplayBufferEnsemble(*rings(10, 10), batch="exact", generator=seeded())
+    buffer.sample(6)
+    other = copied(buffer)
+    assert other[0]._rng is other._rng
+    assert other[0]._rng is not buffer._rng
+    for _ in range(3):
+        one, two = buffer.sample(40), other.sample(40)
+        assert torch.equal(one["a"], two["a"])
+        assert not torch.equal(one["a"][:20], one["a"][20:] - 1000)
+
+
+def test_a_loader_takes_the_batches_of_an_ensemble() -> None:
+    buffer = ReplayBufferEnsemble(*rings(10, 10), batch="exact", batch_size=6, generator=seeded())
+    loader = torch.utils.data.DataLoader(buffer, batch_size=None, num_workers=2)
+    found = []
+    for batch, _ in zip(loader, range(4), strict=False):
+        require_labels(batch)
+        found.append(batch["a"].tolist())
+    assert found[0] != found[1]
+
+
+# Members of unequal kinds ----------------------------------------------------------------------------
+
+
+def test_datasets_a_packed_one_and_a_ring_are_members(tmp_path: Path) -> None:
+    write_walks(tmp_path / "walks", [(4, "open"), (6, "terminated"), (5, "truncated")])
+    write_packed(tmp_path / "walks", tmp_path / "packed")
+    ted, packed = (rbtool.load_dataset(tmp_path / name, seed=0) for name in ("walks", "packed"))
+    live = TensorDictReplayBuffer(storage=LazyTensorStorage(30))
+    live.extend(ted[:])
+    buffer = ReplayBufferEnsemble(ted, packed, live, batch="exact", generator=seeded())
+    assert buffer.schema_report() == ()
+    for _ in range(5):
+        batch = buffer.sample(20)
+        for member in range(3):
+            rows = batch[batch["source_id"] == member]
+            expected = ted[rows["index", "index"]]
+            for key in expected.exclude("index").keys(True, True):
+                assert torch.equal(rows[key], expected[key])
+
+
+def test_an_ensemble_of_ensembles_names_the_leaf_and_reads_its_rows_again() -> None:
+    a, b, c, d = rings(10, 5, 7, 9)
+    inner = ReplayBufferEnsemble(b, c)
+    exact = ReplayBufferEnsemble(b, c, batch="exact")
+    for nested in (inner, exact):
+        for batch_of in ("stack", "exact"):
+            outer = ReplayBufferEnsemble(a, nested, d, batch=batch_of, sample_from_all=True)  # type: ignore[arg-type]
+            batch = outer.sample(12)
+            assert torch.equal(batch["source_id"], member_of(batch))
+            assert torch.equal(batch["index", "index"], batch["a"] % 1000)
+            ids = torch.tensor([0, 1, 1, 2])[member_of(batch)]
+            assert torch.equal(batch["index", "buffer_ids"], ids)
+            index = batch["index"].set("source_id", batch["source_id"])
+            found = torch.cat([rows["a"] for _, rows in outer.storage.get(index)])
+            assert torch.equal(found, batch["a"].flatten())
+    assert inner.storage.sizes == [5, 7]
+    assert outer.storage.sizes == [10, 12, 9]
+
+
+def prioritized(count: int) -> list[TensorDictPrioritizedReplayBuffer]:
+    """So many rings of ten elements, from 1000 * i on."""
+    members = []
+    for number in range(count):
+        one = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(10))
+        one.extend(numbers(10, 1000 * number))
+        members.append(one)
+    return members
+
+
+def test_priorities_go_to_the_members() -> None:
+    buffer = ReplayBufferEnsemble(*prioritized(2), batch="exact")
+    batch = buffer.sample(400)
+    assert batch["priority_weight"].shape == (400,)
+    batch["td_error"] = (batch["a"] == 3).float() + (batch["a"] == 1007).float()
+    buffer.update_tensordict_priority(batch)
+    assert set(buffer.sample(100)["a"].tolist()) == {3, 1007}
+    index = buffer.sample(4)["index"]
+    buffer.update_priority(index, 5.0)
+    with pytest.raises(RuntimeError, match="priorities are"):
+        buffer.update_priority(index, torch.ones(3))
+    with pytest.raises(TypeError):
+        buffer.update_priority(torch.arange(3), 1.0)
+
+
+@pytest.mark.parametrize("batch", ["stack", "exact"])
+def test_priorities_go_to_the_members_of_members(batch: Any) -> None:
+    members = prioritized(3)
+    inner = ReplayBufferEnsemble(*members[:2], batch="exact")
+    outer = ReplayBufferEnsemble(inner, members[2], batch=batch, sample_from_all=True)
+    for _ in range(5):
+        sample = outer.sample(400)
+        sample["td_error"] = (sample["a"] % 1000 == 5 + sample["a"] // 1000).float()
+        outer.update_tensordict_priority(sample)
+    assert set(outer.sample(400)["a"].flatten().tolist()) == {5, 1006, 2007}
+
+
+def test_parts_make_an_ensemble_and_collate_functions_are_called() -> None:
+    storages = [one.storage for one in rings(5, 5)]
+    buffer = ReplayBufferEnsemble(
+        storages=StorageEnsemble(*storages, transforms=[None, lambda rows: rows.set("a", rows["a"] + 1)]),
+        samplers=SamplerEnsemble(RandomSampler(), RandomSampler(), sample_from_all=True),
+        writers=WriterEnsemble(RoundRobinWriter(), RoundRobinWriter()),
+        collate_fn=lambda parts: torch.cat([part["a"] for part in parts]),
+        collate_fns=[lambda rows: rows.set("a", rows["a"] * 10), None],
+    )
+    batch = buffer.sample(20)
+    assert bool((batch[:10] % 10 == 0).all())
+    assert bool((batch[10:] > 1000).all())
+
+
+SHORT: dict[str, Any] = {
+    "short": lambda: SliceSampler(traj_key="episode", slice_len=4, strict_length=False),
+    "cut": lambda: SliceSampler(traj_key="episode", slice_len=2, span=1),
+    "prioritized": lambda: PrioritizedSliceSampler(20, 0.5, 0.5, traj_key="episode", slice_len=4, strict_length=False),
+    "epochs": lambda: SliceSamplerWithoutReplacement(traj_key="episode", num_slices=2),
+}
+
+
+@pytest.mark.parametrize("kind", SHORT)
+@pytest.mark.parametrize("length", [3, 6])
+def test_samplers_of_short_slices_are_refused_in_exact_batches_whatever_is_drawn(kind: str, length: int) -> None:
+    """Also where all trajectories are long enough: in a ring they need not stay so."""
+    rings = [TensorDictReplayBuffer(storage=LazyTensorStorage(20)) for _ in range(2)]
+    for ring in rings:
+        ring.extend(TensorDict({"episode": torch.arange(12) // length}, [12]))
+    buffer = ReplayBufferEnsemble(*rings, batch="exact")
+    rings[1].set_sampler(SHORT[kind]())
+    for refused in (
+        lambda: ReplayBufferEnsemble(*rings, batch="exact"),
+        lambda: buffer.sample(8),
+        lambda: buffer.sample_counts([4, 4]),
+        lambda: buffer.sampler.sample(buffer.storage, 8),
+    ):
+        with pytest.raises(SchemaError, match=r"member 1 .* may return fewer steps") as caught:
+            refused()
+        assert "strict_length=True" in caught.value.hint
+
+
+# What an ensemble saves comes back ----------------------------------------------------------------
+
+
+def make(filled: bool, **arguments: Any) -> ReplayBufferEnsemble:
+    """An ensemble of a ring that has wrapped, one without replacement, a prioritised one, and an ensemble."""
+    members: list[ReplayBuffer] = [
+        TensorDictReplayBuffer(storage=LazyTensorStorage(10), transform=Normalize("a", scale=2.0)),
+        TensorDictReplayBuffer(storage=LazyMemmapStorage(20), sampler=SamplerWithoutReplacement(), generator=seeded(9)),
+        TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(15)),
+    ]
+    inner = [TensorDictReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(2)]
+    if filled:
+        for start, (count, buffer) in enumerate(zip((13, 7, 9, 4, 6), [*members, *inner], strict=True)):
+            buffer.extend(numbers(count, 1000 * start))
+    nested = ReplayBufferEnsemble(*inner, p=[1, 2], batch="exact")
+    cast = TensorDictReplayBuffer(storage=LazyTensorStorage(3))
+    if filled:
+        cast.extend(numbers(3, 5000))
+    for one in (members[1], members[2], nested, cast):
+        one.append_transform(lambda batch: batch.set("a", batch["a"].float()))
+    given = {"p": [1, 2, 3, 4, 1], "batch": "exact", "batch_size": 11, "generator": seeded()}
+    given |= {"schema": "intersect"} | arguments  # one has weights of priorities
+    return ReplayBufferEnsemble(*members, nested, cast, **given)
+
+
+def drawn(buffer: ReplayBufferEnsemble) -> list[float]:
+    return torch.cat([buffer.sample()["a"] for _ in range(12)]).tolist()
+
+
+@pytest.mark.parametrize("prefetch", [None, 3])
+def test_a_dictionary_of_state_continues_with_the_same_batches(prefetch: int | None) -> None:
+    buffer = make(True, prefetch=prefetch)
+    buffer.sample()
+    buffer.p, buffer.temperature = [5, 4, 3, 2, 1], 2.0
+    state = copy.deepcopy(buffer.state_dict())
+    expected = drawn(buffer)
+    other = make(False, generator=seeded(5), prefetch=prefetch)
+    other.load_state_dict(state)
+    assert drawn(other) == expected
+    assert torch.equal(other.p, buffer.p)
+    assert other.temperature == 2.0
+    other[0].extend(numbers(2))
+    buffer[0].extend(numbers(2))
+    assert torch.equal(other[0].storage[:]["a"], buffer[0].storage[:]["a"])
+
+
+@pytest.mark.parametrize("prefetch", [None, 3])
+def test_a_folder_continues_with_the_same_batches(prefetch: int | None, tmp_path: Path) -> None:
+    buffer = make(True, prefetch=prefetch)
+    buffer.sample()
+    buffer.dumps(tmp_path / "saved")
+    assert {"0", "1", "2", "3", "4"} <= {one.name for one in (tmp_path / "saved" / "storage").iterdir()}
+    assert (tmp_path / "saved" / "storage" / "0_transform.pt").is_file()
+    expected = drawn(buffer)
+    other = make(False, generator=seeded(5), prefetch=prefetch)
+    other.loads(tmp_path / "saved")
+    assert drawn(other) == expected
+    other.dumps(tmp_path / "saved")
+    again = make(False, prefetch=prefetch)
+    again.loads(tmp_path / "saved")
+    assert drawn(again) == drawn(other)
+
+
+def test_a_full_ring_of_a_member_is_loaded_into_a_larger_one(tmp_path: Path) -> None:
+    small = ReplayBufferEnsemble(TensorDictReplayBuffer(storage=LazyTensorStorage(10)), batch_size=4)
+    small[0].extend(numbers(13))
+    large = ReplayBufferEnsemble(TensorDictReplayBuffer(storage=LazyTensorStorage(20)), batch_size=4)
+    small.dumps(tmp_path / "saved")
+    large.loads(tmp_path / "saved")
+    large[0].extend(numbers(1, 50))
+    assert large[0][:]["a"].tolist() == [*range(3, 13), 50]
+
+
+def test_a_storage_ensemble_is_saved_and_loaded_by_itself(tmp_path: Path) -> None:
+    storage = StorageEnsemble(*(one.storage for one in rings(5, 0, 7)))
+    storage.dumps(tmp_path / "saved")
+    other = StorageEnsemble(*(one.storage for one in rings(0, 3, 0)))
+    other.loads(tmp_path / "saved")
+    assert other.sizes == [5, 0, 7]
+    assert torch.equal(other[2][:]["a"], storage[2][:]["a"])
+    state = storage.state_dict()
+    third = StorageEnsemble(*(one.storage for one in rings(0, 3, 0)))
+    third.load_state_dict(state)
+    assert third.sizes == [5, 0, 7]
+    storage.dumps(tmp_path / "saved")
+
+
+def test_the_samplers_and_writers_of_an_ensemble_are_saved_by_themselves(tmp_path: Path) -> None:
+    buffer = make(True)
+    buffer.sample()
+    buffer.sampler.dumps(tmp_path / "sampler")
+    buffer.writer.dumps(tmp_path / "writer")
+    other = make(True)
+    other.p = [1, 1, 1, 1, 1]
+    other.sampler.loads(tmp_path / "sampler")
+    other.writer.loads(tmp_path / "writer")
+    assert torch.equal(other.p, buffer.p)
+    assert [one.write_count for one in other.writer.members[:3]] == [13, 7, 9]
+
+
+def test_an_empty_ensemble_is_saved_and_loaded(tmp_path: Path) -> None:
+    make(False).dumps(tmp_path / "saved")
+    other = make(True)
+    other.loads(tmp_path / "saved")
+    assert other.storage.sizes == [0] * 5
+
+
+def test_a_checkpoint_of_another_set_of_members_is_refused_with_nothing_changed(tmp_path: Path) -> None:
+    two = ReplayBufferEnsemble(*rings(5, 6), p=[1, 3], batch_size=4)
+    two.dumps(tmp_path / "two")
+    ring(0).dumps(tmp_path / "one")
+    three = ReplayBufferEnsemble(*rings(7, 8, 9), batch_size=4)
+    for load in (lambda: three.loads(tmp_path / "two"), lambda: three.load_state_dict(two.state_dict())):
+        with pytest.raises(RuntimeError, match="2 members, this ensemble has 3"):
+            load()
+    with pytest.raises(ValueError, match="single buffer"):
+        three.loads(tmp_path / "one")
+    with pytest.raises(rbtool.RbtoolError):
+        ring(0).loads(tmp_path / "two")
+    with pytest.raises(RuntimeError):
+        three.load_state_dict(ring(0).state_dict())
+    assert three.storage.sizes == [7, 8, 9]
+    assert three.p is None
+
+
+def test_a_member_that_refuses_its_rows_is_named_and_all_stay_as_they_were(tmp_path: Path) -> None:
+    two = ReplayBufferEnsemble(*rings(5, 6), batch_size=4, p=[1, 3])
+    two.dumps(tmp_path / "two")
+    state = copy.deepcopy(two.state_dict())
+    lists = ReplayBufferEnsemble(ring(70, 3), ReplayBuffer(storage=ListStorage(4)), batch_size=4)
+    lists[1].extend(["a", "b"])
+    for load in (lambda: lists.loads(tmp_path / "two"), lambda: lists.load_state_dict(state)):
+        with pytest.raises(rbtool.RbtoolError) as raised:
+            load()
+        assert "member 1 of the ensemble; nothing was loaded" in raised.value.hint
+        assert lists.p is None
+        assert lists[0][:]["a"].tolist() == [70, 71, 72]
+        assert lists[1][:] == ["a", "b"]
+
+
+def test_a_changed_byte_of_a_member_is_found_and_all_stay_as_they_were(tmp_path: Path) -> None:
+    saved, other = make(True), make(True, generator=seeded(7))
+    saved.dumps(tmp_path / "saved")
+    flip(tmp_path / "saved" / "storage" / "4" / "segment-00000.memmap", 0)
+    other.sample()
+    other[0].extend(numbers(4, 90))
+    unharmed = copy.deepcopy(other)
+    with pytest.raises(rbtool.FormatError, match=r"changed|differ|digest") as raised:
+        other.loads(tmp_path / "saved")
+    assert "member 4 of the ensemble; nothing was loaded" in raised.value.hint
+    require_alike(other, unharmed)
+
+
+def require_alike(buffer: ReplayBufferEnsemble, other: ReplayBufferEnsemble) -> None:
+    """Both have the same rows, and sample and write the same from now on."""
+    assert drawn(buffer) == drawn(other)
+    for each in (buffer, other):
+        each[0].extend(numbers(2, 800))
+    for one, same in zip(buffer.storage.leaves, other.storage.leaves, strict=True):
+        assert torch.equal(one[:]["a"], same[:]["a"])
+    assert buffer.write_count == other.write_count
+
+
+@pytest.mark.parametrize("entry", ["_rng", "_prefetch_state", "_members"])
+def test_a_dictionary_that_is_refused_at_its_end_leaves_all_as_they_were(entry: str) -> None:
+    buffer, state = make(True, generator=seeded(7)), copy.deepcopy(make(True, p=[5, 4, 3, 2, 1]).state_dict())
+    wrong: dict[str, Any] = {"_rng": ("x", "cpu"), "_prefetch_state": {"capacity": 0, "queue": ({"index": 1},)}}
+    state[entry] = wrong.get(entry, [*state["_members"][:-1], {}])
+    unharmed = copy.deepcopy(buffer)
+    with pytest.raises(rbtool.RbtoolError):
+        buffer.load_state_dict(state)
+    assert torch.equal(buffer.p, unharmed.p)
+    require_alike(buffer, unharmed)
+
+
+def test_a_storage_ensemble_is_loaded_whole_or_not_at_all(tmp_path: Path) -> None:
+    storage = StorageEnsemble(*(one.storage for one in rings(5, 6, 7)))
+    storage.dumps(tmp_path / "saved")
+    state = storage.state_dict() | {"2": ListStorage(3).state_dict()}
+    other = StorageEnsemble(*(one.storage for one in rings(3, 0, 2)))
+    before = copy.deepcopy([leaf[:]["a"] if len(leaf) else None for leaf in other.leaves])
+    flip(tmp_path / "saved" / "2" / "segment-00000.memmap", 0)
+    for load in (lambda: other.loads(tmp_path / "saved"), lambda: other.load_state_dict(state)):
+        with pytest.raises((rbtool.RbtoolError, KeyError)):
+            load()
+        assert other.sizes == [3, 0, 2]
+        assert torch.equal(other[0][:]["a"], before[0])
+        assert torch.equal(other[2][:]["a"], before[2])
+
+
+def test_a_dataset_in_an_ensemble_is_saved_and_never_emptied(tmp_path: Path) -> None:
+    write_walks(tmp_path / "walks", [(4, "open"), (6, "terminated")])
+    dataset = rbtool.load_dataset(tmp_path / "walks", seed=0)
+    live = TensorDictReplayBuffer(storage=LazyTensorStorage(30))
+    live.extend(dataset[:3])
+    buffer = ReplayBufferEnsemble(dataset, live, batch="exact", batch_size=6)
+    buffer.dumps(tmp_path / "saved")
+    other = ReplayBufferEnsemble(
+        rbtool.load_dataset(tmp_path / "walks", seed=1),
+        TensorDictReplayBuffer(storage=LazyTensorStorage(30)),
+        batch="exact",
+    )
+    other.loads(tmp_path / "saved")
+    assert other.storage.sizes == [10, 3]
+    assert torch.equal(other.sample(6)["index", "index"][:3], buffer.sample(6)["index", "index"][:3])
+    with pytest.raises(RuntimeError, match="member 0"):
+        buffer.empty()
+    assert buffer.storage.sizes == [10, 3]
+    with pytest.raises(ValueError, match="inside the dataset"):
+        buffer.dumps(tmp_path / "walks" / "inside")
+
+
+def test_emptying_and_exchanging_parts_of_members() -> None:
+    buffer = ReplayBufferEnsemble(*rings(5, 6), batch="exact")
+    buffer[1].set_storage(ring(1000, 9).storage)
+    assert buffer.storage.sizes == [5, 9]
+    assert buffer.sample(300)["index", "index"].max() == 8
+    with pytest.raises(TypeError):
+        buffer.set_sampler(SamplerWithoutReplacement())
+    with pytest.raises(NotImplementedError):
+        buffer.set_storage(buffer.storage)
+    buffer.empty()
+    assert buffer.storage.sizes == [0, 0]
+    assert buffer.stats()["size"] == 0
+
+
+@pytest.mark.parametrize("member", [0, 1, 2])
+def test_a_fault_in_a_member_leaves_the_older_checkpoint(
+    member: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = ReplayBufferEnsemble(*rings(5, 6, 7), batch_size=6, p=[1, 2, 3], generator=seeded())
+    buffer.dumps(tmp_path / "saved")
+    expected = buffer.sample()["a"]
+    buffer[member].extend(numbers(3, 50))
+    with monkeypatch.context() as patched:
+        patched.setattr(type(buffer[member].storage), "dumps", _failing(buffer[member].storage))
+        with pytest.raises(OSError, match="disk is full"):
+            buffer.dumps(tmp_path / "saved")
+    assert {one.name for one in tmp_path.iterdir()} == {"saved"}
+    other = ReplayBufferEnsemble(*rings(0, 0, 0), batch_size=6, generator=seeded(5))
+    other.loads(tmp_path / "saved")
+    assert other.storage.sizes == [5, 6, 7]
+    assert torch.equal(other.sample()["a"], expected)
+
+
+def _failing(chosen: Any) -> Any:
+    """Return a `dumps` that writes a part and fails for one storage."""
+    whole = type(chosen).dumps
+
+    def dumps(storage: Any, path: Any) -> None:
+        whole(storage, path)
+        if storage is chosen:
+            raise OSError("the disk is full")
+
+    return dumps
+
+
+def test_states_of_samplers_are_loaded_all_or_none() -> None:
+    buffer, other = (ReplayBufferEnsemble(*rings(9, 9), batch_size=4, sample_from_all=True) for _ in range(2))
+    for each in (buffer, other):
+        for member in (0, 1):
+            each[member].set_sampler(SamplerWithoutReplacement())
+        each.sample()
+    state = other.sampler.state_dict() | {"1": {"unknown": 1}}
+    before = [member.state_dict()["_sample_list"].tolist() for member in buffer.sampler.members]
+    with pytest.raises(rbtool.SchemaError):
+        buffer.sampler.load_state_dict(state)
+    assert [member.state_dict()["_sample_list"].tolist() for member in buffer.sampler.members] == before
+
+
+def test_hooks_are_refused_when_they_are_registered_and_members_take_them(tmp_path: Path) -> None:
+    buffer = ReplayBufferEnsemble(*rings(5, 6), batch_size=4)
+    for register in (buffer.register_save_hook, buffer.register_load_hook, buffer.storage.register_save_hook):
+        with pytest.raises(ValueError, match="hooks") as raised:
+            register(lambda data, **_: data)
+        assert "members" in raised.value.hint  # type: ignore[attr-defined]
+    paths: list[Path] = []
+    buffer[1].register_save_hook(lambda data, path: paths.append(path) or data)
+    buffer.dumps(tmp_path / "saved")
+    assert len(paths) == 1
+
+
+def test_the_checkpoint_of_an_ensemble_is_not_that_of_a_single_buffer(tmp_path: Path) -> None:
+    members = rings(4, 4)
+    ReplayBufferEnsemble(*members).dumps(tmp_path / "saved")
+    with pytest.raises(rbtool.FormatError, match="of an ensemble was found, expected one of a single buffer"):
+        members[0].loads(tmp_path / "saved")
+    assert len(members[0]) == 4

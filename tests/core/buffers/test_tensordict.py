@@ -46,8 +46,11 @@ def steps(count: int = 4, **more: torch.Tensor) -> TensorDict:
     return TensorDict({"a": torch.arange(count), **more}, [count])
 
 
-def made(**arguments: Any) -> TensorDictReplayBuffer:
-    return TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=Prioritised(), batch_size=6, **arguments)
+def made(rows: int = 0, **arguments: Any) -> TensorDictReplayBuffer:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=Prioritised(), batch_size=6, **arguments)
+    if rows:
+        buffer.extend(steps(rows))
+    return buffer
 
 
 @pytest.mark.parametrize("data", [torch.zeros(3), [steps(2)], None, "text", Step(torch.zeros(3), batch_size=[3])])
@@ -104,8 +107,7 @@ def test_dicts_that_are_no_batches_are_refused(data: Any, words: str) -> None:
 
 
 def test_batches_carry_what_the_sampler_says() -> None:
-    buffer = made()
-    buffer.extend(steps())
+    buffer = made(4)
     batch, info = buffer.sample(return_info=True)
     assert torch.equal(batch["index"], info["index"])
     assert torch.equal(batch["index"], batch["a"])
@@ -122,8 +124,7 @@ def test_the_index_of_several_dimensions_is_one_entry() -> None:
 
 
 def test_include_info_is_deprecated() -> None:
-    buffer = made()
-    buffer.extend(steps())
+    buffer = made(4)
     with pytest.warns(DeprecationWarning, match="include_info"):
         assert set(buffer.sample(include_info=False).keys(True, True)) == {"a"}
     with pytest.warns(DeprecationWarning, match="include_info"):
@@ -138,15 +139,13 @@ def test_batches_that_are_no_tensordicts() -> None:
 
 
 def test_a_transform_that_changes_the_shape_clashes() -> None:
-    buffer = made(transform=lambda rows: rows.reshape(2, 3))
-    buffer.extend(steps())
+    buffer = made(4, transform=lambda rows: rows.reshape(2, 3))
     with pytest.raises(RuntimeError, match=r"\[6\], expected it to begin with the batch's, \[2, 3\]"):
         buffer.sample()
 
 
 def test_what_a_batch_is_given_does_not_reach_the_storage() -> None:
-    buffer = made()
-    buffer.extend(steps())
+    buffer = made(4)
     buffer.sample()["a"].fill_(-1)
     assert (buffer["a"].tolist(), set(buffer[:].keys())) == ([0, 1, 2, 3], {"a", "index"})
 
@@ -173,8 +172,7 @@ def test_priorities_of_several_numbers_are_reduced(reduction: str, expected: flo
 
 
 def test_priorities_of_a_sampled_batch() -> None:
-    buffer = made()
-    buffer.extend(steps())
+    buffer = made(4)
     batch = buffer.sample()
     batch["td_error"] = batch["index"].float() + 0.5
     buffer.update_tensordict_priority(batch)

@@ -27,6 +27,7 @@ from rbtool import (
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
+from rbtool.core.testing.buffers import moved
 
 CAPACITY = 8
 DATA = Path(__file__).parents[2] / "data" / "torchrl_consuming"
@@ -149,17 +150,13 @@ def test_elements_are_equally_likely() -> None:
     assert all(abs(count - total / 8) < 5 * (total / 8) ** 0.5 for count in found.values())
 
 
-@pytest.mark.parametrize("how", ["dumps", "state_dict"])
-def test_saved_buffers_continue(how: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize("way", ["folder", "state"])
+def test_saved_buffers_continue(way: str, tmp_path: Any) -> None:
     options = {"n": 2, "generator": torch.Generator().manual_seed(1)}
     first, second = buffer_of(7, **options), buffer_of(n=3, generator=torch.Generator())
     for _ in range(3):
         first.sample()
-    if how == "dumps":
-        first.dumps(tmp_path / "saved")
-        second.loads(tmp_path / "saved")
-    else:
-        second.load_state_dict(first.state_dict())
+    moved(first, second, way, tmp_path / "saved")
     assert second.sampler.max_sample_count == 2
     for _ in range(3):
         assert first.sample().equal(second.sample())
@@ -173,8 +170,7 @@ def test_checkpoints_of_torchrl(tmp_path: Any) -> None:
     assert buffer.sampler.max_sample_count == 2
     assert buffer.sampler.freed(10).tolist() == [6, 0, 8, 7, 2, 1, 5]
     again = TensorDictReplayBuffer(storage=LazyTensorStorage(10), consume_after_n_samples=1, batch_size=5)
-    buffer.dumps(tmp_path / "saved")
-    again.loads(tmp_path / "saved")
+    moved(buffer, again, "folder", tmp_path / "saved")
     for one in (buffer, again):
         found = Counter(row for batch in one for row in batch["a"].tolist())
         assert found == {4: 2, 10: 1, 11: 1}
@@ -235,8 +231,7 @@ def test_a_full_ring_in_a_larger_storage(tmp_path: Any) -> None:
     buffer.sample(2)
     buffer.extend(torch.tensor([8, 9, 10]))
     left = set(range(11)) - set(buffer.sample(2).tolist())
-    buffer.dumps(tmp_path / "saved")
-    larger.loads(tmp_path / "saved")
+    moved(buffer, larger, "folder", tmp_path / "saved")
     assert {int(value) for batch in larger for value in batch} <= left
     assert len(larger.sampler.freed(20)) == 8
 

@@ -19,19 +19,13 @@ from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.testing.buffers import drawn_weights
+from rbtool.core.testing.buffers import EXPONENTS, drawn_weights, expected, moved, weighted
 from rbtool.core.writers.max_value import TensorDictMaxValueWriter
 from rbtool.core.writers.round_robin import RoundRobinWriter
-
-EXPONENTS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
 
 
 def sampler(capacity: int = 10, **more: Any) -> PrioritizedSampler:
     return PrioritizedSampler(capacity, **EXPONENTS, **more)
-
-
-def expected(*priorities: float) -> Any:
-    return pytest.approx([priority / sum(priorities) for priority in priorities], abs=1e-6)
 
 
 # Growth --------------------------------------------------------------------------------------------
@@ -116,11 +110,7 @@ def test_states_of_a_storage_of_whole_rows_are_taken_over(tmp_path: Path, way: s
     one.update_priority(one.extend(torch.arange(12).reshape(3, 4)), torch.arange(1.0, 13))
     if not fresh:
         other.extend(torch.arange(8).reshape(2, 4))
-    if way == "state":
-        other.load_state_dict(one.state_dict())
-    else:
-        one.dumps(tmp_path / "saved")
-        other.loads(tmp_path / "saved")
+    moved(one, other, way, tmp_path / "saved")
     assert other.sampler.max_capacity == 12
     assert drawn_weights(other) == expected(*range(1, 13))
 
@@ -131,9 +121,8 @@ def test_states_of_another_fixed_capacity_are_refused(tmp_path: Path, way: str) 
     for buffer in (one, other):
         buffer.extend(torch.arange(4))
     other.update_priority(1, 3.0)
-    one.dumps(tmp_path / "saved")
     with pytest.raises(RuntimeError, match=r"5 priorities.*max_capacity is 10"):
-        other.load_state_dict(one.state_dict()) if way == "state" else other.loads(tmp_path / "saved")
+        moved(one, other, way, tmp_path / "saved")
     assert drawn_weights(other) == expected(1, 3, 1, 1)
 
 
@@ -188,8 +177,7 @@ def test_one_without_room_for_the_elements_is_refused(kind: Any) -> None:
 
 
 def test_one_without_room_is_not_put_in_place() -> None:
-    buffer = PrioritizedReplayBuffer(**EXPONENTS, storage=LazyTensorStorage(10))
-    buffer.update_priority(buffer.extend(torch.arange(6)), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
+    buffer = weighted(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
     before = buffer.sampler
     with pytest.raises(RuntimeError, match=TOO_SMALL):
         buffer.set_sampler(sampler(5))

@@ -1,10 +1,11 @@
-"""Batches that threads make ahead are ordered with the CUDA streams of who writes and who samples."""
+"""Rows and priorities on GPUs."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -13,6 +14,14 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool.core.buffers.draws import arrived, cuda_devices
+from rbtool.core.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from rbtool.core.errors import RbtoolError
+from rbtool.core.storages.base import Storage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.tensor import TensorStorage
+
+# CUDA streams of who writes and who samples -------------------------------------------------------
+
 
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
@@ -87,7 +96,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     return made
 
 
-def buffer(transform: Any = None) -> Any:
+def buffer_in_streams(transform: Any = None) -> Any:
     made = rbtool.ReplayBuffer(
         storage=rbtool.LazyTensorStorage(10), batch_size=4, prefetch=2, transform=transform,
         generator=torch.Generator().manual_seed(0),
@@ -103,7 +112,7 @@ def test_threads_work_in_the_stream_of_the_caller(streams: Streams) -> None:
         seen.append((threading.get_ident(), streams.of().name))
         return batch
 
-    made, own = buffer(noted), Stream("one of the caller's")
+    made, own = buffer_in_streams(noted), Stream("one of the caller's")
     with streams.within(own):
         for _ in range(4):
             made.sample()
@@ -113,7 +122,7 @@ def test_threads_work_in_the_stream_of_the_caller(streams: Streams) -> None:
 
 
 def test_another_stream_waits_for_the_batch(streams: Streams) -> None:
-    made, one, other = buffer(), Stream("one"), Stream("another")
+    made, one, other = buffer_in_streams(), Stream("one"), Stream("another")
     with streams.within(one):
         made.sample()
     with streams.within(other):
@@ -124,13 +133,13 @@ def test_another_stream_waits_for_the_batch(streams: Streams) -> None:
 
 
 def test_the_batches_are_those_without_streams(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [made.sample() for made in [buffer()] for _ in range(20)]
+    found = [made.sample() for made in [buffer_in_streams()] for _ in range(20)]
     monkeypatch.undo()
-    assert all(torch.equal(batch, made.sample()) for made in [buffer()] for batch in found)
+    assert all(torch.equal(batch, made.sample()) for made in [buffer_in_streams()] for batch in found)
 
 
 def test_a_failure_in_a_stream_is_raised(streams: Streams) -> None:
-    made = buffer(lambda batch: batch[99])
+    made = buffer_in_streams(lambda batch: batch[99])
     with pytest.raises(IndexError):
         made.sample()
 
@@ -142,7 +151,7 @@ def test_a_thread_has_the_device_and_the_streams_of_its_caller(streams: Streams)
         seen.append((streams.device, streams.of(0).name, streams.of(1).name))
         return batch
 
-    made = buffer(noted)
+    made = buffer_in_streams(noted)
     with streams.within(Stream("one", 0)), streams.within(Stream("another", 1)):
         made.sample()
     assert set(seen) == {(1, "one", "another")}
@@ -150,7 +159,7 @@ def test_a_thread_has_the_device_and_the_streams_of_its_caller(streams: Streams)
 
 def test_each_device_of_a_batch_is_waited_for(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Streams, "of_batches", set(DEVICES))
-    made, writers = buffer(), [Stream("w0", 0), Stream("w1", 1)]
+    made, writers = buffer_in_streams(), [Stream("w0", 0), Stream("w1", 1)]
     readers = [Stream("r0", 0), Stream("r1", 1)]
     with streams.within(writers[0]), streams.within(writers[1]):
         made.sample()
@@ -162,7 +171,7 @@ def test_each_device_of_a_batch_is_waited_for(streams: Streams, monkeypatch: pyt
 def test_cuda_that_starts_in_a_thread_is_waited_for(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     main = threading.get_ident()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: threading.get_ident() != main)
-    made, reader = buffer(), Stream("the reader")
+    made, reader = buffer_in_streams(), Stream("the reader")
     with streams.within(reader):
         made.sample()
     assert reader.waited == ["the end of the default stream"]
@@ -170,7 +179,7 @@ def test_cuda_that_starts_in_a_thread_is_waited_for(streams: Streams, monkeypatc
 
 def test_a_batch_of_the_cpu_waits_for_nothing(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Streams, "of_batches", set())
-    made, reader = buffer(), Stream("the reader")
+    made, reader = buffer_in_streams(), Stream("the reader")
     made.sample()
     with streams.within(reader):
         made.sample()
@@ -259,3 +268,128 @@ def test_rows_on_a_device_that_is_not_the_current_one() -> None:
             made.extend(TensorDict({"a": torch.full((8, 1000), number).to("cuda:1") + 0 * work[0, 0].long()}, [8]))
             batch = made.sample()
             assert (batch["a"] == batch["a"][:, :1]).all()
+
+
+# Where rows and priorities live -------------------------------------------------------------------
+
+
+ROWS, BATCH = 100_000, 65_536
+EXPONENTS: dict[str, Any] = {"alpha": 0.7, "beta": 0.5}
+CPU, CUDA = "cpu", "cuda"
+
+
+def made(storage: Storage, **more: Any) -> TensorDictPrioritizedReplayBuffer:
+    arguments = {"storage": storage, "batch_size": BATCH, "priority_key": "td_error", **EXPONENTS}
+    return TensorDictPrioritizedReplayBuffer(**arguments | more)
+
+
+def steps(count: int = ROWS, device: str = CPU) -> TensorDict:
+    observation, error = torch.randn(count, 32, device=device), torch.ones(count, device=device)
+    return TensorDict({"obs": observation, "td_error": error}, batch_size=[count], device=device)
+
+
+def learn(buffer: TensorDictPrioritizedReplayBuffer, device: str, rows: int = ROWS) -> None:
+    """Write, sample, give new priorities and see that they count: nothing with priority 0 is drawn any more."""
+    data = steps(rows, device)
+    buffer.extend(data)
+    sample = buffer.sample()
+    assert torch.equal(sample["obs"], data["obs"][sample["index"].to(device)])
+    assert torch.equal(sample["priority_weight"], torch.ones_like(sample["priority_weight"]))
+    sample["td_error"] = torch.rand(sample.shape, device=device)
+    buffer.update_tensordict_priority(sample)
+    everything = torch.arange(rows, device=device)
+    buffer.update_priority(everything, (everything % 2).float())
+    again = buffer.sample()
+    assert (again["index"] % 2 == 1).float().mean() > 0.999
+    assert {leaf.device.type for leaf in again.values()} == {device}
+    assert again["priority_weight"].max() <= 1
+
+
+def tree_device(buffer: Any) -> str:
+    return torch.device(buffer.sampler.device).type
+
+
+@pytest.mark.parametrize("sampler_device", [None, "cpu", torch.device("cpu")])
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+def test_the_example_of_the_reference_on_the_cpu(kind: Any, sampler_device: Any) -> None:
+    buffer = made(kind(10_000), sampler_device=sampler_device, batch_size=4096)
+    learn(buffer, CPU, 5_000)
+    assert tree_device(buffer) == CPU
+
+
+def test_a_memory_map_of_ones_own_choosing(tmp_path: Path) -> None:
+    buffer = made(LazyMemmapStorage(1_000, scratch_dir=tmp_path / "rows"), sampler_device="cpu", batch_size=256)
+    learn(buffer, CPU, 500)
+    assert (tmp_path / "rows").is_dir()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+@pytest.mark.parametrize("kind", [PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer])
+def test_a_gpu_that_is_not_there_is_named_in_a_sentence(kind: Any) -> None:
+    with pytest.raises(RbtoolError, match="cuda"):
+        kind(**EXPONENTS, storage=LazyTensorStorage(10), sampler_device="cuda")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", 1.5])
+def test_a_device_that_is_none(device: Any) -> None:
+    with pytest.raises(RbtoolError, match=r"sampler_device|device"):
+        PrioritizedReplayBuffer(**EXPONENTS, storage=LazyTensorStorage(10), sampler_device=device)
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_nothing_asks_for_a_gpu(monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
+    def asked(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("CUDA was started")
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", asked)
+    buffer = made(LazyTensorStorage(1_000), sampler_device=device, batch_size=64)
+    learn(buffer, CPU, 500)
+
+
+@needs_a_gpu
+@pytest.mark.parametrize(
+    ("storage", "more", "rows", "priorities"),
+    [
+        (lambda place: LazyTensorStorage(1_000_000, device=CUDA), {}, CUDA, CUDA),
+        (lambda place: LazyMemmapStorage(1_000_000, scratch_dir=place), {"sampler_device": CUDA}, CPU, CUDA),
+        (lambda place: LazyTensorStorage(1_000_000, device=CUDA), {"sampler_device": CPU}, CUDA, CPU),
+        (lambda place: LazyTensorStorage(200_000, device="auto"), {}, CUDA, None),  # that of its first rows
+    ],
+)
+def test_rows_here_and_priorities_there(storage: Any, more: Any, rows: str, priorities: Any, tmp_path: Path) -> None:
+    buffer = made(storage(tmp_path / "rows"), **more)
+    learn(buffer, rows)
+    assert priorities is None or tree_device(buffer) == priorities
+
+
+@needs_a_gpu
+def test_a_filled_storage_on_the_gpu() -> None:
+    buffer = PrioritizedReplayBuffer(**EXPONENTS, storage=TensorStorage(torch.arange(100, device=CUDA)), batch_size=32)
+    rows, info = buffer.sample(return_info=True)
+    assert torch.equal(rows, info["index"])
+    assert tree_device(buffer) == CUDA
+    error = torch.rand(32, device=CUDA, requires_grad=True)
+    buffer.update_priority(info["index"], error * 2)
+    buffer.update_priority(info["index"].cpu(), error.cpu())
+    buffer.update_priority(info["index"].tolist(), error.tolist())
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("placement", [{"device": CUDA}, {"device": CPU}])
+def test_saved_on_one_device_and_loaded_on_the_other(placement: dict[str, str], tmp_path: Path) -> None:
+    one = made(LazyTensorStorage(1_000, **placement), batch_size=64)
+    learn(one, placement["device"], 500)
+    one.dumps(tmp_path / "saved")
+    other = made(LazyTensorStorage(1_000, device=CPU if placement["device"] == CUDA else CUDA), batch_size=64)
+    other.loads(tmp_path / "saved")
+    assert (other.sample()["index"] % 2 == 1).float().mean() > 0.99
+
+
+@needs_a_gpu
+def test_bad_priorities_on_the_gpu_change_nothing() -> None:
+    buffer = made(LazyTensorStorage(1_000, device=CUDA), batch_size=64)
+    learn(buffer, CUDA, 500)
+    for bad in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="priorit"):
+            buffer.update_priority(torch.arange(3, device=CUDA), torch.tensor([1.0, bad, 1.0], device=CUDA))
+    assert (buffer.sample()["index"] % 2 == 1).all()

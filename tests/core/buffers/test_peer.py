@@ -1,0 +1,287 @@
+"""Beside TorchRL: its transforms and collectors with our buffers, and folders from here to there and back.
+
+Its own prioritised sampler needs compiled trees, which are not in every build: what needs them skips without.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import rbtool
+from rbtool.core.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from rbtool.core.transforms.base import Compose
+
+pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("default")]
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    data = pytest.importorskip("torchrl.data")
+    transforms = pytest.importorskip("torchrl.envs.transforms")
+    collectors = pytest.importorskip("torchrl.collectors")
+    envs = pytest.importorskip("torchrl.envs")
+
+
+def steps(count: int = 7) -> TensorDict:
+    rows = torch.arange(count)
+    inner = {"reward": rows.float().unsqueeze(-1), "done": torch.zeros(count, 1, dtype=torch.bool)}
+    return TensorDict({"a": rows, "observation": rows.double().unsqueeze(-1), "next": inner}, [count])
+
+
+def test_its_transforms_in_our_buffers() -> None:
+    change = transforms.DoubleToFloat(in_keys=["observation"], in_keys_inv=["observation"])
+    for made in (change, transforms.Compose(change), Compose(change)):
+        buffer = rbtool.ReplayBuffer(storage=rbtool.LazyTensorStorage(10), transform=made, batch_size=4)
+        buffer.extend(steps().set("observation", steps()["observation"].float()))
+        assert buffer.storage[:]["observation"].dtype == torch.float64
+        assert buffer[:]["observation"].dtype == buffer.sample()["observation"].dtype == torch.float32
+    renamed = rbtool.TensorDictReplayBuffer(
+        storage=rbtool.LazyTensorStorage(10), transform=transforms.RenameTransform(["a"], ["b"]), batch_size=4
+    )
+    renamed.extend(steps())
+    assert torch.equal((batch := renamed.sample())["b"], batch["index"])
+
+
+def arguments(ours: bool, **more: Any) -> dict[str, Any]:
+    home = rbtool if ours else data
+    storage = home.LazyTensorStorage(10, ndim=more.pop("ndim", 1))
+    sampler = (rbtool if ours else data).SamplerWithoutReplacement()
+    module = torch.nn.Linear(1, 1)
+    return {"storage": storage, "sampler": sampler, "transform": _Add(module), "batch_size": 3, **more}
+
+
+class _Add(torch.nn.Module):
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: TensorDict) -> TensorDict:
+        return batch.set("added", self.module(batch["next", "reward"]))
+
+
+@pytest.mark.parametrize(("way", "ours_first"), [("folder", True), ("folder", False), ("state", False)])
+@pytest.mark.parametrize("name", ["ReplayBuffer", "TensorDictReplayBuffer"])
+def test_buffers_go_over(ours_first: bool, name: str, way: str, tmp_path: Path) -> None:
+    homes = {True: rbtool, False: data}
+    generator = torch.Generator().manual_seed(5)
+    one = getattr(homes[ours_first], name)(**arguments(ours_first, generator=generator))
+    other = getattr(homes[not ours_first], name)(**arguments(not ours_first, generator=torch.Generator()))
+    one.extend(steps(13))
+    one.sample()
+    if way == "folder":
+        if ours_first:
+            one.storage.checkpointer = rbtool.TensorStorageCheckpointer(compatible=True)
+        one.dumps(tmp_path / "saved")
+        other.loads(tmp_path / "saved")
+    else:
+        other.load_state_dict(one.state_dict())
+    assert (one[:] == other[:]).all()
+    assert (len(other), other.write_count, other._writer._cursor, other.batch_size) == (10, 13, 3, 3)
+    assert torch.equal(one._rng.get_state(), other._rng.get_state())
+    assert [sorted(one.sample()["a"].tolist()) for _ in range(3)] == [
+        sorted(other.sample()["a"].tolist()) for _ in range(3)
+    ]
+    other.extend(steps(2))
+    assert other[:]["a"][3:5].tolist() == [0, 1]
+
+
+def test_two_dimensions_go_over(tmp_path: Path) -> None:
+    batch = TensorDict({"a": torch.arange(24).reshape(2, 12)}, [2, 12])
+    ours = rbtool.TensorDictReplayBuffer(storage=rbtool.LazyMemmapStorage(20, ndim=2))
+    theirs = data.TensorDictReplayBuffer(storage=data.LazyMemmapStorage(20, ndim=2))
+    assert torch.equal(ours.extend(batch), theirs.extend(batch))
+    assert (ours[:] == theirs[:]).all()
+    ours.storage.checkpointer = rbtool.TensorStorageCheckpointer(compatible=True)
+    ours.dumps(tmp_path / "ours")
+    theirs.loads(tmp_path / "ours")
+    assert (ours[:] == theirs[:]).all()
+    theirs.dumps(tmp_path / "theirs")
+    ours.loads(tmp_path / "theirs")
+    assert (ours[:] == theirs[:]).all()
+    assert json.loads((tmp_path / "ours/writer/metadata.json").read_text())["cursor"] == ours.writer._cursor == 2
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_torchrl_fails_on_our_own_form(tmp_path: Path, written: bool) -> None:
+    ours = rbtool.ReplayBuffer(storage=rbtool.LazyTensorStorage(10))
+    theirs = data.ReplayBuffer(storage=data.LazyTensorStorage(10))
+    ours.extend(steps(13))
+    ours.dumps(tmp_path / "saved")
+    if written:
+        theirs.extend(steps(3))
+    with pytest.raises(FileNotFoundError, match=r"storage_metadata\.json"):
+        theirs.loads(tmp_path / "saved")
+
+
+# Buffers with priorities ---------------------------------------------------------------------------
+
+
+EXPONENTS: dict[str, Any] = {"alpha": 0.7, "beta": 0.5, "eps": 1e-6}
+LATER = {"service_backend", "service_backend_options", "transport", "transport_options"}
+
+
+def filled(home: Any, kind: Any, **more: Any) -> Any:
+    buffer = kind(storage=home.LazyMemmapStorage(10), batch_size=4, **more)
+    rows = torch.arange(13)
+    for part in (rows[:8], rows[8:]):
+        buffer.extend(TensorDict({"a": part, "next": {"reward": part.float().unsqueeze(-1)}}, [len(part)]))
+    return buffer
+
+
+def with_priorities(buffer: Any) -> Any:
+    buffer.update_priority(torch.arange(10), torch.arange(10.0))
+    return buffer
+
+
+def drawn(buffer: Any) -> torch.Tensor:
+    """The importance weights of all elements that are drawn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batch = buffer.sample(4_000)
+    found = torch.zeros(10)
+    found[batch["index"].reshape(-1)] = batch["priority_weight"].float()
+    return found
+
+
+@pytest.fixture
+def theirs() -> Any:
+    """A prioritised buffer of TorchRL's, where its trees can be had."""
+    try:
+        return filled(data, data.TensorDictPrioritizedReplayBuffer, **EXPONENTS)
+    except RuntimeError as error:
+        pytest.skip(f"TorchRL has no priority trees here: {error}")
+
+
+def ours() -> Any:
+    buffer = filled(rbtool, TensorDictPrioritizedReplayBuffer, **EXPONENTS)
+    buffer.storage.checkpointer = rbtool.TensorStorageCheckpointer(compatible=True)
+    return buffer
+
+
+def test_our_folder_goes_over(theirs: Any, tmp_path: Path) -> None:
+    buffer = with_priorities(ours())
+    buffer.dumps(tmp_path / "saved")
+    theirs.loads(tmp_path / "saved")
+    assert (theirs[:] == buffer[:]).all()
+    assert torch.allclose(drawn(theirs), drawn(buffer), rtol=1e-4)
+
+
+def test_their_folder_comes_over(theirs: Any, tmp_path: Path) -> None:
+    with_priorities(theirs).dumps(tmp_path / "saved")
+    buffer = ours()
+    buffer.loads(tmp_path / "saved")
+    assert (theirs[:] == buffer[:]).all()
+    assert torch.allclose(drawn(theirs), drawn(buffer), rtol=1e-4)
+
+
+def test_our_folder_in_a_uniform_buffer_of_theirs(tmp_path: Path) -> None:
+    buffer = with_priorities(ours())
+    buffer.dumps(tmp_path / "saved")
+    other = data.TensorDictReplayBuffer(storage=data.LazyMemmapStorage(10), batch_size=4)
+    other.loads(tmp_path / "saved")
+    assert (other[:] == buffer[:]).all()
+    assert (len(other), other.write_count, other._writer._cursor) == (10, 13, 3)
+
+
+def test_a_uniform_folder_of_theirs_in_our_prioritised_buffer(tmp_path: Path) -> None:
+    other = filled(data, data.TensorDictReplayBuffer)
+    other.dumps(tmp_path / "saved")
+    buffer = with_priorities(ours())
+    buffer.loads(tmp_path / "saved")
+    assert (other[:] == buffer[:]).all()
+    assert torch.equal(drawn(buffer), torch.ones(10))
+
+
+@pytest.mark.parametrize("kind", [PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer])
+def test_every_argument_of_theirs_is_one_of_ours(kind: Any) -> None:
+    their = inspect.signature(getattr(data, kind.__name__).__init__).parameters
+    for name, parameter in their.items():
+        if name == "self" or name in LATER or parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        value = {"alpha": 0.5, "beta": 0.5, "batch_size": 4}.get(name, parameter.default)
+        assert kind(**{"alpha": 0.7, "beta": 0.4} | {name: value}) is not None
+        mine = inspect.signature(kind.__init__).parameters
+        if name in mine:
+            assert mine[name].default == parameter.default
+
+
+# Collectors of TorchRL fill our buffers of one to three dimensions ---------------------------------
+
+
+N, FRAMES, IDS = 400, 80, ("collector", "traj_ids")
+# Before TorchRL 0.11 the names were longer.
+Collector = getattr(collectors, "Collector", None) or collectors.SyncDataCollector
+MultiSyncCollector = getattr(collectors, "MultiSyncCollector", None) or collectors.MultiSyncDataCollector
+make_env = partial(envs.GymEnv, "CartPole-v1", device="cpu")
+SETUPS: dict[str, tuple[Any, int, tuple[int, ...]]] = {
+    "one environment": (lambda: Collector(make_env(), None, **HOW), 1, (N,)),
+    "a batched environment": (lambda: Collector(envs.SerialEnv(4, make_env), None, **HOW), 2, (100, 4)),
+    "several processes": (lambda: MultiSyncCollector([make_env] * 2, None, cat_results="stack", **HOW), 2, (200, 2)),
+    "several processes of batched ones": (
+        lambda: MultiSyncCollector([partial(envs.SerialEnv, 2, make_env)] * 2, None, cat_results="stack", **HOW),
+        3,
+        (100, 2, 2),
+    ),
+}
+HOW = {"frames_per_batch": FRAMES, "total_frames": 10 * FRAMES}
+
+
+def collected(make: Any) -> Iterator[Any]:
+    collector = make()
+    try:
+        yield from collector
+    finally:
+        collector.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SETUPS)
+def test_slices_are_steps_of_one_trajectory(name: str) -> None:
+    make, ndim, shape = SETUPS[name]
+    memory = rbtool.ReplayBuffer(
+        storage=rbtool.LazyTensorStorage(N, ndim=ndim),
+        sampler=rbtool.SliceSampler(num_slices=4, traj_key=IDS),
+        batch_size=16,
+    )
+    for batch in collected(make):
+        memory.extend(batch)
+    assert (len(memory), tuple(memory.storage.shape)) == (N, shape)
+    for _ in range(20):
+        batch = memory.sample().view(4, 4)
+        assert bool((batch[IDS].diff(dim=1) == 0).all())
+        assert torch.equal(batch["observation"][:, 1:], batch["next", "observation"][:, :-1])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_single_transitions_of_flat_data() -> None:
+    memory = rbtool.ReplayBuffer(storage=rbtool.LazyTensorStorage(N))
+    for batch in collected(SETUPS["a batched environment"][0]):
+        memory.extend(batch.reshape(-1))
+    assert (len(memory), memory.sample(32).shape) == (N, (32,))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_transform_that_flattens_does_so_to_batches() -> None:
+    memory = rbtool.ReplayBuffer(storage=rbtool.LazyTensorStorage(N), transform=lambda data: data.reshape(-1))
+    for batch in collected(SETUPS["a batched environment"][0]):
+        memory.extend(batch)  # 4 elements of 20 steps
+    assert (len(memory), memory.sample(8).shape) == (40, (160,))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_collector_writes_into_our_buffer_itself() -> None:
+    memory = rbtool.TensorDictReplayBuffer(storage=rbtool.LazyTensorStorage(N), batch_size=16)
+    collector = Collector(make_env(), None, replay_buffer=memory, **HOW)
+    seen = [(data, memory.write_count) for data in collector]
+    collector.shutdown()
+    assert seen == [(None, count) for count in range(FRAMES, 11 * FRAMES, FRAMES)]
+    assert (len(memory), len(memory.sample())) == (N, 16)

@@ -1,0 +1,1059 @@
+"""Buffers: how they are made, written and read, and what they refuse."""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+import weakref
+from collections.abc import Callable
+from concurrent.futures import wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
+
+import rbtool
+from rbtool import LazyStackStorage
+from rbtool.core.buffers.ensemble import ReplayBufferEnsemble
+from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.datasets.load_dataset import load_dataset
+from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
+from rbtool.core.loading.torch_dataset import torch_dataset
+from rbtool.core.samplers.prioritized import PrioritizedSampler
+from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers.prompt_groups import PromptGroupSampler
+from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
+from rbtool.core.samplers.stream import StreamSampler, StreamSliceSampler
+from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import CompressedListStorage, ListStorage
+from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.transforms.base import Compose
+from rbtool.core.transforms.keyed import ExcludeTransform, Transform
+from rbtool.core.writers.base import ImmutableDatasetWriter
+from rbtool.core.writers.max_value import TensorDictMaxValueWriter
+from rbtool.core.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
+
+# Arguments and parts ------------------------------------------------------------------------------
+
+
+def test_what_there_is_without_arguments() -> None:
+    buffer = ReplayBuffer()
+    assert (type(buffer.storage), buffer.storage.max_size) == (ListStorage, 1_000)
+    assert (type(buffer.sampler), type(buffer.writer)) == (RandomSampler, RoundRobinWriter)
+    assert (len(buffer.transform), buffer.batch_size, buffer.dim_extend, buffer.shared) == (0, None, 0, False)
+    assert type(TensorDictReplayBuffer().writer) is TensorDictRoundRobinWriter
+
+
+def test_parts_may_be_made_by_callables() -> None:
+    parts = {"sampler": SamplerWithoutReplacement, "writer": RoundRobinWriter}
+    buffer = ReplayBuffer(storage=lambda: LazyTensorStorage(5), **parts)
+    assert (buffer.storage.max_size, type(buffer.sampler)) == (5, SamplerWithoutReplacement)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"storage": 3}, TypeError),
+        ({"storage": lambda: 3}, TypeError),
+        ({"sampler": "random"}, TypeError),
+        ({"writer": RandomSampler()}, TypeError),
+        ({"transform": 3}, RuntimeError),
+        ({"transform": Compose(), "transform_factory": Compose}, TypeError),
+        ({"prefetch": 2}, ValueError),
+        ({"prefetch": -1, "batch_size": 2}, ValueError),
+        ({"prefetch": 2, "batch_size": 2, "shared": True}, ValueError),
+        ({"batch_size": 0}, ValueError),
+        ({"dim_extend": -1}, ValueError),
+        ({"dim_extend": 1}, ValueError),
+        ({"sampler": SamplerWithoutReplacement(drop_last=True)}, ValueError),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments: dict, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        ReplayBuffer(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda word: ReplayBuffer(shared=word), "shared"),
+        (lambda word: ReplayBuffer(pin_memory=word), "pin_memory"),
+        (lambda word: ReplayBuffer().dumps("nowhere", background=word), "background"),
+        (lambda word: ReplayBuffer().loads("nowhere", verify=word), "verify"),
+        (lambda word: ReplayBuffer(delayed_init=word), "delayed_init"),
+        (lambda word: ReplayBuffer(compilable=word), "compilable"),
+        (lambda word: ReplayBuffer().append_transform(abs, invert=word), "invert"),
+        (lambda word: LazyTensorStorage(4, compilable=word), "compilable"),
+        (lambda word: LazyTensorStorage(4, shared_init=word), "shared_init"),
+        (lambda word: LazyMemmapStorage(4, existsok=word), "existsok"),
+        (lambda word: LazyTensorStorage(4).loads("nowhere", verify=word), "verify"),
+        (lambda word: RoundRobinWriter(track_generations=word), "track_generations"),
+        (lambda word: ExcludeTransform("a", inverse=word), "inverse"),
+        (lambda word: ReplayBufferEnsemble(ReplayBuffer(), sample_from_all=word), "sample_from_all"),
+        (lambda word: TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, sync=word), "sync"),
+        (lambda word: SliceSampler(slice_len=2, batched=word), "batched"),
+        (lambda word: SliceSampler(slice_len=2, replacement=word), "replacement"),
+        (lambda word: PrioritizedSliceSampler(9, 0.6, 0.4, slice_len=2, strict_length=word), "strict_length"),
+        (lambda word: SliceSamplerWithoutReplacement(slice_len=2, shuffle=word), "shuffle"),
+        (lambda word: SamplerWithoutReplacement(drop_last=word), "drop_last"),
+        (lambda word: StreamSampler(shuffle=word), "shuffle"),
+        (lambda word: StreamSliceSampler(slice_len=2, pad_output=word), "pad_output"),
+        (lambda word: PrioritizedSampler(9, 0.6, 0.4, max_priority_within_buffer=word), "max_priority_within_buffer"),
+        (lambda word: load_dataset("nowhere", streaming=word), "streaming"),
+        (lambda word: torch_dataset("nowhere", drop_last=word), "drop_last"),
+        (lambda word: PromptGroupSampler(num_groups=1, cache_groups=word), "cache_groups"),
+    ],
+)  # fmt: skip
+def test_words_are_neither_true_nor_false(make: Callable[[str], object], name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is 'no', expected True or False"):
+        make("no")
+
+
+def test_the_bools_of_numpy_and_one_and_zero_are_flags() -> None:
+    assert SamplerWithoutReplacement(np.True_, shuffle=np.False_).drop_last
+    assert SliceSampler(slice_len=2, batched=1, pad_output=0).batched  # type: ignore[arg-type]
+
+
+def test_dim_extend_is_set_once() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
+    assert buffer.dim_extend == 1
+    buffer.dim_extend = 0
+    with pytest.raises(RuntimeError, match="dim_extend is 0 already"):
+        buffer.dim_extend = 1
+    assert buffer.extend(torch.zeros(4, 3)).shape == (12, 2)
+    assert buffer.storage.shape == (4, 3)
+
+
+def test_parts_are_made_when_first_needed() -> None:
+    made = []
+    buffer = ReplayBuffer(storage=lambda: made.append(1) or LazyTensorStorage(4), delayed_init=True)
+    assert (made, buffer.initialized, buffer.stats()["initialized"]) == ([], False, False)
+    buffer.extend(torch.arange(3))
+    assert (made, buffer.initialized, len(buffer)) == ([1], True, 3)
+
+
+def test_a_transform_factory_delays_the_making() -> None:
+    buffer = ReplayBuffer(storage=TensorStorage(torch.arange(3)), transform_factory=lambda: lambda rows: rows + 1)
+    assert not buffer.initialized
+    assert buffer[:].tolist() == [1, 2, 3]
+
+
+def test_an_attribute_that_is_not_there() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ReplayBuffer().nothing  # noqa: B018
+
+
+def test_the_generator_goes_to_all_parts_and_on_to_new_ones() -> None:
+    generator = torch.Generator()
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), generator=generator)
+    assert buffer.storage.generator is buffer.sampler._rng is buffer.writer._rng is generator
+    previous = buffer.set_sampler(SamplerWithoutReplacement())
+    assert (buffer.sampler._rng is generator, previous._rng) == (True, None)
+    buffer.set_rng(other := torch.Generator())
+    assert buffer.storage.generator is buffer.sampler._rng is buffer.writer._rng is other
+
+
+# The edge: TorchRL goes on writing into the old storage.
+def test_set_storage_leaves_a_working_buffer() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, prefetch=1)
+    buffer.extend(torch.arange(6))
+    buffer.sample()
+    first = buffer.storage
+    assert buffer.set_storage(LazyTensorStorage(8)) is first
+    assert (len(buffer), buffer.extend(torch.arange(10, 15)).tolist()) == (0, [0, 1, 2, 3, 4])
+    assert (buffer[:].tolist(), first[:].tolist()) == ([10, 11, 12, 13, 14], [4, 5, 2, 3])
+    assert int(buffer.sample().min()) >= 10
+
+
+def test_set_storage_goes_on_behind_the_rows_that_are_there() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+    buffer.extend(torch.arange(3))
+    held = LazyTensorStorage(6)
+    held.set(range(2), torch.tensor([7, 8]))
+    buffer.set_storage(held)
+    buffer.add(torch.tensor(9))
+    assert buffer[:].tolist() == [7, 8, 9]
+
+
+def test_set_storage_takes_the_collation_along() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+    buffer.set_storage(ListStorage(4))
+    buffer.extend([torch.zeros(2), torch.ones(2)])
+    assert buffer[:].shape == (2, 2)
+    buffer.set_storage(ListStorage(4), collate_fn=len)
+    buffer.extend([1, 2, 3])
+    assert buffer[:] == 3
+
+
+def test_set_sampler_starts_an_epoch_of_what_is_there() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=2)
+    buffer.extend(torch.arange(6))
+    previous = buffer.sampler
+    assert buffer.set_sampler(SamplerWithoutReplacement()) is previous
+    assert sorted(torch.cat(list(buffer)).tolist()) == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(TypeError):
+        buffer.set_sampler(RoundRobinWriter())
+
+
+def test_set_writer_goes_on_where_the_old_one_was() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+    buffer.extend(torch.arange(6))
+    previous = buffer.writer
+    assert buffer.set_writer(RoundRobinWriter(track_generations=True)) is previous
+    buffer.extend(torch.tensor([10, 11]))
+    assert (buffer[:].tolist(), buffer.write_count) == ([4, 5, 10, 11], 8)
+
+
+def test_a_buffer_goes_when_nobody_has_it_any_more() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, prefetch=2)
+    buffer.extend(torch.arange(4))
+    buffer.sample()
+    futures = [future for _, future in buffer._prefetcher._queue]
+    wait(futures)
+    gone = weakref.ref(buffer)
+    del buffer, futures
+    assert gone() is None
+
+
+def test_repr_names_the_parts() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+    buffer.extend(TensorDict({"a": torch.zeros(3)}, [3]))
+    assert repr(buffer).startswith("TensorDictReplayBuffer(storage=LazyTensorStorage(len=3, max_size=4), sampler=")
+    assert repr(ReplayBuffer(delayed_init=True)) == "ReplayBuffer(initialized=False)"
+
+
+# Writing and editing ------------------------------------------------------------------------------
+
+
+def steps(count: int = 4, start: int = 0) -> TensorDict:
+    rows = torch.arange(start, start + count)
+    return TensorDict({"a": rows, "next": {"b": rows.float().unsqueeze(-1).expand(count, 2).clone()}}, [count])
+
+
+def filled(**arguments: object) -> ReplayBuffer:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(6), **arguments)
+    buffer.extend(steps())
+    return buffer
+
+
+def state(buffer: ReplayBuffer) -> tuple[object, ...]:
+    return buffer["a"].tolist(), buffer["next", "b"].tolist(), len(buffer), buffer.write_count, buffer.writer._cursor
+
+
+# What counts as a batch ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "length"),
+    [
+        (torch.zeros(3, 2), 3),
+        (steps(3), 3),
+        ([{"a": torch.zeros(2)}, {"a": torch.ones(2)}], 2),
+        ((torch.zeros(3), torch.zeros(3, 2)), 3),
+        ({"a": {"b": torch.zeros(3), "c": [torch.zeros(3, 2), (torch.ones(3, 10),)]}}, 3),
+    ],
+)
+def test_what_is_a_batch(data: object, length: int) -> None:
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(10))
+    assert buffer.extend(data).tolist() == list(range(length))
+    assert len(buffer) == length
+
+
+# The edge: leaves of different lengths surface as an error of broadcasting.
+def test_leaves_of_different_lengths_are_named() -> None:
+    with pytest.raises(SchemaError, match=r"a has 3, b\.0 has 2"):
+        ReplayBuffer(storage=LazyTensorStorage(5)).extend({"a": torch.zeros(3), "b": [torch.zeros(2)]})
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [([], RuntimeError), (steps(0), IndexError), (iter([1]), TypeError), (torch.tensor(1), TypeError)],
+)
+def test_what_is_no_batch(data: object, error: type[Exception]) -> None:
+    buffer = filled()
+    before = state(buffer)
+    with pytest.raises(error):
+        buffer.extend(data)
+    assert state(buffer) == before
+
+
+# The edge: TorchRL has moved length, cursor and count already.
+@pytest.mark.parametrize(
+    "bad",
+    [
+        steps().set("a", torch.zeros(4)),
+        steps().set("a", torch.zeros(4, 1, dtype=torch.int64)),
+        steps().set(("next", "b"), torch.zeros(4, 3)),
+    ],
+)
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_a_failed_extend_changes_nothing(bad: TensorDict, storage: type) -> None:
+    buffer = ReplayBuffer(storage=storage(6))
+    buffer.extend(steps())
+    before = state(buffer)
+    for act, data in ((buffer.extend, bad), (buffer.add, bad[0])):
+        with pytest.raises(RuntimeError, match="expected"):
+            act(data)
+        assert state(buffer) == before
+
+
+# The edge: stale ring data under missing keys, new keys dropped or added as the storage likes.
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.parametrize(
+    "bad", [steps().exclude("a"), steps().set("new", torch.zeros(4)), steps().exclude(("next", "b"))]
+)
+def test_missing_and_new_keys_are_named(storage: type, bad: TensorDict) -> None:
+    buffer = ReplayBuffer(storage=storage(6))
+    buffer.extend(steps())
+    before = state(buffer)
+    with pytest.raises(RuntimeError, match=r"'?(a|new|b)'?"):
+        buffer.extend(bad)
+    assert state(buffer) == before
+
+
+def test_update_priority_belongs_to_buffers_of_tensordicts() -> None:
+    with pytest.raises(NotImplementedError, match="ReplayBuffer does not know"):
+        filled().extend(steps(), update_priority=True)
+
+
+# The edge: TorchRL puts "index" into the caller's tensordict.
+@pytest.mark.parametrize("transform", [None, Transform()])
+def test_the_callers_data_is_not_changed(transform: Transform | None) -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), transform=transform)
+    data, one = steps(), steps()[0]
+    buffer.extend(data.lock_())
+    buffer.add(one.lock_())
+    assert (set(data.keys()), set(one.keys()), one.batch_size) == ({"a", "next"}, {"a", "next"}, ())
+    assert buffer["index"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_batch_is_not_added_as_one_element_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(UserWarning, match=r"batch size \[4\] is added as one element"):
+        ReplayBuffer(storage=LazyTensorStorage(6)).add(steps())
+    monkeypatch.setenv("RL_WARNINGS", "0")
+    with warnings.catch_warnings(action="error"):
+        ReplayBuffer(storage=LazyTensorStorage(6)).add(steps())
+
+
+# The edge: 32-bit counters become negative after 2^31 - 1.
+def test_counters_have_64_bits() -> None:
+    buffer = filled()
+    buffer.writer._write_count = 2**31 - 2
+    buffer.extend(steps())
+    assert buffer.write_count == 2**31 + 2
+
+
+def test_a_writer_may_keep_elements_out() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(2), writer=TensorDictMaxValueWriter(rank_key="a"))
+    assert buffer.extend(steps()).tolist() == [-1, -1, 0, 1] or sorted(buffer["a"].tolist()) == [2, 3]
+    assert buffer.add(steps()[0]) is None
+    assert sorted(buffer["a"].tolist()) == [2, 3]
+
+
+# Replacing -------------------------------------------------------------------------------------------
+
+
+# The edge: rows beyond the valid ones are written in silence.
+@pytest.mark.parametrize(
+    ("index", "count"),
+    [(4, 1), (slice(2, 6), 4), (slice(None, 6), 6), ([3, 4], 2), (torch.tensor([5]), 1), (range(3, 5), 2)],
+)
+def test_nothing_is_written_beyond_the_end(index: object, count: int) -> None:
+    buffer = filled()
+    before = state(buffer)
+    with pytest.raises(IndexError, match="there are 4"):
+        buffer[index] = steps()[0] if isinstance(index, int) else steps(count)
+    with pytest.raises(IndexError, match="there are 4"):
+        buffer.write_all(steps(5))
+    assert state(buffer) == before
+
+
+def test_write_all() -> None:
+    buffer = filled()
+    buffer.write_all(steps(2, start=10))
+    assert (buffer["a"].tolist(), len(buffer), buffer.write_count) == ([10, 11, 2, 3], 4, 4)
+    buffer.write_all(steps(4, start=20), end=4)
+    assert buffer["a"].tolist() == [20, 21, 22, 23]
+    with pytest.raises(RuntimeError):
+        buffer.write_all(steps(3), end=2)
+
+
+def test_setting_elements() -> None:
+    buffer = filled()
+    buffer[-1] = steps(1, start=9)[0]
+    buffer[torch.tensor([True, False, False, False])] = steps(1, start=7)
+    buffer[[2, 1]] = steps(2, start=5)
+    assert buffer["a"].tolist() == [7, 6, 5, 9]
+    buffer["a"] = torch.arange(4)
+    buffer["next", "b"] = torch.ones(4, 2)
+    assert (buffer["a"].tolist(), float(buffer["next", "b"].sum())) == ([0, 1, 2, 3], 8)
+
+
+def test_setting_elements_of_the_users_layout() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
+    buffer.extend(torch.arange(12).reshape(3, 4))
+    buffer[1] = torch.full((4,), -1)
+    buffer[:, 0] = torch.tensor([-2, -3, -4])
+    buffer[2, 3] = torch.tensor(-5)
+    assert buffer[:].tolist() == [[-2, 1, 2, 3], [-3, -1, -1, -1], [-4, 9, 10, -5]]
+    with pytest.raises(IndexError):
+        buffer[3] = torch.zeros(4, dtype=torch.int64)
+
+
+# Editing entries -------------------------------------------------------------------------------------
+
+
+def test_entries_are_edited_in_place_and_past_transforms() -> None:
+    buffer = filled(transform=lambda rows: rows.set("a", rows["a"] + 100))
+    before = buffer.storage.log.now.irregular
+    assert buffer.set_("a", torch.tensor([4, 3, 2, 1])) is buffer
+    assert buffer.set_at_(("next", "b"), torch.full((2, 2), 9.0), [0, 3]) is buffer
+    assert buffer.storage.log.now.irregular == before + 2
+    assert buffer.storage[:]["a"].tolist() == [4, 3, 2, 1]
+    assert buffer["next", "b"][:, 0].tolist() == [9, 1, 2, 9]
+
+
+def test_update_replaces_several_entries() -> None:
+    buffer = filled()
+    new = {"a": torch.arange(4) + 10, "next": {"b": torch.zeros(4, 2)}}
+    assert buffer.update_(new, keys_to_update=["a"]) is buffer
+    assert (buffer["a"].tolist(), float(buffer["next", "b"].sum())) == ([10, 11, 12, 13], 12)
+    buffer.update_(TensorDict(new, [4]))
+    assert float(buffer["next", "b"].sum()) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"a": torch.zeros(4, dtype=torch.int64), "c": torch.zeros(4)}, MissingKeyError),
+        ({"a": torch.zeros(4, dtype=torch.int64), "next": {"b": torch.zeros(4)}}, SchemaError),
+        ({"a": torch.zeros(4)}, SchemaError),
+        ({"a": torch.zeros(3, dtype=torch.int64)}, SchemaError),
+        ({"next": torch.zeros(4)}, SchemaError),
+    ],
+)
+def test_an_update_that_fails_changes_nothing(values: dict, error: type[Exception]) -> None:
+    buffer = filled()
+    before = state(buffer)
+    with pytest.raises(error):
+        buffer.update_(values)
+    assert state(buffer) == before
+
+
+def test_set_at_wants_the_shape_of_its_place() -> None:
+    buffer = filled()
+    for value in (torch.zeros(3, 2), torch.zeros(2, 2).double()):
+        with pytest.raises(SchemaError):
+            buffer.set_at_(("next", "b"), value, [0, 1])
+    with pytest.raises(SchemaError, match="one by one"):
+        ReplayBuffer(storage=ListStorage(3)).set_("a", torch.zeros(1))
+
+
+# Emptying --------------------------------------------------------------------------------------------
+
+
+def test_empty_may_keep_the_count() -> None:
+    buffer = filled()
+    buffer.empty(empty_write_count=False)
+    assert (len(buffer), buffer.write_count, buffer.writer._cursor) == (0, 4, 0)
+
+
+# The edge: emptying a dataset raises; it must not have changed anything then.
+def test_a_dataset_that_allows_no_writing_stays_as_it_is() -> None:
+    buffer = ReplayBuffer(storage=TensorStorage(torch.arange(3)), writer=ImmutableDatasetWriter())
+    for act in (buffer.empty, lambda: buffer.extend(torch.arange(2)), lambda: buffer.add(torch.tensor(1))):
+        with pytest.raises(RuntimeError, match="doesn't allow writing"):
+            act()
+    assert (len(buffer), buffer[:].tolist()) == (3, [0, 1, 2])
+
+
+def test_priorities_of_a_sampler_without_any_warn() -> None:
+    with pytest.warns(UserWarning, match="does not use priorities"):
+        filled().update_priority(torch.tensor([0]), torch.tensor([1.0]))
+
+
+def test_entries_of_the_users_layout_are_edited() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
+    buffer.extend(TensorDict({"a": torch.arange(12).reshape(3, 4)}, [3, 4]))
+    buffer.set_at_("a", torch.tensor([-1, -2, -3, -4]), 1)
+    assert buffer["a"].tolist() == [[0, 1, 2, 3], [-1, -2, -3, -4], [8, 9, 10, 11]]
+    buffer.set_("a", -torch.arange(12).reshape(3, 4))
+    assert buffer.storage[:]["a"][:, 2].tolist() == [-8, -9, -10, -11]
+    with pytest.raises(SchemaError, match=r"\[4, 3\], expected \[3, 4\]"):
+        buffer.set_("a", torch.zeros(4, 3, dtype=torch.int64))
+
+
+class Listens(RandomSampler):
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, object]] = []
+
+    def add(self, index: object) -> None:
+        self.heard.append(("add", index))
+
+    def extend(self, index: torch.Tensor) -> None:
+        self.heard.append(("extend", index.tolist()))
+
+    def mark_update(self, index: object, *, storage: object = None) -> None:
+        self.heard.append(("mark", torch.as_tensor(index).tolist()))
+
+
+def test_samplers_hear_of_writes() -> None:
+    buffer = filled(sampler=Listens())
+    buffer.add(steps(1)[0])
+    buffer[0] = steps(1)[0]
+    new = [("mark", [0, 1, 2, 3]), ("extend", [0, 1, 2, 3]), ("mark", 4), ("add", 4), ("mark", 0)]
+    assert buffer.sampler.heard == new
+    silent = buffer.set_sampler(RandomSampler())
+    buffer.extend(steps(2))
+    assert silent.heard == new
+    buffer.set_sampler(again := Listens())
+    assert again.heard == [("extend", [0, 1, 2, 3, 4, 5])]
+    buffer.extend(steps(1))
+    assert again.heard[1:] == [("mark", [1]), ("extend", [1])]
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def numbers(count: int = 10, **arguments: object) -> ReplayBuffer:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(count), **arguments)
+    buffer.extend(torch.arange(count))
+    return buffer
+
+
+def lanes(**arguments: object) -> ReplayBuffer:
+    """Three lanes of four steps, element `10 * lane + step`."""
+    buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), **arguments)
+    buffer.extend(torch.arange(4) + 10 * torch.arange(3).unsqueeze(1))
+    return buffer
+
+
+def test_a_batch_size_has_to_be_known() -> None:
+    buffer = numbers()
+    with pytest.raises(RuntimeError, match="needs a batch size"):
+        buffer.sample()
+    with pytest.raises(RuntimeError, match=r"batch.size"):
+        next(iter(buffer))
+    assert buffer.sample(3).shape == (3,)
+
+
+def test_another_batch_size_wins_and_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = numbers(batch_size=4, prefetch=1)
+    with pytest.warns(UserWarning, match="a batch of 3 is drawn, the buffer's batch_size is 4"):
+        assert buffer.sample(3).shape == (3,)
+    monkeypatch.setenv("RL_WARNINGS", "0")
+    assert buffer.sample(3).shape == (3,)
+    assert buffer.sample(4).shape == (4,)
+
+
+def test_an_empty_storage_cannot_be_sampled() -> None:
+    for storage in (LazyTensorStorage(4), ListStorage(4)):
+        with pytest.raises(RuntimeError, match="empty"):
+            ReplayBuffer(storage=storage).sample(2)
+    with pytest.raises(RuntimeError):
+        ReplayBuffer(storage=LazyTensorStorage(4))[:]
+
+
+def test_info_tells_the_index_and_the_generation() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), writer=RoundRobinWriter(track_generations=True))
+    buffer.extend(torch.arange(6))
+    batch, info = buffer.sample(8, return_info=True)
+    assert torch.equal(buffer.storage[info["index"]], batch)
+    assert torch.equal(info["index_generation"], (info["index"] < 2).long())
+
+
+@pytest.mark.parametrize("prefetch", [None, 3])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_iteration_covers_an_epoch(drop_last: bool, prefetch: int | None) -> None:
+    buffer = numbers(sampler=SamplerWithoutReplacement(drop_last=drop_last), batch_size=4, prefetch=prefetch)
+    for _ in range(2):
+        batches = list(buffer)
+        assert [len(batch) for batch in batches] == ([4, 4] if drop_last else [4, 4, 2])
+        assert drop_last or sorted(torch.cat(batches).tolist()) == list(range(10))
+
+
+def test_plain_samples_go_on_epoch_after_epoch() -> None:
+    buffer = numbers(sampler=SamplerWithoutReplacement(), batch_size=4, prefetch=2)
+    assert [len(buffer.sample()) for _ in range(7)] == [4, 4, 2, 4, 4, 2, 4]
+
+
+def test_iteration_with_replacement_does_not_end() -> None:
+    batches = iter(numbers(batch_size=4))
+    assert [len(next(batches)) for _ in range(20)] == [4] * 20
+
+
+# The edge: TorchRL's next() fails on plain tensors, and copies every time.
+def test_next_gives_batches_and_none_at_the_end() -> None:
+    buffer = numbers(4, sampler=SamplerWithoutReplacement(shuffle=False), batch_size=2)
+    found = [buffer.next() for _ in range(6)]
+    assert [None if batch is None else batch.tolist() for batch in found] == [[0, 1], [2, 3], None] * 2
+
+
+def test_next_clears_the_device() -> None:
+    buffer = TensorDictReplayBuffer(storage=TensorStorage(TensorDict({"a": torch.arange(4)}, [4])), batch_size=2)
+    assert buffer.next().device is None
+
+
+def test_names_of_entries() -> None:
+    data = TensorDict({"a": torch.arange(3), "next": {"b": torch.arange(3) * 2}}, [3])
+    buffer = ReplayBuffer(storage=TensorStorage(data))
+    assert buffer["a"].tolist() == [0, 1, 2]
+    assert buffer["next", "b"].tolist() == buffer["next"]["b"].tolist() == [0, 2, 4]
+    tree = ReplayBuffer(storage=TensorStorage({"a": {"b": torch.arange(3)}}))
+    assert tree["a", "b"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("key", ["c", ("_data", "a"), ("a", "c"), ("next", "a")])
+def test_entries_that_are_not_there_are_named(key: str | tuple[str, ...]) -> None:
+    data = TensorDict({"a": torch.arange(3), "next": {"b": torch.arange(3)}}, [3])
+    with pytest.raises(MissingKeyError, match="not found"):
+        ReplayBuffer(storage=TensorStorage(data))[key]
+
+
+@pytest.mark.parametrize("index", [10, -11, np.int64(10), torch.tensor([0, 10])])
+def test_elements_that_are_not_there(index: object) -> None:
+    with pytest.raises(IndexError):
+        numbers()[index]
+
+
+def test_kinds_of_indices() -> None:
+    buffer = numbers()
+    assert [int(buffer[index]) for index in (3, -1, np.int64(2), torch.tensor(4), (5,))] == [3, 9, 2, 4, 5]
+    assert (buffer[20:].tolist(), buffer[np.array([1, 0])].tolist()) == ([], [1, 0])
+    assert buffer[...].tolist() == list(range(10))
+
+
+def test_ints_and_slices_are_views_and_the_rest_is_fresh() -> None:
+    buffer = numbers()
+    buffer[2:4].fill_(-1)
+    buffer[torch.tensor([0, 1])].fill_(-2)
+    assert buffer[:].tolist() == [0, 1, -1, -1, *range(4, 10)]
+
+
+def test_read_all_in_order() -> None:
+    assert (numbers().read_all_in_order(3).tolist(), len(numbers().read_all_in_order())) == ([0, 1, 2], 10)
+
+
+# The edge: with dim_extend above 0, an int fails in TorchRL.
+def test_users_see_their_own_layout() -> None:
+    buffer = lanes()
+    assert (buffer.storage.shape, buffer[:].shape, len(buffer)) == ((4, 3), (3, 4), 12)
+    assert buffer[1].tolist() == [10, 11, 12, 13]
+    assert buffer[-1:, 1:3].tolist() == [[21, 22]]
+    assert buffer[[2, 0]].tolist() == [[20, 21, 22, 23], [0, 1, 2, 3]]
+    assert buffer[buffer[:] > 12].tolist() == [13, 20, 21, 22, 23]
+    assert int(buffer[2, 3]) == 23
+
+
+def test_the_layout_without_a_swap() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), dim_extend=0)
+    buffer.extend(torch.arange(12).reshape(4, 3))
+    assert (buffer[1].tolist(), buffer[:, 1].tolist(), int(buffer[3, 2])) == ([3, 4, 5], [1, 4, 7, 10], 11)
+
+
+def test_three_dimensions() -> None:
+    data = torch.arange(24).reshape(2, 3, 4)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(24, ndim=3))
+    index = buffer.extend(data)
+    assert (buffer.storage.shape, index.shape) == ((4, 3, 2), (24, 3))
+    assert torch.equal(buffer[:], data)
+    batch, info = buffer.sample(5, return_info=True)
+    assert torch.equal(buffer.storage[info["index"]], batch)
+
+
+def test_a_batch_with_too_few_dimensions_is_named() -> None:
+    with pytest.raises(RuntimeError, match="grows along dimension 1"):
+        ReplayBuffer(storage=LazyTensorStorage(12, ndim=2)).extend(torch.arange(4))
+
+
+def test_collation_is_left_out_for_one_element() -> None:
+    buffer = ReplayBuffer(storage=ListStorage(4), collate_fn=tuple)
+    buffer.extend([[1, 2], [3]])
+    assert (buffer[0], buffer[:], buffer[[1]]) == ([1, 2], ([1, 2], [3]), ([3],))
+
+
+class LooksAtRows(RandomSampler):
+    """Draws only rows that are even when it looks."""
+
+    def sample(self, storage, batch_size):  # type: ignore[no-untyped-def]
+        even = (storage[:] % 2 == 0).nonzero()[:, 0]
+        index, info = super().sample(storage, batch_size)
+        return even[index % len(even)], info
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_a_sampler_that_looks_at_rows_gets_those_it_saw(prefetch: int | None) -> None:
+    buffer = numbers(sampler=LooksAtRows(), batch_size=4, prefetch=prefetch)
+    seen = []
+    for _ in range(5):
+        seen.append(buffer.sample())
+        buffer[:] = buffer[:] + 1
+    assert not (torch.cat(seen) % 2).any()
+
+
+def test_stats() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2, prefetch=3)
+    buffer.extend(torch.arange(6))
+    buffer.sample()
+    expected = {"size": 6, "write_count": 6, "prefetch_queue_size": 3, "initialized": True}
+    assert buffer.stats() == {**expected, "capacity": 8, "utilization": 0.75}
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator to copy to")
+def test_pinning_without_an_accelerator_warns() -> None:
+    buffer = numbers(pin_memory=True, batch_size=2)
+    with pytest.warns(UserWarning, match="pin_memory=True has no effect"):
+        assert buffer.sample().shape == (2,)
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The tensors that are pinned; an accelerator seems to be there, whose memory "meta" stands in for."""
+    found: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: found.append(tensor) or tensor)
+    return found
+
+
+def test_entries_on_a_device_are_not_pinned(pinned: list[torch.Tensor]) -> None:
+    there = torch.zeros(8, device="meta")
+    rows = {"here": torch.zeros(8), "there": there, "in": {"there": there.clone()}}
+    batch = numbers(pin_memory=True, transform=lambda _: TensorDict(rows, [8]), batch_size=8).sample()
+    assert [tensor.device.type for tensor in pinned] == ["cpu"]
+    assert batch["there"].device.type == batch["in", "there"].device.type == "meta"
+    pinned.clear()
+    for alone in (lambda _: TensorDict({"there": there}, [8], device="meta"), lambda _: {"list": [there]}):
+        numbers(pin_memory=True, transform=alone, batch_size=8).sample()
+    assert not pinned
+
+
+def test_workers_leave_pinning_to_the_loader(pinned: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = numbers(pin_memory=True, batch_size=2)
+    buffer.sample()
+    assert len(pinned) == 1
+    monkeypatch.setattr("rbtool.core.buffers.replay_buffer.get_worker_info", lambda: "a worker")
+    buffer.sample()
+    assert len(pinned) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_with_entries_on_the_gpu_are_pinned() -> None:
+    data = TensorDict({"a": torch.arange(10)}, [10])
+    buffer = TensorDictReplayBuffer(
+        storage=TensorStorage(data), pin_memory=True, batch_size=2,
+        transform=lambda batch: TensorDict({"a": batch["a"], "b": batch["a"].to("cuda")}, batch.batch_size),
+    )  # fmt: skip
+    batch = buffer.sample()
+    assert batch["a"].is_pinned()
+    assert torch.equal(batch["b"].cpu(), batch["a"])
+    there = TensorDictReplayBuffer(storage=LazyTensorStorage(10, device="cuda"), pin_memory=True, batch_size=2)
+    there.extend(data)
+    assert there.sample()["a"].is_cuda
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_batches_are_pinned(prefetch: int | None) -> None:
+    data = TensorDict({"a": torch.arange(10)}, [10])
+    buffer = TensorDictReplayBuffer(storage=TensorStorage(data), pin_memory=True, batch_size=2, prefetch=prefetch)
+    for batch in (buffer.sample(), buffer.sample(), buffer[:], buffer[[1]]):
+        assert batch["a"].is_pinned()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_info_lies_where_the_storage_is() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10, device="cuda"), batch_size=4)
+    buffer.extend(torch.arange(10))
+    batch, info = buffer.sample(return_info=True)
+    assert batch.device.type == info["index"].device.type == "cuda"
+    assert torch.equal(batch, info["index"])
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+
+def rows(count: int) -> TensorDict:
+    return TensorDict({"observation": torch.arange(count)}, [count])
+
+
+@pytest.fixture
+def buffer() -> ReplayBuffer:
+    made = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    made.extend(rows(4))
+    return made
+
+
+@pytest.mark.parametrize("size", [2.5, "x", True, 0, -1])
+def test_sizes_that_are_none(size):
+    for kind in (LazyTensorStorage, LazyMemmapStorage, ListStorage, CompressedListStorage):
+        with pytest.raises(UsageError):
+            kind(size)
+    with pytest.raises(UsageError, match="batch_size"):
+        ReplayBuffer(storage=LazyTensorStorage(10), batch_size=size)
+
+
+def test_nothing_at_all_and_a_device_without_bytes_are_not_written(buffer):
+    for data, words in ((None, "forget to return"), (rows(2).to("meta"), "meta")):
+        with pytest.raises(SchemaError, match=words):
+            buffer.extend(data)
+        assert (len(buffer), buffer.write_count) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"_batch_size": "x"}, {"_batch_size": True}, {"_storage": {"bogus": 1}}, {"_rng": 3},
+        {"_prefetch_state": {"a": 1}}, {"_writer": None},
+    ],
+    ids=lambda damage: next(iter(damage)),
+)  # fmt: skip
+def test_a_damaged_state_changes_nothing(buffer, damage):
+    with pytest.raises((SchemaError, UsageError)):
+        buffer.load_state_dict({**buffer.state_dict(), **damage})
+    assert (len(buffer), buffer.batch_size, buffer[:]["observation"].tolist()) == (4, 2, [0, 1, 2, 3])
+    with pytest.raises(SchemaError, match="_storage"):
+        buffer.load_state_dict({"a": 1})
+
+
+# Parts that do not fit together -------------------------------------------------------------------
+
+
+def fitting_steps(count: int) -> TensorDict:
+    reward = torch.rand(count, 1)
+    return TensorDict({"episode": torch.zeros(count).long(), "next": {"reward": reward}}, [count])
+
+
+@pytest.mark.parametrize("make", [SliceSampler, rbtool.SliceSamplerWithoutReplacement])
+def test_slices_are_not_cut_of_rows_that_a_ranking_put_anywhere(make: Any) -> None:
+    storage, writer = LazyTensorStorage(8), rbtool.TensorDictMaxValueWriter()
+    ranked = TensorDictReplayBuffer(storage=storage, writer=writer)
+    sliced = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=make(slice_len=2))
+    for refused in (
+        lambda: TensorDictReplayBuffer(storage=storage, writer=writer, sampler=make(slice_len=2)),
+        lambda: ranked.set_sampler(make(slice_len=2)),
+        lambda: sliced.set_writer(rbtool.TensorDictMaxValueWriter()),
+    ):
+        with pytest.raises(ValueError, match=f"{make.__name__} needs them in order"):
+            refused()
+
+
+def test_that_a_ranking_has_no_slices_is_said_first() -> None:
+    sampler = rbtool.PrioritizedSliceSampler(2, 1.0, 1.0, slice_len=2)  # which is too small, besides
+    with pytest.raises(ValueError, match="needs them in order"):
+        rbtool.ReplayBuffer(
+            storage=LazyTensorStorage(8, ndim=2), writer=rbtool.TensorDictMaxValueWriter, sampler=sampler
+        )
+
+
+@pytest.mark.parametrize("kind", [rbtool.ReplayBuffer, TensorDictReplayBuffer, rbtool.PrioritizedReplayBuffer])
+@pytest.mark.parametrize("given", [{"transport": "shm"}, {"service_backend": "ray"}])
+def test_arguments_that_are_not_built_yet_are_refused_in_a_sentence(kind: Any, given: dict[str, Any]) -> None:
+    more = {"alpha": 1.0, "beta": 1.0} if kind is rbtool.PrioritizedReplayBuffer else {}
+    (name,) = given
+    with pytest.raises(NotImplementedError, match=f"{name} is .*, which rbtool does not support yet") as error:
+        kind(storage=LazyTensorStorage(8), **more, **given)
+    assert isinstance(error.value, ValueError)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bogus'"):
+        kind(storage=LazyTensorStorage(8), **more, bogus=1)
+
+
+def test_values_of_newer_arguments_that_ask_for_nothing_are_taken() -> None:
+    nothing: dict[str, Any] = {"consume_after_n_samples": None, "sample_unit": None, "transport": "auto"}
+    assert not len(TensorDictReplayBuffer(storage=LazyTensorStorage(8), service_backend="direct", **nothing))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SliceSampler(slice_len=2, end_keys="done"), "end_keys is 'done', expected a list"),
+        (lambda: SliceSampler(slice_len=2, end_keys=("next", "done")), r"end_keys is \('next', 'done'\), expected"),
+        (lambda: SliceSampler(slice_len=2, end_keys=[]), r"end_keys is \[\], expected a list"),
+        (lambda: SliceSampler(slice_len=2, use_gpu="foo"), "use_gpu is 'foo'"),
+        (lambda: SliceSampler(slice_len=2, compile="yes"), "compile is 'yes'"),  # type: ignore[arg-type]
+        (lambda: PrioritizedSampler(10, 1, 1, device="foo"), "device is 'foo', which is not the name of a device"),
+        (lambda: PrioritizedSampler(10, 1, 1, device="meta"), "kept on the CPU or a CUDA device"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_told(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_told() -> None:
+    with pytest.raises(ValueError, match="this machine has no CUDA device"):
+        PrioritizedSampler(10, 1, 1, device="cuda")
+
+
+@pytest.mark.parametrize("place", [slice(3, 6), torch.tensor([5, 3, 4]), 4])
+def test_rows_that_are_replaced_keep_their_numbers(place: Any) -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    buffer.extend(fitting_steps(8))
+    data = fitting_steps(3) if not isinstance(place, int) else fitting_steps(1)[0]
+    buffer[place] = data
+    assert data.get("index", None) is None
+    assert buffer[:]["index"].tolist() == list(range(8))
+    assert torch.equal(buffer[place]["next", "reward"], data["next", "reward"])
+
+
+# Examples of TorchRL's reference pages ------------------------------------------------------------
+
+
+def test_any_object_in_a_list_storage() -> None:
+    rb = ReplayBuffer(storage=ListStorage(10))
+    rb.add("a string!")
+    rb.extend([30, None])
+    assert (rb[0], rb[1], rb[2], len(rb)) == ("a string!", 30, None, 3)
+    assert rb[:] == ["a string!", 30, None]
+
+
+def test_tensors_that_are_there_already() -> None:
+    container = torch.empty(10, 3, 64, 64, dtype=torch.uint8)
+    rb = ReplayBuffer(storage=TensorStorage(container))
+    img = torch.randint(255, (3, 64, 64), dtype=torch.uint8)
+    index = rb.add(img)
+    assert torch.equal(rb[index], img)
+
+
+def test_tensordicts_in_memory_maps() -> None:
+    rb_td = ReplayBuffer(storage=LazyMemmapStorage(10), batch_size=1)
+    img, label = torch.randint(255, (3, 64, 64), dtype=torch.uint8), torch.randint(100, ())
+    rb_td.add(TensorDict({"img": img, "labels": label}, batch_size=[]))
+    first_elt, storage, sample = rb_td[0], rb_td[:], rb_td.sample()
+    assert torch.equal(first_elt["img"], img)
+    assert (first_elt.batch_size, storage.batch_size, sample.batch_size) == ((), (1,), (1,))
+    with pytest.warns(UserWarning, match="batch_size is 1"):
+        assert torch.equal(rb_td.sample(128)["labels"], label.expand(128))
+    data = next(iter(rb_td))
+    assert torch.equal(data["img"][0], img)
+
+
+def test_nests_in_memory_maps() -> None:
+    rb_pytree = ReplayBuffer(storage=LazyMemmapStorage(10))
+    data = {"a": {"b": torch.randn(3), "c": [torch.zeros(3, 2), (torch.ones(3, 10),)]}}
+    rb_pytree.extend(data)
+    assert len(rb_pytree) == 3
+    assert torch.equal(rb_pytree[:]["a"]["b"], data["a"]["b"])
+    assert rb_pytree[1]["a"]["c"][1][0].tolist() == [1.0] * 10
+    with pytest.raises(RuntimeError):
+        rb_pytree.extend({"a": {"b": torch.randn(3), "c": [torch.zeros(2, 2), (torch.ones(3, 10),)]}})
+    assert len(rb_pytree) == 3
+
+
+def test_a_list_is_a_sequence_and_a_tuple_a_nest() -> None:
+    one, two = torch.zeros(3), torch.ones(3)
+    as_list, as_tuple = ReplayBuffer(storage=LazyTensorStorage(10)), ReplayBuffer(storage=LazyTensorStorage(10))
+    as_list.extend([one, two])
+    as_tuple.extend((one, two))
+    assert (len(as_list), len(as_tuple), type(as_tuple[:])) == (2, 3, tuple)
+
+
+def worker(rb: TensorDictReplayBuffer) -> None:
+    rb.extend(TensorDict({"a": torch.ones(10)}, [10]))
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_buffer_that_another_process_extends(method: str) -> None:
+    rb = TensorDictReplayBuffer(storage=LazyMemmapStorage(21))
+    rb.extend(TensorDict({"a": torch.zeros(10)}, [10]))
+    proc = multiprocessing.get_context(method).Process(target=worker, args=(rb,))
+    proc.start()
+    proc.join()
+    assert len(rb) == 20
+    assert (rb[:]["a"][:10] == 0).all()
+    assert (rb[:]["a"][10:20] == 1).all()
+    rb.extend(TensorDict({"a": torch.full((2,), 2.0)}, [2]))
+    assert rb["a"][[0, 20]].tolist() == [2, 2]
+
+
+def test_the_state_of_a_buffer_on_disk(tmp_path: Path) -> None:
+    def made() -> ReplayBuffer:
+        sampler = SamplerWithoutReplacement()
+        return ReplayBuffer(storage=LazyMemmapStorage(100, ndim=2), sampler=sampler, batch_size=6)
+
+    rb, rb_test = made(), made()
+    for start in range(0, 60, 22):
+        steps = torch.arange(start, start + 22) + 1000 * torch.arange(3).unsqueeze(1)
+        rb.extend(TensorDict({"steps": steps, "next": {"reward": steps.float().unsqueeze(-1)}}, [3, 22]))
+        assert rb.storage.max_size == 102
+        rb.dumps(tmp_path / "saved")
+        rb_test.loads(tmp_path / "saved")
+        assert (rb_test[:] == rb[:]).all()
+        assert len(rb_test) == len(rb)
+    torch.manual_seed(0)
+    expected = [rb.sample() for _ in range(40)]
+    torch.manual_seed(0)
+    assert all((batch == rb_test.sample()).all() for batch in expected)
+
+
+def test_interleaved_environments_are_flattened_on_the_way_in_by_the_user() -> None:
+    memory = ReplayBuffer(storage=LazyTensorStorage(100), transform=lambda data: data.reshape(-1), batch_size=4)
+    memory.extend(TensorDict({"a": torch.zeros(8, 2)}, [8]))
+    assert memory.sample().batch_size == (4,)
+
+
+# Elements of different shapes ---------------------------------------------------------------------
+
+
+LENGTHS = (2, 3, 4)
+KINDS = [ListStorage, LazyStackStorage, CompressedListStorage]
+
+
+def trajectories() -> LazyStackedTensorDict:
+    """Whole trajectories; every step has another action."""
+    parts = [
+        TensorDict({"action": torch.arange(100.0 * n, 100.0 * n + n), "td_error": torch.arange(1.0, 1 + n)}, [n])
+        for n in LENGTHS
+    ]
+    return lazy_stack(parts, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_whole_trajectories_are_written_and_sampled_with_their_numbers(kind: Any, prefetch: int | None) -> None:
+    sampler = SamplerWithoutReplacement(shuffle=False)
+    buffer = rbtool.TensorDictReplayBuffer(storage=kind(10), sampler=sampler, batch_size=6, prefetch=prefetch)
+    given = trajectories()
+    assert buffer.extend(given).tolist() == [0, 1, 2]
+    assert buffer.extend(given).tolist() == [3, 4, 5]
+    assert not any("index" in part.keys() for part in given.tensordicts)  # noqa: SIM118  # not a dict
+    batch = buffer.sample()
+    assert batch.batch_size == (6, -1)
+    for number, element in enumerate(batch.unbind(0)):
+        length = LENGTHS[number % 3]
+        assert element["action"].tolist() == [100.0 * length + step for step in range(length)]
+        assert element["index"].tolist() == [number] * length
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_entries_of_different_shapes_are_written_too(kind: Any) -> None:
+    rows = lazy_stack([TensorDict({"image": torch.full((2, n), float(n))}, [2]) for n in LENGTHS], 1)
+    buffer = rbtool.TensorDictReplayBuffer(storage=kind(10), batch_size=5)
+    buffer.extend(rows)
+    batch = buffer.sample()
+    assert batch.batch_size == (5, 3)
+    for element in batch.unbind(0):
+        assert [part["image"].tolist() for part in element.unbind(0)] == [[float(n)] * n for n in LENGTHS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_priorities_of_whole_trajectories_are_those_of_all_their_steps(kind: Any) -> None:
+    buffer = rbtool.TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, eps=0.0, storage=kind(3), sampler_device="cpu", batch_size=30
+    )
+    buffer.extend(trajectories())
+    weights = [buffer.sampler.state_dict()["_sum_tree"].tolist()]
+    batch = buffer.sample()
+    for element in batch.tensordicts:
+        element["td_error"] = element["td_error"] * 10
+    buffer.update_tensordict_priority(batch)
+    weights.append(buffer.sampler.state_dict()["_sum_tree"].tolist())
+    assert weights[0] == [2, 3, 4]
+    assert set(weights[1]) <= {2, 3, 4, 20, 30, 40}
+    assert max(weights[1]) >= 20
