@@ -44,7 +44,8 @@ class Example(NamedTuple):
 
 def examples_text(examples: Sequence[Example]) -> str:
     """Format examples for the end of a help page."""
-    return "Examples:\n" + "\n".join(f"  # {example.what}\n  {example.command}" for example in examples)
+    lines = [f"  # {example.what}\n  {example.command}" for example in examples]
+    return "\n".join(["Examples:", *lines]) if lines else ""
 
 
 _OF_EVERY_VERB = "Options of every verb"
@@ -145,10 +146,10 @@ class VerbGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the verbs with their whole first sentences, where Click would cut them to one line."""
         verbs = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, verb.get_short_help_str(sys.maxsize)) for name, verb in verbs if verb and not verb.hidden]
-            )
+        shown = [(name, verb.get_short_help_str(sys.maxsize)) for name, verb in verbs if verb and not verb.hidden]
+        if shown:
+            with formatter.section("Commands"):
+                formatter.write_dl(shown)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write exit codes and examples as they are."""

@@ -2,10 +2,11 @@
 
 import gc
 import os
+import pwd
 import signal
 import stat
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from forked_scripts import Interpreter
@@ -63,4 +64,31 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(os, "fsync", noting)
     monkeypatch.setattr(fs, "start_syncing", beginning)
+    return found
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whom the system does not know, as in a container, without HOME."""
+
+    def unknown(number: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    for name in ("HOME", "RBTOOL_HOME", "XDG_CACHE_HOME", "MINARI_DATASETS_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+@pytest.fixture
+def synced_states(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[int, int]]:
+    """What each inode looked like when it was last synced."""
+    found: dict[int, tuple[int, int]] = {}
+    sync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        sync(descriptor)
+        here = os.fstat(descriptor)
+        found[here.st_ino] = here.st_size, here.st_mtime_ns
+
+    monkeypatch.setattr(os, "fsync", noting)
     return found

@@ -15,7 +15,9 @@ from ..format.episodes import EpisodeRow
 from ..format.manifest import ENV_METADATA, Manifest, Request, content_digest
 from ..format.memmap.builder import DatasetBuilder, Origin, provenance_step
 from ..format.memmap.tree import record_file
+from ..format.mixture import Member, Mixture
 from ..format.packed.builder import write_dataset
+from ..format.packed.row_files import parse_codecs
 from ..format.returns import Ingest
 from ..format.returns import running_return as sum_rewards
 from ..open_steps import open_steps
@@ -91,10 +93,19 @@ def write_walks(
         return builder.finish(ingest.table, origin, ingest.text)
 
 
-def write_packed(source: Path, folder: Path) -> Manifest:
-    """Write a dataset again in layout `packed`, at `folder`, which must not exist."""
+def write_packed(source: Path, folder: Path, *compressed: str) -> Manifest:
+    """Write a dataset again in layout `packed`, at `folder`, which must not exist; `observation=zstd` compresses."""
     with open_steps(source) as reader:
-        return write_dataset(reader, folder, "packed", Origin.of(reader.manifest, reader.documents()))
+        step = provenance_step("write_packed", {}, {"content_digest": reader.manifest.content_digest})
+        origin = Origin.of(reader.manifest, reader.documents())
+        origin = replace(origin, provenance=(*origin.provenance, step))
+        return write_dataset(reader, folder, "packed", origin, parse_codecs(compressed, reader.fields))
+
+
+def write_mixture(path: Path, *datasets: Path) -> Path:
+    """Write a mixture file of datasets that are drawn equally often."""
+    path.write_text(Mixture(dataset=tuple(Member(path=str(one), weight=1.0) for one in datasets)).text())
+    return path
 
 
 Presence: TypeAlias = Literal["absent", "zero", "set"]

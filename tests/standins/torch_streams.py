@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import rbtool
@@ -44,3 +44,35 @@ def contents(batches: Any) -> list[dict[Any, Any]]:
 def rows(batches: Any) -> list[list[int]]:
     """The numbers of the rows of batches."""
     return [batch["index"].flatten().tolist() for batch in batches]
+
+
+class Fails:
+    """Changes the rows, and fails with the second batch that a process makes, and every third one, or so, after it."""
+
+    def __init__(self, every: int = 3) -> None:
+        self.calls, self.every = 0, every
+
+    def __call__(self, batch: Any) -> Any:
+        batch["action"] = batch["action"] + 1
+        self.calls += 1
+        if self.calls % self.every == 2:
+            raise OSError("the storage does not answer")
+        return batch
+
+
+class Works(Fails):
+    def __call__(self, batch: Any) -> Any:
+        batch["action"] = batch["action"] + 1
+        return batch
+
+
+def taken(batches: Iterator[Any]) -> tuple[list[Any], int]:
+    """The batches of an iterator that is asked again after each failure, and how many failures there were."""
+    found, failures = [], 0
+    while True:
+        try:
+            found.append(next(batches))
+        except StopIteration:
+            return found, failures
+        except OSError:
+            failures += 1

@@ -305,28 +305,7 @@ def _room(path: str) -> str:
 
 # Rooms that import leaves still, and test files of the trunk that do. Both lists only get shorter.
 ROOMS_WITH_EDGES: dict[str, frozenset[str]] = {}
-TESTS_WITH_EDGES = frozenset(
-    {
-        "tests/core/datasets/test_checkpoints.py",
-        "tests/core/datasets/test_kept_videos.py",
-        "tests/core/datasets/test_load_dataset.py",
-        "tests/core/datasets/test_mixtures.py",
-        "tests/core/datasets/test_queries_of_datasets.py",
-        "tests/core/datasets/test_sequences_of_datasets.py",
-        "tests/core/datasets/test_stored_frames_of_datasets.py",
-        "tests/core/format/test_locate.py",
-        "tests/core/format/test_packed.py",
-        "tests/core/format/test_regular.py",
-        "tests/core/format/test_syncing.py",
-        "tests/core/loading/test_devices.py",
-        "tests/core/loading/test_failed_batches.py",
-        "tests/core/preprocess/operations/test_program_runs.py",
-        "tests/core/preprocess/test_hindsight.py",
-        "tests/core/preprocess/test_ray.py",
-        "tests/core/preprocess/test_result.py",
-        "tests/core/preprocess/test_source_changes.py",
-    }
-)
+TESTS_WITH_EDGES = frozenset({})
 
 
 def copy(folder: Path, names: Collection[str]) -> None:

@@ -18,16 +18,16 @@ from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5Storag
 from rbtool.core.datasets.buffer import DatasetReplayBuffer
 from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.datasets.storage import DatasetStorage
+from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from rbtool.core.format.manifest import MANIFEST, Manifest
+from rbtool.core.open_steps import open_steps
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.packed import PackedStorage
-from rbtool.core.testing.datasets import write_walks
-from rbtool.core.verbs import checkpoint
-from rbtool.core.verbs.convert import convert
+from rbtool.core.testing.datasets import write_packed, write_walks
 from rbtool.core.writers.max_value import TensorDictMaxValueWriter
 
 SAMPLERS: dict[str, Callable[[], Any]] = {
@@ -49,7 +49,7 @@ LAYOUTS = ("ted", "packed")
 @pytest.fixture
 def layouts(walks: Path, tmp_path: Path) -> Path:
     shutil.move(walks, tmp_path / "ted")
-    convert(tmp_path / "ted", tmp_path / "packed", layout="packed")
+    write_packed(tmp_path / "ted", tmp_path / "packed")
     return tmp_path
 
 
@@ -89,8 +89,9 @@ def test_edits_that_were_not_saved_are_gone(layouts: Path) -> None:
 
 
 def test_datasets_that_share_no_history_are_compared(layouts: Path) -> None:
-    saved = checkpoint.save(layouts / "ted", layouts / "h5", form="h5")
-    loaded = checkpoint.load(layouts / "h5", layouts / "again", layout="packed")
+    with open_steps(layouts / "ted") as reader:
+        saved = save_checkpoint(reader, layouts / "h5", "h5")
+    loaded = write_packed(layouts / "h5", layouts / "again")
     assert loaded.content_digest == Manifest.load(layouts / "packed").content_digest
     for name in ("packed", "again"):
         forget(layouts / name)
@@ -114,7 +115,7 @@ def forget(path: Path) -> None:
 @pytest.mark.parametrize("steps", [13, 12])
 def test_other_data_is_refused_and_nothing_changes(layouts: Path, source: str, target: str, steps: int) -> None:
     write_walks(layouts / "other-ted", [(steps, "open")], seed=8)
-    convert(layouts / "other-ted", layouts / "other-packed", layout="packed")
+    write_packed(layouts / "other-ted", layouts / "other-packed")
     opened(layouts / f"other-{source}").dumps(layouts / "saved")
     buffer = opened(layouts / target)
     expected = drawn(opened(layouts / target))
@@ -131,7 +132,8 @@ def test_a_dataset_that_was_replaced_or_edited(layouts: Path) -> None:
     with pytest.raises(SchemaError, match="whole trajectories"):
         DatasetStorage(layouts / "ted", split_trajs=True).loads(layouts / "saved" / "storage")
     write_walks(layouts / "other", [(13, "open")], seed=8)
-    convert(layouts / "other", layouts / "packed", layout="packed", force=True)
+    shutil.rmtree(layouts / "packed")
+    write_packed(layouts / "other", layouts / "packed")
     storage = DatasetStorage(layouts / "other")
     with pytest.raises(SchemaError, match="packed was replaced since"):
         storage.loads(layouts / "saved" / "storage")
@@ -163,7 +165,10 @@ def plain(capacity: int, kind: Any = FlatStorageCheckpointer, **how: Any) -> Rep
 def test_rows_of_a_dataset_go_into_a_plain_buffer(
     walks: Path, tmp_path: Path, kind: Any, layout: str, more: int
 ) -> None:
-    convert(walks, tmp_path / "dataset", layout=layout)
+    if layout == "packed":
+        write_packed(walks, tmp_path / "dataset")
+    else:
+        walks.rename(tmp_path / "dataset")
     source = load_dataset(tmp_path / "dataset")
     source._storage.checkpointer = kind()
     source.dumps(tmp_path / "saved")

@@ -11,7 +11,7 @@ import rbtool
 from rbtool import traj
 from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.testing.datasets import write_walks
+from rbtool.core.testing.datasets import write_packed, write_walks
 
 EPISODES = [(9, "terminated"), (3, "truncated"), (1, "both"), (1, "terminated"), (12, "open"), (4, "terminated")]
 LENGTHS = [length for length, _ in EPISODES]
@@ -22,7 +22,7 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same episodes in both layouts."""
     work = tmp_path_factory.mktemp("walks")
     write_walks(work / "ted", EPISODES)  # type: ignore[arg-type]
-    rbtool.convert(work / "ted", work / "packed", layout="packed")
+    write_packed(work / "ted", work / "packed")
     return work
 
 

@@ -11,7 +11,7 @@ import torch
 
 import rbtool
 from rbtool import Sequence
-from rbtool.core.testing.datasets import write_walks
+from rbtool.core.testing.datasets import write_mixture, write_packed, write_walks
 
 EPISODES = [(9, "terminated"), (3, "truncated"), (1, "both"), (1, "terminated"), (12, "open"), (4, "terminated")]
 NUMBERS = np.repeat(np.arange(len(EPISODES)), [length for length, _ in EPISODES])
@@ -22,7 +22,7 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same episodes in both layouts."""
     work = tmp_path_factory.mktemp("walks")
     write_walks(work / "ted", EPISODES)  # type: ignore[arg-type]
-    rbtool.convert(work / "ted", work / "packed", layout="packed")
+    write_packed(work / "ted", work / "packed")
     return work
 
 
@@ -68,11 +68,7 @@ def test_rows_that_were_written_over_have_the_ends_of_their_flags(walks: Path) -
     assert unit.expand(torch.tensor([2]), {}, storage)[0].tolist() == [2, 3, 3, 3]
 
 
-def test_mixtures_and_streams_have_no_windows(walks: Path, tmp_path: Path) -> None:
-    rbtool.mix([walks / "ted", walks / "packed"], tmp_path / "both.toml", p=[1, 1])
+def test_mixtures_have_no_windows(walks: Path, tmp_path: Path) -> None:
+    write_mixture(tmp_path / "both.toml", walks / "ted", walks / "packed")
     with pytest.raises(rbtool.UsageError, match="draws single elements"):
         rbtool.load_dataset(tmp_path / "both.toml", 8, sample_unit=Sequence(2))
-    with pytest.raises(RuntimeError, match="which a stream does not keep"):
-        rbtool.load_dataset(walks / "ted", 8, sample_unit=Sequence(2), streaming=True)
-    with pytest.raises(NotImplementedError, match="only the rows of the next batches"):
-        rbtool.load_dataset(walks / "ted", 8, streaming=True).query()

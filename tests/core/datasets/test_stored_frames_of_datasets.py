@@ -16,9 +16,6 @@ from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.errors import SchemaError
 from rbtool.core.format import shards
-from rbtool.core.format.memmap.builder import Origin
-from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.format.packed.builder import write_dataset
 from rbtool.core.loading.loader import TorchLoader
 from rbtool.core.loading.torch_dataset import torch_dataset
 from rbtool.core.open_steps import open_steps
@@ -26,7 +23,7 @@ from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.storages.dataset import MappedSteps, StepStorage
 from rbtool.core.storages.packed import PackedStorage
-from rbtool.core.testing.datasets import write_walks
+from rbtool.core.testing.datasets import write_mixture, write_packed, write_walks
 from rbtool.core.transforms.base import Compose
 from rbtool.core.transforms.frames import StoredFrameStack
 
@@ -40,9 +37,8 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same episodes in both layouts, and packed with compressed observations."""
     work = tmp_path_factory.mktemp("walks")
     write_walks(work / "ted", EPISODES)  # type: ignore[arg-type]
-    rbtool.convert(work / "ted", work / "small", layout="packed", compress=["observation=zstd:3"])
-    with TedReader(work / "ted") as reader:
-        write_dataset(reader, work / "packed", "packed", Origin.of(reader.manifest, reader.documents()))
+    write_packed(work / "ted", work / "small", "observation=zstd:3")
+    write_packed(work / "ted", work / "packed")
     return work
 
 
@@ -121,7 +117,7 @@ def test_loaders(walks: Path, layout: str, workers: int) -> None:
 
 
 def test_a_mixture_stacks_in_its_datasets(walks: Path, tmp_path: Path) -> None:
-    rbtool.mix([walks / "ted", walks / "packed"], tmp_path / "mix.toml")
+    write_mixture(tmp_path / "mix.toml", walks / "ted", walks / "packed")
     doubled = Compose(stack(), lambda batch: batch.set("observation", batch["observation"] * 2))
     batch = load_dataset(tmp_path / "mix.toml", 40, transform=doubled, seed=0).sample()
     assert set(batch["source_id"].tolist()) == {0, 1}

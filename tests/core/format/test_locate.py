@@ -1,12 +1,8 @@
-import pwd
-from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from damage import POINTER
 
-import rbtool
 from rbtool import DatasetNotFoundError, UsageError
 from rbtool.core.errors import CorruptDataError
 from rbtool.core.format.locate import (
@@ -129,44 +125,12 @@ def test_an_address_of_the_web_is_no_dataset(tmp_path: Path) -> None:
         find_dataset("https://example.org/x", tmp_path)
 
 
-@pytest.fixture
-def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user whom the system does not know, as in a container, without HOME."""
-
-    def unknown(number: int) -> NoReturn:
-        raise KeyError(f"getpwuid(): uid not found: {number}")
-
-    for name in ("HOME", "RBTOOL_HOME", "XDG_CACHE_HOME", "MINARI_DATASETS_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
-
-
 @pytest.mark.usefixtures("homeless")
 def test_a_path_needs_no_home(tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", [(3, "open")])
     assert find_dataset(tmp_path / "walks") == tmp_path / "walks"
-    assert rbtool.inspect(tmp_path / "walks").name == str(tmp_path / "walks")
-    assert not rbtool.stats(tmp_path / "walks").remembered
     with pytest.raises(DatasetNotFoundError, match="there is nothing at nowhere"):
         find_dataset("nowhere")
-
-
-@pytest.mark.usefixtures("homeless")
-@pytest.mark.parametrize(
-    ("ask", "hint"),
-    [
-        (lambda: rbtool.list(), "set RBTOOL_HOME, or name the folder: --root DIR"),
-        (lambda: rbtool.cache.ls(), "set RBTOOL_HOME, or name the folder: --root DIR"),
-        (lambda: rbtool.inspect("minari:a-v0"), "set RBTOOL_HOME, or name the folder: --root DIR"),
-        (lambda: rbtool.download("minari", "a-v0", local=True, root="here"), "set MINARI_DATASETS_PATH, or HOME"),
-        (lambda: rbtool.inspect("~/walks"), "set HOME, or write the path in full"),
-        (lambda: rbtool.repair("~/walks"), "set HOME, or write the path in full"),
-    ],
-)
-def test_what_needs_a_home_says_so(ask: Callable[[], object], hint: str) -> None:
-    with pytest.raises(UsageError, match="HOME is not set, and the system has no home folder") as caught:
-        ask()
-    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize("inside", [False, True])

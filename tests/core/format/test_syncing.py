@@ -6,97 +6,38 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from unsynced import unsynced
 from waiting import HANG
 
-import rbtool
 from rbtool.core.errors import OutOfSpaceError
 from rbtool.core.format import fs, syncing
 from rbtool.core.format.staging import Staging
 from rbtool.core.format.syncing import NewFile, write_file
-from rbtool.core.testing.datasets import write_walks
-
-TABLE = Path(__file__).parents[2] / "data" / "d4rl" / "hopper_random-v2.hdf5"
-Job = Callable[[Path, Path], object]
-
-JOBS: dict[str, Job] = {
-    "convert": lambda data, dest: rbtool.convert(TABLE, dest),
-    "convert with workers": lambda data, dest: rbtool.convert(TABLE, dest, num_workers=2),
-    "convert to packed": lambda data, dest: rbtool.convert(TABLE, dest, layout="packed"),
-    "repack": lambda data, dest: rbtool.convert(data, dest, layout="packed", compress=["observation=zstd"]),
-    "preprocess": lambda data, dest: rbtool.preprocess(data, dest=dest, operations={"normalize": ["observation"]}),
-    "split": lambda data, dest: rbtool.split(data, dest, train=0.5, val=0.5),
-    "save": lambda data, dest: rbtool.checkpoint.save(data, dest, form="flat"),
-    "save to one file": lambda data, dest: rbtool.checkpoint.save(data, dest.with_suffix(".h5"), form="h5"),
-}
 
 
-@pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[int, int]]:
-    """What each inode looked like when it was last synced."""
-    found: dict[int, tuple[int, int]] = {}
-    sync = os.fsync
-
-    def noting(descriptor: int) -> None:
-        sync(descriptor)
-        here = os.fstat(descriptor)
-        found[here.st_ino] = here.st_size, here.st_mtime_ns
-
-    monkeypatch.setattr(os, "fsync", noting)
-    return found
-
-
-def _unsynced(built: Path, synced: dict[int, tuple[int, int]]) -> list[str]:
-    """What is there and was changed since it was synced."""
-    found = []
-    for path in [built, *built.rglob("*")]:
-        here = path.stat()
-        if synced.get(here.st_ino) != (here.st_size, here.st_mtime_ns):
-            found.append(str(path.relative_to(built)))
-    return found
-
-
-@pytest.mark.parametrize("job", JOBS)
-def test_all_of_it_is_on_the_disk_before_it_is_published(
-    job: str, tmp_path: Path, synced: dict[int, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+def test_outside_a_staged_folder_a_file_is_synced_at_once(
+    tmp_path: Path, synced_states: dict[int, tuple[int, int]]
 ) -> None:
-    write_walks(tmp_path / "data", [(40, "terminated"), (30, "open"), (9, "truncated"), (5, "both")])
-    left: list[list[str]] = []
-    publish = Staging._place_folder, Staging._place_file
-
-    def looking(place: Callable[[Staging, Path], bool]) -> Callable[[Staging, Path], bool]:
-        def placed(staging: Staging, built: Path) -> bool:
-            left.append(_unsynced(built, synced))
-            return place(staging, built)
-
-        return placed
-
-    monkeypatch.setattr(Staging, "_place_folder", looking(publish[0]))
-    monkeypatch.setattr(Staging, "_place_file", looking(publish[1]))
-    JOBS[job](tmp_path / "data", tmp_path / "made")
-    assert left == [[]]
-
-
-def test_outside_a_staged_folder_a_file_is_synced_at_once(tmp_path: Path, synced: dict[int, tuple[int, int]]) -> None:
     with Staging(tmp_path / "made") as staging:
         write_file(tmp_path / "beside", b"x")
         write_file(staging.path / "inside", b"y")
-        assert _unsynced(tmp_path / "beside", synced) == []
-        assert _unsynced(staging.path / "inside", synced) == ["."]
+        assert unsynced(tmp_path / "beside", synced_states) == []
+        assert unsynced(staging.path / "inside", synced_states) == ["."]
 
 
 def test_files_beyond_those_that_are_held_are_synced_at_once(
-    tmp_path: Path, synced: dict[int, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, synced_states: dict[int, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(syncing, "_MOST_HELD", 3)
     with Staging(tmp_path / "made") as staging:
         for number in range(5):
             write_file(staging.path / str(number), b"x")
-        assert [len(_unsynced(staging.path / str(number), synced)) for number in range(5)] == [1, 1, 1, 0, 0]
+        assert [len(unsynced(staging.path / str(number), synced_states)) for number in range(5)] == [1, 1, 1, 0, 0]
 
 
 def _open_files() -> int:
@@ -114,18 +55,18 @@ def few_descriptors() -> Iterator[int]:
 
 
 def test_few_descriptors_are_enough_for_many_files(
-    tmp_path: Path, synced: dict[int, tuple[int, int]], few_descriptors: int
+    tmp_path: Path, synced_states: dict[int, tuple[int, int]], few_descriptors: int
 ) -> None:
     with Staging(tmp_path / "made") as staging:
         for number in range(200):
             write_file(staging.path / f"{199 - number:03}", b"x")
         assert _open_files() < few_descriptors - 16
         staging.publish()
-    assert _unsynced(tmp_path / "made", synced) == []
+    assert unsynced(tmp_path / "made", synced_states) == []
 
 
 def test_where_no_more_may_be_open_a_file_is_synced_at_once(
-    tmp_path: Path, synced: dict[int, tuple[int, int]], few_descriptors: int
+    tmp_path: Path, synced_states: dict[int, tuple[int, int]], few_descriptors: int
 ) -> None:
     with Staging(tmp_path / "made") as staging, contextlib.ExitStack() as others:
         file = NewFile(staging.path / "inside")
@@ -135,7 +76,7 @@ def test_where_no_more_may_be_open_a_file_is_synced_at_once(
         file.append(memoryview(b"abc"))
         file.sync()
         file.close()
-        assert _unsynced(staging.path / "inside", synced) == []
+        assert unsynced(staging.path / "inside", synced_states) == []
 
 
 @pytest.mark.parametrize("published", [True, False])
@@ -191,7 +132,7 @@ def test_an_interrupted_sync_leaves_no_thread_and_publishes_nothing(
 
 @pytest.mark.parametrize("allowed", [0, 2])
 def test_threads_that_cannot_be_started_are_not_needed(
-    tmp_path: Path, synced: dict[int, tuple[int, int]], monkeypatch: pytest.MonkeyPatch, allowed: int
+    tmp_path: Path, synced_states: dict[int, tuple[int, int]], monkeypatch: pytest.MonkeyPatch, allowed: int
 ) -> None:
     """A limit on memory counts their stacks, 8 MB each."""
     start, started = threading.Thread.start, list[threading.Thread]()
@@ -209,7 +150,7 @@ def test_threads_that_cannot_be_started_are_not_needed(
             write_file(staging.path / str(number) / "file", b"y")
         staging.publish()
     assert len(started) == allowed
-    assert _unsynced(tmp_path / "made", synced) == []
+    assert unsynced(tmp_path / "made", synced_states) == []
 
 
 @pytest.mark.parametrize("place", ["3", "file 3"])

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch_streams import contents, opened, rows
 
 import rbtool
+from rbtool.core.testing.datasets import write_mixture
 
 Walks = Callable[[str], Path]
 DEVICES = [
@@ -76,7 +77,7 @@ def test_rows_on_the_gpu_arrive_as_they_are(ahead: int, options: dict[str, bool]
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_mixture_file_is_loaded(walks: Walks, tmp_path: Path, workers: int) -> None:
-    rbtool.mix([walks("ragged"), walks("truncated")], tmp_path / "m.toml", p=[0.5, 0.5])
+    write_mixture(tmp_path / "m.toml", walks("ragged"), walks("truncated"))
     made = [rbtool.torch_dataset(tmp_path / "m.toml", 8, sampler=None, seed=1, batches=20) for _ in range(2)]
     found = [list(rbtool.TorchLoader(one, num_workers=workers)) for one in made]
     assert contents(found[0]) == contents(found[1])

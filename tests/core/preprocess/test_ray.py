@@ -19,6 +19,7 @@ from rbtool.core.engine.cluster import RayExecutor
 from rbtool.core.engine.pool import WorkerHandle
 from rbtool.core.engine.tasks import Limits, TaskFailed
 from rbtool.core.errors import UsageError
+from rbtool.core.format.manifest import Manifest
 from rbtool.core.testing.datasets import write_walks
 
 
@@ -90,7 +91,7 @@ def test_a_cluster_of_fewer_cores_than_workers_does_it_all(ray: Any, walks: Path
     made = rbtool.preprocess(
         walks, f"{tmp_path}/prep.py:f", tmp_path / "made", num_workers=3, chunk_size=9, engine="ray"
     )
-    assert made.content_digest == rbtool.inspect(walks).content_digest
+    assert made.content_digest == Manifest.load(walks).content_digest
 
 
 SCRIPT = """
@@ -119,7 +120,7 @@ def test_a_ray_of_our_own_gives_the_same_digest_and_is_left(walks: Path, tmp_pat
     command = [sys.executable, "-c", SCRIPT, str(walks), str(tmp_path / "made")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [rbtool.inspect(tmp_path / "made").content_digest]
+    assert done.stdout.split() == [Manifest.load(tmp_path / "made").content_digest]
 
 
 @pytest.mark.slow

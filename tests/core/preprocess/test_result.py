@@ -100,8 +100,6 @@ def test_the_episode_table_says_what_the_rows_say(plan, data, tmp_path_factory: 
         return td if kept else td.set("number", numbers).set(("next", "number"), numbers + 1)
 
     run(folder / "source", function, folder / "made", data.draw(st.integers(1, 9)), num_frames=steps)
-    wrong = [found for found in rbtool.check(folder / "made").findings if found.rule in ("TED004", "TED010", "TED011")]
-    assert [found for found in wrong if found.severity == "error"] == []
     reader = TedReader(folder / "made")
     for row, explicit in enumerate(reader.episodes.explicit_next.tolist()):
         start, length = int(reader.episodes.start[row]), int(reader.episodes.length[row])

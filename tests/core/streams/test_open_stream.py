@@ -17,6 +17,7 @@ from streaming import batches_of, in_process
 from waiting import HANG, wait_until
 
 import rbtool
+from rbtool import Sequence
 from rbtool.core.format import shards
 from rbtool.core.testing.datasets import write_walks
 
@@ -263,3 +264,11 @@ def test_a_stream_is_a_member_of_an_ensemble(datasets: Path) -> None:
     other = rbtool.load_dataset(datasets / "org" / "packed", 8, seed=0)
     both = rbtool.ReplayBufferEnsemble(stream, other, batch_size=8)
     assert both.sample().numel() == 8
+
+
+def test_a_stream_has_no_windows_and_no_queries(tmp_path: Path) -> None:
+    write_walks(tmp_path / "walks", [(9, "terminated"), (3, "truncated")])
+    with pytest.raises(RuntimeError, match="which a stream does not keep"):
+        rbtool.load_dataset(tmp_path / "walks", 8, sample_unit=Sequence(2), streaming=True)
+    with pytest.raises(NotImplementedError, match="only the rows of the next batches"):
+        rbtool.load_dataset(tmp_path / "walks", 8, streaming=True).query()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
-from torch_streams import rows
+from torch_streams import EPISODES as RAGGED
+from torch_streams import Fails, Works, contents, rows, taken
 
 import rbtool
 from rbtool.core.format import shards
@@ -163,3 +165,40 @@ def test_a_batch_size_that_slices_do_not_divide_is_refused_when_the_stream_is_op
 def test_loaders_that_would_batch_again_are_refused(stream: Any) -> None:
     with pytest.raises(rbtool.SchemaError, match="batches of the batches"):
         next(iter(DataLoader(stream(), batch_size=4)))
+
+
+@pytest.fixture
+def ragged(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "ragged", RAGGED["ragged"])
+    return tmp_path / "ragged"
+
+
+def streamed(path: Path, transform: Any = None) -> Any:
+    stream = rbtool.load_dataset(path, 4, streaming=True, transform=transform)
+    return rbtool.StreamDataset(stream, seed=3)
+
+
+def test_a_batch_that_failed_is_made_again_in_its_place(ragged: Path) -> None:
+    found, failures = taken(iter(streamed(ragged, Fails())))
+    assert contents(found) == contents(streamed(ragged, Works()))
+    assert failures
+
+
+def test_the_state_of_a_stream_after_a_failure_has_the_batch_that_failed(ragged: Path) -> None:
+    stream, found = streamed(ragged, Fails()), []
+    batches = iter(stream)
+    with contextlib.suppress(OSError):
+        while True:
+            found.append(next(batches))
+    state = stream.state_dict()
+    for again in (streamed(ragged), stream):  # another process, and this one
+        again.load_state_dict(state)
+        assert rows([*found, *taken(iter(again))[0]]) == rows(streamed(ragged))
+
+
+def test_another_pass_of_a_stream_has_no_batch_of_the_one_before(ragged: Path) -> None:
+    stream = streamed(ragged, Fails())
+    with contextlib.suppress(OSError):
+        list(stream)
+    found, _ = taken(iter(stream))
+    assert len({row for batch in rows(found) for row in batch}) == sum(map(len, rows(found)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from rbtool.core.format.manifest import MANIFEST, Manifest
 from rbtool.core.format.sources import safe_id
 from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.schema import Field
+from rbtool.core.testing.datasets import write_walks
 
 SOURCE = Path(__file__).parents[2] / "data" / "minari" / "tuple" / "trunc-v0"
 HER = {"strategy": "future", "goal_key": "a.b", "achieved_goal_key": "a.c"}
@@ -126,3 +128,28 @@ def test_other_names_mean_what_they_did(twins: Path, tmp_path: Path) -> None:
         assert ("a", "b") not in {field.key for field in reader.fields}
     stacked = rbtool.sample(twins, 2, frame_stack=2, seed=0)
     assert [one.shape for one in stacked.fields if one.key == "a.b"] == [(2, 2, 2, 6)] * 2, "all images are stacked"
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_path_needs_no_home(tmp_path: Path) -> None:
+    write_walks(tmp_path / "walks", [(3, "open")])
+    assert rbtool.inspect(tmp_path / "walks").name == str(tmp_path / "walks")
+    assert not rbtool.stats(tmp_path / "walks").remembered
+
+
+@pytest.mark.usefixtures("homeless")
+@pytest.mark.parametrize(
+    ("ask", "hint"),
+    [
+        (lambda: rbtool.list(), "set RBTOOL_HOME, or name the folder: --root DIR"),
+        (lambda: rbtool.cache.ls(), "set RBTOOL_HOME, or name the folder: --root DIR"),
+        (lambda: rbtool.inspect("minari:a-v0"), "set RBTOOL_HOME, or name the folder: --root DIR"),
+        (lambda: rbtool.download("minari", "a-v0", local=True, root="here"), "set MINARI_DATASETS_PATH, or HOME"),
+        (lambda: rbtool.inspect("~/walks"), "set HOME, or write the path in full"),
+        (lambda: rbtool.repair("~/walks"), "set HOME, or write the path in full"),
+    ],
+)
+def test_what_needs_a_home_says_so(ask: Callable[[], object], hint: str) -> None:
+    with pytest.raises(UsageError, match="HOME is not set, and the system has no home folder") as caught:
+        ask()
+    assert caught.value.hint == hint

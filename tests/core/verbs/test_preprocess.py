@@ -8,9 +8,12 @@ import shutil
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import rbtool
@@ -19,7 +22,7 @@ from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.staging import Staging
 from rbtool.core.results import to_document
-from rbtool.core.testing.datasets import write_walks
+from rbtool.core.testing.datasets import dataset_plans, write_plan, write_walks
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 
@@ -375,3 +378,25 @@ def test_one_plain_folder_is_not_taken_for_another(tmp_path: Path) -> None:
     assert run(tmp_path / "one", f"{prep}:f", tmp_path / "made").already_there
     with pytest.raises(rbtool.UsageError, match="already exists"):
         run(tmp_path / "two", f"{prep}:f", tmp_path / "made")
+
+
+@settings(max_examples=12)
+@given(plan=dataset_plans(max_length=12).filter(lambda plan: plan.lengths), data=st.data())
+def test_check_finds_the_episode_table_right_whatever_flags_a_function_sets(
+    plan: Any, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("plans")
+    write_plan(plan, folder / "source")
+
+    def function(td: Any) -> Any:
+        rows = len(td)
+        td["next", "reward"] *= torch.randn(rows, 1, dtype=td["next", "reward"].dtype)
+        td["next", "terminated"] ^= torch.rand(rows, 1) < 0.2
+        td["next", "truncated"] ^= torch.rand(rows, 1) < 0.2
+        td["next", "done"] = td["next", "terminated"] | td["next", "truncated"]
+        return td
+
+    chunk, steps = data.draw(st.integers(1, 9)), data.draw(st.integers(1, sum(plan.lengths)))
+    rbtool.preprocess(folder / "source", function, folder / "made", num_workers=0, chunk_size=chunk, num_frames=steps)
+    wrong = [found for found in rbtool.check(folder / "made").findings if found.rule in ("TED004", "TED010", "TED011")]
+    assert [found for found in wrong if found.severity == "error"] == []
