@@ -238,25 +238,6 @@ def stored_datasets(root: Path) -> Iterator[tuple[Path, Manifest | Exception]]:
             yield here, error
 
 
-def stored_name(path: Path, root: Path) -> str:
-    """Return the name of a path below the root: `source:id`, or the path itself if it has one part only."""
-    source, *rest = path.relative_to(root).parts or ("",)
-    return f"{source}:{'/'.join(rest)}" if rest else str(path)
-
-
-def fits(name: str, pattern: str | None) -> bool:
-    """Return whether `source:id` matches a pattern: a shell pattern if it contains one of `*?[`, else a part of it.
-
-    A pattern may omit the source. Case is ignored.
-    """
-    if pattern is None:
-        return True
-    name, pattern = name.lower(), pattern.lower()
-    if not set(pattern) & set("*?["):
-        return pattern in name
-    return fnmatchcase(name, pattern) or fnmatchcase(name.partition(":")[2], pattern)
-
-
 _Contract = TypeVar("_Contract")
 _LOOKED_AT = 64
 """How many entries of a folder in no known format are looked at."""
