@@ -1,5 +1,6 @@
 """Every rule on one damaged and one sound dataset."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from rbtool.core.checkpointers.episodes import (
     H5StorageCheckpointer,
     NestedStorageCheckpointer,
 )
+from rbtool.core.errors import FormatError
 from rbtool.core.format.checks import rows_of
 from rbtool.core.format.episodes import EPISODES
 from rbtool.core.format.manifest import Manifest
@@ -27,7 +29,7 @@ from rbtool.core.results import to_document
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.ted.rules import ContinuityRule
 from rbtool.core.ted.schema import Field
-from rbtool.core.testing.datasets import relist, write_walks
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, relist, write_packed, write_plan, write_walks
 
 EPISODES_OF_TEN = [(10, "terminated"), (10, "truncated"), (10, "both"), (1, "open")]
 Change = Callable[[np.ndarray], None]  # type: ignore[type-arg]
@@ -280,3 +282,26 @@ def test_check_warns_of_a_dataset_outside_its_spaces(tmp_path: Path) -> None:
     relist(tmp_path / "walks", spaces={"action": box})
     found = [finding for finding in rbtool.check(tmp_path / "walks").findings if finding.rule == "TED015"]
     assert [(one.severity, one.steps, one.episodes) for one in found] == [("warning", ((0, 15),), (0, 1))]
+
+
+def test_one_changed_byte_anywhere_in_a_packed_dataset_is_found(tmp_path: Path) -> None:
+    plan = DatasetPlan(
+        (5, 1, 7, 3), ("terminated", "open", "truncated", "both"), (False, False, True, False), ODD_LEAVES,
+        root_flags="set", text=True, documents=True,
+    )  # fmt: skip
+    write_plan(plan, tmp_path / "ted")
+    with TedReader(tmp_path / "ted") as reader:
+        fields = [field for field in reader.fields if field.row_bytes and field.key[0] != "next"][::2]
+    packed = tmp_path / "packed"
+    write_packed(tmp_path / "ted", packed, *(f"{field.name}=zstd" for field in fields))
+    files = [path for path in sorted(packed.rglob("*")) if path.is_file() and path.stat().st_size]
+    assert len(files) > 20
+    for number, path in enumerate(files):
+        data = bytearray(path.read_bytes())
+        data[number * 7919 % len(data)] ^= 0x10
+        path.write_bytes(data)
+        with contextlib.suppress(FormatError):  # raised, unless the file is opened for the check
+            assert rbtool.check(packed).failed(), path
+        data[number * 7919 % len(data)] ^= 0x10
+        path.write_bytes(data)
+    assert rbtool.check(packed).findings == rbtool.check(tmp_path / "ted").findings

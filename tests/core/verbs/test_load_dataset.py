@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rbtool
-from rbtool.core.datasets.buffer import load_dataset
+from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.errors import UsageError
 from rbtool.core.testing.datasets import write_walks
 
