@@ -10,6 +10,8 @@ import leaves
 import pytest
 from forked_scripts import Interpreter
 
+from rbtool.cli.words import VERBS
+
 WORKS = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -39,6 +41,14 @@ def test_no_import_dangles_without_a_leaf() -> None:
 
 def test_declared_modules_exist() -> None:
     assert leaves.missing_declarations() == []
+
+
+def test_every_verb_and_every_converter_is_in_a_leaf_that_exists() -> None:
+    paths = [path for leaf in leaves.leaves().values() for path in leaf.paths]
+    assert [one for one in paths if not any((leaves.ROOT / f"{one}{end}").exists() for end in ("", ".py"))] == []
+    commands = {f"cli/{verb.module}.py" for verb in VERBS.values()}
+    converters = {path.relative_to(leaves.ROOT).as_posix() for path in (leaves.ROOT / "converters").glob("*/*.py")}
+    assert [one for one in sorted(commands | converters) if leaves.leaf_of(one) is None] == []
 
 
 @pytest.mark.slow

@@ -98,7 +98,8 @@ def leaves() -> dict[str, Leaf]:
         path = folder.relative_to(ROOT).as_posix()
         if (folder / "__init__.py").is_file() and path not in taken:
             doc = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
-            found[folder.name] = Leaf((path,), doc.split("\n")[0].rstrip("."))
+            name = folder.name if folder.name not in found else f"{folder.name} files"
+            found[name] = Leaf((path,), doc.split("\n")[0].rstrip("."))
     return found
 
 
