@@ -17,7 +17,7 @@ class Verb(NamedTuple):
     short: str = ""
 
 
-VERBS = {
+VERBS: dict[str, Verb] = {
     "list": Verb("list", short="ls"),
     "download": Verb("download"),
     "convert": Verb("convert"),

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypedDict
 
 _CONVERTERS = "rbtool.converters"
 
-LEAVES = {
+LEAVES: dict[str, str] = {
     "dataset_specs": "rbtool.core.specs.datasets:dataset_specs",
     "download": "rbtool.core.verbs.download:download",
     "foreign_form": "rbtool.core.torchrl.form:TorchrlForm",
