@@ -73,7 +73,8 @@ class _UploadHandler(_HubHandler):
         broken = next((f for f in self.server_state.faults if f.kind.startswith("broken:") and f.times > 0), None)
         if broken is not None and re.search(broken.match, line):
             broken.times -= 1
-            self.rfile.read(int(broken.argument("broken") or 0))
+            wanted = int(broken.argument("broken") or 0)
+            self.rfile.read(min(wanted, int(self.headers.get("Content-Length", wanted))))
             self._reset()
             return
         self.body = self._read_body()
