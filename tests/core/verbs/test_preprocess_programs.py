@@ -128,7 +128,7 @@ def test_constants_are_in_the_manifest_and_undo_it(folder, tmp_path):
 
 
 def test_what_does_not_fit_is_told_with_its_rows(folder, tmp_path):
-    with pytest.raises(SchemaError, match=r"cast.*'observation' is no int8"):
+    with pytest.raises(SchemaError, match=r"cast.*'observation' cannot be represented as int8"):
         preprocess(folder / "cartpole", dest=tmp_path / "x", operations={"cast": "observation=int8"}, num_workers=0)
     assert not (tmp_path / "x").exists()
 

@@ -48,19 +48,19 @@ def test_what_fits_is_cast(values, dtype, expected):
 @pytest.mark.parametrize(
     ("values", "dtype", "words"),
     [
-        ([0.5], "int64", "0.5 of 'x' is no int64"),
-        ([np.nan], "int32", "nan of 'x' is no int32"),
-        ([np.inf], "int32", "inf of 'x' is no int32"),
-        ([2.0**63], "int64", "is no int64"),
-        ([-129.0], "int8", "is no int8"),
+        ([0.5], "int64", "0.5 of 'x' cannot be represented as int64"),
+        ([np.nan], "int32", "nan of 'x' cannot be represented as int32"),
+        ([np.inf], "int32", "inf of 'x' cannot be represented as int32"),
+        ([2.0**63], "int64", "cannot be represented as int64"),
+        ([-129.0], "int8", "cannot be represented as int8"),
         ([300], "uint8", "300 of 'x' does not fit uint8, which goes from 0 to 255"),
         ([-1, 4], "uint64", "-1 of 'x' does not fit uint64"),
         ([2**24 + 1], "float32", "16777217 of 'x' need not be exact in float32"),
         ([1e39, -np.inf], "float32", "1e.39 of 'x' is too large for float32"),
         ([7e4], "float16", "too large for float16"),
         ([3.4e38], "bfloat16", "too large for bfloat16"),
-        ([2], "bool", "2 of 'x' is no bool"),
-        ([1j], "float32", "is no float32"),
+        ([2], "bool", "2 of 'x' cannot be represented as bool"),
+        ([1j], "float32", "cannot be represented as float32"),
     ],
 )
 def test_what_would_be_lost_is_refused(values, dtype, words):
@@ -111,7 +111,7 @@ def test_cast_changes_both_sides_and_groups(rows, do):
 @pytest.mark.parametrize(
     ("cast", "words"),
     [
-        ("observation=flaot32", "no element type; did you mean 'float32'"),
+        ("observation=flaot32", "not an element type; did you mean 'float32'"),
         ("done=uint8", "cast next.done=uint8: it is bool in every dataset"),
         ("episode=int32", "cast episode"),
         ("observation", "it is written field=type"),
