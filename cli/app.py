@@ -43,7 +43,7 @@ class _Verbs(VerbGroup):
         return sorted(super().list_commands(ctx), key=list(VERBS).index)
 
 
-_EXAMPLES = examples_text([one for one in EXAMPLES if one.command.split()[1] in VERBS])
+_EXAMPLES_TEXT = examples_text([one for one in EXAMPLES if one.command.split()[1] in VERBS])
 _SHORT = ", ".join(f"{short} = {' '.join(verb)}" for short, verb in SHORT_NAMES.items())
 
 ShellName = enum.StrEnum("ShellName", {name.upper(): name for name in SCRIPTS})  # type: ignore[misc]  # from the table
@@ -54,7 +54,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=CONTEXT,
-    epilog=f"{EXIT_CODES}\n\nHelp for a verb: rbtool VERB --help\nShort names: {_SHORT}\n\n{_EXAMPLES}",
+    epilog=f"{EXIT_CODES}\n\nHelp for a verb: rbtool VERB --help\nShort names: {_SHORT}\n\n{_EXAMPLES_TEXT}",
 )
 
 

@@ -212,7 +212,7 @@ def unknown_field(name: str, known: Iterable[str], *, near: Iterable[str] = ()) 
     """Make the error for a field that a user asked for and that does not exist; `near` are similar names."""
     fields = sorted(known)
     meant = did_you_mean(name, [*fields, *near])
-    return UsageError(f"there is no field {name!r} here{meant}", hint=f"fields are {', '.join(fields)}")
+    return UsageError(f"field {name!r} not found{meant}", hint=f"fields are {', '.join(fields)}")
 
 
 def role_of(key: Key) -> Role:

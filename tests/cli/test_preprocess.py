@@ -62,7 +62,7 @@ def test_operations_file_and_replay_make_the_same(shell, folder):
         ("--n-step 3 --gamma=-0.5 --dest x", 2, "-0.5"),
         ("--select acton --dest x", 2, "did you mean 'action'?"),
         ("--filter 'lenght > 3' --dest x", 2, "did you mean 'length'?"),
-        ("--cast observation=uint8 --dest x", 1, "of 'observation' is no uint8"),
+        ("--cast observation=uint8 --dest x", 1, "of 'observation' cannot be represented as uint8"),
         ("--replay ./nowhere --dest x", 4, "there is no nowhere"),
         ("--select action --dest ./cartpole/in", 2, "overlap"),
         ("--select action --unit row --dest x", 2, "unit"),

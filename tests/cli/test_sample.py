@@ -96,7 +96,7 @@ def test_without_a_time_there_is_none(shell):
         ("--sampler slice", "the sampler slice needs --slice-len or --num-slices"),
         ("--sampler slice --slice-len 3 -n 10", "a batch is 10 steps, expected a multiple of the length of a slice, 3"),
         ("--sampler slice --slice-len 99999", "slices are 99999 steps, expected at most"),
-        ("--sampler prioritized --priority nothing", "there is no field 'nothing' here"),
+        ("--sampler prioritized --priority nothing", "field 'nothing' not found"),
         ("--sampler prioritized --priority next.done", "--priority is 'next.done', which is bool [1], expected"),
         ("--sampler prioritized --alpha -1", "--alpha is -1.0, expected a finite number from 0"),
         ("--sampler without-replacement --drop-last -n 99999", "batch_size is 99999, expected at most"),
@@ -123,7 +123,7 @@ def test_frames_are_stacked(shell):
     [
         ("--frame-stack 0", "--frame-stack is 0, expected a number of frames from 1"),
         ("--frame-key observation", "--frame-key names the frames to stack, and none are stacked"),
-        ("--frame-stack 4 --frame-key action", "there is no field 'action' here"),
+        ("--frame-stack 4 --frame-key action", "field 'action' not found"),
     ],
 )
 def test_frames_that_cannot_be_stacked(shell, words, message):

@@ -297,7 +297,7 @@ def test_runs_that_are_not_there_are_refused(make: Make, start: int, stop: int) 
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_another_number_of_weights_is_refused(make: Make, count: int) -> None:
     tree = make(20)
-    with pytest.raises(RuntimeError, match=f"there are {count} weights, expected 3") as caught:
+    with pytest.raises(RuntimeError, match=f"found {count} weights, expected 3") as caught:
         tree.set(torch.arange(3), torch.ones(count))
     assert isinstance(caught.value, RbtoolError)
     assert tree.total == 0

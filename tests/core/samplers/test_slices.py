@@ -101,7 +101,7 @@ def test_a_signal_of_the_wrong_rank_is_refused() -> None:
         SliceSampler(slice_len=2).sample(ids, 4)
     lanes = LazyTensorStorage(12, ndim=2)
     lanes.set(range(6), TensorDict({"x": torch.zeros(6, 2)}, [6, 2]))
-    with pytest.raises(RuntimeError, match=r"are \[6\], expected \[6, 2\]"):
+    with pytest.raises(RuntimeError, match=r"\[6\], expected \[6, 2\]"):
         SliceSampler(slice_len=2, ends=VECTOR, cache_values=True).sample(lanes, 4)
 
 

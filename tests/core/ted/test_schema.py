@@ -50,7 +50,7 @@ def test_only_leaves_alike_on_both_sides_are_states() -> None:
 def test_a_missing_field_is_named_with_those_there_are(name: str, near: str) -> None:
     with pytest.raises(MissingKeyError) as caught:
         field_named([POSITION, ACTION], (name,))
-    assert str(caught.value) == f"there is no field {name!r} here{near}"
+    assert str(caught.value) == f"field {name!r} not found{near}"
     assert caught.value.__notes__ == ["hint: fields are observation.pos, action"]
     assert isinstance(caught.value, KeyError)
 

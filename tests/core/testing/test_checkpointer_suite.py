@@ -232,7 +232,7 @@ def test_rows_of_another_shape_or_dtype_are_never_loaded(kind: Any, tmp_path: Pa
     storage, older = suite.filled(4), suite.filled(2, first=40)
     storage.dumps(tmp_path / "saved")
     rows = older[:].apply(torch.clone)
-    with pytest.raises(CorruptDataError, match=rf"{kind.__name__}\.read\(\) returns .* was saved"):
+    with pytest.raises(CorruptDataError, match=rf"{kind.__name__}\.read\(\) returned .* was saved"):
         older.loads(tmp_path / "saved")
     assert len(older) == 2
     assert is_bitwise_equal(older[:], rows)

@@ -207,7 +207,7 @@ def add_file(folder: Path) -> None:
     [
         (lambda folder: shutil.rmtree(folder / ".rbtool"), "digests.json is missing: the digests of the checkpoint"),
         (lambda folder: shutil.rmtree(folder / "writer"), "is missing"),
-        (add_file, "more.json does not belong to the checkpoint"),
+        (add_file, "more.json was not saved with the rest"),
     ],
 )
 def test_check_and_load_refuse_what_a_buffer_refuses(

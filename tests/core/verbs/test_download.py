@@ -145,7 +145,7 @@ def test_what_is_there_says_how_it_is_compressed(
     assert again.already_there
     told = [text for text in again.notes if "already stored" in text]
     assert [note in text for text in told] == ([] if note is None else [True])
-    with pytest.raises(UsageError, match="there is no field 'nope' here"):
+    with pytest.raises(UsageError, match="field 'nope' not found"):
         download("minari:cartpole/scripted-v0", layout="packed", compress=["nope=lz4"])
 
 

@@ -205,7 +205,7 @@ def test_leaves_that_are_no_priorities(written, dtype, role, shape, value, messa
 def test_a_priority_that_is_not_there(walks: Path, key: str, near: str) -> None:
     with pytest.raises(rbtool.UsageError) as raised:
         rbtool.sample(walks, 2, sampler="prioritized", priority=key)
-    assert str(raised.value) == f"there is no field {key!r} here{near}"
+    assert str(raised.value) == f"field {key!r} not found{near}"
     assert raised.value.hint.startswith("fields are action, episode, ")
 
 

@@ -136,7 +136,7 @@ def test_what_makes_no_sense_is_refused(walks: Path, arguments: dict[str, list[s
 def test_a_field_that_is_not_there_is_named_with_what_is_near(walks: Path, name: str, near: str) -> None:
     with pytest.raises(UsageError) as caught:
         stats(walks, fields=[name])
-    assert str(caught.value) == f"there is no field {name!r} here{near}"
+    assert str(caught.value) == f"field {name!r} not found{near}"
     assert caught.value.hint.startswith("fields are action, ")
 
 

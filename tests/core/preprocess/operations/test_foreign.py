@@ -49,7 +49,7 @@ def test_without_the_package_the_name_is_refused(tmp_path: Path, monkeypatch: py
 
 def test_an_entry_point_that_is_no_operation_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = installed(tmp_path, monkeypatch, "scale-reward = pathlib:Path")
-    with pytest.raises(UsageError, match="pathlib:Path is no operation"):
+    with pytest.raises(UsageError, match="pathlib:Path is not an operation"):
         pipeline_program(pipeline)
 
 

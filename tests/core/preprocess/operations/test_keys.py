@@ -65,7 +65,7 @@ def test_the_length_of_a_text_goes_with_it(rows, work):
 @pytest.mark.parametrize(
     ("operations", "words"),
     [
-        ({"select": "acton"}, "there is no field 'acton' here; did you mean 'action'"),
+        ({"select": "acton"}, "field 'acton' not found; did you mean 'action'"),
         ({"exclude": "observation.cuont"}, "did you mean 'observation.count'"),
         ({"cast": "observaton=float32"}, "did you mean 'observation'"),
         ({"rename": "done=finished"}, "reserved for the layout"),
