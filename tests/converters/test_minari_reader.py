@@ -534,7 +534,7 @@ def test_an_hdf5_file_with_holes_in_it(folder: Path, tmp_path: Path) -> None:
     for place in places[len(places) // 2 :]:
         data[place : place + 4] = b"XXXX"
     path.write_bytes(data)
-    assert "cannot be read, the file is damaged or was cut" in refused(folder, tmp_path, CorruptDataError).message
+    assert "the file is damaged or truncated" in refused(folder, tmp_path, CorruptDataError).message
 
 
 @pytest.mark.parametrize("data_format", ["arrow", "parquet"])
