@@ -1,8 +1,9 @@
-"""Compare the worker pool of preprocess with `concurrent.futures` and `pebble` on the same tasks.
+"""Compare the worker pool of preprocess with `concurrent.futures`, `pebble` and `loky` on the same tasks.
 
     python benchmarks/worker_pools.py [--chunks 200] [--rounds 5] [--workers 2] [--only PART] [--methods NAME ...]
 
-Every pool calls `TaskRunner.measure` for the chunks of one dataset; pebble is left out where it is not installed.
+Every pool calls `TaskRunner.measure` for the chunks of one dataset; pebble and loky are left out where they are
+not installed. loky starts its workers in its own way, whichever method is asked for.
 `start`: seconds until all workers have answered once. `throughput`: rows per second of a chunk function in workers that
 are ready. `killed`: a worker gets SIGKILL in one chunk. `limit`: one chunk hangs, with a time limit of 1 s where the
 pool has one. `parent`: the process that owns the pool gets SIGKILL. `script`: spawn from a script without
@@ -41,6 +42,10 @@ try:
     import pebble
 except ImportError:
     pebble = None
+try:
+    import loky
+except ImportError:
+    loky = None
 
 METHODS = ("fork", "forkserver", "spawn")
 PARTS = ("start", "throughput", "killed", "limit", "parent", "script")
@@ -128,7 +133,20 @@ def ours(job: Job, workers: int, method: str) -> Iterator[Run]:
 @contextmanager
 def futures(job: Job, workers: int, method: str) -> Iterator[Run]:
     """`concurrent.futures`, which has no limit for a task that runs: only the wait for it ends."""
-    pool = concurrent.futures.ProcessPoolExecutor(workers, context_of(method), begin, (job,))
+    with executor(concurrent.futures.ProcessPoolExecutor(workers, context_of(method), begin, (job,)), job) as run:
+        yield run
+
+
+@contextmanager
+def lokies(job: Job, workers: int, method: str) -> Iterator[Run]:
+    """`loky`, whose workers are fresh processes; it has no limit for a task either."""
+    with executor(loky.ProcessPoolExecutor(workers, initializer=begin, initargs=(job,)), job) as run:
+        yield run
+
+
+@contextmanager
+def executor(pool: Any, job: Job) -> Iterator[Run]:
+    """Run tasks in a pool with the interface of `concurrent.futures`, whose workers are ended with it."""
 
     def run(tasks: list[Task]) -> Answers:
         left = {pool.submit(measure, task): task for task in tasks}
@@ -142,9 +160,9 @@ def futures(job: Job, workers: int, method: str) -> Iterator[Run]:
         yield run
     finally:
         processes = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(wait=False)
         for process in processes:
-            process.kill()
+            process.terminate()
 
 
 @contextmanager
@@ -166,6 +184,7 @@ def pebbles(job: Job, workers: int, method: str) -> Iterator[Run]:
 
 
 POOLS: dict[str, Any] = {"ours": ours, "concurrent.futures": futures} | ({"pebble": pebbles} if pebble else {})
+POOLS |= {"loky": lokies} if loky else {}
 
 
 class Bench:
