@@ -111,6 +111,8 @@ class CheckpointStaging(Staging):
                 f"{place} already exists and is not the checkpoint of a storage; left unchanged",
                 hint="choose another destination",
             )
+        if place.is_file():
+            return
         own = own_files(place)
         strange = next((file for file in files_below(place) if file not in own and not _is_h5_of_storage(file)), None)
         if strange is not None:

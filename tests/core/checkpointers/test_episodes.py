@@ -444,7 +444,7 @@ def test_torchrls_layout_of_another_form_is_named(tmp_path: Path, form: str, oth
     if form == other:
         CLASSES[form]().loads(plan.storage(), tmp_path / other)
         return
-    refused(form, tmp_path / other, FormatError, rf"written by an? {other.capitalize()}StorageCheckpointer; this", plan)
+    refused(form, tmp_path / other, FormatError, rf"written by an? {other.capitalize()}StorageCheckpointer, and", plan)
 
 
 def test_a_cut_h5_file_of_torchrl_is_found(tmp_path: Path) -> None:
@@ -521,10 +521,10 @@ def test_compressed_lists_are_refused(tmp_path: Path, form: str) -> None:
 SLIPS = pytest.mark.parametrize(
     ("keys", "match", "near"),
     [
-        ({"reward_keys": ["rewrad"]}, "reward_keys names 'rewrad', but below 'next' .* has only .*reward", "reward"),
-        ({"reward_keys": [("info", "bonus")]}, r"names 'info\.bonus', but", ""),
-        ({"done_keys": ["done", ("next", "trunctaed")]}, "done_keys names 'trunctaed', but", "truncated"),
-        ({"done_keys": ["observation_"]}, "done_keys names 'observation_', but", "observation"),
+        ({"reward_keys": ["rewrad"]}, "reward_keys has 'rewrad', but below 'next' .* has only .*reward", "reward"),
+        ({"reward_keys": [("info", "bonus")]}, r"has 'info\.bonus', but", ""),
+        ({"done_keys": ["done", ("next", "trunctaed")]}, "done_keys has 'trunctaed', but", "truncated"),
+        ({"done_keys": ["observation_"]}, "done_keys has 'observation_', but", "observation"),
     ],
 )
 
@@ -548,7 +548,7 @@ def test_a_misspelt_key_is_named(
 @each_class
 def test_keys_that_are_not_there(tmp_path: Path, form: str) -> None:
     data = TensorDict({"next": {"over": torch.ones(4, 1).bool()}}, [4])
-    with pytest.raises(SchemaError, match="there is no truncated below"):
+    with pytest.raises(SchemaError, match="has no truncated below"):
         CLASSES[form](done_keys=["truncated"]).dumps(TensorStorage(data), tmp_path / "saved")
     for wrong in ([3], [()], [("a", 3)], []):
         with pytest.raises(UsageError, match="done_keys"):
@@ -583,6 +583,14 @@ def test_an_older_checkpoint_of_any_form_is_replaced(tmp_path: Path, form: str) 
     PLAN.buffer()._storage.dumps(tmp_path / "saved")
     saved(form, tmp_path / "saved")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["saved"]
+
+
+def test_a_checkpoint_in_one_file_is_replaced(tmp_path: Path) -> None:
+    for plan in (PLAN, BufferPlan(6, (6,))):
+        saved("h5", tmp_path / "saved.h5", plan)
+        target = plan.storage()
+        H5StorageCheckpointer().loads(target, tmp_path / "saved.h5")
+        assert len(target) == len(plan.buffer())
 
 
 @each_class

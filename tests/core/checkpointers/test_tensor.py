@@ -292,7 +292,7 @@ def test_a_file_that_looks_like_part_of_a_checkpoint_is_left_alone(tmp_path: Pat
 def test_documents_of_others_with_the_names_of_ours_are_left_alone(tmp_path: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(UsageError, match="nothing is replaced"):
+    with pytest.raises(UsageError, match="nothing was replaced"):
         TensorStorage(steps()).dumps(tmp_path)
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == files
 

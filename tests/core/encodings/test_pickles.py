@@ -268,13 +268,13 @@ def test_time_is_bounded() -> None:
 
 
 def test_a_cut_file_is_named(reader: PickleReader) -> None:
-    with PickleReader("a file") as other, pytest.raises(CorruptDataError, match="is cut"):
+    with PickleReader("a file") as other, pytest.raises(CorruptDataError, match="is truncated"):
         other.load(io.BytesIO(b"abc"), 10)
 
 
 @pytest.mark.parametrize(
     ("data", "size", "said"),
-    [(b"abc", 10, "is cut"), (pickle.dumps([bytes(20 << 20) for _ in range(3)]), None, "MiB of memory"),
+    [(b"abc", 10, "is truncated"), (pickle.dumps([bytes(20 << 20) for _ in range(3)]), None, "MiB of memory"),
      (b"\x80\x04]", None, "cannot be read")],
 )  # fmt: skip
 def test_after_damage_the_next_pickle_is_read(data: bytes, size: int | None, said: str) -> None:

@@ -152,7 +152,7 @@ def test_a_step_that_reaches_its_goal_ends_an_episode_also_where_the_next_one_ha
         ("relabel", {"hindsight": "future:2"}, "from 0 to 1"),
         ("relabel", {"hindsight": "future:much"}, "future:0.8"),
         ("relabel", {"hindsight": {"ratio": 1}}, "mapping of strategy"),
-        ("relabel", {"hindsight": {"strategy": "final", "goal_key": "desired"}}, "no field 'desired'"),
+        ("relabel", {"hindsight": {"strategy": "final", "goal_key": "desired"}}, "field 'desired' not found"),
         ("relabel", {"operations": {"select": ["observation"]}}, "hindsight and operations"),
         ("relabel", {"unit": "row"}, "whole episodes"),
     ],
