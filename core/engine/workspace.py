@@ -12,15 +12,16 @@ what is finished. A line that does not match its digest was not completely writt
 from __future__ import annotations
 
 import base64
+import contextlib
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from ..errors import FormatError, RbtoolError, UsageError
+from ..errors import FormatError, RbtoolError, SchemaError, UsageError
 from ..format import fs
 from ..format.contracts import Array, Closing
 from ..format.digest import Hasher, bytes_of, digest_bytes, read_regular
@@ -30,10 +31,13 @@ from ..format.staging import Staging, may_be_shared
 from ..progress import Progress
 from ..ted.schema import Field, Key
 
+RESULT = "dataset"
+"""The folder of the result, the only part that is published."""
+
 
 def result_folder(folder: Path) -> Path:
     """Return the folder of the result, the only part that is published."""
-    return folder / "dataset"
+    return folder / RESULT
 
 
 def work_folder(folder: Path) -> Path:
@@ -230,20 +234,37 @@ def require_same_run(found: Mapping[str, Any], identity: Mapping[str, Any], fold
         )
 
 
-def note_unusable(staging: Staging, progress: Progress) -> None:
-    """Note that a run starts over because the journal of the unfinished one is damaged, missing or another run's."""
+_NOT_RESUMABLE = (SchemaError, FormatError, UsageError)
+"""Errors that another run of the same tasks would raise again."""
+
+
+@contextlib.contextmanager
+def keeping(
+    staging: Staging, progress: Progress, count: Callable[[], tuple[int, int]], how: str = "add --resume"
+) -> Iterator[None]:
+    """Keep what is finished in `staging` after an error, unless another run would end in the same error.
+
+    `count` returns how many tasks are finished, and how many there are. `how` to continue is added to the hint of the
+    error or, where a signal ends the run, is a note.
+    """
+    staging.kept = staging.taken_up
     if staging.unusable is not None and not staging.taken_up:
         progress.note(f"the unfinished run at {staging.unusable} has no journal to resume from: all is done again")
-
-
-def note_kept(error: BaseException, finished: int, tasks: int, progress: Progress, how: str = "add --resume") -> None:
-    """Add `how` to continue with what is finished to the error's hint or, where a signal ends the run, as a note."""
-    are = "is" if finished == 1 else "are"
-    kept = f"{finished:,} of {tasks:,} chunks {are} kept: {how} to continue from there"
-    if isinstance(error, RbtoolError):
-        error.hint = f"{error.hint}; {kept}" if error.hint else kept
-    else:
-        progress.note(kept)
+    try:
+        yield
+        staging.kept = False
+    except BaseException as error:
+        finished, tasks = count()
+        worth = (finished > 0 or staging.taken_up) and journal_path(staging.path).exists()
+        staging.kept = worth and not isinstance(error, _NOT_RESUMABLE)
+        if staging.kept and finished:
+            are = "is" if finished == 1 else "are"
+            kept = f"{finished:,} of {tasks:,} chunks {are} kept: {how} to continue from there"
+            if isinstance(error, RbtoolError):
+                error.hint = f"{error.hint}; {kept}" if error.hint else kept
+            else:
+                progress.note(kept)
+        raise
 
 
 def array_text(array: Any, dtype: Any) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..engine.tasks import Limits
+from ..engine.workspace import RESULT
 from ..errors import UsageError, suggests_keywords
 from ..format import fs
 from ..format.checks import SoundSteps, damage_explained, sound_steps
@@ -17,6 +18,7 @@ from ..format.contracts import StepReader
 from ..format.locate import find_dataset, require_apart
 from ..format.manifest import Manifest, Provenance
 from ..format.memmap.builder import provenance_step
+from ..format.publication import Outcome, Publication
 from ..format.returns import table_with_returns
 from ..format.staging import Staging
 from ..open_steps import finished_manifest, open_steps, whole_episodes
@@ -112,11 +114,25 @@ def preprocess(
         plan = Plan.of(selection, chunk_size, num_workers, whole_episodes=processor.whole_episodes, apart=apart)
         whole = Preprocessing(selection, processor, plan, seed, settings)
         step = _step(whole, num_frames)
-        if processor.is_described() and not force and (there := _already_there(destination, step)) is not None:
-            return _result(published_entries(there, destination, started, reader), whole, already_there=True)
-        staging = Staging(destination, replace=force, takes=whole.same_run if resume else None)
-        staging.refuse_if_taken()
-        return _preview(whole, destination) if dry_run else _publish(whole, staging, dataset, step, progress, started)
+        publication = Publication(
+            staging=Staging(destination, replace=force, takes=whole.same_run if resume else None),
+            find=lambda: _already_there(destination, step) if processor.is_described() else None,
+            dry_run=dry_run,
+            name=RESULT,
+        )
+        found, arguments = publication.prepare(lambda: _preview(whole)), dict(processor.arguments())
+        if found is None:
+            found = whole.publish(publication, os.fspath(dataset), step, progress or Silent())
+            arguments = dict(found.content.provenance[-1].arguments)  # with what was measured
+        manifest, changes = found
+        return PreprocessResult(
+            **{"arguments": arguments, **published_entries(manifest, destination, started, reader), **changes},
+            source=reader.path,
+            function=processor.label,
+            unit=processor.unit,
+            chunk_size=plan.chunk_size,
+            num_workers=plan.workers,
+        )
 
 
 def _opened(path: Path, skip_bad: bool) -> StepReader:
@@ -133,15 +149,6 @@ def _destination(dest: str | os.PathLike[str] | None) -> Path:
     if dest is None:
         raise UsageError("no destination: --dest is missing", hint="add --dest DIR")
     return fs.expanded(dest).absolute()
-
-
-def _publish(
-    whole: Preprocessing, staging: Staging, asked: str | os.PathLike[str], step: Provenance,
-    progress: Progress | None, started: float,
-) -> PreprocessResult:  # fmt: skip
-    manifest, shared = whole.publish(staging, os.fspath(asked), step, progress or Silent())
-    entries = published_entries(manifest, staging.destination, started, whole.selection.reader)
-    return _result(entries, whole, arguments=manifest.provenance[-1].arguments, shared_bytes=shared)
 
 
 def _processor(
@@ -242,30 +249,20 @@ def _already_there(destination: Path, step: Provenance) -> Manifest | None:
     return manifest if same else None
 
 
-def _preview(whole: Preprocessing, destination: Path) -> PreprocessResult:
-    fields = whole.preview()
-    selection = whole.selection
+def _preview(whole: Preprocessing) -> Outcome[Manifest]:
+    """Return what the result would be, as far as the first task shows it."""
+    fields, selection = whole.preview(), whole.selection
     notes = [f"{field.name}: {field.dtype} {list(field.shape)}" for field in fields]
     if not whole.processor.keeps_rows():
         notes.insert(0, f"counted before {whole.processor.label}, which may return more or fewer steps")
-    entries = {
-        "path": destination, "layout": "ted", "steps": selection.steps, "episodes": len(selection.table),
-        "bytes": selection.steps * row_bytes(fields), "content_digest": None, "boundary": {}, "renamed_keys": {},
-        "dropped_keys": (), "notes": tuple(notes),
-        "request": {}, "dry_run": True,
-    }  # fmt: skip
-    return _result(entries, whole)
-
-
-def _result(entries: Mapping[str, Any], whole: Preprocessing, **changes: Any) -> PreprocessResult:
-    return PreprocessResult(
-        **{"arguments": whole.processor.arguments(), **entries, **changes},
-        source=whole.selection.reader.path,
-        function=whole.processor.label,
-        unit=whole.processor.unit,
-        chunk_size=whole.plan.chunk_size,
-        num_workers=whole.plan.workers,
-    )
+    planned = replace(
+        selection.reader.manifest, layout="ted", steps=selection.steps, episodes=len(selection.table), files=(),
+        content_digest="", renamed_keys={}, dropped_keys=(),
+    )  # fmt: skip
+    return Outcome(planned, {
+        "bytes": selection.steps * row_bytes(fields), "content_digest": None, "boundary": {}, "notes": tuple(notes),
+        "request": {}, "seconds": 0.0,
+    })  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

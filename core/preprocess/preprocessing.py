@@ -45,8 +45,7 @@ from ..engine.workspace import (
     Journal,
     field_entries,
     journal_path,
-    note_kept,
-    note_unusable,
+    keeping,
     require_same_run,
     result_folder,
 )
@@ -56,18 +55,17 @@ from ..format.contracts import StepReader
 from ..format.digest import digest_bytes
 from ..format.manifest import ENV_METADATA, Dropped, Manifest, Provenance, Request
 from ..format.memmap.builder import Origin, write_manifest
+from ..format.publication import Outcome, Publication
 from ..format.returns import return_field_of
 from ..format.staging import Staging, share_files
 from ..format.videos import VideoContents, videos_of_leaves
+from ..open_steps import finished_manifest
 from ..progress import Progress, Silent, counted
 from ..ted.schema import ACTION, NEXT_TERMINATED, Field, Key, key_name
 from .processor import Processor
 from .result import Assembled, Assembly, Finished, ResumeState, UnfinishedRun, journal_entry
 from .runner import Job
 from .selection import Plan, StepSelection, task_order
-
-_NOT_RESUMABLE = (SchemaError, CorruptDataError, UsageError)
-"""Errors that another run of the same tasks would raise again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,38 +114,37 @@ class Preprocessing:
             self.prepared(executor, Silent())
             return self.fields(executor)
 
-    def publish(self, staging: Staging, asked: str, step: Provenance, progress: Progress) -> tuple[Manifest, int]:
-        """Run all tasks and publish the result at the destination of `staging`.
+    def publish(
+        self, publication: Publication[Manifest], asked: str, step: Provenance, progress: Progress
+    ) -> Outcome[Manifest]:
+        """Run all tasks and publish the result.
 
-        After an error nothing is published; finished tasks are kept next to the destination for a run that resumes.
-
-        Args:
-            staging: where the result is built.
-            asked: the source as the user named it.
-            step: the provenance of this run.
-            progress: reports progress.
-
-        Returns:
-            The manifest, and the number of bytes that the result shares with its source.
+        `asked` is the source as the user named it, `step` the provenance of this run. After an error nothing is
+        published; finished tasks are kept next to the destination for a run that resumes.
         """
-        with self.reporter.reported(), self._executor() as executor, staging, contextlib.closing(executor):
-            staging.kept = staging.taken_up
-            note_unusable(staging, progress)
-            run = _Run(self, executor, staging, progress)
-            try:
+        with self.reporter.reported(), self._executor() as executor:
+            run = _Run(self, executor, progress)
+            made: list[Manifest] = []
+
+            def find() -> Manifest | None:
+                # Another run's result is compared by its digest once there is one: functions cannot be compared.
+                return finished_manifest(publication.staging.destination) if made else publication.find()
+
+            def build(staging: Staging) -> Outcome[Manifest]:
                 with self.reporter.reported():
-                    assembled, fields, processor = run.rows()
-                result = result_folder(staging.path)
-                manifest = self._complete(result, assembled, fields, processor, asked, step)
-                shared = share_files(result, manifest, [self.selection.reader], links=True)
-                published = staging.publish(result.name)
-                staging.kept = False
-                return (manifest, shared) if published else (_same_result(staging, manifest), 0)
-            except BaseException as error:
-                staging.kept = run.worth_keeping and not isinstance(error, _NOT_RESUMABLE)
-                if staging.kept:
-                    run.note_kept(error)
-                raise
+                    assembled, fields, processor = run.rows(staging)
+                folder = result_folder(staging.path)
+                manifest = self._complete(folder, assembled, fields, processor, asked, step)
+                shared = share_files(folder, manifest, [self.selection.reader], links=True)
+                made.append(manifest)
+                return Outcome(manifest, {"shared_bytes": shared})
+
+            @contextlib.contextmanager
+            def kept(staging: Staging) -> Iterator[None]:
+                with keeping(staging, progress, run.count), contextlib.closing(executor):
+                    yield
+
+            return replace(publication, find=find).publish(build, kept)
 
     @property
     def reporter(self) -> ErrorReporter:
@@ -269,26 +266,25 @@ class Preprocessing:
 class _Run:
     """One run of the tasks, from the start or from a resume state."""
 
-    def __init__(self, processor: Preprocessing, executor: Executor, staging: Staging, progress: Progress) -> None:
+    def __init__(self, processor: Preprocessing, executor: Executor, progress: Progress) -> None:
         self._of = processor
         self._executor = executor
-        self._folder = staging.path
+        self._folder = Path()
         self._progress = progress
         self._tasks = processor.plan.tasks()
-        self._unfinished = ResumeState.at(staging.path, processor.selection.steps) if staging.taken_up else None
-        self._finished = len(self._unfinished.finished) if self._unfinished is not None else 0
+        self._unfinished: ResumeState | None = None
+        self._finished = 0
 
-    @property
-    def worth_keeping(self) -> bool:
-        """Whether a finished task, of this run or the one that it continues, could be kept by a later run."""
-        return self._finished > 0 and journal_path(self._folder).exists()
+    def count(self) -> tuple[int, int]:
+        """Return how many tasks are finished, by this run or by the one that it continues, and how many there are."""
+        return self._finished, len(self._tasks)
 
-    def note_kept(self, error: BaseException) -> None:
-        """Add to the error how to resume."""
-        note_kept(error, self._finished, len(self._tasks), self._progress)
-
-    def rows(self) -> tuple[Assembled, tuple[Field, ...], Processor]:
-        """Run what is not finished yet, and assemble the rows."""
+    def rows(self, staging: Staging) -> tuple[Assembled, tuple[Field, ...], Processor]:
+        """Run what is not finished yet in the folder of `staging`, and put the rows together."""
+        self._folder = staging.path
+        if staging.taken_up:
+            self._unfinished = ResumeState.at(staging.path, self._of.selection.steps)
+            self._finished = len(self._unfinished.finished) if self._unfinished is not None else 0
         of, executor = self._of, self._executor
         processor = of.prepared(executor, self._progress)
         verified = BackgroundCall(partial(of.selection.reader.verify_leaves, of.keys_read(processor)))
@@ -374,14 +370,6 @@ def _notes(label: str, found: Assembled) -> Iterator[str]:
     if found.renumbered:
         own = "has a number of its own" if found.renumbered == 1 else "have numbers of their own"
         yield f"{counted(found.renumbered, 'episode')} {own}: another one had it already"
-
-
-def _same_result(staging: Staging, manifest: Manifest) -> Manifest:
-    """Return the manifest that another run published meanwhile; UsageError unless it is of the same data."""
-    there = Manifest.load(staging.destination)
-    if there.content_digest != manifest.content_digest:
-        raise UsageError(f"{staging.destination} was just created by another process", hint="add --force to replace it")
-    return there
 
 
 _SPACES = {"observation": "observation", "action": ACTION[0]}

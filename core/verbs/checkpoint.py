@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
@@ -22,6 +22,7 @@ from ..format.locate import find_dataset, require_apart
 from ..format.manifest import Manifest
 from ..format.memmap.builder import Origin, provenance_step
 from ..format.packed.builder import write_dataset
+from ..format.publication import Outcome, Publication
 from ..format.staging import Staging, files_below, is_ours, named_files
 from ..format.syncing import Durable
 from ..format.videos import refuse_videos
@@ -116,36 +117,33 @@ def save(
             what = "in TorchRL's layout, with no manifest" if isinstance(source, ForeignSteps) else "of a buffer"
             raise UsageError(f"{path} is a checkpoint {what}, expected a dataset", hint=hint)
         digest = steps_digest(source)
-
-        def result(manifest: Manifest, **changes: Any) -> CheckpointSaveResult:
-            return CheckpointSaveResult(
-                **{**published_entries(manifest, target, started, source), **changes},
-                compression=str(chosen),
-                explicit_next=manifest.boundary.explicit_next,
-                dataset_digest=digest,
-            )
-
         if for_library is not None and form != "ted":
             theirs = _TorchrlStaging(target, replace=force, durable=durable)
-            return _save_for_torchrl(source, theirs, form, chosen, dry_run, progress, result)
-        if not force and (there := _equal_checkpoint(target, digest, form, chosen)):
-            return result(there, already_there=True)
-        staging, size = Staging(target, replace=force, durable=durable), _size(source, form)
-        staging.refuse_if_taken()
-        if chosen.method is None:
-            fs.require_space(target.parent, size)
-        if dry_run:
-            return result(source.manifest, layout=form, bytes=size, content_digest=None, dry_run=True)
-        arguments = {"dataset": str(dataset), "form": form, "compression": str(chosen)}
-        name = _H5_NAME if form == "h5" else None
-        with staging:
-            built = staging.path / name if name else staging.path
-            manifest = save_checkpoint(source, built, form, compression=chosen, arguments=arguments, progress=progress)
-            if staging.publish(name):
-                return result(manifest)
-        if there := _equal_checkpoint(target, digest, form, chosen):
-            return result(there, already_there=True)
-        raise _overtaken(target)
+            manifest, changes = _save_for_torchrl(source, theirs, form, chosen, dry_run, progress or Silent())
+        else:
+            name, size = _H5_NAME if form == "h5" else None, _size(source, form)
+            arguments = {"dataset": str(dataset), "form": form, "compression": str(chosen)}
+
+            def build(staging: Staging) -> Outcome[Manifest]:
+                place = staging.path / name if name else staging.path
+                made = save_checkpoint(source, place, form, compression=chosen, arguments=arguments, progress=progress)
+                return Outcome(made)
+
+            publication = Publication(
+                staging=Staging(target, replace=force, durable=durable),
+                find=lambda: _equal_checkpoint(target, digest, form, chosen),
+                needed=lambda: size if chosen.method is None else None,
+                dry_run=dry_run,
+                name=name,
+            )
+            planned = Outcome(source.manifest, {"layout": form, "bytes": size, "content_digest": None})
+            manifest, changes = publication.run(lambda: planned, build)
+        return CheckpointSaveResult(
+            **{**published_entries(manifest, target, started, source), **changes},
+            compression=str(chosen),
+            explicit_next=manifest.boundary.explicit_next,
+            dataset_digest=digest,
+        )
 
 
 def _save_for_torchrl(
@@ -154,22 +152,23 @@ def _save_for_torchrl(
     form: CompactForm,
     compression: Compression,
     dry_run: bool,
-    progress: Progress | None,
-    result: Callable[..., CheckpointSaveResult],
-) -> CheckpointSaveResult:
+    progress: Progress,
+) -> Outcome[Manifest]:
     """Write TorchRL's layout. It has no manifest, so an equal checkpoint that is there cannot be recognised."""
     filled = FilledStorage.of_dataset(source.manifest.steps)
     size = foreign_form().bytes(source.fields, filled, form, source.manifest.episodes)
-    staging.refuse_if_taken()
     notes = (*source.manifest.notes, _ROWS_ONLY)
     manifest = replace(source.manifest, kind="checkpoint", layout=form, notes=notes)
-    if dry_run:
-        return result(manifest, bytes=size, content_digest=None, dry_run=True)
-    with staging:
-        name, size = _build_for_torchrl(source, staging, form, compression, progress)
-        if staging.publish(name):
-            return result(manifest, bytes=size, content_digest=None)
-    raise _overtaken(staging.destination)
+
+    def build(staging: Staging) -> Outcome[Manifest]:
+        written = _build_for_torchrl(source, staging.path, form, compression, progress)
+        return Outcome(manifest, {"bytes": written, "content_digest": None})
+
+    # An H5 file is published as it is if the destination is named like one, else in a folder.
+    name = _H5_NAME if form == "h5" and staging.destination.suffix == ".h5" else None
+    planned = Outcome(manifest, {"bytes": size, "content_digest": None})
+    publication = Publication[Manifest](staging=staging, dry_run=dry_run, name=name)
+    return publication.run(lambda: planned, build)
 
 
 @suggests_keywords()
@@ -207,36 +206,31 @@ def load(
                 force=force, dry_run=dry_run, progress=progress or Silent(), verb=_LOAD,
             )  # fmt: skip
             return CheckpointLoadResult(**rewriting.run(), form=form)
-        digest = None if isinstance(source, BufferSteps) else dataset_digest(source.manifest)
+        digest, size = (
+            None if isinstance(source, BufferSteps) else dataset_digest(source.manifest),
+            _size(source, "ted"),
+        )
 
-        def before() -> Manifest | None:
+        def find() -> Manifest | None:
             if isinstance(source, BufferSteps):
                 return _loaded_before(target, source)
             return _equal_dataset(target, dataset_digest(source.manifest))
 
-        def result(manifest: Manifest, **changes: Any) -> CheckpointLoadResult:
-            entries = published_entries(manifest, target, started, source) | changes
-            return CheckpointLoadResult(**entries, form=form)
-
-        if not force and (there := before()):
-            return result(there, already_there=True)
-        staging, size = Staging(target, replace=force), _size(source, "ted")
-        staging.refuse_if_taken()
-        fs.require_space(target.parent, size)
-        if dry_run:
-            planned = source.planned if isinstance(source, BufferSteps) else source.manifest
-            return result(planned, layout="ted", bytes=size, content_digest=digest, dry_run=True)
-        with staging:
+        def build(staging: Staging) -> Outcome[Manifest]:
             arguments = {"checkpoint": str(checkpoint)}
             if isinstance(source, BufferSteps):
-                manifest = _build_dataset(source, staging.path, arguments, progress)
-            else:
-                manifest = load_checkpoint(source, staging.path, arguments=arguments, progress=progress)
-            if staging.publish():
-                return result(manifest)
-        if there := before():
-            return result(there, already_there=True)
-        raise _overtaken(target)
+                return Outcome(_build_dataset(source, staging.path, arguments, progress))
+            return Outcome(load_checkpoint(source, staging.path, arguments=arguments, progress=progress))
+
+        publication = Publication(
+            staging=Staging(target, replace=force), find=find, needed=lambda: size, dry_run=dry_run
+        )
+        planned = Outcome(
+            source.planned if isinstance(source, BufferSteps) else source.manifest,
+            {"layout": "ted", "bytes": size, "content_digest": digest},
+        )
+        manifest, changes = publication.run(lambda: planned, build)
+        return CheckpointLoadResult(**published_entries(manifest, target, started, source) | changes, form=form)
 
 
 @suggests_keywords()
@@ -316,10 +310,6 @@ def _size(source: StepReader, form: Form) -> int:
     return CompactLayout.of(source.fields, form).bytes(steps, episodes)
 
 
-def _overtaken(target: Path) -> UsageError:
-    return UsageError(f"another process put something else at {target}", hint="add --force to replace it")
-
-
 class _TorchrlStaging(Staging):
     """A `Staging` that can also replace a checkpoint in TorchRL's layout."""
 
@@ -340,22 +330,17 @@ class _TorchrlStaging(Staging):
 
 
 def _build_for_torchrl(
-    source: StepReader, staging: Staging, form: CompactForm, compression: Compression, progress: Progress | None
-) -> tuple[str | None, int]:
-    """Write a dataset in TorchRL's layout and verify its digests; return the name to publish and the bytes.
-
-    The name is that of an H5 file if the destination ends in `.h5`; None publishes the folder.
-    """
-    progress = progress or Silent()
+    source: StepReader, folder: Path, form: CompactForm, compression: Compression, progress: Progress
+) -> int:
+    """Write a dataset in TorchRL's layout into a new folder and verify its digests; return the bytes."""
     refuse_videos(source, "a checkpoint for TorchRL")
-    target = staging.path / _H5_NAME if form == "h5" else staging.path
+    target = folder / _H5_NAME if form == "h5" else folder
     filled = FilledStorage.of_dataset(source.manifest.steps)
     with verified_steps(source) as steps:
         progress.start(f"saving {form} for torchrl", source.manifest.steps, "steps")
         foreign_form().write(steps, target, form, filled, {}, progress, compression)
     progress.done()
-    size = sum(file.stat().st_size for file in staging.path.rglob("*") if file.is_file())
-    return (_H5_NAME if form == "h5" and staging.destination.suffix == ".h5" else None), size
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _build_dataset(

@@ -11,13 +11,14 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from ..declarations import ReaderOptions, default_layout
 from ..encodings.save import dataset_digest
+from ..engine.workspace import RESULT
 from ..errors import CheckFailed, CorruptDataError, FormatError, RbtoolError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.checks import SoundSteps, damage_explained, sound_episodes, sound_steps
@@ -27,16 +28,17 @@ from ..format.documents import decode, dump_json, load_json
 from ..format.episodes import normal_form, parse_episodes, select_episodes
 from ..format.locate import find_source, open_source, require_apart
 from ..format.manifest import ENV_METADATA, HIDDEN, SHARDS_DOCUMENT, Layout, Manifest, Request
-from ..format.memmap.builder import Origin, OverlappedBuilder, env_metadata_bytes, provenance_step
+from ..format.memmap.builder import Origin, OverlappedBuilder, created_by, env_metadata_bytes, provenance_step
 from ..format.packed.builder import row_builder, rows_bytes, write_dataset
 from ..format.packed.reader import PackedReader
-from ..format.packed.row_files import parse_codecs
+from ..format.packed.row_files import RowCodec, parse_codecs
 from ..format.packed.schema import PackedSchema
+from ..format.publication import Outcome, Publication
 from ..format.read_errors import LEAVES_OUT, reading_from
 from ..format.reader import PartsReader, Reader, require_final_step
 from ..format.returns import Ingest
 from ..format.sources import RemoteDataset
-from ..format.staging import Staging, mend, share_files
+from ..format.staging import Staging, share_files
 from ..format.videos import UNDECODED, size_of_videos
 from ..open_steps import BufferSteps, is_steps, refuse_several
 from ..progress import Progress, Silent
@@ -54,10 +56,9 @@ from ..results import (
     require_engine,
     require_layout,
     require_workers,
-    seconds_since,
 )
 from ..saved_steps import is_of_buffer, open_saved, verified_steps
-from ..ted.schema import Field, ted_fields
+from ..ted.schema import Field, Key, ted_fields
 
 if TYPE_CHECKING:
     from .convert_workers import ConversionWorkers
@@ -183,40 +184,28 @@ class Rewriting:
         with explained, open_saved(self.source, damaged=self.skip_bad) as opened:
             reader = sound_steps(opened) if self.skip_bad else opened
             PackedSchema.of(reader.fields, parse_codecs(self.compress, reader.fields))
-            manifest = self._rewritten(reader, started)
-            if isinstance(manifest, dict):
-                return manifest
-            there, changes = manifest
-            entries = published_entries(there, self.destination, started, reader) | changes
+            size = rows_bytes(reader.fields, self.layout, reader.manifest.steps, reader.manifest.episodes)
+
+            def plan() -> Outcome[Manifest]:
+                planned = replace(_planned(reader), layout=self.layout, request=self._request(reader.manifest))
+                return Outcome(planned, {"bytes": size, "content_digest": None})
+
+            def build(staging: Staging) -> Outcome[Manifest]:
+                manifest = self._write(reader, staging.path)
+                shared = share_files(staging.path, manifest, [reader])  # without links: the result can be edited
+                return Outcome(manifest, {"shared_bytes": shared})
+
+            publication = Publication(
+                staging=Staging(self.destination, replace=self.force),
+                find=lambda: self._existing(reader),
+                needed=lambda: None if self.compress else size,
+                dry_run=self.dry_run,
+            )
+            manifest, changes = publication.run(plan, build)
+            entries = published_entries(manifest, self.destination, started, reader) | changes
             if self.skip_bad and reader.videos() and UNDECODED not in entries["notes"]:
                 entries["notes"] = (*entries["notes"], UNDECODED)
             return entries
-
-    def _rewritten(self, reader: StepReader, started: float) -> dict[str, Any] | tuple[Manifest, dict[str, Any]]:
-        """Return the manifest at the destination and how it came there; with `dry_run`, the planned entries."""
-        if not self.dry_run:
-            mend(self.destination)
-        there = None if self.force else self._existing(reader)
-        if there is not None:
-            return there, {"already_there": True, "dry_run": self.dry_run}
-        staging = Staging(self.destination, replace=self.force)
-        staging.refuse_if_taken()
-        size = rows_bytes(reader.fields, self.layout, reader.manifest.steps, reader.manifest.episodes)
-        if not self.compress:
-            fs.require_space(self.destination.parent, size + _SMALL_FILES)
-        if self.dry_run:
-            planned = replace(_planned(reader), layout=self.layout, request=self._request(reader.manifest))
-            changes = {"bytes": size, "content_digest": None, "dry_run": True, "seconds": seconds_since(started)}
-            return published_entries(planned, self.destination, started, reader) | changes
-        with staging:
-            manifest = self._write(reader, staging.path)
-            shared = share_files(staging.path, manifest, [reader])  # without links: the result can be edited
-            if staging.publish():
-                return manifest, {"shared_bytes": shared}
-        there = None if self.force else self._existing(reader)
-        if there is None or there.content_digest != manifest.content_digest:
-            raise occupied_error(self.destination, "was just created by another process")
-        return there, {"already_there": True}
 
     def _existing(self, reader: StepReader) -> Manifest | None:
         there = existing_result(self.destination, self._request(reader.manifest))
@@ -286,7 +275,6 @@ def _require_digest(reader: StepReader, folder: Path, made: Manifest) -> None:
 
 _EPISODE_BYTES = 64  # what a row of the episode table takes, roughly
 _CHECKSUMS = "checksums.json"  # the remote's checksums, if they are too many for the provenance
-_SMALL_FILES = 64 << 10  # what metadata and block sizes take, roughly
 _FEW_INPUTS = 16
 _SOON = 1.0  # seconds before reading the facts of a source is shown as a stage
 
@@ -389,21 +377,20 @@ class SourceConversion:
                 hint=("" if key is None else f"--episode-key {key} may name the wrong column; ")
                 + "--final-step repeat keeps it",
             )
-        codecs = parse_codecs(self.compress, self._fields)
-        if codecs or self._layout == "packed":
-            PackedSchema.of(self._fields, codecs)  # raises for unsupported codecs before anything is done
-        if not self.dry_run:
-            mend(self.destination)
-        manifest = None if self.force else self._existing()
-        already_there = manifest is not None
-        if manifest is None:
-            Staging(self.destination, replace=self.force, below=self.root).refuse_if_taken()
-            fs.require_space(self.destination.parent, self._expected_bytes + _SMALL_FILES)
-            if self.dry_run:
-                return self._estimate() | {"seconds": seconds_since(started)}
-            manifest, already_there = self._convert()
-        entries = published_entries(manifest, self.destination, started)
-        return entries | {"already_there": already_there, "dry_run": self.dry_run}
+        if self._codecs or self._layout == "packed":
+            PackedSchema.of(self._fields, self._codecs)  # raises for unsupported codecs before anything is done
+        publication = Publication(
+            staging=Staging(self.destination, replace=self.force, below=self.root),
+            find=self._existing,
+            needed=lambda: self._expected_bytes,
+            dry_run=self.dry_run,
+        )
+        manifest, changes = publication.prepare(self._plan) or self._published(publication)
+        return published_entries(manifest, self.destination, started) | changes
+
+    @cached_property
+    def _codecs(self) -> Mapping[Key, RowCodec]:
+        return parse_codecs(self.compress, self._fields)
 
     @cached_property
     def _fields(self) -> tuple[Field, ...]:
@@ -449,47 +436,29 @@ class SourceConversion:
             return False
         return all(_is_as_fetched(self.source / name, checksum) for name, checksum in fetched.items())
 
-    def _estimate(self) -> dict[str, Any]:
-        table = self.reader.episode_table(self.facts.episode_numbers)
-        return {
-            "path": self.destination,
-            "layout": self._layout,
-            "steps": self.facts.steps,
-            "episodes": len(self.facts.episode_numbers),
-            "bytes": self._expected_bytes,
-            "content_digest": None,
-            "boundary": table.counts().to_dict(),
-            "renamed_keys": dict(self.facts.renamed_keys),
-            "dropped_keys": tuple(asdict(dropped) for dropped in self.facts.dropped_keys),
-            "notes": self.facts.notes,
-            "request": self.request.to_dict(),
-            "dry_run": True,
-        }
+    def _plan(self) -> Outcome[Manifest]:
+        facts = self.facts
+        planned = Manifest(
+            kind="dataset", layout=self._layout, request=self.request, steps=facts.steps,
+            episodes=len(facts.episode_numbers), fields=self._fields, files=(), content_digest="",
+            created_by=created_by(), boundary=self.reader.episode_table(facts.episode_numbers).counts(),
+            renamed_keys=facts.renamed_keys, dropped_keys=facts.dropped_keys, notes=facts.notes,
+        )  # fmt: skip
+        return Outcome(planned, {"bytes": self._expected_bytes, "content_digest": None})
 
-    def _convert(self) -> tuple[Manifest, bool]:
-        """Build and publish; return the manifest at the destination, and whether it existed before."""
-        with contextlib.ExitStack() as stack:
-            workers = stack.enter_context(self._workers()) if self.num_workers and self.facts.steps else None
-            try:
-                staging = stack.enter_context(
-                    Staging(self.destination, replace=self.force, takes=self._takes(workers), below=self.root)
-                )
-            except UsageError:
-                there = None if self.force else self._existing()  # another process may have made an equal one
-                if there is None:
-                    raise
-                return there, True
-            if workers is not None:
-                how = "run it again" if self.verb == "download" else "add --resume"
-                stack.enter_context(workers.keeping(staging, self.progress, how))
-                stack.callback(workers.close)  # before the folder is removed that they write to
-            manifest = self._build(staging, workers)
-            if staging.publish() if workers is None else workers.publish(staging):
-                return manifest, False
-            there = None if self.force else self._existing()
-            if there is None or there.content_digest != manifest.content_digest:
-                raise occupied_error(self.destination, "was just created by another process")
-            return there, True
+    def _published(self, publication: Publication[Manifest]) -> Outcome[Manifest]:
+        """Build and publish, in this process or with workers."""
+        if not (self.num_workers and self.facts.steps):
+            return publication.publish(lambda staging: Outcome(self._build(staging.path)))
+        with self._workers() as workers:
+            resumed = workers.is_same_run if self.verb == "download" else workers.require_same_run
+            takes = resumed if self.resume or self.verb == "download" else None
+            staging = Staging(self.destination, replace=self.force, takes=takes, below=self.root)
+            how = "run it again" if self.verb == "download" else "add --resume"
+            return replace(publication, staging=staging, name=RESULT).publish(
+                lambda staging: Outcome(workers.build(staging, self._codecs, self._origin(), self.progress)),
+                lambda staging: workers.keeping(staging, self.progress, how),
+            )
 
     def _workers(self) -> ConversionWorkers:
         from .convert_workers import ConversionWorkers
@@ -499,25 +468,13 @@ class SourceConversion:
         }  # fmt: skip
         return ConversionWorkers(self.reader, self.facts, self._layout, self.num_workers, self.engine, identity)
 
-    def _takes(self, workers: ConversionWorkers | None) -> Callable[[Path], bool] | None:
-        """Return what accepts the folder of an interrupted conversion."""
-        if workers is None:
-            return None
-        if self.verb == "download":
-            return workers.is_same_run
-        return workers.require_same_run if self.resume else None
-
-    def _build(self, staging: Staging, workers: ConversionWorkers | None) -> Manifest:
-        codecs = parse_codecs(self.compress, self._fields)
-        origin = self._origin()
-        if workers is not None:
-            return workers.build(staging, codecs, origin, self.progress)
-        made = row_builder(staging.path, self._fields, self._layout, codecs, self.facts.steps)
+    def _build(self, folder: Path) -> Manifest:
+        made = row_builder(folder, self._fields, self._layout, self._codecs, self.facts.steps)
         with OverlappedBuilder(made) as builder:
             ingest = Ingest(builder, self.facts.fields)
             self.progress.start("converting", self.facts.steps, "steps")
             ingest.run(self.reader.blocks(self.facts.episode_numbers), self.progress.advance)
-            manifest = builder.finish(ingest.table, origin, ingest.text)
+            manifest = builder.finish(ingest.table, self._origin(), ingest.text)
         self.progress.done()
         return manifest
 

@@ -26,8 +26,7 @@ from ..engine.workspace import (
     array_text,
     field_entries,
     journal_path,
-    note_kept,
-    note_unusable,
+    keeping,
     part_path,
     parts_folder,
     placed_folder,
@@ -38,7 +37,7 @@ from ..engine.workspace import (
     rows_digest,
     write_part,
 )
-from ..errors import CorruptDataError, FormatError, RbtoolError, SchemaError, UsageError
+from ..errors import CorruptDataError, FormatError, RbtoolError, UsageError
 from ..format import fs
 from ..format.contracts import Array, Closing, SourceFacts
 from ..format.digest import FileRecord, Hasher, bytes_of, digest_bytes
@@ -490,10 +489,6 @@ class _PartRows:
             self.ranges[one.key] = merge_ranges(self.ranges.get(one.key), range_of(array, one))
 
 
-_NOT_RESUMABLE = (SchemaError, FormatError, UsageError)
-"""Errors that another run of the same tasks would raise again."""
-
-
 class ConversionWorkers(Closing):
     """The worker processes of a conversion. A context manager: leaving ends them.
 
@@ -528,11 +523,6 @@ class ConversionWorkers(Closing):
             "version of rbtool": created_by(),
         }
 
-    @staticmethod
-    def publish(staging: Staging) -> bool:
-        """Publish what was built; see `Staging.publish`."""
-        return staging.publish(result_folder(staging.path).name)
-
     def require_same_run(self, folder: Path) -> bool:
         """Whether a folder holds an unfinished conversion; UsageError if it is another one."""
         found = Unfinished.of(folder, self._fields)
@@ -548,28 +538,19 @@ class ConversionWorkers(Closing):
 
     @contextlib.contextmanager
     def keeping(self, staging: Staging, progress: Progress, how: str) -> Iterator[None]:
-        """Keep finished tasks in `staging` after an error, unless it would come again; `how` to continue is its hint.
-
-        Failures of workers become errors for users.
-        """
-        staging.kept = staging.taken_up
-        note_unusable(staging, progress)
-        try:
-            with self._explained():
-                yield
-            staging.kept = False
-        except BaseException as error:
-            staging.kept = (self._finished > 0 or staging.taken_up) and not isinstance(error, _NOT_RESUMABLE)
-            if staging.kept and self._finished:
-                note_kept(error, self._finished, len(self._tasks), progress, how)
-            raise
+        """Keep finished tasks in `staging` after an error; the workers end before the folder that they write to."""
+        with keeping(staging, progress, lambda: (self._finished, len(self._tasks)), how), contextlib.closing(self):
+            yield
 
     def build(self, staging: Staging, codecs: Mapping[Key, RowCodec], origin: Origin, progress: Progress) -> Manifest:
         """Build the dataset that one process would build, byte for byte, in the result folder of `staging`.
 
-        Continues from what `staging` has taken up. Raises what reading and writing raise; TaskFailed, inside `keeping`,
-        for a worker that ends.
+        Continues from what `staging` has taken up. Raises what reading and writing raise.
         """
+        with self._explained():
+            return self._built(staging, codecs, origin, progress)
+
+    def _built(self, staging: Staging, codecs: Mapping[Key, RowCodec], origin: Origin, progress: Progress) -> Manifest:
         folder = staging.path
         resumed = Unfinished.of(folder, self._fields) if staging.taken_up else None
         if resumed is not None:

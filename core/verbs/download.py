@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, TypeAlias, Unpack
 
 from ..declarations import ReaderOptions, declared, default_layout, example_source
 from ..encodings.pickles import require_trust
@@ -46,9 +46,10 @@ from ..format.locate import (
 from ..format.manifest import MANIFEST, TRANSFERS, Layout, Manifest, Request, has_manifest, is_canonical
 from ..format.open_files import ListedFiles
 from ..format.packed.row_files import named_codecs, parse_codecs
+from ..format.publication import Outcome, Publication
 from ..format.reader import FinalStep, require_final_step
 from ..format.sources import RemoteDataset, RemoteFile, Source, StaleListing, safe_id
-from ..format.staging import Staging, mend, remove_at_once, sweep
+from ..format.staging import Staging, remove_at_once, sweep
 from ..open_steps import open_steps
 from ..progress import Progress, Silent, counted, readable_size
 from ..remote.catalogue import is_complete, not_found, resolve
@@ -416,12 +417,17 @@ class RemoteDownload:
     def _destination(self, found: Resolution) -> Path:
         return dataset_folder(self._request(found), self.root)
 
+    def _publication(self, found: Resolution) -> Publication[Manifest]:
+        destination = self._destination(found)
+        return Publication(
+            staging=Staging(destination, replace=self.force, below=self.root),
+            find=lambda: existing_result(destination, self._request(found)),
+            dry_run=self.dry_run,
+        )
+
     def _existing(self, found: Resolution) -> Manifest | None:
-        if self.force:
-            return None
-        if not self.dry_run:
-            mend(self._destination(found))
-        return existing_result(self._destination(found), self._request(found))
+        there = self._publication(found).existing()
+        return None if there is None else there.content
 
     def _there(self, manifest: Manifest, found: Resolution, started: float) -> dict[str, Any]:
         """Return the entries of the existing dataset."""
@@ -503,7 +509,7 @@ class RemoteDownload:
         return replace(remote, files=files, episodes=count, steps=None)
 
     def _fetch_and_convert(self, found: Resolution, started: float) -> dict[str, Any]:
-        Staging(self._destination(found), replace=self.force, below=self.root).refuse_if_taken()
+        self._publication(found).staging.refuse_if_taken()
         if self.dry_run:
             return self._estimate(found, started)
         if self.source.pickled:
@@ -641,6 +647,8 @@ def _announcement(fetch: Fetch, address: str) -> str:
 
 
 _MANIFEST_BYTES = 64 << 20
+_Stored: TypeAlias = tuple[Manifest, str]
+"""The manifest of a dataset, and where it came from."""
 _DATASET = "dataset"
 """The name of the folder while it is put in place."""
 
@@ -673,17 +681,25 @@ class HubDownload:
         started = time.perf_counter()
         if self.frozen and self.force:
             raise UsageError("--frozen keeps the stored one and --force replaces it", hint="leave one out")
-        there = self._existing()
+        publication = Publication(
+            staging=Staging(self._folder, replace=self.force, below=self.root),
+            find=self._existing,
+            dry_run=self.dry_run,
+            name=_DATASET,
+        )
         if self.frozen:
-            self._require_unchanged(there)
-        if there is not None:
+            self._require_unchanged(publication.existing())
+        outcome = publication.prepare(self._plan)
+        if outcome is None:
+            outcome = self._fetch(publication)
+        elif not self.dry_run:
             self._tidy()
-            return self._entries(*there, started) | {"already_there": True}
-        self._staging().refuse_if_taken()
-        if self.dry_run:
-            remote, manifest = self._describe()
-            return self._entries(manifest, remote.address, started) | {"fetch": self._fetch_ahead(remote)}
-        return self._fetch(started)
+        manifest, origin = outcome.content
+        return self._entries(manifest, origin, started) | outcome.entries
+
+    def _plan(self) -> Outcome[_Stored]:
+        remote, manifest = self._describe()
+        return Outcome((manifest, remote.address), {"fetch": self._fetch_ahead(remote)})
 
     @property
     def _folder(self) -> Path:
@@ -693,26 +709,16 @@ class HubDownload:
     def _originals(self) -> Originals:
         return Originals(self.root, HUB, self._folder.relative_to(self.root / HUB).as_posix())
 
-    def _staging(self) -> Staging:
-        return Staging(self._folder, replace=self.force, below=self.root)
-
     def _entries(self, manifest: Manifest, origin: str, started: float) -> dict[str, Any]:
         return published_entries(manifest, self._folder, started) | {
             "source": HUB, "id": self.address.repository, "asked": str(self.address), "resolved": "exact",
-            "fetched_from": origin, "dry_run": self.dry_run,
+            "fetched_from": origin,
         }  # fmt: skip
 
     # What is stored ------------------------------------------------------------------------------------
 
-    def _existing(self) -> tuple[Manifest, str] | None:
-        """Return the manifest of what is stored, and where it came from; None if nothing is, or it is replaced.
-
-        UsageError where something else is stored, or it is damaged.
-        """
-        if self.force:
-            return None
-        if not self.dry_run:
-            mend(self._folder)
+    def _existing(self) -> _Stored | None:
+        """Return what is stored, None for nothing; UsageError where something else is stored, or it is damaged."""
         if not has_manifest(self._folder):
             return None
         origin = next((one for one in reversed(transfers_of(self._folder)) if self._is_ours(one)), None)
@@ -732,16 +738,15 @@ class HubDownload:
         fetched = self._originals.folder
         aside = fetched.parent.with_name(fetched.name)
         with contextlib.suppress(OSError, UsageError):  # such as a disk that cannot be written to
-            if not self.dry_run:
-                sweep(self._folder, below=self.root)
-                remove_at_once(fetched, near=aside, below=self.root)
-                sweep(aside, below=self.root)
+            sweep(self._folder, below=self.root)
+            remove_at_once(fetched, near=aside, below=self.root)
+            sweep(aside, below=self.root)
 
     def _is_ours(self, transfer: Transfer) -> bool:
         asked = "download", f"hf://{self.address.repository}", self.address.revision
         return (transfer.verb, transfer.address, transfer.revision) == asked
 
-    def _require_unchanged(self, there: tuple[Manifest, str] | None) -> None:
+    def _require_unchanged(self, there: Outcome[_Stored] | None) -> None:
         """Raise CheckFailed unless the hub has, in the revision that is asked for, the files that are stored."""
         if there is None:
             raise DatasetNotFoundError(
@@ -750,7 +755,7 @@ class HubDownload:
             )
         commit = self.hub.commit(self.address.repository, self.address.revision)
         tree = {file.path: file for file in self.hub.tree(self.address.repository, commit)}
-        for path in (MANIFEST, *(file.path for file in there[0].files)):
+        for path in (MANIFEST, *(file.path for file in there.content[0].files)):
             remote = tree.get(path)
             if remote is None or not matches(self._folder / path, remote.size, remote.checksum):
                 raise CheckFailed(
@@ -797,20 +802,29 @@ class HubDownload:
 
     # Fetching ------------------------------------------------------------------------------------------
 
-    def _fetch(self, started: float) -> dict[str, Any]:
+    def _fetch(self, publication: Publication[_Stored]) -> Outcome[_Stored]:
         originals = self._originals
         waiting = f"another process is fetching {self.address}: waiting for it"
         with originals.lock(lambda: self.progress.note(waiting)):
-            there = self._existing()  # the previous holder of the lock may have fetched it
+            there = publication.existing()  # the previous holder of the lock may have fetched it
             if there is not None:
-                return self._entries(*there, started) | {"already_there": True}
+                return there
             remote, manifest = self._describe()
             fetch = self._bring(remote, originals)
             self._verify(originals, remote)
-            self._publish(originals, remote, manifest)
+            self._add_transfer(originals, remote, manifest)
+
+            def build(staging: Staging) -> Outcome[_Stored]:
+                with (
+                    fs.folder_below(self.root, originals.folder) as within,
+                    fs.folder_below(self.root, staging.path) as into,
+                ):
+                    fs.rename(originals.files, staging.path / _DATASET, within=within, into=into)
+                return Outcome((manifest, remote.address), {"fetch": fetch})
+
+            outcome = publication.publish(build)
             originals.discard(self.progress.note)
-        entries = self._entries(manifest, remote.address, started)
-        return entries | {"fetch": fetch, "seconds": seconds_since(started)}
+        return outcome
 
     def _bring(self, remote: RemoteDataset, originals: Originals) -> Fetch:
         """Fetch what is missing, compared with the checksums of the hub."""
@@ -849,20 +863,12 @@ class HubDownload:
             ) from error
         self.progress.done()
 
-    def _publish(self, originals: Originals, remote: RemoteDataset, manifest: Manifest) -> None:
+    def _add_transfer(self, originals: Originals, remote: RemoteDataset, manifest: Manifest) -> None:
         transfer = Transfer(
             "download", f"hf://{self.address.repository}", self.address.revision, str(remote.revision), hub_endpoint(),
             manifest.content_digest, written_time(),
         )  # fmt: skip
         add_transfer(originals.files, transfer)
-        with self._staging() as staging:
-            with (
-                fs.folder_below(self.root, originals.folder) as within,
-                fs.folder_below(self.root, staging.path) as into,
-            ):
-                fs.rename(originals.files, staging.path / _DATASET, within=within, into=into)
-            if not staging.publish(_DATASET):
-                raise occupied_error(self._folder, "was put there meanwhile")
 
 
 def _not_a_dataset(address: HubAddress, tree: Mapping[str, HubFile]) -> FormatError:

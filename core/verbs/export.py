@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..declarations import declared, format_for
 from ..errors import UsageError, suggests_keywords
@@ -16,6 +16,7 @@ from ..format.checks import SoundSteps, damage_explained, sound_steps
 from ..format.episodes import normal_form
 from ..format.locate import find_dataset, require_apart, sink_class, sink_names
 from ..format.manifest import has_manifest
+from ..format.publication import Outcome, Publication
 from ..format.sinks import Chosen, Sink
 from ..format.staging import Staging
 from ..open_steps import open_steps, whole_episodes
@@ -23,7 +24,7 @@ from ..progress import Progress, Silent
 from ..results import Published, published_entries, seconds_since
 from ..saved_steps import has_steps, rows_of_episodes
 
-_SMALL_FILES = 64 << 10
+_EXPORT = "export"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,21 +76,26 @@ def export(
         chosen = Chosen(reader, rows_of_episodes(reader, episodes))
         sink = kind(chosen, destination.name) if fps is None else kind(chosen, destination.name, {"fps": fps})
         sink.check()
-        staging = _ExportStaging(destination, kind.made, replace=force)
-        staging.refuse_if_taken()
-        fs.require_space(destination.parent, sink.size() + _SMALL_FILES)
-        if dry_run:
-            return _result(sink, destination, source, to, episodes, started, sink.size(), dry_run=True)
-        reader.verify_files()
-        with staging:
-            built = staging.path / "export"
+
+        def build(staging: Staging) -> Outcome[None]:
+            built = staging.path / _EXPORT
             progress.start(f"exporting to {to}", sink.size(), "bytes")
             sink.write(built, progress.advance)
             progress.done()
-            size = sum(file.stat().st_size for file in (built, *built.rglob("*")) if file.is_file())
-            if not staging.publish("export"):
-                raise UsageError(f"another process put something at {destination}", hint="add --force to replace it")
-        return _result(sink, destination, source, to, episodes, started, size)
+            files = (file for file in (built, *built.rglob("*")) if file.is_file())
+            return Outcome(None, {"bytes": sum(file.stat().st_size for file in files)})
+
+        publication = Publication[None](
+            staging=_ExportStaging(destination, kind.made, replace=force),
+            needed=sink.size,
+            dry_run=dry_run,
+            name=_EXPORT,
+        )
+        outcome = publication.prepare(lambda: Outcome(None, {"bytes": sink.size()}))
+        if outcome is None:
+            reader.verify_files()
+            outcome = publication.publish(build)
+        return ExportResult(**_entries(sink, destination, to, episodes, started) | outcome.entries, source=source)
 
 
 def _format_of(dest: str) -> str:
@@ -107,17 +113,7 @@ def _format_of(dest: str) -> str:
     return found
 
 
-def _result(
-    sink: Sink,
-    path: Path,
-    source: Path,
-    to: str,
-    episodes: str | None,
-    started: float,
-    size: int,
-    *,
-    dry_run: bool = False,
-) -> ExportResult:
+def _entries(sink: Sink, path: Path, to: str, episodes: str | None, started: float) -> dict[str, Any]:
     chosen = sink.chosen
     numbers = chosen.table.episode.tolist()
     whole = len(numbers) == len(chosen.reader.episodes)
@@ -129,11 +125,11 @@ def _result(
         started,
     )
     changes = {
-        "layout": to, "steps": chosen.steps, "episodes": len(numbers), "bytes": size, "content_digest": None,
+        "layout": to, "steps": chosen.steps, "episodes": len(numbers), "content_digest": None,
         "boundary": chosen.table.counts().to_dict(), "renamed_keys": {}, "notes": (*_damage(chosen), *sink.notes),
         "dropped_keys": tuple(asdict(item) for item in sink.dropped), "seconds": seconds_since(started),
     }  # fmt: skip
-    return ExportResult(**(entries | changes), source=source, dry_run=dry_run)
+    return entries | changes
 
 
 def _damage(chosen: Chosen) -> tuple[str, ...]:

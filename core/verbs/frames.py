@@ -24,6 +24,7 @@ from ..format import fs
 from ..format.contracts import Array, StepReader
 from ..format.documents import parse_json
 from ..format.locate import find_dataset
+from ..format.publication import FileStaging, require_suffix
 from ..format.videos import image_key, reference_keys
 from ..open_steps import open_steps
 from ..progress import Progress, Silent
@@ -31,7 +32,6 @@ from ..results import Result
 from ..saved_steps import has_steps, row_of_episode
 from ..ted.episodes import Final
 from ..ted.schema import NEXT, Field, Key, as_numbers, key_called, key_name, unknown_field
-from .written_file import FileStaging, require_suffix
 
 if TYPE_CHECKING:
     from PIL.Image import Image

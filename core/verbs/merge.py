@@ -33,7 +33,8 @@ from ..format.packed.builder import rows_bytes, write_dataset
 from ..format.packed.reader import PackedReader
 from ..format.packed.row_files import parse_codecs
 from ..format.packed.schema import PackedSchema
-from ..format.staging import Staging, mend, share_files
+from ..format.publication import Outcome, Publication
+from ..format.staging import Staging, share_files
 from ..open_steps import BufferSteps, finished_manifest
 from ..progress import Progress, Silent
 from ..results import Published, layout_arguments, published_entries, require_layout, seconds_since
@@ -42,7 +43,6 @@ from ..saved_steps import has_steps, is_of_buffer, open_saved, verified_steps
 PathLike: TypeAlias = str | os.PathLike[str]
 SPLIT = "split"
 _SAME_ROWS = frozenset({"convert", "checkpoint save", "checkpoint load"})
-_SMALL_FILES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,34 +184,29 @@ class _Merging:
         numbers, renumbered = _episode_numbers(self.readers, schema, order)
         sources = self._sources(order, numbers)
         step = self._step(schema, sources, renumbered=renumbered)
-        if not self.dry_run:
-            mend(self.destination)
-        if not self.force and (there := self._already_there(step)) is not None:
-            return self._result(there, sources, renumbered, parts, started, already_there=True)
-        staging = Staging(self.destination, replace=self.force)
-        staging.refuse_if_taken()
         manifest = self._manifest(schema, step)
         size = rows_bytes(schema.fields, self.layout, manifest.steps, manifest.episodes)
-        if not self.compress:
-            fs.require_space(self.destination.parent, size + _SMALL_FILES)
-        if self.dry_run:
-            planned = {"bytes": size, "content_digest": None, "dry_run": True, "layout": self.layout}
-            return self._result(manifest, sources, renumbered, None, started, **planned)
-        with staging, contextlib.ExitStack() as stack:
-            members = [stack.enter_context(verified_steps(reader)) for reader in self.readers]
-            new = numbers if renumbered else None
-            merged = MergedSteps(members, schema, manifest, order=order, numbers=new)
-            self.progress.start("merging", manifest.steps, "steps")
-            origin = Origin.of(manifest, merged.documents(), merged.videos())
-            made = write_dataset(merged, staging.path, self.layout, origin, codecs, self.progress.advance)
-            stack.close()  # compares what was read with its digests, before anything is published
+
+        def build(staging: Staging) -> Outcome[Manifest]:
+            with contextlib.ExitStack() as stack:  # leaving it compares what was read with its digests
+                members = [stack.enter_context(verified_steps(reader)) for reader in self.readers]
+                new = numbers if renumbered else None
+                merged = MergedSteps(members, schema, manifest, order=order, numbers=new)
+                self.progress.start("merging", manifest.steps, "steps")
+                origin = Origin.of(manifest, merged.documents(), merged.videos())
+                made = write_dataset(merged, staging.path, self.layout, origin, codecs, self.progress.advance)
             self.progress.done()
-            shared = share_files(staging.path, made, self.readers, links=True)
-            if staging.publish():
-                return self._result(made, sources, renumbered, parts, started, shared_bytes=shared)
-        if not self.force and (there := self._already_there(step)) is not None:
-            return self._result(there, sources, renumbered, parts, started, already_there=True)
-        raise UsageError(f"{self.destination} was just created by another process", hint="add --force to replace it")
+            return Outcome(made, {"shared_bytes": share_files(staging.path, made, self.readers, links=True)})
+
+        publication = Publication(
+            staging=Staging(self.destination, replace=self.force),
+            find=lambda: self._already_there(step),
+            needed=lambda: None if self.compress else size,
+            dry_run=self.dry_run,
+        )
+        planned = Outcome(manifest, {"bytes": size, "content_digest": None, "layout": self.layout})
+        made, entries = publication.run(lambda: planned, build)
+        return self._result(made, sources, renumbered, parts, started, entries)
 
     def _sources(self, order: Array | None, numbers: Array) -> tuple[MergedSource, ...]:
         counts = [len(reader.episodes) for reader in self.readers]
@@ -295,12 +290,12 @@ class _Merging:
         renumbered: bool,
         parts: Sequence[Provenance] | None,
         started: float,
-        **changes: Any,
+        changes: Mapping[str, Any],
     ) -> MergeResult:
         entries = {**published_entries(manifest, self.destination, started, *self.readers), **changes}
         entries["seconds"] = seconds_since(started)
         restored = None
-        if parts is not None and manifest.episodes == parts[0].arguments["episodes"]:
+        if parts is not None and manifest.content_digest and manifest.episodes == parts[0].arguments["episodes"]:
             restored = manifest.content_digest == parts[0].inputs["content_digest"]
         return MergeResult(**entries, sources=sources, renumbered=renumbered, restored=restored)
 

@@ -23,13 +23,13 @@ from ..format.contracts import StepReader
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset
 from ..format.mixture import is_mixture
+from ..format.publication import FileStaging, require_suffix
 from ..format.returns import returns_are_known, table_with_returns
 from ..open_steps import open_steps
 from ..progress import Progress, Silent
 from ..results import Result
 from ..saved_steps import has_steps, rows_of_episodes
 from ..ted.schema import NEXT, NEXT_REWARD, Field, Key, as_numbers, key_called, unknown_field
-from .written_file import FileStaging, require_suffix
 
 _MOST_COLUMNS = 16
 _MOST_EPISODES = 24

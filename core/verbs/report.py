@@ -16,6 +16,7 @@ from ..errors import CorruptDataError, FormatError, UsageError, suggests_keyword
 from ..format import fs
 from ..format.documents import written_time
 from ..format.locate import find_dataset
+from ..format.publication import FileStaging, require_suffix
 from ..open_steps import open_steps, whole_episodes
 from ..progress import Progress, Silent
 from ..report.page import IMAGE_BYTES, Words, page_of
@@ -25,7 +26,6 @@ from ..saved_steps import has_steps
 from .check import check
 from .inspect import PartsResult, inspect_several
 from .mix import MixResult
-from .written_file import FileStaging, require_suffix
 
 PathLike: TypeAlias = str | os.PathLike[str]
 

@@ -13,8 +13,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,9 +33,10 @@ from ..format.merging import runs_text
 from ..format.packed.builder import row_builder, rows_bytes
 from ..format.packed.row_files import RowCodec, parse_codecs
 from ..format.packed.schema import PackedSchema, RecordNumbers
+from ..format.publication import Outcome, Publication
 from ..format.returns import return_field_of, sum_rewards, table_with_returns
 from ..format.row_runs import RowSpans
-from ..format.staging import PARTS_FILE, Staging, mend
+from ..format.staging import PARTS_FILE, Staging
 from ..format.videos import videos_of_episodes
 from ..open_steps import finished_manifest
 from ..progress import Progress, Silent
@@ -45,7 +47,6 @@ from .merge import SPLIT, PathLike, opened_steps, planned_manifest, result_layou
 
 _FORMAT = "rbtool split"
 _VERSION = 1
-_SMALL_FILES = 64 << 10
 _CHUNK_BYTES = 4 << 20
 _FEW = 5
 
@@ -163,6 +164,22 @@ def _default_folder(path: Path) -> Path:
     return Path(f"{name}-split")
 
 
+class _Division(NamedTuple):
+    """Which part each episode goes to, the rows of the episode table that each part gets, and what is counted."""
+
+    part_of: Array
+    rows: list[Array]
+    table: EpisodeTable
+    counted: Mapping[str, Any]
+
+
+class _Parts(NamedTuple):
+    """The manifests of the parts, and what is counted."""
+
+    made: list[Manifest]
+    counted: Mapping[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Splitting:
     """One run of `split`; `arguments` are what the provenance of each part records."""
@@ -181,17 +198,24 @@ class _Splitting:
         return list(self.arguments["parts"])
 
     def run(self, started: float) -> SplitResult:
-        reader, arguments = self.reader, self.arguments
+        reader = self.reader
         if not len(reader.episodes):
             raise UsageError(f"{reader.path} has no episodes: there is nothing to split")
         codecs = parse_codecs(self.compress, reader.fields)
         PackedSchema.of(reader.fields, codecs)
-        if not self.dry_run:
-            mend(self.destination)
-        if not self.force and (there := self._already_there()) is not None:
-            return self._result(*there, started, already_there=True)
-        staging = Staging(self.destination, replace=self.force)
-        staging.refuse_if_taken()
+        publication = Publication(
+            staging=Staging(self.destination, replace=self.force),
+            find=self._already_there,
+            needed=lambda: None if self.compress else self._size,
+            dry_run=self.dry_run,
+        )
+        parts, entries = publication.run(self._plan, lambda staging: Outcome(self._write(staging.path, codecs)))
+        return self._result(parts, started, entries)
+
+    @cached_property
+    def _division(self) -> _Division:
+        """Compare the episodes and assign each to a part; UsageError for identical ones in two parts."""
+        reader, arguments = self.reader, self.arguments
         self.progress.start("comparing episodes", reader.manifest.steps, "steps")
         identical = identical_episodes(reader, self.progress.advance)
         self.progress.done()
@@ -203,27 +227,23 @@ class _Splitting:
         duplicates = self._require_apart(identical, part_of)
         rows = [np.flatnonzero(part_of == part) for part in range(len(self._names))]
         table = table_with_returns(reader)
-        sizes = [
-            rows_bytes(reader.fields, self.layout, int(table.length[chosen].sum()), len(chosen)) for chosen in rows
-        ]
-        if not self.compress:
-            fs.require_space(self.destination.parent, sum(sizes) + len(rows) * _SMALL_FILES)
         counted = {
             "groups": len(groups.sizes), "duplicates": duplicates,
             "mean_returns": [_mean_return(reader, table.total_reward[chosen]) for chosen in rows],
         }  # fmt: skip
-        if self.dry_run:
-            planned = [self._planned(table.chosen(chosen)) for chosen in rows]
-            return self._result(planned, counted, started, bytes=sum(sizes), dry_run=True)
-        with staging:
-            made = self._write(staging.path, part_of, rows, table, codecs)
-            document = self._document(made, counted)
-            fs.write_file(staging.path / PARTS_FILE, (dump_json(document, indent=1) + "\n").encode())
-            if staging.publish():
-                return self._result(made, counted, started)
-        if not self.force and (there := self._already_there()) is not None:
-            return self._result(*there, started, already_there=True)
-        raise UsageError(f"{self.destination} was just created by another process", hint="add --force to replace it")
+        return _Division(part_of, rows, table, counted)
+
+    @property
+    def _size(self) -> int:
+        """The bytes of all rows."""
+        _, rows, table, _ = self._division
+        lengths = [(int(table.length[chosen].sum()), len(chosen)) for chosen in rows]
+        return sum(rows_bytes(self.reader.fields, self.layout, *one) for one in lengths)
+
+    def _plan(self) -> Outcome[_Parts]:
+        _, rows, table, counted = self._division
+        planned = [self._planned(table.chosen(chosen)) for chosen in rows]
+        return Outcome(_Parts(planned, counted), {"bytes": self._size})
 
     def _require_apart(self, identical: Array, part_of: Array) -> int:
         """Return how many episodes have an equal one in another part; UsageError unless that is allowed."""
@@ -247,16 +267,9 @@ class _Splitting:
             self.reader.manifest, steps=table.steps, episodes=len(table), content_digest="", layout=self.layout
         )
 
-    def _write(
-        self,
-        folder: Path,
-        part_of: Array,
-        rows: list[Array],
-        table: EpisodeTable,
-        codecs: Mapping[Key, RowCodec],
-    ) -> list[Manifest]:
+    def _write(self, folder: Path, codecs: Mapping[Key, RowCodec]) -> _Parts:
         """Write all parts in one pass over the dataset; memory is bounded by a few chunks."""
-        reader = self.reader
+        reader, (part_of, rows, table, counted) = self.reader, self._division
         RecordNumbers(table, reader.manifest.steps, str(reader.path))
         ends = table.start + table.length - 1
         with contextlib.ExitStack() as stack:
@@ -286,7 +299,9 @@ class _Splitting:
                 own = None if text is None else [text[row] for row in chosen.tolist()]
                 made.append(builder.finish(table.chosen(chosen), self._origin(part, chosen), own))
         self.progress.done()
-        return made
+        document = self._document(made, counted)
+        fs.write_file(folder / PARTS_FILE, (dump_json(document, indent=1) + "\n").encode())
+        return _Parts(made, counted)
 
     def _origin(self, part: int, chosen: Array) -> Origin:
         reader = self.reader
@@ -320,7 +335,7 @@ class _Splitting:
         )
         return found
 
-    def _already_there(self) -> tuple[list[Manifest], dict[str, Any]] | None:
+    def _already_there(self) -> _Parts | None:
         """Return the parts at the destination, and the counts, if an equal split of the same data made them."""
         try:
             document = load_json(self.destination / PARTS_FILE)
@@ -332,9 +347,10 @@ class _Splitting:
             return None
         there = [finished_manifest(self.destination / name) for name in self._names]
         made = [one for one in there if one is not None]
-        return (made, counted) if same and [one.content_digest for one in made] == digests else None
+        return _Parts(made, counted) if same and [one.content_digest for one in made] == digests else None
 
-    def _result(self, made: list[Manifest], counted: Mapping[str, Any], started: float, **changes: Any) -> SplitResult:
+    def _result(self, found: _Parts, started: float, changes: dict[str, Any]) -> SplitResult:
+        made, counted = found
         arguments, reader, returns = self.arguments, self.reader, counted["mean_returns"]
         parts = tuple(
             SplitPart(
