@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ..core.verbs.options import ConvertOptions
 from .failures import stdout_to_stderr
 from .help import EXAMPLE_SOURCE, SOURCE, Example
-from .options import (
-    Compress,
-    DryRun,
-    EngineName,
-    Episodes,
-    FinalStep,
-    FinalStepName,
-    Force,
-    FormatLayout,
-    FromFormat,
-    NumWorkers,
-    RawOptions,
-    Root,
-    SkipBad,
-    show_published,
-    verb,
-)
+from .options import OptionGroup, RawOptions, show_published, verb
 from .output import Output
-
-if TYPE_CHECKING:
-    pass
-
-
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "convert", EXAMPLES)(convert)
-
 
 EXAMPLES = (
     Example(
@@ -60,28 +36,17 @@ EXAMPLES = (
 )
 
 
+def add(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    verb(app, "convert", EXAMPLES)(convert)
+
+
 def convert(
     path: Annotated[str, typer.Argument(metavar="PATH", help="The dataset to read; its format is detected.")],
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write.")],
     *,
     out: Output,
-    episodes: Episodes = None,
-    layout: FormatLayout = None,
-    compress: Compress = None,
-    final_step: FinalStep = FinalStepName.AUTO,
-    root: Root = None,
-    skip_bad: SkipBad = False,
-    force: Force = False,
-    dry_run: DryRun = False,
-    num_workers: NumWorkers = 0,
-    engine: Annotated[
-        EngineName,
-        typer.Option("--engine", help="Where those processes are: here, or on a Ray cluster that shares the folders."),
-    ] = EngineName.LOCAL,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue what those processes left when they were interrupted.")
-    ] = False,
-    source_format: FromFormat = None,
+    options: Annotated[dict[str, Any], OptionGroup.of(ConvertOptions)],
     raw: RawOptions,
 ) -> None:
     """Turn a dataset on this machine into TED.
@@ -91,11 +56,8 @@ def convert(
     """
     from ..core.verbs.convert import convert as run
 
-    apart = stdout_to_stderr() if engine is EngineName.RAY else contextlib.nullcontext()  # Ray prints about its workers
+    # Ray prints about its workers.
+    apart = stdout_to_stderr() if options["engine"] == "ray" else contextlib.nullcontext()
     with apart, out.progress() as progress:
-        result = run(
-            path, dest, episodes=episodes, layout=layout and layout.value, compress=compress or (), skip_bad=skip_bad,
-            root=root, force=force, dry_run=dry_run, final_step=final_step.value, format=source_format,
-            num_workers=num_workers, engine=engine.value, resume=resume, progress=progress, **raw,
-        )  # fmt: skip
+        result = run(path, dest, progress=progress, **options, **raw)
     show_published(out, result, dest)

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.declarations import declared, declared_sources
+from ..core.declarations import declared_sources
 from ..core.progress import counted
 from ..core.progress import readable_size as size
+from ..core.verbs.options import DownloadOptions
 from .help import EXAMPLE_SOURCE, SOURCE, Example
 from .options import (
-    Compress,
-    DryRun,
-    Episodes,
-    FinalStep,
-    FinalStepName,
-    Force,
-    FormatLayout,
-    NumWorkers,
+    OptionGroup,
     RawOptions,
-    Root,
-    SkipBad,
     show_published,
     verb,
 )
@@ -30,8 +22,6 @@ from .output import Output
 if TYPE_CHECKING:
     from ..core.verbs.download import DownloadResult
 
-
-_CACHES = ", ".join(f"${one.variable}" for one in declared() if one.variable)
 
 EXAMPLES = (
     Example(
@@ -78,29 +68,7 @@ def download(
     ] = None,
     *,
     out: Output,
-    local: Annotated[
-        bool,
-        typer.Option("--local", help=f"Take it from the source's own cache ({_CACHES}); no network."),
-    ] = False,
-    root: Root = None,
-    episodes: Episodes = None,
-    revision: Annotated[
-        str | None, typer.Option("--revision", metavar="REV", help="A branch, tag or commit of the remote.")
-    ] = None,
-    exact_id: Annotated[
-        bool, typer.Option("--exact-id", help="Take the id as it is: fill in no version, find no newer name.")
-    ] = False,
-    frozen: Annotated[
-        bool, typer.Option("--frozen", help="Fail if the remote has other files now than those it was made from.")
-    ] = False,
-    layout: FormatLayout = None,
-    compress: Compress = None,
-    final_step: FinalStep = FinalStepName.AUTO,
-    num_workers: NumWorkers = 0,
-    skip_bad: SkipBad = False,
-    keep_source: Annotated[bool, typer.Option("--keep-source", help="Keep the original files, too.")] = False,
-    force: Force = False,
-    dry_run: DryRun = False,
+    options: Annotated[dict[str, Any], OptionGroup.of(DownloadOptions)],
     raw: RawOptions,
 ) -> None:
     """Fetch a dataset, verify it, and store it as TED.
@@ -113,12 +81,7 @@ def download(
     from ..core.verbs.download import download as run
 
     with out.progress() as progress:
-        result = run(
-            source, id, local=local, root=root, episodes=episodes, revision=revision, force=force, dry_run=dry_run,
-            keep_source=keep_source, layout=layout and layout.value, compress=compress or (), exact_id=exact_id,
-            frozen=frozen, final_step=final_step.value, num_workers=num_workers, skip_bad=skip_bad,
-            progress=progress, **raw,
-        )  # fmt: skip
+        result = run(source, id, progress=progress, **options, **raw)
     if out.quiet and result.resolved == "words":  # with -q no note has named it
         out.warn(f"{substitution_text(result.asked, result.id)} (disable with --exact-id)")
     _show_fetch(out, result)

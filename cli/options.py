@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import inspect
 import logging
@@ -11,14 +12,14 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 import typer
 
 from ..core import __version__
-from ..core.declarations import READER_OPTIONS, packed_by_default
+from ..core.declarations import READER_OPTIONS
 from ..core.errors import UsageError
 from ..core.progress import counted
 from ..core.progress import readable_size as size
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..core.results import Published
+    from ..core.verbs.options import Option, VerbOptions
 
 _Function: TypeAlias = Callable[..., int | None]
 
 
-FinalStepName = enum.StrEnum("FinalStepName", {"AUTO": "auto", "DROP": "drop", "REPEAT": "repeat"})
 EngineName = enum.StrEnum("EngineName", {"LOCAL": "local", "RAY": "ray"})
 LayoutName = enum.StrEnum("LayoutName", {"TED": "ted", "PACKED": "packed"})
 ColorName = enum.StrEnum("ColorName", {"AUTO": "auto", "ALWAYS": "always", "NEVER": "never"})
@@ -62,18 +63,6 @@ Layout: TypeAlias = Annotated[
     LayoutName,
     typer.Option("--layout", help="ted: plain tensors; packed: smaller, faster random batches when I/O-bound."),
 ]
-FormatLayout: TypeAlias = Annotated[
-    LayoutName | None,
-    typer.Option(
-        "--layout",
-        help="ted: plain tensors; packed: smaller, faster random batches when I/O-bound. Default: ted; packed for "
-        f"{packed_by_default()}.",
-    ),
-]
-NumWorkers: TypeAlias = Annotated[
-    int,
-    typer.Option("--num-workers", metavar="N", help="Processes that read and write a raw dataset; 0: this one alone."),
-]
 Root: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -84,12 +73,6 @@ Root: TypeAlias = Annotated[
 ]
 SkipBad: TypeAlias = Annotated[
     bool, typer.Option("--skip-bad", help="Convert the sound episodes of a damaged dataset, and name the others.")
-]
-FinalStep: TypeAlias = Annotated[
-    FinalStepName,
-    typer.Option(
-        "--final-step", help="Last steps without an observation after them: auto keeps those that are terminated."
-    ),
 ]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before removing.")]
 
@@ -124,24 +107,43 @@ def _common(
 
 @dataclass(frozen=True, slots=True)
 class OptionGroup:
-    """The annotation of a parameter that receives several options as a dict, by the names of their parameters.
+    """The annotation of a parameter that receives several options as a dict, by the names of their `parameters`."""
 
-    Each option is its name, the type of its value (bool for a switch) and what `typer.Option` returns. The default is
-    False for switches and None for others.
-    """
+    parameters: tuple[inspect.Parameter, ...]
 
-    options: tuple[tuple[str, Any, Any], ...]
+    @classmethod
+    def of(cls, options: type[VerbOptions]) -> OptionGroup:
+        """Return the options of a verb, as its options object describes them."""
+        types, fields = get_type_hints(options), dataclasses.fields(options)
+        return cls(tuple(_parameter(one.name, types[one.name], one.default, one.metadata["option"]) for one in fields))
 
-    def parameters(self) -> Iterator[inspect.Parameter]:
-        """Yield a parameter for each option."""
-        for name, values, option in self.options:
-            switch = values is bool
-            yield inspect.Parameter(
-                name.replace("-", "_"),
-                inspect.Parameter.KEYWORD_ONLY,
-                default=False if switch else None,
-                annotation=Annotated[values if switch else values | None, option],
-            )
+    def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that are given as functions take them; those without a value have their defaults there."""
+        found = {one.name: given[one.name] for one in self.parameters if given[one.name] is not None}
+        return {name: value.value if isinstance(value, enum.Enum) else value for name, value in found.items()}
+
+
+def _parameter(name: str, values: Any, default: Any, about: Option) -> inspect.Parameter:
+    if about.choices:
+        names = enum.StrEnum(name.title(), {one.upper(): one for one in about.choices})  # type: ignore[misc]
+        values, default = (names, names(default)) if default is not None else (names | None, None)
+    elif about.values is not None:
+        values, default = about.values | None, default or None
+    flag = about.flag or f"--{name.replace('_', '-')}"
+    option = typer.Option(flag, metavar=about.metavar, help=about.help, rich_help_panel=about.panel)
+    return optional(name, values, option, default)
+
+
+def optional(name: str, values: Any, option: Any, default: Any = None) -> inspect.Parameter:
+    """Return the parameter of an option; `values` is the type of its value, and `option` what typer returns."""
+    return inspect.Parameter(
+        name.replace("-", "_"), inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[values, option]
+    )
+
+
+def switch_or_value(name: str, values: Any, option: Any) -> inspect.Parameter:
+    """Return the parameter of a switch, False by default, or of an option with a value, None by default."""
+    return optional(name, bool, option, False) if values is bool else optional(name, values | None, option)
 
 
 _RAW = "Datasets of other libraries"
@@ -159,7 +161,7 @@ RawOptions: TypeAlias = Annotated[
     dict[str, Any],
     OptionGroup(
         tuple(
-            (
+            switch_or_value(
                 one.name,
                 one.values,
                 typer.Option(f"--{one.name}", metavar=one.metavar, help=one.help, rich_help_panel=_RAW),
@@ -192,11 +194,8 @@ def verb(app: typer.Typer, name: str, examples: Sequence[Example]) -> Callable[[
             try:
                 _refuse_empty(given)
                 out = _common(**{option: given.pop(option) for option in common})
-                grouped = {
-                    name: {option.name: given[option.name] for option in group.parameters()}
-                    for name, group in groups.items()
-                }
-                options = {option for values in grouped.values() for option in values}
+                grouped = {name: group.values(given) for name, group in groups.items()}
+                options = {option.name for group in groups.values() for option in group.parameters}
                 single = {option: value for option, value in given.items() if option not in options}
                 return _logged(name, lambda: function(**single, **grouped, out=out), given)
             except (Exception, KeyboardInterrupt, Stopped) as error:
@@ -206,7 +205,7 @@ def verb(app: typer.Typer, name: str, examples: Sequence[Example]) -> Callable[[
             option
             for parameter in own.parameters.values()
             if parameter.name != "out"
-            for option in (groups[parameter.name].parameters() if parameter.name in groups else (parameter,))
+            for option in (groups[parameter.name].parameters if parameter.name in groups else (parameter,))
         ]
         parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*parameters, *common.values())]
         run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]

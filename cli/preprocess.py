@@ -12,7 +12,18 @@ import typer
 from ..core.declarations import OPERATION_OPTIONS
 from .failures import stdout_to_stderr
 from .help import STORED, Example
-from .options import Dataset, DryRun, EngineName, Force, OptionGroup, Root, SkipBad, show_published, verb
+from .options import (
+    Dataset,
+    DryRun,
+    EngineName,
+    Force,
+    OptionGroup,
+    Root,
+    SkipBad,
+    show_published,
+    switch_or_value,
+    verb,
+)
 from .output import Output
 
 UnitName = enum.StrEnum("UnitName", {"STEP": "step", "ROW": "row", "EPISODE": "episode"})
@@ -63,7 +74,7 @@ Operations: TypeAlias = Annotated[
     dict[str, Any],
     OptionGroup(
         tuple(
-            (one.name, one.values, _option(f"--{one.name}", one.metavar, one.help, _OPERATIONS))
+            switch_or_value(one.name, one.values, _option(f"--{one.name}", one.metavar, one.help, _OPERATIONS))
             for one in OPERATION_OPTIONS
         )
     ),

@@ -59,6 +59,7 @@ from ..results import (
 )
 from ..saved_steps import is_of_buffer, open_saved, verified_steps
 from ..ted.schema import Field, Key, ted_fields
+from .options import ConvertOptions
 
 if TYPE_CHECKING:
     from .convert_workers import ConversionWorkers
@@ -110,6 +111,7 @@ def convert(
     as it is (`already_there`). `dry_run` does everything but writing. Raises DatasetNotFoundError, FormatError or
     CorruptDataError for the source, UsageError for arguments, OutOfSpaceError; `dest` is then unchanged.
     """
+    asked = ConvertOptions.of(locals())
     source, pattern = find_source(path, root, format)
     destination, progress = fs.expanded(dest), progress or Silent()
     require_layout(layout or "packed", methods := tuple(compress))  # before anything is read
@@ -119,8 +121,7 @@ def convert(
         raise UsageError(f"{path} is a pattern, and --files another one", hint="leave out --files")
     given |= pattern
     if is_steps(source, format) or is_of_buffer(source):
-        named = {"format": format, "episodes": episodes, "num_workers": workers or None}
-        refuse_raw_options(source, named | final_step_arguments(final_step) | given)
+        refuse_raw_options(source, asked.raw() | given)
         rewriting = Rewriting(
             source=source, asked=os.fspath(path), destination=destination, compress=methods, progress=progress,
             layout=require_layout(layout or "ted", compress), force=force, dry_run=dry_run, skip_bad=skip_bad,
@@ -135,7 +136,7 @@ def convert(
     ):
         facts = facts_of(reader, episodes if chosen else None, progress, skip_bad=skip_bad, num_workers=workers)
         wanted = require_layout(layout or default_layout(facts.source), compress)
-        given |= {"skip_bad": True} if skip_bad else {}
+        given |= asked.recorded()
         ends = ends if facts.final_missing else "auto"
         request = Request(
             facts.source, os.fspath(path), facts.id, episodes=chosen, layout=wanted, origin="file",

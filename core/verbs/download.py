@@ -81,6 +81,7 @@ from .convert import (
     unverified_note,
     versions_of,
 )
+from .options import DownloadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +147,7 @@ def download(
     DatasetNotFoundError with the nearest names, NetworkError, AuthorisationError, OutOfSpaceError, CorruptDataError
     if the bytes do not match the remote's checksums after retries, and the errors of `convert`.
     """
+    asked = DownloadOptions.of(locals())
     given, progress = given_options(options), progress or Silent()
     address = hub_address(source, id, revision)
     if address is not None:
@@ -162,11 +164,11 @@ def download(
     wanted, methods = require_layout(layout or default_layout(source), compress), tuple(compress)
     named_codecs(methods)  # fails early on methods that are invalid for any field
     ends, workers = require_final_step(final_step), require_workers(num_workers)
-    recorded = given | ({"skip_bad": True} if skip_bad else {})
+    recorded = given | asked.recorded()
     if local:
         _refuse_remote_options(revision=revision, keep_source=keep_source, frozen=frozen)
-        asked = storage_root(root), chosen, (wanted, methods), ends, given, force, dry_run, workers, skip_bad, progress
-        return DownloadResult(**_from_cache(origin, id, *asked))
+        rest = storage_root(root), chosen, (wanted, methods), ends, given, force, dry_run, workers, skip_bad, progress
+        return DownloadResult(**_from_cache(origin, id, *rest))
     with origin:
         fetching = RemoteDownload(
             source=origin, asked=id, root=storage_root(root), episodes=chosen, revision=revision, layout=wanted,
