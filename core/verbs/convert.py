@@ -79,6 +79,7 @@ def convert(
     dest: str | os.PathLike[str],
     *,
     episodes: str | None = None,
+    max_episodes: int | None = None,
     layout: str | None = None,
     compress: Sequence[str] = (),
     skip_bad: bool = False,
@@ -99,7 +100,8 @@ def convert(
     written in another `layout`: `ted`, or `packed`, which is smaller and faster to sample from; None is `packed` for
     formats that declare it, such as Atari frames, and `ted` for all others. `compress` compresses fields of layout
     `packed`: `observation.image=zstd:3` (a level of 1 to 22, or lz4). Values and types are those of the source.
-    `episodes` selects episodes of a foreign dataset by number, like `0:100,250`. `skip_bad` takes the sound episodes of
+    `episodes` selects episodes of a foreign dataset by number, like `0:100,250`; `max_episodes` takes the first ones of
+    them. `skip_bad` takes the sound episodes of
     a damaged dataset, which is then read twice; notes name the others. `final_step` applies to a last step without a
     next observation in the source: `auto` keeps it if it is terminated, with the last observation repeated, and drops
     it otherwise, so that the step before it is the truncated end; `drop` drops all of them, `repeat` keeps all. The
@@ -134,7 +136,10 @@ def convert(
         open_source(source, format=format, final_step=ends, options=given) as reader,
         hinting_at_skip_bad(reader, possible=not skip_bad),
     ):
-        facts = facts_of(reader, episodes if chosen else None, progress, skip_bad=skip_bad, num_workers=workers)
+        facts = facts_of(
+            reader, episodes if chosen else None, progress, skip_bad=skip_bad, num_workers=workers,
+            max_episodes=max_episodes,
+        )  # fmt: skip
         wanted = require_layout(layout or default_layout(facts.source), compress)
         given |= asked.recorded()
         ends = ends if facts.final_missing else "auto"
@@ -281,17 +286,22 @@ _SOON = 1.0  # seconds before reading the facts of a source is shown as a stage
 
 
 def facts_of(
-    reader: Reader, selection: str | None, progress: Progress, *, skip_bad: bool = False, num_workers: int = 0
+    reader: Reader,
+    selection: str | None,
+    progress: Progress,
+    *,
+    skip_bad: bool = False,
+    num_workers: int = 0,
+    max_episodes: int | None = None,
 ) -> SourceFacts:
-    """Return the facts of the episodes chosen; with `skip_bad`, of those among them that are sound."""
+    """Return the facts of the first `max_episodes` episodes chosen; with `skip_bad`, of the sound ones among them."""
     reader.survey_workers = num_workers
-    if not skip_bad:
+    if not skip_bad and max_episodes is None:
         return _with_notes(_stated_facts(reader, selection, progress))
     numbers = reader.stated().episode_numbers
-    chosen = select_episodes(parse_episodes(selection), numbers) if selection else numbers
-    sound, notes = sound_episodes(reader, chosen, progress)
-    facts = reader.facts([(number, number + 1) for number in sound])
-    return _with_notes(facts, notes)
+    chosen = list(select_episodes(parse_episodes(selection), numbers) if selection else numbers)[:max_episodes]
+    chosen, notes = sound_episodes(reader, chosen, progress) if skip_bad else (chosen, [])
+    return _with_notes(reader.facts([(number, number + 1) for number in chosen]), notes)
 
 
 def _with_notes(facts: SourceFacts, more: Sequence[str] = ()) -> SourceFacts:

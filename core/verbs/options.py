@@ -115,6 +115,7 @@ class ConvertOptions(VerbOptions):
     """The options of `convert`."""
 
     episodes: str | None = _episodes(raw=True)
+    max_episodes: int | None = option(None, "Only the first N of these.", "N", least=1, recorded=True, raw=True)
     layout: str | None = _layout()
     compress: Sequence[str] = _compress()
     final_step: str = _final_step()

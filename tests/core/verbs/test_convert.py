@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from minari_oracle import assert_equals_minari
@@ -321,3 +322,34 @@ def test_a_checkpoint_at_the_destination_is_called_one(tmp_path: Path) -> None:
     checkpoint.save(made.path, tmp_path / "saved", form="flat")
     with pytest.raises(UsageError, match=r"saved already exists and is a checkpoint of minari:\S+, not a dataset"):
         convert(CARTPOLE, tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        ({"max_episodes": 2}, {"episodes": "0:2"}),
+        ({"max_episodes": 2, "episodes": "3:"}, {"episodes": "3:5"}),
+        ({"max_episodes": 2, "skip_bad": True}, {"episodes": "0:2"}),
+        ({"max_episodes": 1000}, {}),
+    ],
+)
+def test_max_episodes_takes_the_first_of_the_selected_episodes(
+    given: dict[str, Any], same: dict[str, Any], tmp_path: Path
+) -> None:
+    first = convert(CARTPOLE, tmp_path / "first", **given)
+    assert first.content_digest == convert(CARTPOLE, tmp_path / "same", **same).content_digest
+    manifest = Manifest.load(tmp_path / "first")
+    assert manifest.request.options["max_episodes"] == given["max_episodes"]
+    assert manifest.provenance[-1].arguments["max_episodes"] == given["max_episodes"]
+    assert convert(CARTPOLE, tmp_path / "first", **given).already_there
+
+
+def test_max_episodes_is_refused_where_it_makes_no_sense(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        convert(CARTPOLE, tmp_path / "ted", max_episodes=0)
+    convert(CARTPOLE, tmp_path / "ted")
+    with pytest.raises(UsageError):  # another request
+        convert(CARTPOLE, tmp_path / "ted", max_episodes=1)
+    with pytest.raises(UsageError):  # of TED, whose episodes preprocess chooses
+        convert(tmp_path / "ted", tmp_path / "again", max_episodes=1)
+    assert not (tmp_path / "again").exists()
