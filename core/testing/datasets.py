@@ -20,6 +20,7 @@ from ..format.packed.builder import write_dataset
 from ..format.packed.row_files import parse_codecs
 from ..format.returns import Ingest
 from ..format.returns import running_return as sum_rewards
+from ..format.syncing import write_file
 from ..open_steps import open_steps
 from ..ted.episodes import EndReason, end_reason
 from ..ted.schema import (
@@ -104,7 +105,7 @@ def write_packed(source: Path, folder: Path, *compressed: str) -> Manifest:
 
 def write_mixture(path: Path, *datasets: Path) -> Path:
     """Write a mixture file of datasets that are drawn equally often."""
-    path.write_text(Mixture(dataset=tuple(Member(path=str(one), weight=1.0) for one in datasets)).text())
+    write_file(path, Mixture(dataset=tuple(Member(path=str(one), weight=1.0) for one in datasets)).text().encode())
     return path
 
 
