@@ -102,7 +102,7 @@ def ls(*, root: PathLike | None = None) -> CacheLsResult:
     Links are not followed. A missing root is empty. Raises UsageError if the root is not a folder.
     """
     folder = existing_root(root)
-    entries = cache_entries(folder)
+    entries = _cache_entries(folder)
     kinds = dict.fromkeys(sorted(entry.what for entry in entries))
     return CacheLsResult(
         root=folder,
@@ -133,8 +133,8 @@ def rm(
     folder = existing_root(root)
     if not names:
         raise UsageError("no dataset named", hint="name one: rbtool cache ls lists what is stored")
-    entries = [entry for entry in cache_entries(folder) if entry.what in _DATASETS | _ORIGINALS]
-    chosen = _with_originals(entries, chosen_entries(entries, names, folder))
+    entries = [entry for entry in _cache_entries(folder) if entry.what in _DATASETS | _ORIGINALS]
+    chosen = _with_originals(entries, _chosen_entries(entries, names, folder))
     for entry in chosen:
         if entry.in_use:
             raise _in_use_error(entry)
@@ -165,14 +165,14 @@ def prune(
     it returns False, nothing is removed. Raises UsageError if the root is not a folder.
     """
     folder = existing_root(root)
-    chosen = [entry for entry in cache_entries(folder) if entry.prunable]
+    chosen = [entry for entry in _cache_entries(folder) if entry.prunable]
     result = _pruned(folder, chosen, dry_run=dry_run)
     if dry_run or not chosen:
         return result
     if confirm is not None and not confirm(result):
         return replace(result, dry_run=True)
     still = {
-        entry.path for entry in cache_entries(folder) if entry.prunable
+        entry.path for entry in _cache_entries(folder) if entry.prunable
     }  # `confirm` may have waited long for an answer
     removed = [entry for entry in chosen if entry.path in still and _remove_prunable(entry, folder)]
     for entry in removed:
@@ -191,8 +191,8 @@ def verify(*names: PathLike, root: PathLike | None = None, progress: Progress | 
     started, folder, progress = time.perf_counter(), existing_root(root), progress or Silent()
     if not folder.exists():
         raise DatasetNotFoundError(f"there is no folder {folder}, so nothing in it can be verified")
-    entries = [entry for entry in cache_entries(folder) if entry.what in _DATASETS or entry.what == "original"]
-    chosen = chosen_entries(entries, names, folder) if names else entries
+    entries = [entry for entry in _cache_entries(folder) if entry.what in _DATASETS or entry.what == "original"]
+    chosen = _chosen_entries(entries, names, folder) if names else entries
     originals = {original.folder: original for original in stored_originals(folder)}
     problems: list[CacheProblem] = []
     progress.start("verifying", _bytes(chosen), "bytes")
@@ -326,7 +326,7 @@ class CacheEntry:
     problem: str | None = None
 
 
-def cache_entries(root: Path) -> list[CacheEntry]:
+def _cache_entries(root: Path) -> list[CacheEntry]:
     """List everything below the root, sorted by name. Links are not followed.
 
     Does not change `last_used`. Items that disappear during the scan are left out.
@@ -336,7 +336,7 @@ def cache_entries(root: Path) -> list[CacheEntry]:
     return sorted(found, key=lambda entry: (entry.name, _ORDER.index(entry.what), str(entry.path)))
 
 
-def chosen_entries(
+def _chosen_entries(
     entries: Sequence[CacheEntry], names: Sequence[str | os.PathLike[str]], root: Path
 ) -> list[CacheEntry]:
     """Select entries by `source:id`, shell pattern, or path below the root; sorted by name.
