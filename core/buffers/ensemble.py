@@ -62,7 +62,7 @@ from .checkpoint import SavedParts, generator_from_json, generator_to_json, refu
 from .draws import Draw, refuse_units
 from .processes import Guards, HoldAll, Place
 from .pytrees import checked_batch_size, ragged_elements
-from .replay_buffer import ReplayBuffer, as_draw
+from .replay_buffer import ReplayBuffer
 from .schemas import Joiner, Policy, Schema, SchemaDifference, checked_policy, differences, joined_schema, schema_of
 from .tensordict import TensorDictReplayBuffer
 from .trajectories import Trajectory
@@ -829,11 +829,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         parts = [state_dict[name] for name in ("_storage", "_sampler", "_writer")]
         for part in parts:
             require_members(part, len(self._members))
-        ahead = state_dict.get("_prefetch_state") or {"capacity": self.batches_ahead, "queue": ()}
-        if ahead["capacity"] != self.batches_ahead:
-            raise SchemaError(
-                f"the state has {ahead['capacity']} batches prepared ahead, this buffer prepares {self.batches_ahead}"
-            )
+        ahead = self._prepared_in(state_dict)
         with self._all_or_nothing():
             self._transform.load_state_dict(dict(state_dict["_transforms"]))
             self._sampler.load_weights(state_dict["_sampler"])
@@ -844,7 +840,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
             if state_dict.get("_rng") is not None:
                 self._restore_rng(*state_dict["_rng"])
             self._batch_size = batch_size
-            self._restore_ahead([as_draw(item) for item in ahead["queue"]])
+            self._restore_ahead(ahead)
 
     def _prepare_dump(self, path: Path) -> None:
         self._refresh()

@@ -1400,11 +1400,7 @@ class ReplayBuffer:
             raise SchemaError(f"the state does not belong to a {type(self).__name__}: {error!r}") from error
 
     def _take_over(self, state_dict: Mapping[str, Any], batch_size: int | None) -> None:
-        ahead = state_dict.get("_prefetch_state") or {"capacity": self.batches_ahead, "queue": ()}
-        if ahead["capacity"] != self.batches_ahead:
-            raise SchemaError(
-                f"the state has {ahead['capacity']} batches prepared ahead, this buffer prepares {self.batches_ahead}"
-            )
+        ahead = self._prepared_in(state_dict)
         with self._all_or_nothing():
             self._transform.load_state_dict(dict(state_dict["_transforms"]))
             self._writer.load_state_dict(state_dict["_writer"])
@@ -1415,7 +1411,16 @@ class ReplayBuffer:
             with self._loading_ring(self._writer):
                 self._storage.load_state_dict(state_dict["_storage"])
             self._writer.sync_cursor()
-            self._restore_ahead(self.rotated_draws([as_draw(item) for item in ahead["queue"]]))
+            self._restore_ahead(self.rotated_draws(ahead))
+
+    def _prepared_in(self, state_dict: Mapping[str, Any]) -> list[Draw]:
+        """Return the draws prepared ahead in a state; SchemaError if it has room for another number of them."""
+        ahead = state_dict.get("_prefetch_state") or {"capacity": self.batches_ahead, "queue": ()}
+        if ahead["capacity"] != self.batches_ahead:
+            raise SchemaError(
+                f"the state has {ahead['capacity']} batches prepared ahead, this buffer prepares {self.batches_ahead}"
+            )
+        return [as_draw(item) for item in ahead["queue"]]
 
     @overload
     def dumps(
