@@ -100,17 +100,17 @@ def convert(
     written in another `layout`: `ted`, or `packed`, which is smaller and faster to sample from; None is `packed` for
     formats that declare it, such as Atari frames, and `ted` for all others. `compress` compresses fields of layout
     `packed`: `observation.image=zstd:3` (a level of 1 to 22, or lz4). Values and types are those of the source.
-    `episodes` selects episodes of a foreign dataset by number, like `0:100,250`; `max_episodes` takes the first ones of
-    them. `skip_bad` takes the sound episodes of
-    a damaged dataset, which is then read twice; notes name the others. `final_step` applies to a last step without a
-    next observation in the source: `auto` keeps it if it is terminated, with the last observation repeated, and drops
-    it otherwise, so that the step before it is the truncated end; `drop` drops all of them, `repeat` keeps all. The
-    episode table records which. `format` names the format in place of its detection; with `table`, `path` may be a
-    folder of CSV or Parquet files, or a pattern like `runs/*.csv`, which are one dataset. `options` are those that only
-    some formats have (`ReaderOptions`). `num_workers` processes read and write a foreign dataset (0: this one alone),
-    here or, with `engine="ray"`, on a Ray cluster that shares the folders. The bytes are the same. `resume` continues
-    what they left unfinished. `dest` is replaced only with `force`; an equal conversion of an unchanged source is left
-    as it is (`already_there`). `dry_run` does everything but writing. Raises DatasetNotFoundError, FormatError or
+    `episodes` selects episodes of a foreign dataset by number, like `0:100,250`; `max_episodes` takes the first
+    ones of them. `skip_bad` takes the sound episodes of a damaged dataset, which is then read twice; notes name the
+    others. `final_step` applies to a last step without a next observation in the source: `auto` keeps it if it is
+    terminated, with the last observation repeated, and drops it otherwise, so that the step before it is the
+    truncated end; `drop` drops all of them, `repeat` keeps all. The episode table records which. `format` names the
+    format in place of its detection; with `table`, `path` may be a folder of CSV or Parquet files, or a pattern
+    like `runs/*.csv`, which are one dataset. `options` are those that only some formats have (`ReaderOptions`).
+    `num_workers` processes read and write a foreign dataset (0: this one alone), here or, with `engine="ray"`, on a
+    Ray cluster that shares the folders. The bytes are the same. `resume` continues what they left unfinished.
+    `dest` is replaced only with `force`; an equal conversion of an unchanged source is left as it is
+    (`already_there`). `dry_run` does everything but writing. Raises DatasetNotFoundError, FormatError or
     CorruptDataError for the source, UsageError for arguments, OutOfSpaceError; `dest` is then unchanged.
     """
     asked = ConvertOptions.of(locals())
