@@ -107,7 +107,7 @@ def leaves() -> dict[str, Leaf]:
 def leaf_of(path: str) -> str | None:
     """Return the leaf to which a file belongs, also a test that mirrors one of its modules; None for the trunk.
 
-    `tests/core/verbs/test_convert_resume.py` mirrors `core/verbs/convert`, where no longer name fits.
+    `tests/core/verbs/test_convert_ray.py` mirrors `core/verbs/convert`, where no longer name fits.
     """
     mirrored = path.removeprefix("tests/").replace("/test_", "/").removesuffix(".py").removesuffix("/conftest")
     best, found = "", None

@@ -1,4 +1,4 @@
-"""Rows of a dataset as a storage, never a byte changed on the disk unasked; padded trajectories."""
+"""Rows of a dataset as a storage, its padded trajectories, their queries and windows of steps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from waiting import HANG
 
+import rbtool
+from rbtool import Sequence, traj
 from rbtool.core.datasets.buffer import DatasetReplayBuffer
 from rbtool.core.datasets.storage import DatasetStorage, padded, trajectory_lengths
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError
 from rbtool.core.format.manifest import MANIFEST
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.testing.datasets import write_walks
+from rbtool.core.storages.packed import PackedStorage
+from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.testing.datasets import write_mixture, write_packed, write_walks
+
+# Rows of a dataset as a storage, never a byte changed on the disk unasked; padded trajectories.
 
 
 def bytes_below(folder: Path) -> dict[str, bytes]:
@@ -283,3 +289,114 @@ def test_as_torchrl_splits(lengths: list[int]) -> None:
     theirs, ours = collectors.split_trajectories(rows.clone()), padded(rows, np.array(lengths))
     assert (set(theirs.keys(True, True)), theirs.batch_size) == (set(ours.keys(True, True)), ours.batch_size)
     assert (theirs == ours).all()
+
+
+# Trajectories of datasets: the episode table separates them, and nothing else is read than what is asked for.
+
+
+EPISODES = [(9, "terminated"), (3, "truncated"), (1, "both"), (1, "terminated"), (12, "open"), (4, "terminated")]
+LENGTHS = [length for length, _ in EPISODES]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same episodes in both layouts."""
+    work = tmp_path_factory.mktemp("walks")
+    write_walks(work / "ted", EPISODES)  # type: ignore[arg-type]
+    write_packed(work / "ted", work / "packed")
+    return work
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_trajectories_are_the_episodes(layout: str, both: Path) -> None:
+    dataset = rbtool.load_dataset(both / layout)
+    found = rbtool.filter_trajectories(dataset)
+    assert [one.length for one in found] == LENGTHS
+    whole = dataset.storage[:]
+    start = 0
+    for one in found:
+        assert (one.data == whole[start : start + one.length]).all()
+        assert one.observation.equal(whole["observation"][start : start + one.length])
+        start += one.length
+
+
+@pytest.mark.parametrize(("layout", "kind"), [("ted", TensorStorage), ("packed", PackedStorage)])
+def test_only_what_is_asked_for_is_read(layout: str, kind: Any, both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = rbtool.load_dataset(both / layout)
+    totals = [float(one.data["next", "reward"].double().sum()) for one in dataset.query()]
+    asked: list[Any] = []
+    monkeypatch.setattr(kind, "read_at", lambda self, index: asked.append(index))
+    assert [one.length for one in dataset.query(traj.length > 3)] == [9, 12, 4]
+    middle = sorted(totals)[3]
+    found = dataset.query(traj.total_reward >= middle)
+    assert [float(one.total_reward) for one in found] == [total for total in totals if total >= middle]
+    assert found[0]["observation"].shape[0] == found[0].length
+    assert asked == []
+
+
+def test_transforms_of_other_entries_are_left_out(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = rbtool.Normalize(["observation"], loc=1.0, scale=2.0)
+    dataset = rbtool.load_dataset(both / "ted", transform=scale)
+    rewards = [one["next", "reward"] for one in dataset.query()]
+    first = dataset.query()[0]
+    assert first["observation"].equal(dataset[: first.length]["observation"])
+    monkeypatch.setattr(rbtool.Normalize, "forward", lambda self, data: None)
+    assert all(one["next", "reward"].equal(old) for one, old in zip(dataset.query(), rewards, strict=True))
+
+
+# Windows of steps of datasets: the episode table separates them, next to a flag of the caller's choice.
+
+
+NUMBERS = np.repeat(np.arange(len(EPISODES)), LENGTHS)
+
+
+def assert_whole(batch: Any, width: int) -> None:
+    index, valid = batch["index"].reshape(-1, width).numpy(), batch["validity_mask"].reshape(-1, width).numpy()
+    for window, real in zip(index, valid, strict=True):
+        assert len(set(NUMBERS[window])) == 1
+        assert (np.diff(window[real]) == 1).all()
+        assert set(window) == set(window[real])
+
+
+@pytest.mark.parametrize("key", ["done", "terminated"])  # the table says the same, and more
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_windows_stay_in_their_episodes(layout: str, key: str, both: Path) -> None:
+    unit = Sequence(4, burn_in=2, done_key=("next", key))
+    dataset = rbtool.load_dataset(both / layout, 16, seed=0, sample_unit=unit)
+    for _ in range(10):
+        batch = dataset.sample()
+        assert batch.shape == (96,)
+        assert_whole(batch, 6)
+        assert batch["observation"].equal(dataset.storage[batch["index"]]["observation"])
+
+
+@pytest.mark.parametrize("style", ["iterable", "map"])
+def test_epochs_of_a_loader_have_each_anchor_once(style: Any, both: Path) -> None:
+    dataset = rbtool.load_dataset(
+        both / "ted",
+        8,
+        seed=0,
+        sample_unit=Sequence(3),
+        sampler=rbtool.SamplerWithoutReplacement(),
+    )
+    found = []
+    for batch in rbtool.TorchLoader(rbtool.torch_dataset(dataset, seed=0, style=style)):
+        assert_whole(batch, 3)
+        found += batch["anchor_index"][::3].tolist()
+    assert sorted(found) == list(range(len(NUMBERS)))
+
+
+def test_rows_that_were_written_over_have_the_ends_of_their_flags(both: Path) -> None:
+    storage = rbtool.load_dataset(both / "ted", 8).storage
+    unit = Sequence(4, done_key=("next", "terminated"))
+    assert unit.expand(torch.tensor([0, 9]), {}, storage)[0].tolist() == [0, 1, 2, 3, 9, 10, 11, 11]
+    rows = storage[3:4].clone()
+    rows["next", "terminated"][:] = True
+    storage.set(torch.tensor([3]), rows)
+    assert unit.expand(torch.tensor([2]), {}, storage)[0].tolist() == [2, 3, 3, 3]
+
+
+def test_mixtures_have_no_windows(both: Path, tmp_path: Path) -> None:
+    write_mixture(tmp_path / "both.toml", both / "ted", both / "packed")
+    with pytest.raises(rbtool.UsageError, match="draws single elements"):
+        rbtool.load_dataset(tmp_path / "both.toml", 8, sample_unit=Sequence(2))

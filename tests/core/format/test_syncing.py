@@ -1,5 +1,7 @@
 """What is published is on the disk before: every file and folder of it, whichever verb wrote it."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from unsynced import unsynced
 from waiting import HANG
@@ -18,6 +21,8 @@ from rbtool.core.errors import OutOfSpaceError
 from rbtool.core.format import fs, syncing
 from rbtool.core.format.staging import Staging
 from rbtool.core.format.syncing import NewFile, write_file
+
+# What is published is on the disk before: every file and folder of it, whichever verb wrote it.
 
 
 def test_outside_a_staged_folder_a_file_is_synced_at_once(
@@ -188,3 +193,27 @@ def test_a_descriptor_that_saw_a_failure_is_the_one_that_is_synced(
         monkeypatch.setattr(fs, "fsync", lambda descriptor, path: asked.append(os.lseek(descriptor, 0, os.SEEK_CUR)))
         staging.publish()
     assert 2 in asked
+
+
+# The one module that changes the file system.
+
+
+@pytest.mark.parametrize("size", [1, 1 << 19, (1 << 19) + 1, 3 << 20])
+def test_large_writes_arrive_whole(tmp_path: Path, size: int) -> None:
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes()
+    descriptor = fs.create(tmp_path / "file")
+    try:
+        fs.write(descriptor, memoryview(data), tmp_path / "file")
+        fs.pwrite(descriptor, memoryview(data), size, tmp_path / "file")
+        fs.start_syncing(descriptor, 0, size)
+    finally:
+        os.close(descriptor)
+    assert (tmp_path / "file").read_bytes() == data + data
+
+
+@pytest.mark.parametrize("below", ["", "x", "x/y"])
+def test_a_file_where_a_folder_is_to_be_is_called_none(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError) as caught:
+        fs.make_folder(tmp_path / "file" / below)
+    assert caught.value.filename.startswith(str(tmp_path / "file"))

@@ -1,7 +1,8 @@
-"""What comes out of preprocess, against the same function on the whole dataset at once. One process."""
+"""What comes out of preprocess, and that nothing comes out of a source that is damaged or changes meanwhile."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool.core.encodings.save import save_checkpoint
+from rbtool.core.errors import CorruptDataError
 from rbtool.core.format.manifest import ENV_METADATA, Manifest
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.open_steps import open_steps
@@ -21,6 +23,9 @@ from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import state_keys
 from rbtool.core.testing.datasets import dataset_plans, write_plan, write_walks
 from rbtool.core.testing.storages import same
+
+# What comes out of preprocess, against the same function on the whole dataset at once. One process.
+
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 STEPS = 20
@@ -274,3 +279,118 @@ def test_keys_the_function_leaves_out_are_named(walks: Path, tmp_path: Path) -> 
     assert sorted(dropped) == sorted(field.name for field in Manifest.load(walks).fields if field.key[0] == "next")
     assert all("leaves it out" in why for why in dropped.values())
     assert not run(walks, scaled, tmp_path / "whole").dropped_keys
+
+
+# What is made of a source that is damaged, or that changes meanwhile, is not published, and not gone on with.
+
+
+MANY = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5
+
+
+@pytest.fixture
+def many_walks(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "walks", MANY)
+    return tmp_path / "walks"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("where", [pytest.param("early", marks=pytest.mark.slow), "late"])
+def test_a_source_that_changes_meanwhile_is_not_published(
+    many_walks: Path, tmp_path: Path, workers: int, where: str
+) -> None:
+    file = many_walks / "observation.memmap"
+    place = 8 if where == "early" else file.stat().st_size - 8
+    first = TedReader(many_walks).read(("observation",), 0, 1)[0, 0]
+
+    def function(td):
+        if td["observation"][0, 0].item() == first:
+            with file.open("r+b") as opened:
+                opened.seek(place)
+                opened.write(b"changed!")
+        return td
+
+    with pytest.raises(rbtool.CorruptDataError, match=r"was changed (while it was read|after it was written)"):
+        rbtool.preprocess(many_walks, function, tmp_path / "made", num_workers=workers, chunk_size=9)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["walks"]
+
+
+def test_a_change_that_came_after_the_check_is_seen(
+    many_walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TedReader, "verify_files", lambda self: None)
+
+    def function(td):
+        (many_walks / "action.memmap").touch()
+        return td
+
+    with pytest.raises(rbtool.CorruptDataError, match=r"walks was changed while it was read"):
+        rbtool.preprocess(many_walks, function, tmp_path / "made", num_workers=0, chunk_size=9)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["walks"]
+
+
+def test_damage_ends_the_run_as_soon_as_it_is_known(
+    many_walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def verify(self):
+        raise rbtool.CorruptDataError("damaged")
+
+    def function(td):
+        calls.append(len(td))
+        return td
+
+    monkeypatch.setattr(TedReader, "verify_files", verify)
+    with pytest.raises(rbtool.CorruptDataError, match="damaged"):
+        rbtool.preprocess(many_walks, function, tmp_path / "made", num_workers=0, chunk_size=1)
+    assert len(calls) < 100
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["walks"]
+
+
+def damaged(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_leaves_that_are_not_read_are_left_to_check(many_walks: Path, tmp_path: Path, workers: int) -> None:
+    chosen = {"select": ["observation"]}
+    rbtool.preprocess(many_walks, None, tmp_path / "sound", operations=chosen, num_workers=workers, chunk_size=9)
+    damaged(many_walks / "action.memmap")
+    rbtool.preprocess(many_walks, None, tmp_path / "made", operations=chosen, num_workers=workers, chunk_size=9)
+    digests = [TedReader(tmp_path / name).manifest.content_digest for name in ("sound", "made")]
+    assert digests[0] == digests[1]
+    with TedReader(many_walks) as reader, pytest.raises(CorruptDataError):
+        reader.verify_files()
+
+
+@pytest.mark.parametrize("file", ["action.memmap", "next/reward.memmap", "next/terminated.memmap"])
+@pytest.mark.parametrize("operations", [None, {"select": ["action"]}])
+def test_damage_of_what_is_read_is_seen(many_walks: Path, tmp_path: Path, file: str, operations: object) -> None:
+    damaged(many_walks / file)
+    function = None if operations else lambda td: td
+    with pytest.raises(rbtool.CorruptDataError, match="was changed after it was written"):
+        rbtool.preprocess(many_walks, function, tmp_path / "made", operations=operations, num_workers=0)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["walks"]
+
+
+def test_chunks_of_other_files_are_not_resumed(many_walks: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "mended"
+
+    def function(td):
+        if td["episode"][0] > 10 and not mark.exists():
+            raise OSError("the file server is away")
+        return td
+
+    def run(**options) -> None:
+        rbtool.preprocess(many_walks, function, tmp_path / "made", num_workers=0, chunk_size=9, **options)
+
+    with pytest.raises(rbtool.RbtoolError, match="file server"):
+        run()
+    mark.touch()
+    os.utime(many_walks / "observation.memmap", ns=(0, 0))
+    with pytest.raises(rbtool.UsageError, match=r"is another one: files of the source differ"):
+        run(resume=True)
+    run()
+    assert TedReader(tmp_path / "made").manifest.content_digest == TedReader(many_walks).manifest.content_digest

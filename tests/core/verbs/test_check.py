@@ -1,35 +1,51 @@
-"""Every rule on one damaged and one sound dataset."""
+"""Every rule on damaged and sound datasets, and what every open compares with its digest."""
+
+from __future__ import annotations
 
 import contextlib
+import errno
+import inspect
 import json
+import os
+import re
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
+from damage import flip, flips
 from tensordict import TensorDict
 
 import rbtool
+from rbtool import CorruptDataError, RbtoolError, UsageError
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
-from rbtool.core.checkpointers.episodes import (
-    FlatStorageCheckpointer,
-    H5StorageCheckpointer,
-    NestedStorageCheckpointer,
-)
+from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
+from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.errors import FormatError
-from rbtool.core.format.checks import rows_of
+from rbtool.core.format import open_files
+from rbtool.core.format.checks import FOLDER_RULES, EpisodeTableRule, rows_of
 from rbtool.core.format.episodes import EPISODES
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.memmap.tree import leaf_path
 from rbtool.core.format.packed.recording import PackedRecorder
+from rbtool.core.open_steps import open_steps
 from rbtool.core.results import to_document
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
-from rbtool.core.ted.rules import ContinuityRule
+from rbtool.core.ted.rules import DATA_RULES, RULE_BY_ID, RULES, ContinuityRule
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, relist, write_packed, write_plan, write_walks
+from rbtool.core.verbs import saved_buffers
+from rbtool.core.verbs.check import VideoRule
+from rbtool.core.verbs.convert import convert
+
+# Every rule on one damaged and one sound dataset.
+
 
 EPISODES_OF_TEN = [(10, "terminated"), (10, "truncated"), (10, "both"), (1, "open")]
 Change = Callable[[np.ndarray], None]  # type: ignore[type-arg]
@@ -305,3 +321,255 @@ def test_one_changed_byte_anywhere_in_a_packed_dataset_is_found(tmp_path: Path) 
         data[number * 7919 % len(data)] ^= 0x10
         path.write_bytes(data)
     assert rbtool.check(packed).findings == rbtool.check(tmp_path / "ted").findings
+
+
+# The table of rules agrees with the code of the rules.
+
+
+def test_every_rule_has_one_entry_and_every_entry_a_rule() -> None:
+    assert {one.rule for one in RULES if one.about == "rows"} == {rule.rule_id for rule in DATA_RULES}
+    folder = {EpisodeTableRule.rule_id, VideoRule.rule_id, *(rule.rule_id for rule in FOLDER_RULES), "TED014"}
+    assert {one.rule for one in RULES if one.about == "folder"} == folder
+    used = set(re.findall(r"BUF\d{3}", inspect.getsource(saved_buffers)))
+    assert {one.rule for one in RULES if one.about == "saved buffers"} == used
+    assert len(RULE_BY_ID) == len(RULES) == len({one.name for one in RULES})
+
+
+def test_the_order_is_that_of_the_ids() -> None:
+    numbers = [(one.about == "saved buffers", one.rule) for one in RULES]
+    assert numbers == sorted(numbers)
+
+
+@pytest.mark.parametrize("rule", [*DATA_RULES, EpisodeTableRule, VideoRule], ids=lambda rule: rule.rule_id)
+def test_a_rule_reports_the_severities_of_its_entry(rule: Any) -> None:
+    named = re.findall(r'"(error|warning)"', inspect.getsource(rule))
+    assert tuple(sorted(set(named))) == RULE_BY_ID[rule.rule_id].severities
+
+
+def test_as_many_rules_as_the_table_has_run_on_a_dataset(tmp_path: Path) -> None:
+    write_walks(tmp_path / "walks", [(3, "terminated")])
+    assert rbtool.check(tmp_path / "walks").rules == sum(one.about != "saved buffers" for one in RULES)
+
+
+# A file that is there and cannot be opened is not reported as missing.
+
+
+@pytest.fixture
+def walk(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "walks", [(3, "terminated")])
+    return tmp_path / "walks"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+@pytest.mark.parametrize("verb", [rbtool.inspect, rbtool.check, rbtool.stats, rbtool.load_dataset])
+def test_the_error_of_the_system_names_the_file(
+    walk: Path, number: int, verb: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_files.open_regular
+
+    def failing(name: Any, **options: Any) -> int:
+        if str(name).endswith("action.memmap"):
+            raise OSError(number, os.strerror(number), str(name))
+        return opened(name, **options)
+
+    monkeypatch.setattr(open_files, "open_regular", failing)
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        verb(walk)
+    assert (caught.value.errno, caught.value.filename) == (number, str(walk / "action.memmap"))
+
+
+def test_a_file_that_is_not_there_is_missing(walk: Path) -> None:
+    (walk / "action.memmap").unlink()
+    assert "action.memmap is missing" in rbtool.check(walk).findings[0].message
+
+
+def test_a_root_that_is_no_group_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "odd.h5"
+    with h5py.File(path, "w", libver="earliest") as h5:
+        h5["plain"], h5["text"] = np.arange(3.0), ["a", "b", "c"]
+    data = bytearray(path.read_bytes())
+    assert data[112:114] == b"\x11\0"  # the message of the root that makes it a group
+    data[112:114] = b"\0\0"
+    path.write_bytes(data)
+    with pytest.raises(CorruptDataError, match="unable to determine object type"):
+        rbtool.convert(path, tmp_path / "out", format="table", map=["observation=plain"], ends="-")
+    with pytest.raises(CorruptDataError):
+        rbtool.inspect(path)
+
+
+# What is small and describes the rest is compared with its digest at every open.
+
+
+FORMS = ["ted", "packed", "recording", "flat", "nested"]
+PLAN = DatasetPlan((4, 3), ("open", "both"), (False, True), ODD_LEAVES[:2], text=True, documents=True)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One dataset in every form."""
+    opened_folder = tmp_path_factory.mktemp("made")
+    write_plan(PLAN, opened_folder / "ted")
+    convert(opened_folder / "ted", opened_folder / "packed", layout="packed")
+    with (
+        TedReader(opened_folder / "ted") as reader,
+        PackedRecorder(opened_folder / "recording", reader.fields) as recorder,
+    ):
+        for number, (start, stop) in enumerate([(0, 4), (4, 7)]):
+            rows = {field.key: reader.read(field.key, start, stop) for field in reader.fields}
+            recorder.add_episode(rows, episode=number)
+    for form in ("flat", "nested", "h5"):
+        target = opened_folder / form
+        if form != "h5":
+            target.mkdir()
+        with open_steps(opened_folder / "ted") as reader:
+            save_checkpoint(reader, target, form)  # type: ignore[arg-type]
+    return opened_folder
+
+
+@pytest.fixture
+def opened_folder(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_damaged_description_of_the_rows_is_found_at_open(opened_folder: Path, form: str) -> None:
+    small = [
+        *(opened_folder / form / ".rbtool/episodes").iterdir(),
+        *(opened_folder / form).rglob("*.json"),
+    ]
+    small = [
+        path for path in small if path.parent.name not in {"source", ".rbtool"} and path.name != "env_metadata.json"
+    ]
+    assert len(small) >= 13
+    for path in small:
+        sound = flip(path, path.stat().st_size // 2)
+        with pytest.raises(CorruptDataError, match=f"{path.name} was changed"):
+            open_steps(opened_folder / form)
+        path.write_bytes(sound)
+    open_steps(opened_folder / form).close()
+
+
+@pytest.mark.parametrize("form", ["ted", "packed"])
+def test_no_verb_believes_a_damaged_episode_table(opened_folder: Path, form: str) -> None:
+    flip(opened_folder / form / ".rbtool/episodes/return.memmap", 0)
+    flip(opened_folder / form / ".rbtool/episodes/seed.memmap", 0)
+    for verb in (rbtool.inspect, rbtool.sample, rbtool.load_dataset, rbtool.stats):
+        with pytest.raises(CorruptDataError, match=r"return\.memmap was changed"):
+            verb(opened_folder / form)  # type: ignore[operator]
+    found = {finding.rule: finding.message for finding in rbtool.check(opened_folder / form).findings}
+    assert ["return" in found["TED014"], "seed" in found["TED013"]] == [True, True]
+
+
+@pytest.mark.parametrize("form", ["ted", "packed", "flat", "nested"])
+@pytest.mark.parametrize("name", [".rbtool/episodes_text.jsonl", ".rbtool/source/raw.bin", "env_metadata.json"])
+def test_damaged_text_and_source_documents_are_found_where_they_are_used(
+    opened_folder: Path, form: str, name: str
+) -> None:
+    flip(opened_folder / form / name, 0)
+    with open_steps(opened_folder / form) as reader, pytest.raises(CorruptDataError, match="was changed"):
+        _ = reader.episode_text, reader.documents()
+
+
+@pytest.mark.parametrize(
+    "part", ["episodes/length.memmap", "episodes/seed.memmap", "episodes_text.jsonl", "source/raw.bin"]
+)
+def test_a_damaged_small_part_of_one_file_is_found_where_it_is_used(opened_folder: Path, part: str) -> None:
+    path = opened_folder / "h5"
+    flip(path, path.read_bytes().rindex((opened_folder / "ted" / ".rbtool" / part).read_bytes()))
+    with open_steps(path) as reader, pytest.raises(CorruptDataError, match="was changed"):
+        _ = reader.episodes, reader.episode_text, reader.documents()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_content_digest_that_is_not_that_of_the_files_is_refused(opened_folder: Path, form: str) -> None:
+    relist(opened_folder / form, content_digest="xxh3-128:" + "0" * 32)
+    with pytest.raises(CorruptDataError, match="but its listed files give"):
+        open_steps(opened_folder / form)
+    assert [finding.rule for finding in rbtool.check(opened_folder / form).findings] == ["TED014"]
+
+
+def test_a_file_that_is_listed_twice_is_refused(opened_folder: Path) -> None:
+    manifest = Manifest.load(opened_folder / "ted")
+    relist(opened_folder / "ted", files=(*manifest.files, manifest.files[0]))
+    with pytest.raises(CorruptDataError, match="lists a file twice"):
+        open_steps(opened_folder / "ted")
+
+
+def test_a_leaf_without_a_listed_file_is_refused(opened_folder: Path) -> None:
+    files = [file for file in Manifest.load(opened_folder / "ted").files if file.path != "action.memmap"]
+    (opened_folder / "ted" / "action.memmap").rename(opened_folder / "kept")
+    relist(opened_folder / "ted")
+    (opened_folder / "kept").rename(opened_folder / "ted" / "action.memmap")
+    assert Manifest.load(opened_folder / "ted").files == tuple(files)
+    with pytest.raises(CorruptDataError, match=r"lists 0 bytes of action\.memmap"):
+        open_steps(opened_folder / "ted")
+
+
+def test_statistics_of_the_same_bytes_read_otherwise_are_not_taken_for_the_dataset_s(tmp_path: Path) -> None:
+    write_plan(replace(PLAN, text=False), tmp_path / "honest")
+    shutil.copytree(tmp_path / "honest", tmp_path / "other")
+    fields = [
+        replace(field, dtype="int32") if field.dtype == "float32" else field
+        for field in Manifest.load(tmp_path / "other").fields
+    ]
+    relist(tmp_path / "other", fields=tuple(fields))
+    expected = rbtool.stats(tmp_path / "honest", root=tmp_path / "empty").fields
+    assert rbtool.stats(tmp_path / "other", root=tmp_path).fields != expected
+    found = rbtool.stats(tmp_path / "honest", root=tmp_path)
+    assert (found.remembered, found.fields) == (False, expected)
+    assert rbtool.stats(tmp_path / "honest", root=tmp_path).remembered
+
+
+def test_damaged_remembered_statistics_are_not_believed(tmp_path: Path) -> None:
+    write_plan(replace(PLAN, text=False), tmp_path / "data")
+    expected = rbtool.stats(tmp_path / "data", root=tmp_path).fields
+    (path,) = (tmp_path / ".stats").iterdir()
+    digits = np.flatnonzero(np.frombuffer(path.read_bytes(), np.uint8) == ord("3"))
+    for at in digits[:10].tolist():
+        sound = flip(path, at)
+        assert rbtool.stats(tmp_path / "data", root=tmp_path).fields == expected
+        path.write_bytes(sound)
+
+
+@pytest.mark.parametrize("form", ["ted", "packed"])
+def test_data_are_compared_with_their_digests_where_that_is_asked_for(opened_folder: Path, form: str) -> None:
+    data = opened_folder / form / ("action.memmap" if form == "ted" else "records.bin")
+    rbtool.load_dataset(opened_folder / form, verify=True)
+    assert rbtool.sample(opened_folder / form, 2, seed=0, verify=True) == rbtool.sample(opened_folder / form, 2, seed=0)
+    flip(data, 0)
+    rbtool.load_dataset(opened_folder / form)
+    rbtool.sample(opened_folder / form, 2)
+    for verb in (rbtool.load_dataset, rbtool.sample):
+        with pytest.raises(CorruptDataError, match=f"{data.name} was changed"):
+            verb(opened_folder / form, verify=True)  # type: ignore[operator]
+
+
+def test_what_has_no_digests_cannot_be_verified(opened_folder: Path) -> None:
+    shutil.rmtree(opened_folder / "ted" / ".rbtool")
+    rbtool.sample(opened_folder / "ted", 2)
+    with pytest.raises(UsageError, match="has no digests"):
+        rbtool.sample(opened_folder / "ted", 2, verify=True)
+
+
+def is_found(path: Path) -> bool:
+    try:
+        with open_steps(path) as reader:
+            reader.verify_files()
+    except RbtoolError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("form", ["packed", "recording"])
+def test_a_flip_in_any_file_of_a_dataset_is_found(opened_folder: Path, form: str) -> None:
+    for file, at in flips(opened_folder / form, places=1):
+        assert is_found(opened_folder / form), (file, at)
+    assert not is_found(opened_folder / form)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [*FORMS, "h5"])
+def test_many_flips_in_any_file_of_a_dataset_are_found(opened_folder: Path, form: str) -> None:
+    for file, at in flips(opened_folder / form, places=300 if form == "h5" else 24):
+        assert is_found(opened_folder / form), (file, at)
+    assert not is_found(opened_folder / form)

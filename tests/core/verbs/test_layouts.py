@@ -1,14 +1,17 @@
-"""The verbs on datasets in layout `packed`: they do what they do on `ted`."""
+"""Verbs on datasets in layout `packed`, and `load_dataset` of what verbs write."""
 
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import rbtool
+from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from rbtool.core.format.manifest import MANIFEST, Manifest
@@ -22,6 +25,9 @@ from rbtool.core.verbs.download import download
 from rbtool.core.verbs.inspect import inspect
 from rbtool.core.verbs.list import list_datasets
 from rbtool.core.verbs.sample import sample
+
+# The verbs on datasets in layout `packed`: they do what they do on `ted`.
+
 
 DATA = Path(__file__).parents[2] / "data" / "minari"
 CARTPOLE = DATA / "cartpole" / "scripted-v0"
@@ -281,3 +287,98 @@ def test_a_schema_that_is_none_is_said_in_one_sentence(walks: Path, tmp_path: Pa
         convert(tmp_path / "packed", tmp_path / "back")
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "back").exists()
+
+
+# What verbs write is opened by `load_dataset`, and draws what they draw.
+
+
+DOOR = "minari:D4RL/door/human-v2"
+EPISODES = [(4, "open"), (1, "terminated"), (6, "both"), (2, "truncated")]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A storage root with `minari:D4RL/door/human-v2`, which has these episodes; the network is forbidden."""
+    write_walks(tmp_path / "home" / "minari" / "D4RL" / "door" / "human-v2", EPISODES)  # type: ignore[arg-type]
+    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("RBTOOL_OFFLINE", "1")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "no minari"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def two_walks(tmp_path: Path) -> Path:
+    """Four short episodes."""
+    write_walks(tmp_path / "walks", EPISODES)  # type: ignore[arg-type]
+    return tmp_path / "walks"
+
+
+def test_it_draws_what_the_command_line_draws(home: Path) -> None:
+    found = load_dataset(DOOR, seed=11).sample(20)["index"]
+    assert found.tolist() == list(rbtool.sample(DOOR, 20, seed=11).indices)
+
+
+def save_form(two_walks: Path, out: Path, form: str) -> Path:
+    """Save a dataset in a form that is none of a dataset."""
+    kind, _, layout = form.rpartition(" ")
+    if kind == "export":
+        return rbtool.export(two_walks, out / (f"x.{layout}" if layout != "parquet" else "x"), to=layout).path
+    if kind == "storage":
+        checkpointer = {"flat": rbtool.FlatStorageCheckpointer, "h5": rbtool.H5StorageCheckpointer}[layout]()
+        rows = load_dataset(two_walks)[:]
+        storage = rbtool.LazyTensorStorage(len(rows), checkpointer=checkpointer)
+        storage.set(range(len(rows)), rows)
+        storage.dumps(out / "x")
+        return out / "x"
+    return rbtool.checkpoint.save(two_walks, out / "x.h5", form=layout, for_library=kind or None).path
+
+
+FORMS = [
+    "ted", "flat", "nested", "h5", "torchrl flat", "torchrl nested", "torchrl h5", "storage flat", "storage h5",
+    "export h5", "export npz", "export parquet",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_that_is_written_is_opened(two_walks: Path, tmp_path: Path, form: str) -> None:
+    path, expected = save_form(two_walks, tmp_path, form), load_dataset(two_walks, 4, seed=0)
+    buffer = load_dataset(path, 4, seed=0)
+    whole = (
+        buffer[:].select(*expected[:].keys(True, True)).clone()
+    )  # of TorchRL's layouts, and of storages, with root flags
+    assert (whole == expected[:]).all()
+    drawn = expected.sample()
+    assert (buffer.sample().select(*drawn.keys(True, True)) == drawn).all()
+    again = pickle.loads(pickle.dumps(buffer))
+    assert (again[:] == buffer[:]).all()
+    lengths = buffer.storage.episode_lengths().tolist()
+    assert lengths == expected.storage.episode_lengths().tolist()
+    assert load_dataset(path, split_trajs=True)[:].shape == load_dataset(two_walks, split_trajs=True)[:].shape
+    with pytest.raises(UsageError, match="is no dataset, and cannot be edited in place"):
+        load_dataset(path, mode="r+")
+    buffer[:].zero_()
+    assert (load_dataset(path)[:] == again[:]).all()
+    made = rbtool.convert(path, tmp_path / "made").path
+    assert (load_dataset(made)[:].select(*whole.keys(True, True)) == whole).all()
+    assert rbtool.check(path).errors == 0
+    assert rbtool.inspect(path).steps == rbtool.inspect(two_walks).steps
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_verify_needs_digests(two_walks: Path, tmp_path: Path, form: str) -> None:
+    path = save_form(two_walks, tmp_path, form)
+    if form.startswith(("torchrl", "export")):
+        with pytest.raises(UsageError, match="has no digests"):
+            load_dataset(path, verify=True)
+    else:
+        assert len(load_dataset(path, verify=True)) == len(load_dataset(two_walks))
+
+
+def test_rows_of_an_export_that_do_not_fit_into_memory(
+    two_walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_form(two_walks, tmp_path, "export h5")
+    monkeypatch.setattr("rbtool.core.datasets.storage.exceeds_memory", lambda size: True)
+    with pytest.raises(UsageError, match="do not fit into memory") as caught:
+        load_dataset(path)
+    assert caught.value.hint == f"make a dataset of it: rbtool convert {path} DEST"

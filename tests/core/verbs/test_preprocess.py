@@ -1,8 +1,9 @@
-"""What preprocess refuses, and that a refusal leaves everything as it was. One process."""
+"""`preprocess`: what it refuses, programs in the engine, and hindsight relabelling."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import sys
@@ -10,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,12 +19,18 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import rbtool
+from rbtool import UsageError
+from rbtool.core.errors import SchemaError
 from rbtool.core.format import fs
-from rbtool.core.format.manifest import Manifest
+from rbtool.core.format.manifest import MANIFEST, Manifest
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.staging import Staging
+from rbtool.core.preprocess.preprocess import preprocess, show_pipeline
 from rbtool.core.results import to_document
 from rbtool.core.testing.datasets import dataset_plans, write_plan, write_walks
+
+# What preprocess refuses, and that a refusal leaves everything as it was. One process.
+
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 
@@ -400,3 +408,322 @@ def test_check_finds_the_episode_table_right_whatever_flags_a_function_sets(
     rbtool.preprocess(folder / "source", function, folder / "made", num_workers=0, chunk_size=chunk, num_frames=steps)
     wrong = [found for found in rbtool.check(folder / "made").findings if found.rule in ("TED004", "TED010", "TED011")]
     assert [found for found in wrong if found.severity == "error"] == []
+
+
+# Programs in the engine: one digest for any workers and chunks, provenance, and replay.
+
+
+OPERATIONS = {
+    "filter": "length > 5", "where": "not truncated and observation[0] < 10", "cast": "observation=float64",
+    "n_step": 3, "gamma": 0.9, "return_to_go": True, "normalize": ["observation", "reward:min-max"],
+    "exclude": "nonterminal",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A dataset of 12 ragged episodes, one of a single step, and what the operations make of it."""
+    folder = tmp_path_factory.mktemp("program")
+    rbtool.convert("tests/data/minari/cartpole/scripted-v0", folder / "cartpole")
+    preprocess(folder / "cartpole", dest=folder / "made", operations=OPERATIONS, num_workers=0)
+    return folder
+
+
+def digest(folder):
+    with TedReader(folder) as reader:
+        return reader.manifest.content_digest
+
+
+@pytest.mark.parametrize("how", [{"num_workers": 2}, {"num_workers": 0, "chunk_size": 17}])
+def test_one_digest_however_it_is_run(folder, tmp_path, how):
+    found = preprocess(folder / "cartpole", dest=tmp_path / "again", operations=OPERATIONS, **how)
+    assert found.content_digest == digest(folder / "made")
+
+
+def test_the_episodes_of_the_result(folder):
+    with TedReader(folder / "cartpole") as reader:
+        source = reader.episodes
+    with TedReader(folder / "made") as reader:
+        table, after = reader.episodes, reader.read(("next", "truncated"), 0, reader.manifest.steps)
+    kept = source.length[source.length > 5]
+    truncated = source.truncated[source.length > 5]
+    assert table.length.tolist() == (kept - truncated).tolist()
+    assert np.flatnonzero(after[:, 0]).tolist() == (table.start + table.length - 1)[truncated].tolist()
+
+
+def test_the_result_is_sound(folder):
+    report = rbtool.check(folder / "made")
+    assert not [finding for finding in report.findings if finding.severity == "error"], report.findings
+
+
+@pytest.mark.parametrize("place", ["", MANIFEST])
+def test_a_replay_makes_the_same_with_the_same_constants(folder, tmp_path, place):
+    found = preprocess(
+        folder / "cartpole", dest=tmp_path / "again", replay=folder / "made" / place, replay_filters=True, num_workers=0
+    )
+    assert found.content_digest == digest(folder / "made")
+    other = preprocess(
+        folder / "cartpole", dest=tmp_path / "more", num_workers=0,
+        operations={"episodes": "0:2", "normalize": "observation"},
+    )  # fmt: skip
+    rest = preprocess(folder / "cartpole", dest=tmp_path / "rest", replay=tmp_path / "more", num_workers=0)
+    assert rest.arguments["operations"][0]["constants"] == other.arguments["constants"][0]
+    assert rest.episodes == 12
+    assert any("leaves out what chose episodes and rows: --episodes 0:2" in note for note in rest.notes)
+
+
+def test_a_replay_repeats_what_chose_episodes_only_where_it_is_asked_to(folder, tmp_path):
+    chosen = {"filter": "length > 20", "episodes": "0:9", "where": "observation[0] < 1", "select": "action"}
+    once = preprocess(folder / "cartpole", dest=tmp_path / "made", operations=chosen, num_frames=90, num_workers=0)
+    plain = preprocess(folder / "cartpole", dest=tmp_path / "plain", replay=tmp_path / "made", num_workers=0)
+    assert (plain.episodes, [operation["name"] for operation in plain.arguments["operations"]]) == (12, ["select"])
+    left = "--episodes 0:9, --filter length > 20, --where observation[0] < 1, --num-frames 90"
+    assert sum(f"what chose episodes and rows: {left} (" in note for note in plain.notes) == 1
+    assert plain.steps == rbtool.inspect(folder / "cartpole").steps > once.steps
+    both = preprocess(
+        folder / "cartpole", dest=tmp_path / "both", replay=tmp_path / "made", replay_filters=True, num_workers=0
+    )
+    assert (both.episodes, both.content_digest) == (once.episodes, once.content_digest)
+    assert not any("leaves out" in note for note in both.notes)
+    others = preprocess(
+        folder / "cartpole", dest=tmp_path / "others", replay=tmp_path / "made", operations={"episodes": "9:"},
+        num_workers=0,
+    )  # fmt: skip
+    assert others.episodes == 3
+    assert show_pipeline(replay=tmp_path / "made").notes == plain.notes[:1]
+    shown = show_pipeline(replay=tmp_path / "made", replay_filters=True)
+    assert "filter" in shown.text
+    assert "where" in shown.text
+    assert shown.notes == ("a pipeline has no place for --num-frames 90, which the replay repeats: add it",)
+
+
+def test_a_choice_of_episodes_alone_is_not_replayed(folder, tmp_path):
+    preprocess(folder / "cartpole", dest=tmp_path / "made", operations={"episodes": "0:9"}, num_workers=0)
+    with pytest.raises(UsageError, match="was made by choosing episodes and rows alone"):
+        preprocess(folder / "cartpole", dest=tmp_path / "again", replay=tmp_path / "made", num_workers=0)
+    with pytest.raises(UsageError, match="--replay-filters is about --replay"):
+        preprocess(folder / "cartpole", dest=tmp_path / "x", operations={"select": "action"}, replay_filters=True)
+
+
+def test_a_replay_can_be_shown_and_written_down(folder, tmp_path):
+    shown = show_pipeline(replay=folder / "made", replay_filters=True)
+    (tmp_path / "prep.toml").write_text(shown.text)
+    found = preprocess(folder / "cartpole", dest=tmp_path / "again", pipeline=tmp_path / "prep.toml", num_workers=0)
+    assert found.content_digest == digest(folder / "made")
+
+
+def test_the_same_again_is_there_already(folder):
+    found = preprocess(folder / "cartpole", dest=folder / "made", operations=OPERATIONS, num_workers=0)
+    assert found.already_there
+
+
+def test_constants_are_in_the_manifest_and_undo_it(folder, tmp_path):
+    preprocess(folder / "cartpole", dest=tmp_path / "scaled", operations={"normalize": "observation"}, num_workers=0)
+    document = json.loads((tmp_path / "scaled" / MANIFEST).read_text())
+    part = document["provenance"][-1]["arguments"]["constants"][0][0]
+    with TedReader(tmp_path / "scaled") as scaled, TedReader(folder / "cartpole") as source:
+        values, steps = scaled.read(("observation",), 0, scaled.manifest.steps), source.manifest.steps
+        expected = source.read(("observation",), 0, steps)
+    np.testing.assert_allclose(values * part["scale"] + part["loc"], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_what_does_not_fit_is_told_with_its_rows(folder, tmp_path):
+    with pytest.raises(SchemaError, match=r"cast.*'observation' cannot be represented as int8"):
+        preprocess(folder / "cartpole", dest=tmp_path / "x", operations={"cast": "observation=int8"}, num_workers=0)
+    assert not (tmp_path / "x").exists()
+
+
+def test_what_was_dropped_is_in_the_manifest(folder, tmp_path):
+    preprocess(folder / "cartpole", dest=tmp_path / "few", operations={"select": "observation"}, num_workers=0)
+    with TedReader(tmp_path / "few") as reader:
+        assert [(item.key, item.why) for item in reader.manifest.dropped_keys] == [("action", "not selected")]
+
+
+@pytest.mark.parametrize(
+    ("of", "words"), [("cartpole", "was made by convert"), ("function", "only operations can be replayed")]
+)
+def test_what_was_not_made_by_operations_cannot_be_replayed(folder, tmp_path, of, words):
+    if of == "function":
+        preprocess(folder / "cartpole", lambda rows: rows, tmp_path / "function", num_workers=0)
+    place = folder / "cartpole" if of == "cartpole" else tmp_path / "function"
+    with pytest.raises(UsageError, match=words):
+        preprocess(folder / "cartpole", dest=tmp_path / "x", replay=place, num_workers=0)
+
+
+# Hindsight relabelling of stored datasets, against the rows of the source, one by one.
+
+
+LENGTHS = (1, 5, 2, 9, 1, 4)
+FILE = """
+import torch
+
+def relabel(rows):
+    goal, achieved = rows["observation", "desired_goal"], rows["next", "observation", "achieved_goal"]
+    reached = (goal == achieved).all(-1, keepdim=True)
+    return reached.float() - 1, reached
+
+def rewards(rows):
+    return relabel(rows)[0]
+
+def even(rows):
+    number = rows["observation", "achieved_goal"]
+    return number, number % 2 == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def goals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Episodes whose achieved goal is the number of the step; the goal of all is -1, it ends each other one."""
+    steps = sum(LENGTHS)
+    number = torch.arange(float(steps)).unsqueeze(-1)
+    last = torch.zeros(steps, 1, dtype=torch.bool)
+    last[torch.tensor(LENGTHS).cumsum(0) - 1] = True
+    episode = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
+    terminated = last & (episode % 2 == 0).unsqueeze(-1)
+
+    def observation(numbers: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"achieved_goal": numbers, "desired_goal": torch.full_like(numbers, -1)}
+
+    flags = {"done": last, "terminated": terminated, "truncated": last & ~terminated}
+    after = {"observation": observation(number + 1), "reward": torch.full((steps, 1), -1.0), **flags}
+    rows = TensorDict({"observation": observation(number), "episode": episode, "next": after}, [steps])
+    folder = tmp_path_factory.mktemp("hindsight")
+    (folder / "her.py").write_text(FILE)
+    buffer = rbtool.TensorDictReplayBuffer(storage=rbtool.LazyTensorStorage(steps))
+    buffer.extend(rows)
+    buffer.dumps(folder / "buffer")
+    rbtool.convert(folder / "buffer", folder / "source")
+    return folder
+
+
+def bounds() -> list[tuple[int, int]]:
+    stops = torch.tensor(LENGTHS).cumsum(0).tolist()
+    return [(stop - length, stop) for stop, length in zip(stops, LENGTHS, strict=True) for _ in range(length)]
+
+
+@pytest.mark.parametrize(
+    ("hindsight", "ratio"), [("future", 0.8), ("final:1", 1.0), ("episode:0.5", 0.5), ("final:0", 0)]
+)
+def test_goals_rewards_and_ends(hindsight: str, ratio: float, goals: Path, tmp_path: Path) -> None:
+    result = rbtool.preprocess(
+        goals / "source",
+        f"{goals}/her.py:relabel",
+        tmp_path / "out",
+        hindsight=hindsight,
+        num_workers=0,
+    )
+    assert rbtool.check(result.path).errors == 0
+    before, rows = (rbtool.load_dataset(path).storage[:] for path in (goals / "source", result.path))
+    goals = rows["observation", "desired_goal"].flatten().int().tolist()
+    assert rows["next", "observation", "desired_goal"].equal(rows["observation", "desired_goal"])
+    count = 0
+    for number, (goal, (start, stop)) in enumerate(zip(goals, bounds(), strict=True)):
+        truncated, ended = (bool(before["next", name][number]) for name in ("truncated", "done"))
+        if goal == -1:
+            assert (rows["next"][number] == before["next"][number]).all()
+            continue
+        count += 1
+        legal = {"future": range(number + 1, stop + 1), "final:1": [stop], "episode:0.5": range(start + 1, stop + 1)}
+        assert goal in legal[hindsight]
+        hit = goal == number + 1
+        assert float(rows["next", "reward"][number]) == hit - 1
+        assert bool(rows["next", "terminated"][number]) is hit
+        assert bool(rows["next", "truncated"][number]) is (truncated or (ended and not hit))
+        assert bool(rows["next", "done"][number]) is (ended or hit)
+    assert (count == ratio * len(goals)) if ratio in (0, 1) else (0 < count < len(goals))
+    assert rows.exclude("next", ("observation", "desired_goal"), "index", "episode").keys() == {"observation"}
+
+
+def test_the_result_depends_on_the_seed_alone_and_is_described(goals: Path, tmp_path: Path) -> None:
+    digests = []
+    for number, options in enumerate(({"num_workers": 0}, {"num_workers": 2, "chunk_size": 3}, {"seed": 5})):
+        options = {"num_workers": 0} | options
+        result = rbtool.preprocess(
+            goals / "source",
+            f"{goals}/her.py:relabel",
+            tmp_path / str(number),
+            hindsight="future",
+            **options,
+        )
+        digests.append(result.content_digest)
+    assert digests[0] == digests[1] != digests[2]
+    manifest = json.loads((tmp_path / "0/.rbtool/manifest.json").read_text())
+    last = manifest["provenance"][-1]
+    assert last["arguments"]["hindsight"] == {
+        "strategy": "future", "her_ratio": 0.8, "goal_key": "observation.desired_goal",
+        "achieved_goal_key": "next.observation.achieved_goal",
+    }  # fmt: skip
+    assert "her.py" in last["inputs"]
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_what_was_achieved_before_a_step_is_its_goal_on_request(layout: Any, goals: Path, tmp_path: Path) -> None:
+    rbtool.convert(goals / "source", tmp_path / "in", layout=layout)
+    for more, after in (({"achieved_goal_key": "observation.achieved_goal"}, 0), ({}, 1)):
+        result = rbtool.preprocess(
+            tmp_path / "in", f"{goals}/her.py:relabel", tmp_path / f"out{after}",
+            hindsight={"strategy": "final", "her_ratio": 1, **more},
+        )  # fmt: skip
+        goals = rbtool.load_dataset(result.path).storage[:]["observation", "desired_goal"].flatten().tolist()
+        assert goals == [stop - 1 + after for _, stop in bounds()]
+
+
+def test_without_what_a_step_achieves_the_field_before_it_is_named(goals: Path, tmp_path: Path) -> None:
+    rbtool.preprocess(
+        goals / "source",
+        dest=tmp_path / "in",
+        operations={"exclude": ["next.observation.achieved_goal"]},
+    )
+    with pytest.raises(UsageError, match=r"'next\.observation\.achieved_goal', what a step achieves, is not") as raised:
+        rbtool.preprocess(tmp_path / "in", f"{goals}/her.py:relabel", tmp_path / "out", hindsight="final")
+    assert "--achieved-goal-key observation.achieved_goal" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_step_that_reaches_its_goal_ends_an_episode_also_where_the_next_one_has_the_same(
+    num_workers: int, goals: Path, tmp_path: Path
+) -> None:
+    result = rbtool.preprocess(
+        goals / "source",
+        f"{goals}/her.py:even",
+        tmp_path / "out",
+        hindsight="final:1",
+        num_workers=num_workers,
+    )
+    rows = rbtool.load_dataset(result.path).storage[:]
+    ends = [number % 2 == 0 or number + 1 == stop for number, (_, stop) in enumerate(bounds())]
+    assert rows["next", "done"].flatten().tolist() == ends
+    assert [*(rows["episode"].diff() != 0).tolist(), True] == ends
+    assert result.episodes == len(set(rows["episode"].tolist())) == sum(ends)
+    assert not [one for one in rbtool.check(result.path).findings if one.rule == "TED006"]
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "words"),
+    [
+        (None, {}, "needs a function"),
+        ("relabel", {"hindsight": "random"}, "future, final, episode"),
+        ("relabel", {"hindsight": "future:2"}, "from 0 to 1"),
+        ("relabel", {"hindsight": "future:much"}, "future:0.8"),
+        ("relabel", {"hindsight": {"ratio": 1}}, "mapping of strategy"),
+        ("relabel", {"hindsight": {"strategy": "final", "goal_key": "desired"}}, "field 'desired' not found"),
+        ("relabel", {"operations": {"select": ["observation"]}}, "hindsight and operations"),
+        ("relabel", {"unit": "row"}, "whole episodes"),
+    ],
+)
+def test_bad_arguments(fn: str | None, options: Any, words: str, goals: Path, tmp_path: Path) -> None:
+    function = None if fn is None else f"{goals}/her.py:{fn}"
+    with pytest.raises(UsageError, match=words):
+        rbtool.preprocess(goals / "source", function, tmp_path / "out", **{"hindsight": "future"} | options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_terminations_are_not_optional(goals: Path, tmp_path: Path) -> None:
+    with pytest.raises(rbtool.RbtoolError, match=r"her.py:rewards failed on step .*depends on the goal"):
+        rbtool.preprocess(
+            goals / "source",
+            f"{goals}/her.py:rewards",
+            tmp_path / "out",
+            hindsight="final",
+            num_workers=0,
+        )

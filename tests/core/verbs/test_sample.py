@@ -1,20 +1,32 @@
+"""`sample`: what it draws and shows, every sampler and its options, and the timing."""
+
 from __future__ import annotations
 
 import math
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from tensordict import TensorDictBase
 
 import rbtool
+from rbtool import UsageError
 from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.open_steps import open_steps
 from rbtool.core.results import to_document
+from rbtool.core.samplers.prioritized import PrioritizedSampler
+from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
+from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks
+from rbtool.core.verbs import sample
+from rbtool.core.verbs.sample import SAMPLERS, SamplerOptions, checked_seconds, timed
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 
@@ -120,3 +132,373 @@ except rbtool.UsageError:
     print("torch" in sys.modules)
 """
     assert subprocess.check_output([sys.executable, "-c", script], text=True) == "False\n"
+
+
+# Every sampler of `sample` gives what it gives in a buffer, from every layout, and tells which slices it drew.
+
+
+MORE_EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both"), (12, "terminated")]
+LENGTHS = np.array([length for length, _ in MORE_EPISODES])
+STEPS = int(LENGTHS.sum())
+
+CASES = {
+    "random": ({}, lambda: RandomSampler()),
+    "without-replacement": ({}, lambda: SamplerWithoutReplacement()),
+    "in order": (
+        {"sampler": "without-replacement", "shuffle": False, "drop_last": True},
+        lambda: SamplerWithoutReplacement(drop_last=True, shuffle=False),
+    ),
+    "slice": ({"slice_len": 4}, lambda: SliceSampler(slice_len=4)),
+    "by number": ({"sampler": "slice", "num_slices": 3}, lambda: SliceSampler(num_slices=3)),
+    "steps": (
+        {"sampler": "slice", "slice_len": 4, "weight": "step", "anchor": "end"},
+        lambda: SliceSampler(slice_len=4, weight="step", anchor="end"),
+    ),
+    "whole": (
+        {"sampler": "slice", "slice_len": 12, "strict": False}, lambda: SliceSampler(slice_len=12, strict_length=False),
+    ),
+    "padded": (
+        {"sampler": "slice", "slice_len": 12, "pad": True},
+        lambda: SliceSampler(slice_len=12, strict_length=False, pad_output=True),
+    ),
+    "batched": (
+        {"sampler": "slice", "slice_len": 6, "batched": True}, lambda: SliceSampler(slice_len=6, batched=True),
+    ),
+    "slice-without-replacement": ({"slice_len": 4}, lambda: SliceSamplerWithoutReplacement(slice_len=4)),
+    "slices in order": (
+        {"sampler": "slice-without-replacement", "slice_len": 4, "shuffle": False, "strict": False},
+        lambda: SliceSamplerWithoutReplacement(slice_len=4, shuffle=False, strict_length=False),
+    ),
+    "epochs of padded ones": (
+        {"sampler": "slice-without-replacement", "slice_len": 6, "pad": True, "anchor": "start", "drop_last": True},
+        lambda: SliceSamplerWithoutReplacement(
+            slice_len=6, strict_length=False, pad_output=True, anchor="start", drop_last=True
+        ),
+    ),
+    "prioritized": ({}, lambda: PrioritizedSampler(STEPS, 0.6, 0.4)),
+    "more alike": (
+        {"sampler": "prioritized", "alpha": 0.3, "beta": 1.0}, lambda: PrioritizedSampler(STEPS, 0.3, 1.0),
+    ),
+    "prioritized, ragged": (
+        {"sampler": "prioritized-slice", "slice_len": 6, "strict": False, "anchor": "end", "beta": 1.0},
+        lambda: PrioritizedSliceSampler(STEPS, 0.6, 1.0, slice_len=6, strict_length=False, anchor="end"),
+    ),
+    "prioritized-slice": ({"slice_len": 4}, lambda: PrioritizedSliceSampler(STEPS, 0.6, 0.4, slice_len=4)),
+}  # fmt: skip
+
+
+@pytest.fixture
+def more_walks(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "walks", MORE_EPISODES)
+    return tmp_path / "walks"
+
+
+def drawn(path: Path, case: str, n: int = 12, **more) -> rbtool.core.verbs.sample.SampleResult:
+    arguments = {"sampler": case, **CASES[case][0], **more}
+    return rbtool.sample(path, n, **arguments)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_batch_is_the_first_of_a_buffer_with_that_seed(more_walks: Path, case: str, seed: int) -> None:
+    result = drawn(more_walks, case, seed=seed)
+    batch = rbtool.load_dataset(more_walks, batch_size=12, sampler=CASES[case][1](), seed=seed).sample()
+    assert list(result.indices) == batch["index"].reshape(-1).tolist()
+    leaves = {".".join(key) if isinstance(key, tuple) else key: value for key, value in batch.items(True, True)}
+    assert {field.key for field in result.fields} == set(leaves) - {"index"}
+    for field in result.fields:
+        values = leaves[field.key]
+        assert (field.shape, field.dtype) == (tuple(values.shape), str(values.dtype).removeprefix("torch."))
+        if field.true_fraction is not None:
+            assert field.true_fraction == pytest.approx(values.double().mean().item())
+        else:
+            assert field.mean == pytest.approx(values.double().mean().item())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_episodes_and_steps_belong_together(more_walks: Path, case: str) -> None:
+    result, table = drawn(more_walks, case, seed=3), TedReader(more_walks).episodes
+    starts = dict(zip(table.episode.tolist(), table.start.tolist(), strict=True))
+    assert [starts[e] + s for e, s in zip(result.episodes, result.steps, strict=True)] == list(result.indices)
+    assert result.n == len(result.indices)
+
+
+@pytest.mark.parametrize("form", ["flat", "nested", "h5", "ted"])
+@pytest.mark.parametrize("case", CASES)
+def test_every_layout_gives_the_same_batch(more_walks: Path, tmp_path: Path, form: str, case: str) -> None:
+    with open_steps(more_walks) as reader:
+        save_checkpoint(reader, tmp_path / "saved", form)
+    one, other = drawn(more_walks, case, seed=1), drawn(tmp_path / "saved", case, seed=1)
+    assert (one.indices, one.slices, one.options) == (other.indices, other.slices, other.options)
+    assert sorted(one.fields, key=lambda field: field.key) == sorted(other.fields, key=lambda field: field.key)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if {"slice_len", "num_slices"} & set(CASES[case][0])])
+@pytest.mark.parametrize("seed", range(5))
+def test_slices_tell_what_the_batch_holds(more_walks: Path, case: str, seed: int) -> None:
+    result = drawn(more_walks, case, n=24, seed=seed)
+    rows = []
+    for one in result.slices:
+        assert one.last - one.first + 1 == one.length <= LENGTHS[one.episode]
+        assert one.start == int(LENGTHS[: one.episode].sum()) + one.first
+        rows += [*range(one.start, one.start + one.length), *[one.start + one.length - 1] * one.padding]
+    assert rows == list(result.indices)
+
+
+def test_a_padded_slice_has_the_rest_of_the_episode(more_walks: Path) -> None:
+    result = drawn(more_walks, "padded", n=600, seed=0)
+    assert Counter(one.length + one.padding for one in result.slices) == {12: 50}
+    assert {one.length for one in result.slices} == set(LENGTHS.tolist())
+    mask = next(field for field in result.fields if field.key == "collector.mask")
+    assert mask.true_fraction == pytest.approx(sum(one.length for one in result.slices) / 600)
+
+
+def test_short_episodes_make_short_slices(more_walks: Path) -> None:
+    result = drawn(more_walks, "whole", n=120, seed=0)
+    assert len(result.slices) == 10
+    assert [one.length for one in result.slices] == [LENGTHS[one.episode] for one in result.slices]
+    assert result.n == sum(one.length for one in result.slices) < 120
+
+
+def test_the_options_given_are_told(more_walks: Path) -> None:
+    given = {"slice_len": 4, "weight": "step", "strict": True}
+    result = rbtool.sample(more_walks, 8, sampler="slice", **given)
+    assert (result.sampler, result.options) == ("slice", given)
+
+
+# Priorities ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["next.reward", "observation", "info.success"])
+def test_priorities_come_from_a_leaf(more_walks: Path, key: str) -> None:
+    result = rbtool.sample(more_walks, 400, sampler="prioritized", priority=key, alpha=1.0, seed=5)
+    leaf = TedReader(more_walks).read(tuple(key.split(".")), 0, STEPS)
+    priorities = np.abs(leaf.astype(np.float64)).reshape(STEPS, -1).max(1)
+    buffer = rbtool.load_dataset(more_walks, batch_size=400, sampler=PrioritizedSampler(STEPS, 1.0, 0.4), seed=5)
+    buffer.update_priority(torch.arange(STEPS), torch.from_numpy(priorities))
+    batch: TensorDictBase = buffer.sample()
+    assert list(result.indices) == batch["index"].tolist()
+    expected, counts = 400 * priorities / priorities.sum(), np.bincount(result.indices, minlength=STEPS)
+    assert ((counts - expected) ** 2 / expected).sum() < 2.5 * STEPS
+    weights = next(field for field in result.fields if field.key == "priority_weight")
+    assert weights.max == pytest.approx(batch["priority_weight"].max().item())
+
+
+def test_only_steps_with_a_priority_begin_a_slice(written) -> None:
+    chosen = np.zeros(20, np.float32)
+    chosen[[3, 12]] = [2.0, -1.0]
+    path = written({Field(("x",), "float32", (), "info"): chosen}, (10, 10))
+    slices = rbtool.sample(path, 300, sampler="prioritized-slice", slice_len=3, priority="x", alpha=1.0).slices
+    assert {(one.episode, one.first) for one in slices} == {(0, 3), (1, 2)}
+
+
+@pytest.mark.parametrize("case", ["slice", "slice-without-replacement", "prioritized-slice"])
+def test_the_episode_table_serves_where_no_leaf_names_episodes(written, case: str) -> None:
+    path = written({Field(("x",), "int32", (), "info"): np.arange(20, dtype=np.int32)}, (5, 9, 6))
+    for one in drawn(path, case, n=12, seed=0).slices:
+        assert 0 <= one.first <= one.last < (5, 9, 6)[one.episode]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "role", "shape", "value", "message"),
+    [
+        ("bool", "info", (), True, r"--priority is 'x', which is bool \[\], expected real numbers"),
+        ("uint8", "text", (4,), 65, "--priority is 'x', which is text"),
+        ("complex64", "info", (), 1j, "--priority is 'x', which is complex64"),
+        ("float32", "info", (0,), 0.0, r"--priority is 'x', which is float32 \[0\]"),
+        ("float32", "info", (2,), np.nan, "which is nan at step 0 and not finite at 4 of 4 steps"),
+        ("float16", "info", (), np.inf, "which is inf at step 0 and not finite at 4 of 4 steps"),
+    ],
+)
+def test_leaves_that_are_no_priorities(written, dtype, role, shape, value, message) -> None:
+    field = Field(("x",), dtype, shape, role)
+    path = written({field: np.full((4, *shape), value, field.numpy)}, (4,))
+    with pytest.raises(rbtool.UsageError, match=message):
+        rbtool.sample(path, 2, sampler="prioritized", priority="x")
+
+
+@pytest.mark.parametrize(("key", "near"), [("next.rewards", "; did you mean 'next.reward'?"), ("zzz", "")])
+def test_a_priority_that_is_not_there(more_walks: Path, key: str, near: str) -> None:
+    with pytest.raises(rbtool.UsageError) as raised:
+        rbtool.sample(more_walks, 2, sampler="prioritized", priority=key)
+    assert str(raised.value) == f"field {key!r} not found{near}"
+    assert raised.value.hint.startswith("fields are action, episode, ")
+
+
+def test_no_episode_is_as_long_as_a_slice(more_walks: Path) -> None:
+    with pytest.raises(rbtool.UsageError, match="slices are 13 steps, expected at most 12: the longest of 5 episodes"):
+        rbtool.sample(more_walks, sampler="slice", slice_len=13)
+
+
+class Clock:
+    """In the place of the module `time`: passes by `pace` whenever it is looked at, and as far as a test moves it."""
+
+    def __init__(self, pace: float) -> None:
+        self.now, self.pace = 0.0, pace
+
+    def perf_counter(self) -> float:
+        self.now += self.pace
+        return self.now
+
+
+def test_the_first_batches_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, calls = Clock(0.0), list[int]()
+    monkeypatch.setattr(sample, "time", clock)
+
+    def draw() -> int:
+        clock.now += 0.001 if calls else 0.05
+        calls.append(1)
+        return 7
+
+    timing = timed(draw, 0.02, step_bytes=10.0, threads=3)
+    assert timing.batches == 20
+    assert len(calls) > timing.batches
+    assert timing.median_us == pytest.approx(1000)
+    assert timing.p95_us == pytest.approx(1000)
+    assert timing.batches_per_second == pytest.approx(timing.batches / timing.seconds, rel=1e-2)
+    assert timing.steps_per_second == pytest.approx(7 * timing.batches_per_second)
+    assert timing.bytes_per_second == pytest.approx(10 * timing.steps_per_second)
+    assert timing.threads == 3
+
+
+@pytest.mark.parametrize(("seconds", "asked", "limit"), [(None, False, None), (None, True, 2.0), (0.5, True, 0.5)])
+def test_for_how_long(seconds, asked, limit) -> None:
+    assert checked_seconds(seconds, asked=asked) == limit
+
+
+@pytest.mark.parametrize(
+    ("seconds", "asked", "message"),
+    [
+        (1.0, False, "--seconds needs --time"),
+        (0.0, True, "--seconds is 0.0, expected a time above 0"),
+        (math.nan, True, "--seconds is nan"),
+        (math.inf, True, "--seconds is inf"),
+    ],
+)
+def test_times_that_are_none(seconds, asked, message) -> None:
+    with pytest.raises(rbtool.UsageError, match=message):
+        checked_seconds(seconds, asked=asked)
+
+
+@pytest.mark.parametrize("sampler", ["random", "without-replacement"])
+def test_batches_of_a_dataset_are_timed(tmp_path: Path, sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_walks(tmp_path / "walks", [(6, "open"), (4, "terminated")])
+    plain = rbtool.sample(tmp_path / "walks", 5, sampler=sampler, seed=2)
+    monkeypatch.setattr(sample, "time", Clock(0.001))
+    result = rbtool.sample(tmp_path / "walks", 5, sampler=sampler, seed=2, time=True, seconds=0.05)
+    assert plain.timing is None
+    assert result.indices == plain.indices  # the batch shown is the first, and those timed come after it
+    assert result.timing is not None
+    assert result.timing.seconds <= 0.1
+    row_bytes = sum(field.bytes for field in result.fields) / 5
+    assert result.timing.bytes_per_second == pytest.approx(result.timing.steps_per_second * row_bytes)
+
+
+LENGTH = {"slice_len": 4}
+
+
+def options(sampler: str, **given) -> SamplerOptions:
+    return SamplerOptions(sampler=sampler, **given)
+
+
+@pytest.mark.parametrize(
+    ("n", "slices", "size", "steps"),
+    [
+        (None, {"slice_len": 32}, 256, 32),
+        (None, {"slice_len": 100}, 300, 100),
+        (None, {"slice_len": 1000}, 1000, 1000),
+        (None, {"num_slices": 7}, 259, 37),
+        (None, {"num_slices": 8, "slice_len": 5}, 40, 5),
+        (40, {"num_slices": 8, "slice_len": 5}, 40, 5),
+        (40, {"num_slices": 8}, 40, 5),
+        (40, {"slice_len": 8}, 40, 8),
+    ],
+)
+def test_the_batch_of_slices(n, slices, size, steps) -> None:
+    chosen = options("slice", **slices)
+    assert chosen.batch_size(n) == size
+    assert chosen.steps_of_a_slice(size) == steps
+
+
+@pytest.mark.parametrize("sampler", ["random", "without-replacement", "prioritized"])
+@pytest.mark.parametrize(("n", "size"), [(None, 256), (1, 1), (255, 255)])
+def test_the_batch_of_steps(sampler, n, size) -> None:
+    assert options(sampler).batch_size(n) == size
+
+
+@pytest.mark.parametrize(
+    ("n", "slices", "message", "hint"),
+    [
+        (10, {"slice_len": 3}, "10 steps, expected a multiple of the length of a slice, 3", "-n 9"),
+        (1, {"slice_len": 3}, "1 steps, expected a multiple of the length of a slice, 3", "-n 3"),
+        (11, {"num_slices": 4}, "11 steps, expected a multiple of the number of slices, 4", "-n 12"),
+        (10, {"slice_len": 3, "num_slices": 4}, "-n 10: 4 slices of 3 steps are 12", "-n 12"),
+        (0, {"slice_len": 3}, "-n is 0, expected at least 1", ""),
+    ],
+)
+def test_a_batch_that_slices_do_not_make(n, slices, message, hint) -> None:
+    with pytest.raises(UsageError, match=message) as raised:
+        options("slice", **slices).batch_size(n)
+    assert raised.value.hint.startswith(hint)
+
+
+def test_a_sampler_that_is_none() -> None:
+    with pytest.raises(
+        UsageError, match="the sampler is 'shuffled', expected one of random, without-replacement, slice,"
+    ):
+        options("shuffled")
+
+
+GIVEN = {
+    "slice_len": 4, "num_slices": 2, "weight": "step", "anchor": "end", "strict": False, "pad": True, "batched": True,
+    "drop_last": True, "shuffle": False, "alpha": 0.5, "beta": 1.0, "priority": "next.reward",
+}  # fmt: skip
+FLAGS = {"strict": "--no-strict", "shuffle": "--no-shuffle"}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(("name", "value"), GIVEN.items())
+def test_an_option_is_taken_or_refused(sampler, name, value) -> None:
+    given = {**(LENGTH if "slice_len" in SAMPLERS[sampler] else {}), name: value}
+    if name in SAMPLERS[sampler]:
+        assert options(sampler, **given).given() == given
+        return
+    flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
+    with pytest.raises(UsageError) as raised:
+        options(sampler, **given)
+    assert str(raised.value) == f"{flag} is no option of the sampler {sampler}"
+    takers = raised.value.hint.removeprefix("it is for ").split(", ")
+    assert takers == [other for other, known in SAMPLERS.items() if name in known]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "given", "message"),
+    [
+        ("slice", {"slice_len": 0}, "--slice-len is 0, expected 1 or more"),
+        ("slice", {"num_slices": -1}, "--num-slices is -1, expected 1 or more"),
+        ("slice", {**LENGTH, "weight": "row"}, "--weight is 'row', expected one of episode, step"),
+        ("slice", {**LENGTH, "anchor": "mid"}, "--anchor is 'mid', expected one of any, start, end"),
+        ("slice", {**LENGTH, "strict": True, "pad": True}, "--strict and --pad are both set"),
+        ("slice", {}, "the sampler slice needs --slice-len or --num-slices"),
+        ("prioritized-slice", {}, "the sampler prioritized-slice needs --slice-len or --num-slices"),
+        ("prioritized", {"alpha": -0.1}, "--alpha is -0.1, expected a finite number from 0"),
+        ("prioritized", {"alpha": float("nan")}, "--alpha is nan"),
+        ("prioritized", {"beta": float("inf")}, "--beta is inf"),
+    ],
+)
+def test_values_out_of_range(sampler, given, message) -> None:
+    with pytest.raises(UsageError, match=message):
+        options(sampler, **given)
+
+
+@pytest.mark.parametrize("sampler", ["slice", "slice-without-replacement", "prioritized-slice"])
+def test_no_episode_is_long_enough(sampler) -> None:
+    lengths = np.array([3, 9, 1])
+    options(sampler, slice_len=9).check_lengths(lengths, 9)
+    options(sampler, slice_len=10, strict=False).check_lengths(lengths, 10)
+    options("random").check_lengths(lengths, 10)
+    with pytest.raises(
+        UsageError, match="slices are 10 steps, expected at most 9: the longest of 3 episodes"
+    ) as raised:
+        options(sampler, slice_len=10).check_lengths(lengths, 10)
+    assert "--pad" in raised.value.hint

@@ -1,0 +1,83 @@
+"""`list`: all stored datasets, sound or not, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rbtool
+from rbtool.core.format.manifest import MANIFEST
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.results import to_document
+from rbtool.core.testing.datasets import write_walks
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "minari" / "D4RL" / "door" / "human-v2", [(4, "open"), (3, "terminated")])
+    write_walks(tmp_path / "minari" / "cart-v0", [(2, "open")])
+    write_walks(tmp_path / "walks" / "a@12345678", [(5, "open")])
+    return tmp_path
+
+
+def _names(root: Path, pattern: str | None = None) -> list[str]:
+    return [one.name for one in rbtool.list(pattern, root=root).datasets]
+
+
+def test_datasets_are_listed_with_what_is_in_them(root: Path) -> None:
+    found = rbtool.list(root=root)
+    manifest = TedReader(root / "minari/D4RL/door/human-v2").manifest
+    assert [one.name for one in found.datasets] == ["minari:D4RL/door/human-v2", "minari:cart-v0", "walks:a@12345678"]
+    door = found.datasets[0]
+    assert (door.steps, door.episodes, door.layout, door.bytes) == (7, 2, "ted", manifest.bytes)
+    assert (door.content_digest, door.created) == (manifest.content_digest, manifest.provenance[-1].time)
+    assert (door.path, door.problem) == (root / "minari/D4RL/door/human-v2", None)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("door", ["minari:D4RL/door/human-v2"]),
+        ("minari:*", ["minari:D4RL/door/human-v2", "minari:cart-v0"]),
+        ("*-v[0-1]", ["minari:cart-v0"]),
+        ("cart-v?", ["minari:cart-v0"]),
+        ("cart", ["minari:cart-v0"]),
+        ("art-v?", []),
+        ("Door", ["minari:D4RL/door/human-v2"]),
+        (None, ["minari:D4RL/door/human-v2", "minari:cart-v0", "walks:a@12345678"]),
+    ],
+)
+def test_a_pattern_chooses(root: Path, pattern: str | None, found: list[str]) -> None:
+    assert _names(root, pattern) == found
+
+
+def test_a_name_listed_can_be_given_to_inspect(root: Path) -> None:
+    assert [rbtool.inspect(name, root=root).name for name in _names(root)] == _names(root)
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[1]", b'{"format_version": 99}', b"\xff"])
+def test_what_cannot_be_read_is_listed_with_why(root: Path, damage: bytes) -> None:
+    (root / "minari" / "cart-v0" / MANIFEST).write_bytes(damage)
+    broken = rbtool.list("cart", root=root).datasets[0]
+    assert broken.name == "minari:cart-v0"
+    assert broken.problem
+    assert len(rbtool.list(root=root).datasets) == 3
+
+
+def test_checkpoints_and_leftovers_are_no_datasets(root: Path) -> None:
+    rbtool.checkpoint.save(root / "minari" / "cart-v0", root / "saved" / "cart", form="flat")
+    write_walks(root / "minari" / ".cart-v0.rbtool-new-01234567", [(2, "open")])
+    assert len(_names(root)) == 3
+
+
+def test_a_root_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    assert to_document(rbtool.list(root=tmp_path / "none")) == {
+        "schema": 1, "kind": "list", "root": str(tmp_path / "none"), "datasets": [],
+    }  # fmt: skip
+
+
+def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(rbtool.UsageError, match="not a folder"):
+        rbtool.list(root=tmp_path / "file")
