@@ -100,14 +100,14 @@ def variables(tools: Path, hub: Hub, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def environment(variables: dict[str, str]) -> dict[str, str]:
-    """What commands see; a module of many commands puts `forked` in its place."""
-    return variables
+    """What commands see; `rbtool` is forked from a process that has imported everything already."""
+    return variables | {"PATH": os.pathsep.join([str(folder_of_commands()), variables["PATH"]])}
 
 
 @pytest.fixture(scope="session")
-def forked(variables: dict[str, str]) -> dict[str, str]:
-    """The same variables, but `rbtool` is forked from a process that has imported everything already."""
-    return variables | {"PATH": os.pathsep.join([str(folder_of_commands()), variables["PATH"]])}
+def real(variables: dict[str, str]) -> dict[str, str]:
+    """The variables that make commands start as they do for a user."""
+    return {"PATH": variables["PATH"]}
 
 
 @pytest.fixture

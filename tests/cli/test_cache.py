@@ -26,6 +26,12 @@ def leftover(folder):
     return path
 
 
+@pytest.fixture(scope="module")
+def environment(variables):
+    """Questions are answered by processes that start as they do for a user."""
+    return variables
+
+
 @pytest.fixture
 def asked(folder, environment):
     """Run a line of bash in a terminal and answer its question (None interrupts); return code and what was shown."""

@@ -17,12 +17,6 @@ from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.check import CheckResult
 
 
-@pytest.fixture(scope="module")
-def environment(forked: Any) -> Any:
-    """Commands are forked: there are many of them."""
-    return forked
-
-
 def test_the_rules_are_listed_as_their_table_has_them(shell: Any) -> None:
     shown = shell("rbtool check --rules").stdout.splitlines()
     assert [line.split()[0] for line in shown] == [one.rule for one in RULES]

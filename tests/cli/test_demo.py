@@ -12,12 +12,6 @@ import rbtool
 
 
 @pytest.fixture(scope="module")
-def environment(forked):
-    """Commands are forked: there are many of them."""
-    return forked
-
-
-@pytest.fixture(scope="module")
 def demo(tmp_path_factory, environment):
     """A demo that was run in a shell: its folder, and what it said."""
     folder = tmp_path_factory.mktemp("demo")

@@ -1,15 +1,25 @@
-"""Every example of every help page does what it says."""
+"""Every example of every help page and of the documentation does what it says."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
+from forked_scripts import Interpreter
 from hub_uploads import WRITER, UploadHub
+from source_tree import ROOT
 
+import rbtool
 import rbtool.cli
 from rbtool.cli.help import Example
+
+# Every example of every help page does what it says.
+
 
 MODULES = [importlib.import_module(f"rbtool.cli.{module.name}") for module in pkgutil.iter_modules(rbtool.cli.__path__)]
 TABLES = {
@@ -19,12 +29,6 @@ TABLES = {
     if name.endswith("EXAMPLES")
 }
 EXAMPLES = [example for table in TABLES.values() for example in table]
-
-
-@pytest.fixture(scope="module")
-def environment(forked):
-    """Commands are forked: there are many of them."""
-    return forked
 
 
 def test_the_tables_are_found():
@@ -57,3 +61,52 @@ def test_an_example_runs(command, folder, shell, uploads):
 def _room(command: str) -> str:
     """An example that makes ./cartpole needs a folder without one."""
     return "rm -r ./cartpole; " if " convert " in command and command.endswith(" ./cartpole") else ""
+
+
+# The shell lines and the Python examples of the documentation run, page by page.
+
+
+DOCS = ROOT / "docs"
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if re.search(r"^```(sh|python)$", page.read_text(), re.MULTILINE)]
+
+
+@pytest.fixture(scope="module")
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which `rbtool demo` was run."""
+    demo_folder = tmp_path_factory.mktemp("docs")
+    rbtool.demo(demo_folder / "rbtool-demo")
+    return demo_folder
+
+
+@pytest.fixture(scope="module")
+def programs(environment: Mapping[str, str], demo_folder: Path) -> Iterator[Interpreter]:
+    """Runs Python examples in processes that have imported torch and tensordict alone."""
+    running = Interpreter("torch", "tensordict", environment={**environment, **places(demo_folder)})
+    yield running
+    running.close()
+
+
+def places(demo_folder: Path) -> dict[str, str]:
+    """The variables of somebody whose home is the folder."""
+    demo = demo_folder / "rbtool-demo"
+    return {
+        "HOME": str(demo_folder),
+        "MINARI_DATASETS_PATH": str(demo / "minari"),
+        "RBTOOL_HOME": str(demo / "store"),
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_examples_of_a_page_run(
+    page: Path, demo_folder: Path, environment: Mapping[str, str], programs: Interpreter
+) -> None:
+    script, examples = ["set -e -o pipefail"], []
+    text = page.read_text(encoding="utf-8")
+    for language, block in re.findall(r"^```(sh|python)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        (script if language == "sh" else examples).append(block)
+    command, variables = ["bash", "-c", "\n".join(script)], {**environment, **places(demo_folder)}
+    done = subprocess.run(command, cwd=demo_folder, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for example in examples:
+        done = programs.run(example, cwd=demo_folder)
+        assert done.returncode == 0, f"{example}\n{done.stderr}"

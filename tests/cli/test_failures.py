@@ -1,26 +1,29 @@
-"""What goes wrong: one sentence on stderr, the right exit code, and with `--json` a document on stdout."""
+"""What goes wrong, is interrupted or lacks files: one sentence, the right exit code, a document with `--json`."""
 
 from __future__ import annotations
 
 import errno
 import json
+import os
+import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from waiting import HANG
 
 import rbtool
 from rbtool.cli.failures import Stopped, as_given, final_names, report
 from rbtool.cli.output import Output
 from rbtool.core import errors
 from rbtool.core.format.staging import new_sibling
+from rbtool.core.testing.datasets import DatasetPlan, PlannedLeaf, write_plan
 
-
-@pytest.fixture(scope="module")
-def environment(forked):
-    """Commands are forked: there are many of them."""
-    return forked
+# What goes wrong: one sentence on stderr, the right exit code, and with `--json` a document on stdout.
 
 
 FAILING = [
@@ -302,3 +305,99 @@ def test_only_whole_paths_are_rewritten(tmp_path, monkeypatch):
     assert as_given(f"{here}/a2 {here}/a.h5 /x{here}/a", ["a"]) == f"{here}/a2 {here}/a.h5 /x{here}/a"
     assert as_given(f"{here}/a {here}", [f"{here}/a", "-v"]) == f"{here}/a {here}"
     assert as_given(f"{here}/x is there", ["."]) == "./x is there"
+
+
+# Ctrl-C, SIGTERM and SIGHUP in the middle of somebody's function: one word, the right code, nothing left behind.
+
+
+WAITING = """
+def wait(rows):
+    with open("started", "w") as file:
+        file.write("!")
+    open("never").read()
+"""
+
+
+SLOW = pytest.mark.slow
+SAID = {
+    signal.SIGINT: (130, "error: interrupted\n"),
+    signal.SIGTERM: (143, "error: terminated\n"),
+    signal.SIGHUP: (129, "error: the terminal was closed\n"),
+}
+
+
+@pytest.mark.parametrize(
+    ("number", "workers"),
+    [
+        (signal.SIGINT, 2),
+        pytest.param(signal.SIGTERM, 0, marks=SLOW),
+        pytest.param(signal.SIGINT, 0, marks=SLOW),
+        pytest.param(signal.SIGTERM, 2, marks=SLOW),
+        pytest.param(signal.SIGHUP, 0, marks=SLOW),
+        pytest.param(signal.SIGHUP, 2, marks=SLOW),
+    ],
+)
+def test_a_signal_ends_it_cleanly(number, workers, folder, variables):
+    code, said = SAID[number]
+    (folder / "waiting.py").write_text(WAITING)
+    for name in ("started", "never"):
+        os.mkfifo(folder / name)
+    before = sorted(path.name for path in folder.iterdir())
+    words = ["preprocess", "cartpole", "--fn", "waiting.py:wait", "--dest", "there", "--num-workers", str(workers)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(["rbtool", *words], cwd=folder, env=variables, text=True, **pipes) as process:
+        assert (folder / "started").read_text().startswith("!")
+        process.send_signal(number)
+        try:
+            out, err = process.communicate(timeout=HANG)
+        finally:
+            process.kill()  # without effect but where it failed to end
+    assert (process.returncode, out, err) == (code, "", said)
+    assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == before
+
+
+def test_signals_that_the_caller_ignores_stay_ignored(folder, variables):
+    command = "trap '' TERM; rbtool convert minari/tuple/trunc-v0 there & kill -TERM $!; wait $!"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=variables, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "there\n")
+
+
+# Datasets with more columns than the shell allows files to be open.
+
+
+SPLIT = ["split", "ted", "--dest", "parts", "--train", "0.5", "--val", "0.5", "--seed", "0"]
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 160 files."""
+    folder = tmp_path_factory.mktemp("wide")
+    leaves = tuple(PlannedLeaf(("extra", f"x{number}"), "float32", (2,), "state") for number in range(77))
+    write_plan(DatasetPlan((5, 3, 7, 3), ("terminated",) * 4, (False,) * 4, leaves), folder / "ted")
+    return folder
+
+
+def split(folder: Path, soft: int, hard: int, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rbtool", *SPLIT, *words], cwd=folder, capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_the_limit_of_a_shell_is_raised(wide: Path, layout: str) -> None:
+    done = split(wide, 64, resource.getrlimit(resource.RLIMIT_NOFILE)[1], "--layout", layout, "--force")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("limit", [100, 200, 250, 310])
+def test_a_limit_that_cannot_be_raised_is_one_sentence_and_leaves_nothing(wide: Path, limit: int) -> None:
+    before = {path.name for path in wide.iterdir()}
+    done = split(wide, limit, limit, "--layout", "ted", "--force")
+    assert done.returncode != 0
+    message, hint = done.stderr.splitlines()[-2:]
+    assert f"too many open files (limit {limit})" in message or "more files than this process may hold" in message
+    assert "ulimit -n" in hint
+    assert {path.name for path in wide.iterdir()} == before

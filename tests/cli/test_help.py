@@ -1,12 +1,21 @@
-"""What `--help` says, how it ends, and what is not loaded for it."""
+"""What `--help` says, habits of other tools, and options as people type them."""
 
 from __future__ import annotations
 
+import json
+import shlex
 import subprocess
+from typing import Any
 
+import numpy as np
 import pytest
 
 import rbtool
+from rbtool.cli.help import _with_map_spread
+from rbtool.cli.words import in_order
+
+# What `--help` says, how it ends, and what is not loaded for it.
+
 
 VERBS = [
     "list", "download", "convert", "record", "preprocess", "merge", "split", "mix", "inspect", "stats", "plot",
@@ -105,3 +114,146 @@ def test_the_exit_codes_are_listed(pages):
 def test_the_version_is_told(shell):
     assert shell("rbtool --version").stdout == f"rbtool {rbtool.__version__}\n"
     assert shell("python -m rbtool --version").stdout == f"rbtool {rbtool.__version__}\n"
+
+
+# Habits of other tools: `help VERB`, options before the verb, short names of verbs, `--color`, `--offline`.
+
+
+ESCAPE = "\x1b"
+WORDS = {"cache", "checkpoint"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "parsed"),
+    [
+        ("", ""),
+        ("inspect x --json", "inspect x --json"),
+        ("--json inspect x", "inspect --json x"),
+        ("-q --log-file f --root=d cache ls", "cache ls -q --log-file f --root=d"),
+        ("--color always cache --help", "cache --color always --help"),
+        ("--json", "--json"),
+        ("--bogus inspect", "--bogus inspect"),
+        ("help", "--help"),
+        ("-v help inspect", "inspect --help"),
+        ("help cache rm", "cache rm --help"),
+        ("help show", "inspect --help"),
+        ("help rm", "cache rm --help"),
+        ("ls", "list"),
+        ("--json show help", "inspect --json help"),
+        ("rm x --yes", "cache rm x --yes"),
+        ("-V", "-V"),
+        ("list remote minari door", "list --remote minari door"),
+        ("ls --refresh remote minari", "list --refresh --remote minari"),
+        ("list remote", "list --remote"),
+        ("list door remote", "list door remote"),
+        ("check remote", "check remote"),
+    ],
+)
+def test_words_are_put_in_the_order_of_the_parser(typed, parsed):
+    assert in_order(typed.split(), WORDS) == parsed.split()
+
+
+@pytest.mark.parametrize(("short", "verb"), [("-V", "--version"), ("help cache rm", "cache rm --help")])
+def test_a_short_form_does_what_the_verb_does(short, verb, shell):
+    done, other = shell(f"rbtool {short}"), shell(f"rbtool {verb}")
+    assert (done.returncode, done.stdout) == (0, other.stdout)
+
+
+@pytest.mark.parametrize("line", ["--json show cartpole", "--json inspect cartpole", "show --json cartpole"])
+def test_options_of_every_verb_may_stand_before_it(line, shell):
+    assert json.loads(shell(f"rbtool {line}").stdout) == json.loads(shell("rbtool inspect cartpole --json").stdout)
+
+
+def test_help_for_an_unknown_verb_names_a_near_one(shell):
+    done = shell("rbtool help inspct")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        2, "error: no such command 'inspct'. Did you mean 'inspect'?",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "forcing", "coloured"),
+    [
+        ("--color always", {}, True),
+        ("--color always", {"NO_COLOR": "1"}, True),
+        ("--color auto", {"FORCE_COLOR": "1"}, True),
+        ("--color auto", {}, False),
+        ("--color never", {"FORCE_COLOR": "1"}, False),
+        ("--color always --no-color", {}, False),
+    ],
+)
+def test_colour_is_chosen(option, forcing, coloured, shell):
+    assert (ESCAPE in shell(f"rbtool inspect cartpole {option}", **forcing).stdout) is coloured
+
+
+def test_an_unknown_colour_is_refused(shell):
+    done = shell("rbtool list --color sometimes")
+    assert done.returncode == 2
+    assert "'sometimes' is not one of auto, always, never" in done.stderr
+
+
+def test_without_progress_the_result_is_the_same_and_no_count_is_written(shell):
+    done = shell("rbtool convert minari/tuple/trunc-v0 quiet-progress --no-progress")
+    assert (done.returncode, done.stdout) == (0, "quiet-progress\n")
+    assert " done (" not in done.stderr
+    assert "%" not in done.stderr
+    assert "step" in done.stderr
+
+
+def test_offline_makes_no_request(shell):
+    done = shell("rbtool download minari nobody/there-v0 --offline")
+    assert done.returncode == 5
+    assert "RBTOOL_OFFLINE=1 forbids" in done.stderr
+    assert "--offline" in done.stderr
+
+
+# The options of tables, as people type them.
+
+
+ROWS = "obs_0,obs_1,act,r,terminals,timeouts\n0,1,2,3,0,0\n1,2,3,4,0,1\n5,6,7,8,0,0\n6,7,8,9,1,0\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "pairs"),
+    [
+        ("a b --map x=1 y=2 z=3 --ends q", "a b --map x=1 --map y=2 --map z=3 --ends q"),
+        ("a b --map x=1 --map y=2 z=3", "a b --map x=1 --map y=2 --map z=3"),
+        ("--map x=1 y=2 a b", "--map x=1 --map y=2 a b"),
+        ("--map x=1 a=b/c.csv", "--map x=1 --map a=b/c.csv"),
+        ("--map map.toml a b", "--map map.toml a b"),
+        ("--map map.toml y=2", "--map map.toml y=2"),
+        ("a b=c --ends x=1 y=2", "a b=c --ends x=1 y=2"),
+        ("--map x=1 -- y=2", "--map x=1 -- y=2"),
+        ("a --map", "a --map"),
+    ],
+)
+def test_pairs_after_map(words: str, pairs: str) -> None:
+    assert _with_map_spread(words.split()) == pairs.split()
+
+
+def test_a_table_is_converted_with_one_map(shell: Any, tmp_path: Any) -> None:
+    table, dest = tmp_path / "steps.csv", tmp_path / "made"
+    table.write_text(ROWS)
+    line = "--from table --map observation=obs_0,obs_1 action=act reward=r --ends terminals,timeouts -q"
+    made = shell(f"rbtool convert {shlex.quote(str(table))} {shlex.quote(str(dest))} {line}")
+    assert (made.returncode, made.stdout, made.stderr) == (0, f"{dest}\n", "")
+
+
+def test_a_table_of_objects_is_converted_with_trust(shell: Any, tmp_path: Any) -> None:
+    table, dest = tmp_path / "steps.npz", tmp_path / "made"
+    np.savez(table, obs=np.array([1, 2, 3], object), act=np.arange(3.0))
+    line = f"rbtool convert {shlex.quote(str(table))} {shlex.quote(str(dest))} --from table --ends - -q"
+    line += " --map observation=obs action=act"
+    refused = shell(line)
+    assert (refused.returncode, dest.exists()) == (2, False)
+    assert "column 'obs' is a pickle of Python objects" in refused.stderr
+    assert "--trust-pickle" in refused.stderr
+    made = shell(f"{line} --trust-pickle")
+    assert (made.returncode, made.stdout, made.stderr) == (0, f"{dest}\n", "")
+
+
+def test_an_option_that_a_format_does_not_have_has_its_name_with_dashes(shell: Any, tmp_path: Any) -> None:
+    for option, value in (("--trust-pickle", ""), ("--filter-key", "train"), ("--episode-key", "e")):
+        answer = shell(f"rbtool inspect ./minari/pendulum/random-v0 {option} {value}")
+        assert answer.returncode == 2
+        assert f"has no option {option}\n" in answer.stderr

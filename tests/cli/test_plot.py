@@ -21,11 +21,6 @@ MIX = (
 LINES = {"plot": "rbtool plot cartpole", "plot-field": f"rbtool plot cartpole {TRACES}", "plot-mix": MIX}
 
 
-@pytest.fixture(scope="module")
-def environment(forked):
-    return forked
-
-
 @pytest.fixture
 def terminal(folder, environment):
     """Run a line of bash on a pseudo-terminal, with messages in a file; return its code and the screen."""

@@ -15,12 +15,6 @@ ALL = (
 )
 
 
-@pytest.fixture(scope="module")
-def environment(forked):
-    """Dozens of commands run here, and it does not matter what they import."""
-    return forked
-
-
 def test_the_pipeline_is_shown_and_no_dataset_is_needed(shell, tmp_path):
     done = shell(f"rbtool preprocess ./nowhere {ALL} --show-pipeline", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

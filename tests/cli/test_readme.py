@@ -55,9 +55,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def environment(forked, folder):
+def environment(environment, folder):
     """They are followed by somebody whose home is the folder."""
-    return forked | {"HOME": str(folder)}
+    return environment | {"HOME": str(folder)}
 
 
 @pytest.fixture(scope="module")

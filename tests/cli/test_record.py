@@ -64,12 +64,12 @@ def second_fails(observation, asked=[]):
 
 
 @pytest.fixture
-def place(tmp_path, environment):
+def place(tmp_path, variables):
     (tmp_path / "counters.py").write_text(ENV)
     (tmp_path / "policy.py").write_text(POLICY)
 
     def run(line, check=True):
-        found = environment | {"PYTHONPATH": str(tmp_path)}
+        found = variables | {"PYTHONPATH": str(tmp_path)}
         return subprocess.run(
             f"rbtool {line}", shell=True, cwd=tmp_path, env=found, capture_output=True, text=True, check=check
         )
@@ -174,11 +174,11 @@ def test_what_cannot_be_recorded(place, line, code, message):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_keeps_the_episodes_before_it(place, environment, number):
+def test_a_signal_keeps_the_episodes_before_it(place, variables, number):
     words = ["rbtool", "record", "counters:Waiting-v0", "there", "--episodes", "5", "--seed", "10"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    variables = environment | {"PYTHONPATH": str(place.path)}
-    with subprocess.Popen(words, cwd=place.path, env=variables, text=True, **pipes) as process:
+    places = variables | {"PYTHONPATH": str(place.path)}
+    with subprocess.Popen(words, cwd=place.path, env=places, text=True, **pipes) as process:
         wait_until(lambda: process.poll() is not None or (place.path / "started").exists(), "the start of episode 2")
         process.send_signal(number)
         try:

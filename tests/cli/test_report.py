@@ -9,11 +9,6 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture(scope="module")
-def environment(forked):
-    return forked
-
-
 def test_the_page_is_named_and_its_findings_are_counted(shell, folder):
     done = shell("rbtool report cartpole cartpole.h5 -o page.html", folder)
     assert (done.returncode, done.stdout) == (0, "page.html\n")

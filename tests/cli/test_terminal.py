@@ -12,18 +12,6 @@ ESCAPE = "\x1b["
 BAR = "━"
 
 
-@pytest.fixture(scope="module")
-def environment(forked):
-    """Commands are forked, but for those of `real`."""
-    return forked
-
-
-@pytest.fixture
-def real(variables):
-    """The variables of a shell whose commands start as they do for a user."""
-    return {"PATH": variables["PATH"]}
-
-
 @pytest.fixture
 def terminal(folder, environment):
     """Run a line of bash with stdout and stderr on a pseudo-terminal; return its code and all that was shown."""

@@ -1,8 +1,9 @@
-"""Fetching from a real server: what is asked for, what is on the disk, which notes come."""
+"""Fetching from a real server, with and without checksums: what is asked for, what is on the disk, which notes come."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import resource
 import threading
 from collections.abc import Iterator
@@ -21,9 +22,13 @@ from rbtool.core.errors import (
     OutOfSpaceError,
     RbtoolError,
 )
+from rbtool.core.format import fs
 from rbtool.core.format.sources import RemoteFile
 from rbtool.core.remote.fetch import fetch_files
 from rbtool.core.remote.http import HttpTransport
+
+# Fetching from a real server: what is asked for, what is on the disk, which notes come.
+
 
 SIZE = 600_000  # more than two blocks of what is written at once
 DATA = hashlib.shake_128(b"data").digest(SIZE)
@@ -386,3 +391,237 @@ def test_no_files_is_nothing_to_do(tmp_path: Path) -> None:
     with HttpTransport() as transport:
         fetch_files([], tmp_path / "absent", transport)
     assert list(tmp_path.iterdir()) == []
+
+
+# Fetching files for which the remote gives no checksum, from a real server that changes and fails.
+
+
+OTHER = hashlib.shake_128(b"second version").digest(SIZE)
+DATED = {"Last-Modified": "Mon, 02 Jan 2023 03:04:05 GMT"}
+LATER = {"Last-Modified": "Tue, 03 Jan 2023 03:04:05 GMT"}
+
+
+class Unverified:
+    """Fetches one file without a checksum into a folder."""
+
+    def __init__(self, server: StaticServer, folder: Path) -> None:
+        self.server = server
+        self.target = folder / "deep" / "data.bin"
+        self.part = folder / "deep" / "data.bin.part"
+        self.record = folder / "deep" / "data.bin.part.json"
+        self.folder = folder
+        self.progress: list[int] = []
+        self.notes: list[str] = []
+
+    def __call__(self, *places: str, size: int | None = SIZE) -> None:
+        self.progress.clear()
+        self.notes.clear()
+        addresses = tuple(self.server.address(place) for place in places or ("data.bin",))
+        with HttpTransport() as transport:
+            file = RemoteFile("deep/data.bin", size, None, addresses)
+            fetch_files([file], self.folder, transport, progress=self.progress.append, note=self.notes.append)
+
+    def ends_with(self, data: bytes) -> bool:
+        """Whether the file and nothing else is there, and its bytes were counted once."""
+        names = [path.name for path in self.target.parent.iterdir()]
+        return names == ["data.bin"] and self.target.read_bytes() == data and sum(self.progress) == len(data)
+
+    def fail(self, *faults: Fault) -> None:
+        """Fetch once from a server that breaks off; the last of the faults stays."""
+        self.server.faults["data.bin"] = list(faults)
+        with pytest.raises(NetworkError):
+            self()
+        self.server.asked.clear()
+
+
+@pytest.fixture
+def unverified(server: StaticServer, tmp_path: Path) -> Unverified:
+    return Unverified(server, tmp_path)
+
+
+@pytest.mark.parametrize("size", [SIZE, None])
+def test_unverified_a_file_comes_with_one_request(unverified: Unverified, size: int | None) -> None:
+    unverified(size=size)
+    assert unverified.ends_with(DATA)
+    assert unverified.server.starts("data.bin") == [None]
+
+
+def test_an_empty_file_comes(unverified: Unverified) -> None:
+    unverified("empty", size=None)
+    assert unverified.ends_with(b"")
+
+
+def test_a_file_that_is_there_with_the_size_that_is_listed_is_kept(unverified: Unverified) -> None:
+    unverified()
+    unverified.server.asked.clear()
+    unverified()
+    assert unverified.server.asked == []
+    unverified(size=None)  # nothing proves it: it is fetched again
+    assert unverified.server.starts("data.bin") == [None]
+    assert unverified.ends_with(DATA)
+
+
+@pytest.mark.parametrize("size", [SIZE - 1, SIZE + 1, 0])
+def test_another_size_than_was_listed_is_refused(unverified: Unverified, size: int) -> None:
+    with pytest.raises(CorruptDataError, match=rf"has {SIZE:,} bytes at 127.0.0.1, {size:,} were announced"):
+        unverified(size=size)
+    assert not unverified.target.exists()
+
+
+def test_a_mirror_with_the_right_size_is_taken(unverified: Unverified) -> None:
+    unverified.server.files["data.bin"] = DATA[:-1]
+    unverified("data.bin", "mirror.bin")
+    assert unverified.ends_with(DATA)
+
+
+@pytest.mark.parametrize("validator", [DATED, {"ETag": '"v1"'}])
+def test_a_cut_is_resumed_in_the_same_run_if_the_version_is_confirmed(
+    unverified: Unverified, validator: dict[str, str]
+) -> None:
+    unverified.server.faults["data.bin"] = [Fault(cut=300_000, headers=validator), Fault(headers=validator)]
+    unverified()
+    assert unverified.ends_with(DATA)
+    assert unverified.server.starts("data.bin") == [None, 300_000]
+    assert unverified.server.asked[-1].headers["If-Range"] in validator.values()
+
+
+@pytest.mark.parametrize("validator", [DATED, {"ETag": '"v1"'}])
+def test_a_part_is_resumed_by_the_next_run(unverified: Unverified, validator: dict[str, str]) -> None:
+    unverified.fail(Fault(cut=300_000, headers=validator), Fault(reset=True))
+    assert json.loads(unverified.record.read_bytes())["bytes"] == 300_000
+    unverified.server.faults["data.bin"] = [Fault(headers=validator)]
+    unverified()
+    assert unverified.server.starts("data.bin") == [300_000]
+    assert unverified.ends_with(DATA)
+
+
+@pytest.mark.parametrize("late", [Fault(headers=LATER), Fault(headers=LATER, no_range=True), Fault()])
+@pytest.mark.parametrize("run", ["same", "next"])
+def test_two_versions_are_never_joined(unverified: Unverified, late: Fault, run: str) -> None:
+    """The stand-in ignores If-Range, as some servers do: the version of its answer decides."""
+    if run == "next":
+        unverified.fail(Fault(cut=300_000, headers=DATED), Fault(reset=True))
+        unverified.server.files["data.bin"] = OTHER
+        unverified.server.faults["data.bin"] = [late]
+        unverified()
+    else:
+        unverified.server.files["data.bin"] = OTHER
+        unverified.server.faults["data.bin"] = [Fault(cut=300_000, headers=DATED, corrupt=5), late]
+        unverified()
+    assert unverified.ends_with(OTHER)
+    assert any("changed at 127.0.0.1" in text for text in unverified.notes)
+
+
+@pytest.mark.parametrize("headers", [{}, {"ETag": 'W/"v1"'}, {"ETag": 'W/"v1"', **DATED}, {"ETag": "v1"}])
+def test_a_part_without_a_strong_validator_is_fetched_again(unverified: Unverified, headers: dict[str, str]) -> None:
+    unverified.server.faults["data.bin"] = [Fault(cut=300_000, headers=headers), Fault(headers=headers)]
+    unverified()
+    assert unverified.server.starts("data.bin") == [None, None]
+    assert unverified.ends_with(DATA)
+
+
+def test_a_part_without_a_validator_does_not_stay(unverified: Unverified) -> None:
+    unverified.fail(Fault(cut=300_000), Fault(reset=True))
+    assert list(unverified.target.parent.iterdir()) == []
+
+
+def test_a_date_that_is_too_fresh_is_no_validator(unverified: Unverified) -> None:
+    now = {"Last-Modified": "Mon, 02 Jan 2033 03:04:05 GMT"}
+    unverified.server.faults["data.bin"] = [Fault(cut=300_000, headers=now), Fault(headers=now)]
+    unverified()
+    assert unverified.server.starts("data.bin") == [None, None]
+
+
+@pytest.mark.parametrize("damage", ["other bytes", "shorter", "no record", "torn record", "other digest"])
+def test_a_damaged_part_is_fetched_again_from_the_start(unverified: Unverified, damage: str) -> None:
+    unverified.fail(Fault(cut=300_000, headers=DATED), Fault(reset=True))
+    part, record = bytearray(unverified.part.read_bytes()), unverified.record.read_bytes()
+    if damage == "other bytes":
+        part[100] ^= 1
+    unverified.part.write_bytes(part[:-1] if damage == "shorter" else part)
+    if damage == "no record":
+        unverified.record.unlink()
+    elif damage == "torn record":
+        unverified.record.write_bytes(record[:-3])
+    elif damage == "other digest":
+        unverified.record.write_bytes(json.dumps({**json.loads(record), "sha256": "0" * 64}).encode())
+    unverified.server.faults["data.bin"] = [Fault(headers=DATED)]
+    unverified()
+    assert unverified.server.starts("data.bin") == [None]
+    assert unverified.ends_with(DATA)
+
+
+def test_bytes_behind_the_recorded_ones_are_not_believed(unverified: Unverified) -> None:
+    unverified.fail(Fault(cut=300_000, headers=DATED), Fault(reset=True))
+    with unverified.part.open("ab") as part:  # what a process that was killed had written since
+        part.write(b"x" * 1000)
+    unverified.server.faults["data.bin"] = [Fault(headers=DATED)]
+    unverified()
+    assert unverified.server.starts("data.bin") == [300_000]
+    assert unverified.ends_with(DATA)
+
+
+def test_a_part_of_one_address_is_not_resumed_at_another(unverified: Unverified) -> None:
+    unverified.fail(Fault(cut=300_000, headers=DATED), Fault(reset=True))
+    unverified.server.faults["mirror.bin"] = [Fault(headers=DATED)]
+    unverified("mirror.bin")
+    assert unverified.server.starts("mirror.bin") == [None]
+    assert unverified.ends_with(DATA)
+
+
+def test_an_answer_of_unknown_length_without_an_end_is_refused(unverified: Unverified) -> None:
+    unverified.server.faults["data.bin"] = [Fault(unannounced=True)]
+    with pytest.raises(NetworkError, match="whether it came whole cannot be determined"):
+        unverified(size=None)
+    assert not unverified.target.exists()
+    unverified()  # the size that is listed decides
+    assert unverified.ends_with(DATA)
+
+
+def test_a_body_longer_than_announced_is_refused(unverified: Unverified) -> None:
+    unverified.server.faults["data.bin"] = [Fault(unannounced=True, extra=b"x")]
+    with pytest.raises(CorruptDataError, match=f"more than {SIZE:,} bytes"):
+        unverified()
+    assert not unverified.target.exists()
+
+
+def test_an_encoding_that_was_not_asked_for_is_refused(unverified: Unverified) -> None:
+    unverified.server.faults["data.bin"] = [Fault(headers={"Content-Encoding": "gzip"})]
+    with pytest.raises(NetworkError, match="in the encoding gzip"):
+        unverified()
+
+
+def test_a_disk_that_gives_back_other_bytes_is_noticed(unverified: Unverified, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = fs.fsync
+
+    def damaging(descriptor: int, path: Path) -> None:
+        sync(descriptor, path)
+        if path == unverified.part:
+            with path.open("r+b") as part:
+                part.seek(1000)
+                part.write(b"\0\0\0\0")
+
+    monkeypatch.setattr(fs, "fsync", damaging)
+    with pytest.raises(CorruptDataError, match="does not read back from the disk"):
+        unverified()
+    assert list(unverified.target.parent.iterdir()) == []
+
+
+def test_a_checksum_needs_a_size(unverified: Unverified, tmp_path: Path) -> None:
+    with HttpTransport() as transport, pytest.raises(FormatError, match="without a size"):
+        fetch_files([RemoteFile("a", None, "md5:" + "0" * 32, ("http://127.0.0.1/",))], tmp_path, transport)
+
+
+def test_the_part_of_a_file_called_like_a_record_has_another_name(unverified: Unverified, server: StaticServer) -> None:
+    paths = ("data.bin", "data.bin.part.json")
+    files = [RemoteFile(path, SIZE, None, (server.address("data.bin"),)) for path in paths]
+    with HttpTransport() as transport:
+        fetch_files(files, unverified.folder, transport)
+    assert sorted(path.name for path in unverified.folder.iterdir()) == sorted(paths)
+
+
+def test_a_fault_that_passes_is_noted_and_forgiven(unverified: Unverified) -> None:
+    unverified.server.faults["data.bin"] = [Fault(status=503), SOUND]
+    unverified()
+    assert unverified.ends_with(DATA)
+    assert "trying again" in unverified.notes[0]

@@ -16,18 +16,6 @@ from rbtool.core.testing.datasets import write_walks
 ESCAPE = "\x1b"
 
 
-@pytest.fixture(scope="module")
-def environment(forked):
-    """Commands are forked; what closes streams, or depends on how Python starts or ends, takes `real` ones."""
-    return forked
-
-
-@pytest.fixture(scope="module")
-def real(variables):
-    """The variables of a shell whose commands start as they do for a user."""
-    return {"PATH": variables["PATH"]}
-
-
 @pytest.fixture(scope="session")
 def crowd(tmp_path_factory):
     """A root with so many datasets that their names do not fit into a pipe's buffer."""
