@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Shell
 from forked_commands import folder_of_commands
 from hub import Fault, Hub
 from lerobot_files import random_takes
@@ -23,6 +22,8 @@ from rbtool.core.format import shards
 from rbtool.core.open_steps import open_dataset
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.sample import SAMPLERS, SamplerOptions
+
+from .conftest import Shell
 
 # What `rbtool sample` shows of steps, slices and speed, and what it refuses.
 
