@@ -17,7 +17,7 @@ from .output import Output
 from .text import Cell, Styled, folded, number, width_of
 
 if TYPE_CHECKING:
-    from ..core.charts.marks import Array, Bars, Histogram, Lines, Series
+    from ..core.charts.figure import Array, Bars, Histogram, Lines, Series
     from ..core.verbs.plot import PlotResult
 
 
@@ -114,7 +114,7 @@ def chart_lines(charts: Sequence[Lines | Histogram | Bars], width: int | None) -
 
 
 def _chart(chart: Lines | Histogram | Bars, width: int, height: int) -> Iterator[list[Cell]]:
-    from ..core.charts.marks import Bars, Histogram, readable
+    from ..core.charts.figure import Bars, Histogram, readable
 
     width = max(width, _LEAST)
     yield from folded([Styled(readable(chart.labels.title), "bold")], width, 2)
@@ -152,7 +152,7 @@ def _line(
     import numpy as np
     from plotille import Canvas
 
-    from ..core.charts.marks import reduced
+    from ..core.charts.figure import reduced
 
     columns, rows = (width - _SIDE - 2) * _ACROSS, height * _DOWN
     canvas = Canvas(columns // _ACROSS, height, xmin=0, ymin=0, xmax=columns, ymax=rows)
@@ -209,7 +209,7 @@ def _level_bars(chart: Bars, width: int) -> Iterator[list[Cell]]:
     """Draw a bar to the right for each name, with its number; one that is not zero has a dot at least."""
     from plotille import Canvas
 
-    from ..core.charts.marks import shortened
+    from ..core.charts.figure import shortened
 
     names = [shortened(name, max(6, width // 3)) for name in chart.names]
     values = [number(int(value) if value == round(value) else value) for value in chart.values.tolist()]

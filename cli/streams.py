@@ -49,7 +49,7 @@ def stream_opener(
     given = given_options(options)  # type: ignore[arg-type]
 
     def opened() -> StreamStorage:
-        from ..core.streams.open_stream import open_stream  # lazy: loads torch, which takes seconds
+        from ..core.streams.shards import open_stream  # lazy: loads torch, which takes seconds
 
         return open_stream(dataset, root, cache_size, given)
 

@@ -16,12 +16,12 @@ from typing import Any, Literal, TypedDict
 _CONVERTERS = "rbtool.converters"
 
 LEAVES: dict[str, str] = {
-    "dataset_specs": "rbtool.core.specs.datasets:dataset_specs",
+    "dataset_specs": "rbtool.core.specs.interop:dataset_specs",
     "download": "rbtool.core.verbs.download:download",
     "foreign_form": "rbtool.core.torchrl.form:TorchrlForm",
     "list_remote": "rbtool.core.verbs.list:list_remote",
-    "open_stream": "rbtool.core.streams.open_stream:open_stream",
-    "spec_of_space": "rbtool.core.specs.datasets:spec_of_space",
+    "open_stream": "rbtool.core.streams.shards:open_stream",
+    "spec_of_space": "rbtool.core.specs.interop:spec_of_space",
 }
 """What the trunk of rbtool calls of its leaves: a part that is not installed has no line here."""
 

@@ -19,9 +19,8 @@ from ...core.errors import (
 from ...core.format import fs
 from ...core.format.documents import parse_json
 from ...core.format.sources import Advance, Ids, Note, RemoteDataset, RemoteFile
-from ...core.remote.checksums import matches
 from ...core.remote.http import HttpSource
-from ...core.remote.transport import read_small, require_network
+from ...core.remote.transport import matches, read_small, require_network
 from .reader import DATASETS, DESCRIPTION, OpenmlDataset, dataset_named, description_in
 
 _URL = "OPENML_URL"

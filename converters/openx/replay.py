@@ -19,8 +19,7 @@ from ...core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from ...core.samplers.stream import StreamEpisodeSampler, StreamSampler, StreamSliceSampler
 from ...core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from ...core.storages.stream import StreamStorage
-from ...core.streams.open_stream import cached
-from ...core.streams.source_shards import SourceShards
+from ...core.streams.shards import SourceShards, cached
 from ...core.transforms.base import Compose
 from ...core.transforms.values import DecodeText, channels_first
 from ..files.rlds_steps import require_rlds_last

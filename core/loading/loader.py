@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, Sampler
 from ..buffers.draws import arrived, cuda_devices, each_tensor
 from ..errors import UsageError, WorkerDiedError, keywords_of, require_keywords
 from ..storages.lazy_tensor import available_device
-from .passes import Start
-from .torch_dataset import TorchDataset, TorchMapDataset, check_number
+from .torch_dataset import Start, TorchDataset, TorchMapDataset, check_number
 
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 

@@ -27,9 +27,8 @@ from ..format.documents import Count, decode, dump_json, parse_json
 from ..format.manifest import is_inside
 from ..format.read_errors import reading_from
 from ..format.sources import Advance, Note, RemoteFile
-from .checksums import blocks_of, hasher, matches
 from .threads import Watch, ignore, run_together
-from .transport import Answer, Transient, Transport, retrying
+from .transport import Answer, Transient, Transport, blocks_of, hasher, matches, retrying
 
 RECORD = ".json"
 """Suffix of the file that records where a part without a checksum comes from, after the name of the part."""

@@ -19,8 +19,8 @@ from ..format.documents import Count, decode, dump_json, load_json, written_time
 from ..format.manifest import is_inside
 from ..format.sources import RemoteDataset, RemoteFile
 from ..format.staging import lock_folder, remove_aside, sweep
-from .checksums import blocks_of, hasher, matches
 from .fetch import RECORD
+from .transport import blocks_of, hasher, matches
 
 _FOLDER = ".originals"
 _ATTEMPTS = 100

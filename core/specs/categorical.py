@@ -18,6 +18,7 @@ from .base import (
     DeviceLike,
     LeafSpec,
     NotInSpecError,
+    ShapeChange,
     ShapeLike,
     SpecTypeError,
     TensorSpec,
@@ -25,9 +26,12 @@ from .base import (
     as_shape,
     batch_of,
     batched,
+    changed_parameter,
+    changed_shape,
     combinations,
     concrete,
     encoded,
+    normal_dim,
     to_array,
 )
 from .bounded import (
@@ -42,7 +46,6 @@ from .bounded import (
     uniform_integers,
     whole,
 )
-from .shaping import ShapeChange, changed_parameter, changed_shape, normal_dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from ..errors import MissingKeyError, SchemaError, UsageError, suggests_keywords
 from .base import (
     DeviceLike,
     LazyStack,
+    ShapeChange,
     ShapeLike,
     SpecTypeError,
     Stacked,
@@ -22,15 +23,16 @@ from .base import (
     as_shape,
     batch_of,
     batched,
+    changed_shape,
     combinations,
     concrete,
     make_neg_dim_of_all,
+    normal_dim,
     stack_densely,
     to_array,
 )
 from .bounded import Unbounded
 from .non_tensor import NonTensor
-from .shaping import ShapeChange, changed_shape, normal_dim
 
 
 class LockedSpecError(UsageError, RuntimeError):

@@ -15,6 +15,7 @@ from .base import (
     BoxList,
     DeviceLike,
     LeafSpec,
+    ShapeChange,
     ShapeLike,
     SpecTypeError,
     TensorSpec,
@@ -23,11 +24,12 @@ from .base import (
     as_shape,
     batch_of,
     batched,
+    changed_shape,
     concrete,
     make_neg_dim_of_all,
+    normal_dim,
     same_value,
 )
-from .shaping import ShapeChange, changed_shape, normal_dim
 
 
 class NonTensor(TensorSpec):

@@ -12,8 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ..buffers.data_loader import SharedSlots, fetcher_asking, serve
 from ..buffers.replay_buffer import ReplayBuffer
 from ..errors import EmptyPartError, SchemaError, UsageError
-from ..loading.passes import Passes, Start
-from ..loading.torch_dataset import Retried, check_number, refuse_batching, shard_of_process
+from ..loading.torch_dataset import Passes, Retried, Start, check_number, refuse_batching, shard_of_process
 from ..samplers.stream import Part, StreamSampler
 from ..storages.stream import StreamStorage
 

@@ -42,7 +42,7 @@ from ..format.staging import Staging, share_files
 from ..format.videos import UNDECODED, size_of_videos
 from ..open_steps import BufferSteps, is_steps, refuse_several
 from ..progress import Progress, Silent
-from ..remote.checksums import matches
+from ..remote.transport import matches
 from ..results import (
     Published,
     existing_result,

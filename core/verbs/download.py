@@ -53,11 +53,10 @@ from ..format.staging import Staging, remove_at_once, sweep
 from ..open_steps import open_steps
 from ..progress import Progress, Silent, counted, readable_size
 from ..remote.catalogue import is_complete, not_found, resolve
-from ..remote.checksums import matches
 from ..remote.fetch import fetch_files
 from ..remote.hub import Hub, HubFile, hub_endpoint
 from ..remote.originals import Originals
-from ..remote.transport import read_small
+from ..remote.transport import matches, read_small
 from ..results import (
     PICKLED,
     Published,

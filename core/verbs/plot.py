@@ -13,8 +13,18 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..charts.figure import SUFFIXES, file_bytes
-from ..charts.marks import Array, Bars, ChartLabels, Histogram, Lines, Series, histogram_of, reduced
+from ..charts.figure import (
+    SUFFIXES,
+    Array,
+    Bars,
+    ChartLabels,
+    Histogram,
+    Lines,
+    Series,
+    file_bytes,
+    histogram_of,
+    reduced,
+)
 from ..datasets.mixtures import open_mixture
 from ..encodings.pictures import looks_like_picture
 from ..errors import UsageError, suggests_keywords

@@ -26,9 +26,8 @@ from ..format.packed.recording import RecordedOrigin
 from ..format.staging import mend
 from ..preprocess.functions import find_function
 from ..progress import Progress, Silent, counted
-from ..recording.environments import RecordEpisodes
+from ..recording.environments import RecordEpisodes, RecordVectorEpisodes, WholeInfos
 from ..recording.recorder import EnvironmentRecorder, finished_recording
-from ..recording.vector import RecordVectorEpisodes, WholeInfos
 from ..results import Published, published_entries
 
 Policy: TypeAlias = Callable[[Any], Any]

@@ -28,8 +28,17 @@ from ..format.open_files import ListedFiles
 from ..format.shards import SHARD_DIGESTS, EpisodeShards, ShardDigests
 from ..open_steps import open_dataset
 from ..progress import Progress, Silent, clean, readable_size
-from ..remote.hub import HubFile, hub_endpoint
-from ..remote.hub_upload import MAIN, ChangedMeanwhileError, HubWriter, LocalFile, SentFiles, differences, require_paths
+from ..remote.hub import (
+    MAIN,
+    ChangedMeanwhileError,
+    HubFile,
+    HubWriter,
+    LocalFile,
+    SentFiles,
+    differences,
+    hub_endpoint,
+    require_paths,
+)
 from ..remote.transport import Transient, read_small, retrying
 from ..results import Result, seconds_since
 from ..stats import FieldStats

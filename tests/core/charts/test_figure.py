@@ -12,8 +12,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rbtool.core.charts.figure import COLOURS, SUFFIXES, file_bytes, inline_svg, style_sheet
-from rbtool.core.charts.marks import Bars, Chart, ChartLabels, Heatmap, Histogram, Lines, Series, histogram_of
+from rbtool.core.charts.figure import (
+    COLOURS,
+    SUFFIXES,
+    Bars,
+    Chart,
+    ChartLabels,
+    Heatmap,
+    Histogram,
+    Lines,
+    Series,
+    file_bytes,
+    histogram_of,
+    inline_svg,
+    style_sheet,
+)
 from rbtool.core.errors import UsageError
 
 SVG = "{http://www.w3.org/2000/svg}"

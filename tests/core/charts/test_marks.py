@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from rbtool.core.charts.marks import (
+from rbtool.core.charts.figure import (
     Bars,
     ChartLabels,
     Heatmap,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rbtool.core.loading import numbered_batches
-from rbtool.core.loading.numbered_batches import KeyedOrder, Shard
+from rbtool.core.loading import torch_dataset
+from rbtool.core.loading.torch_dataset import KeyedOrder, Shard
 from rbtool.core.samplers.uniform import seed_of
 
 SHARDS = st.integers(1, 5).flatmap(lambda ranks: st.tuples(st.integers(ranks, 200), st.just(ranks), st.integers(1, 9)))
@@ -17,7 +17,7 @@ SHARDS = st.integers(1, 5).flatmap(lambda ranks: st.tuples(st.integers(ranks, 20
 @pytest.fixture(params=["list", "network"])
 def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "network":
-        monkeypatch.setattr(numbered_batches, "_LISTED", 0)
+        monkeypatch.setattr(torch_dataset, "_LISTED", 0)
 
 
 @pytest.mark.usefixtures("_kind")

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from torch_streams import contents, opened
 
 import rbtool
-from rbtool.core.loading import passes
-from rbtool.core.loading.passes import Passes
+from rbtool.core.loading import torch_dataset
+from rbtool.core.loading.torch_dataset import Passes
 
 Walks = Callable[[str], Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -94,6 +94,6 @@ def test_a_persistent_worker_that_starts_its_next_pass_early_does_not_join_this_
     shared, epochs = Passes(3), []
     for worker in (0, 0, 1, 1, 0, 1):
         info = SimpleNamespace(id=worker, num_workers=2, seed=100 + worker)
-        monkeypatch.setattr(passes, "get_worker_info", lambda info=info: info)
+        monkeypatch.setattr(torch_dataset, "get_worker_info", lambda info=info: info)
         epochs.append((worker, shared.enter().epoch))
     assert epochs == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (1, 2)]

@@ -26,8 +26,7 @@ from scripted_envs import CountingEnv, Plan, Recorded, ScriptedEnv, run
 import rbtool
 from rbtool.core.format import fs
 from rbtool.core.format.packed.recording import PackedRecorder
-from rbtool.core.recording.layout import InfoRows
-from rbtool.core.recording.recorder import EpisodeBuffer
+from rbtool.core.recording.recorder import EpisodeBuffer, InfoRows
 from rbtool.core.recording.spaces import space_encoder
 from rbtool.core.verbs.record import record
 

@@ -15,7 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from scripted_envs import CountingEnv, Recorded
 
 import rbtool
-from rbtool.core.recording.vector import WholeInfos
+from rbtool.core.recording.environments import WholeInfos
 
 LENGTHS = ((3, 1, 4), (1, 1, 2), (7, 2, 1))
 MAKERS = [functools.partial(CountingEnv, number, lengths) for number, lengths in enumerate(LENGTHS)]

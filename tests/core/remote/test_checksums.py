@@ -11,7 +11,7 @@ import google_crc32c
 import pytest
 
 from rbtool.core.errors import FormatError, UsageError
-from rbtool.core.remote.checksums import hasher, matches
+from rbtool.core.remote.transport import hasher, matches
 
 DATA = bytes(range(256)) * 9_000  # more than two blocks
 CHECKSUMS = {

@@ -14,7 +14,7 @@ from waiting import HANG
 
 import rbtool
 from rbtool.core.format.manifest import Manifest, Provenance
-from rbtool.core.report.sections import reproducing
+from rbtool.core.report.page import reproducing
 
 DATA = Path(__file__).parents[2] / "data" / "minari"
 CART = DATA / "cartpole" / "scripted-v0"

@@ -23,10 +23,9 @@ from text_files import PAD, lay_out_text_hub, plain_rows, saved_tldr, tiny_model
 import rbtool
 from rbtool.core.errors import DatasetNotFoundError, FormatError, MissingKeyError, SchemaError, UsageError
 from rbtool.core.format.manifest import Manifest
-from rbtool.core.text.batches import create_infinite_iterator, get_dataloader
-from rbtool.core.text.loader import TokenizedDatasetLoader
-from rbtool.core.text.prompts import PromptData
+from rbtool.core.text.loader import TokenizedDatasetLoader, create_infinite_iterator, get_dataloader
 from rbtool.core.text.rewards import PairwiseDataset, RewardData
+from rbtool.core.text.rollouts import PromptData
 from rbtool.core.text.tokenizers import PromptTensorDictTokenizer, TensorDictTokenizer
 
 LENGTH, SHORT = 1300, 1100
@@ -367,7 +366,7 @@ def python(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
         machine = Machine(hub, tmp_path_factory.mktemp("machine"))
         tiny_tokenizer(pad_token="").save_pretrained(machine.folder / "gpt2")
         tiny_model(places=1024, pad_token_id=None).save_pretrained(machine.folder / "gpt2")
-        running = Interpreter("rbtool.core.text.prompts", "transformers", "datasets", environment=machine.variables)
+        running = Interpreter("rbtool.core.text.rollouts", "transformers", "datasets", environment=machine.variables)
         yield machine, running
         running.close()
 

@@ -14,8 +14,7 @@ from tensordict import TensorDict
 from text_files import EOS, PAD, tiny_model
 
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.text.prompts import PromptData
-from rbtool.core.text.rollouts import AdaptiveKLController, ConstantKLController, RolloutFromModel
+from rbtool.core.text.rollouts import AdaptiveKLController, ConstantKLController, PromptData, RolloutFromModel
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig

@@ -9,7 +9,7 @@ import pytest
 from field_files import write_fields
 
 import rbtool
-from rbtool.core.charts.marks import Bars, Histogram, Lines
+from rbtool.core.charts.figure import Bars, Histogram, Lines
 from rbtool.core.errors import UsageError
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.testing.datasets import write_walks

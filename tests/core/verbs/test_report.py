@@ -22,7 +22,7 @@ from rbtool.core.format.manifest import Request
 from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
 from rbtool.core.open_steps import open_steps
 from rbtool.core.progress import Silent
-from rbtool.core.report import sections
+from rbtool.core.report import page
 from rbtool.core.report.figures import measure
 from rbtool.core.report.page import MOST_BYTES
 from rbtool.core.results import to_document
@@ -42,7 +42,7 @@ def charts() -> None:
 def without_charts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the charts out, which take most of the time: the tests of `core.charts` and of the browser have them."""
     if "charts" not in request.fixturenames:
-        monkeypatch.setattr(sections, "inline_svg", lambda *drawn, **options: '<svg class="chart"></svg>')
+        monkeypatch.setattr(page, "inline_svg", lambda *drawn, **options: '<svg class="chart"></svg>')
 
 
 @pytest.fixture

@@ -1,0 +1,703 @@
+"""The shards of a stream: on this disk, in files on a hub, or converted one by one from another format's source.
+
+`load_dataset(…, streaming=True)` calls `open_stream`. `LocalShards` are read where they are, `HubShards` fetch their
+rows from a dataset's files by range, and `SourceShards` are fetched and converted when their turn comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from tensordict import TensorDictBase
+
+from ..datasets.storage import DatasetStorage
+from ..declarations import default_layout
+from ..encodings.pickles import require_trust
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
+from ..format import fs
+from ..format.checks import sound_episodes
+from ..format.contracts import SourceFacts
+from ..format.digest import digest_file, digest_text, open_regular, read_regular
+from ..format.documents import decode, dump_json, load_json
+from ..format.episodes import parse_episodes, select_episodes
+from ..format.locate import find_dataset, reader_class, source_class, source_names, streams_folder
+from ..format.manifest import MANIFEST, VIDEOS, Manifest, Request
+from ..format.memmap.reader import TedReader
+from ..format.open_files import ListedFiles
+from ..format.packed.reader import PackedReader
+from ..format.packed.schema import SCHEMA
+from ..format.reader import PartsReader, Reader
+from ..format.returns import return_field_of, sum_rewards
+from ..format.shards import SHARD_DIGESTS, EpisodeShards, Range, ShardDigests, row_files, row_ranges
+from ..format.sources import RemoteFile, RemoteShard, Source, safe_id
+from ..format.videos import ids_of_episodes, index_name, video_name
+from ..open_steps import open_dataset
+from ..progress import Silent
+from ..remote.fetch import fetch_files
+from ..remote.hub import Hub, HubFile, hub_endpoint
+from ..remote.transport import read_range
+from ..results import PICKLED
+from ..storages.base import Storage
+from ..storages.packed import PackedStorage
+from ..storages.stream import OpenShard, StreamShards, StreamStorage
+from ..ted.schema import EPISODE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, key_name
+from ..transforms.video import frames_below, with_frames
+from ..verbs.convert import SourceConversion, facts_of
+from .cache import CachedShards, ShardFiles
+
+Decode: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
+
+
+def open_shard(
+    shards: EpisodeShards, storage: Storage, number: int, fields: Sequence[Field], decode: Decode | None = None
+) -> OpenShard:
+    """Return a shard whose rows, of these fields, are in a storage of the whole dataset."""
+    first, stop = shards.bounds[number : number + 2]
+    lengths = shards.lengths[first:stop]
+    return OpenShard(storage, int(shards.starts[number]), lengths, decode=decode, fields=fields)
+
+
+def storage_of(reader: TedReader | PackedReader) -> Storage:
+    """Map the rows of a dataset that is open."""
+    return DatasetStorage(reader) if isinstance(reader, TedReader) else PackedStorage(reader)
+
+
+class LocalShards(StreamShards):
+    """The shards of a dataset on this disk, which are read where they are."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        self.address = str(self.path)
+        with open_dataset(self.path) as reader:
+            self._shards = EpisodeShards.of(reader)
+            self._storage = storage_of(reader)
+            self._decode = with_frames(reader, None)
+            self._fields, self.identity = reader.fields, reader.manifest.content_digest
+        self.rows, self.episodes = self._shards.rows, len(self._shards.lengths)
+
+    def __len__(self) -> int:
+        return len(self._shards.rows)
+
+    def take(self, number: int) -> OpenShard:
+        """Return a shard."""
+        return open_shard(self._shards, self._storage, number, self._fields, self._decode)
+
+
+# Rows -----------------------------------------------------------------------------------------------
+
+
+def disagreement(reader: TedReader | PackedReader, first: int, stop: int) -> str:
+    """Return how rows of the episodes `[first, stop)` differ from the episode table, in one sentence; "" if they agree.
+
+    Compared are the numbers of episodes, how they end, and their returns, to the last bit.
+    """
+    table, there = reader.episodes, {field.key for field in reader.fields}
+    if first == stop:
+        return ""
+    starts, lengths = table.start[first:stop], table.length[first:stop]
+    begin, end = int(starts[0]), int(starts[-1] + lengths[-1])
+    if EPISODE in there and (reader.read(EPISODE, begin, end) != np.repeat(table.episode[first:stop], lengths)).any():
+        return "a step has the number of another episode than the table states"
+    for key, stated in ((NEXT_TERMINATED, table.terminated), (NEXT_TRUNCATED, table.truncated)):
+        if key in there:
+            flags = reader.read(key, begin, end).reshape(end - begin, -1)[starts + lengths - 1 - begin]
+            if (flags.any(1) != stated[first:stop]).any():
+                return f"{key_name(key)} of a last step differs from the table"
+    reward = return_field_of(reader.manifest)
+    if reward is not None and reward.key == NEXT_REWARD:  # tables of n-step data may hold other sums
+        returns = sum_rewards(reader, starts, lengths)
+        if not np.array_equal(returns, table.total_reward[first:stop], equal_nan=True):
+            return "the return of an episode differs from the table"
+    return ""
+
+
+_LOG = logging.getLogger("rbtool.remote")
+_BASE = "base"
+_LOCK = "base.lock"
+_PAGE = 8 << 10
+"""Bytes by which a range can take more on the disk, at its two ends."""
+
+
+class HubShards(ShardFiles):
+    """The shards of a dataset at a commit of a hub.
+
+    Manifest, episode table and other files without rows are fetched into `folder` once, and compared with the
+    checksums of the hub and the digests of the manifest. Of the files with rows a shard has the ranges of its episodes:
+    they are as long as in the dataset, with holes, and no manifest is next to them. It also has the videos that its
+    rows refer to, whole; several shards that are there share the file of one.
+
+    DatasetNotFoundError for a repository without a dataset, UsageError for a dataset without steps, and what a `Hub`
+    raises. A pickle has the commit, and asks the hub for nothing that is there.
+    """
+
+    def __init__(self, repository: str, revision: str | None, folder: Path) -> None:
+        self.repository = repository
+        self._connect()
+        self.commit = self.hub.commit(repository, revision)
+        self.folder = folder / _folder_name(repository, self.commit)
+        self._videos: dict[str, RemoteFile] = {}
+        self._fetch_base()
+        self._open_base()
+
+    def _connect(self) -> None:
+        self._hub, self._process, self._fetching_videos = Hub(), os.getpid(), threading.Lock()
+
+    @property
+    def hub(self) -> Hub:
+        """The connections of this process; a forked process makes new ones."""
+        if self._process != os.getpid():
+            self._connect()
+        return self._hub
+
+    @property
+    def address(self) -> str:  # type: ignore[override]
+        """The repository at its commit."""
+        return f"hf://{self.repository}@{self.commit[:7]}"
+
+    def __len__(self) -> int:
+        return len(self._shards.rows)
+
+    # Files without rows ------------------------------------------------------------------------------
+
+    def _fetch_base(self) -> None:
+        """Fetch the files that hold no rows, in one process at a time."""
+        base = self.folder / _BASE
+        fs.make_folder(base)
+        lock = fs.open_to_append(self.folder / _LOCK)
+        try:
+            fs.lock(lock, fcntl.LOCK_EX, self.folder)
+            files = {file.path: self._remote(file) for file in self.hub.tree(self.repository, self.commit)}
+            if MANIFEST not in files:
+                raise DatasetNotFoundError(f"{self.address} is no rbtool dataset: it has no {MANIFEST}")
+            fetch_files([files[MANIFEST]], base, self.hub)
+            manifest = Manifest.load(base)
+            if missing := {file.path for file in manifest.files} - files.keys():
+                raise CorruptDataError(f"{self.address} has no {min(missing)}, which its manifest lists")
+            for file in manifest.files:
+                if files[file.path].size != file.size:
+                    raise CorruptDataError(f"{self.address}: {file.path} has another size than its manifest lists")
+            if manifest.layout == "packed":
+                fetch_files([files[SCHEMA]], base, self.hub)
+            later = self._files_of_rows(manifest)
+            videos = {file.path: files[file.path] for file in manifest.files if file.path.startswith(VIDEOS)}
+            later.update(videos)
+            wanted = [files[file.path] for file in manifest.files if file.path not in later]
+            fetch_files([*wanted, *(files[name] for name in files.keys() & {SHARD_DIGESTS})], base, self.hub)
+            self._videos = videos
+        finally:
+            os.close(lock)
+
+    def _remote(self, file: HubFile) -> RemoteFile:
+        return RemoteFile(file.path, file.size, file.checksum, (self._address_of(file.path),))
+
+    def _address_of(self, path: str) -> str:
+        return self.hub.address(self.repository, self.commit, path)
+
+    def _files_of_rows(self, manifest: Manifest) -> set[str]:
+        return row_files(manifest, lambda: read_regular(self.folder / _BASE / SCHEMA))
+
+    def _open_base(self) -> None:
+        """Open the dataset without its rows."""
+        manifest = Manifest.load(self.folder / _BASE)
+        if not manifest.steps:
+            raise UsageError(f"{self.address} has no steps: there is nothing to sample")
+        rows = self._files_of_rows(manifest)
+        self._sizes = {file.path: file.size for file in manifest.files if file.path in rows}
+        self._digests = {file.path: file.digest for file in manifest.files}
+        self._others = [file.path for file in manifest.files if file.path not in {*rows, *self._videos}]
+        self._reader = self._opened(lambda name: self._hole(self._sizes[name]))
+        self._shards = EpisodeShards.of(self._reader)
+        self._digests_of_parts = self._read_shard_digests()
+        self.identity = manifest.content_digest
+        self.rows, self.episodes = self._shards.rows, len(self._shards.lengths)
+
+    def _read_shard_digests(self) -> ShardDigests | None:
+        try:
+            data = read_regular(self.folder / _BASE / SHARD_DIGESTS)
+        except FileNotFoundError:  # uploaded by something else
+            return None
+        found = ShardDigests.parse(data, self._reader, self._shards.bounds)
+        if found is None and len(self) > 1:
+            said = "%s has digests of other shards: parts of its files are not compared with them; upload it again"
+            _LOG.warning(said, self.address)
+        return found
+
+    def _hole(self, size: int) -> int:
+        """Return the descriptor of a file of this size without bytes or a name."""
+        path = self.folder / f"hole-{secrets.token_hex(8)}"
+        descriptor = fs.create(path)
+        try:
+            fs.remove(path)
+            fs.truncate(descriptor, size, path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _opened(self, rows: Callable[[str], int]) -> TedReader | PackedReader:
+        """Open the dataset with files of rows of which `rows` gives the descriptors."""
+        opened: dict[str, int] = {}
+        try:
+            for name in (MANIFEST, *self._others):
+                opened[name] = open_regular(self.folder / _BASE / name)
+            for name in self._sizes:
+                opened[name] = rows(name)
+        except BaseException:
+            for descriptor in opened.values():
+                os.close(descriptor)
+            raise
+        listed = _FilesWithoutVideos(self.folder / _BASE, opened)
+        return (PackedReader if listed.manifest.layout == "packed" else TedReader)(listed.root, listed)
+
+    # Shards ------------------------------------------------------------------------------------------
+
+    def _ranges(self, number: int) -> dict[str, Range]:
+        first, stop = self._shards.bounds[number : number + 2].tolist()
+        return row_ranges(self._reader, first, stop)
+
+    def size(self, number: int) -> int:
+        """Return how many bytes the rows of a shard take on the disk: which videos they need is not known before."""
+        return sum(stop - start + _PAGE for start, stop in self._ranges(number).values())
+
+    def fetch(self, number: int, folder: Path, more: Callable[[int], None]) -> None:
+        """Fetch the ranges of a shard into files with holes; CorruptDataError for other bytes than were announced.
+
+        A hub has checksums of whole files, and the manifest digests of them: they are compared where a shard has all of
+        a file, as it has of videos. Parts are compared with the digests of shards that rbtool uploads. Without these,
+        rows of a part have to agree with the episode table, which has their numbers, flags and returns.
+        """
+        self._fetch_ranges(self._ranges(number), folder)
+        try:
+            self._verify(number, folder)
+        except CorruptDataError as error:
+            _LOG.warning("%s; it is fetched again", error.message)
+            fs.remove(folder)
+            fs.make_folder(folder)
+            self._fetch_ranges(self._ranges(number), folder)
+            self._verify(number, folder)
+        if self._videos:
+            self._fetch_videos(number, folder, more)
+
+    def _fetch_ranges(self, ranges: dict[str, Range], folder: Path) -> None:
+        for name, size in self._sizes.items():
+            path = folder / name
+            fs.make_folder(path.parent)
+            descriptor = fs.create(path)
+            try:
+                fs.truncate(descriptor, size, path)
+                if name in ranges:
+                    self._fetch_range(name, ranges[name], descriptor, path)
+                    fs.fsync(descriptor, path)
+            finally:
+                fs.close(descriptor, path)
+
+    def _verify(self, number: int, folder: Path) -> None:
+        known = self._digests_of_parts
+        for name, range_ in self._ranges(number).items():
+            if range_ == (0, self._sizes[name]):
+                self._verify_file(name, folder)
+            elif known is not None and not known.fits(name, number, folder / name, range_):
+                raise CorruptDataError(f"shard {number} of {self.address} has other bytes of {name} than were uploaded")
+        if known is not None:
+            return
+        first, stop = self._shards.bounds[number : number + 2].tolist()
+        with self._opened(lambda name: open_regular(folder / name)) as reader:
+            problem = disagreement(reader, first, stop)
+        if problem:
+            raise CorruptDataError(f"shard {number} of {self.address} is not what was announced: {problem}")
+
+    def _fetch_videos(self, number: int, folder: Path, more: Callable[[int], None]) -> None:
+        """Fetch the videos that the rows refer to; link to files that other shards have, and compare all."""
+        names = self._names_of_videos(number, folder)
+        more(sum(self._videos[name].known_size + _PAGE for name in names))
+        fs.make_folder(folder / VIDEOS)
+        with self._fetching_videos:  # one shard at a time: the next one has files of it
+            for name in names:
+                _link_to_another(folder, name)
+            fetch_files([self._videos[name] for name in names], folder, self.hub)
+        for name in names:
+            self._verify_file(name, folder)
+
+    def _names_of_videos(self, number: int, folder: Path) -> list[str]:
+        first, stop = self._shards.bounds[number : number + 2].tolist()
+        with self._opened(lambda name: open_regular(folder / name)) as reader:
+            ids = ids_of_episodes(reader, np.arange(first, stop)) - {0}
+        if not all(f"{VIDEOS}{video_name(one)}" in self._videos for one in ids):
+            raise CorruptDataError(f"rows of {self.address} refer to a video that its manifest does not list")
+        names = (f"{VIDEOS}{name}" for one in sorted(ids) for name in (video_name(one), index_name(one)))
+        return [name for name in names if name in self._videos]
+
+    def _verify_file(self, name: str, folder: Path) -> None:
+        if digest_file(folder / name) != self._digests[name]:
+            raise CorruptDataError(f"{name} of {self.address} is not what its manifest announced")
+
+    def _fetch_range(self, name: str, range_: Range, descriptor: int, path: Path) -> None:
+        def write(data: memoryview, position: int) -> None:
+            fs.pwrite(descriptor, data, position, path)
+
+        read_range(self.hub, self._address_of(name), *range_, write, what=f"{name} of {self.address}")
+
+    def open(self, number: int, folder: Path) -> OpenShard:
+        """Map a shard that is in a folder."""
+        with self._opened(lambda name: open_regular(folder / name)) as reader:
+            frames = frames_below(folder, reader.fields)
+            return open_shard(self._shards, storage_of(reader), number, reader.fields, frames)
+
+    def close(self) -> None:
+        """Close the connections and the files."""
+        self._reader.close()
+        self.hub.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("repository", "commit", "folder", "_videos")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._connect()
+        try:
+            self._open_base()
+        except (DatasetNotFoundError, FileNotFoundError, CorruptDataError):  # the cache was pruned since
+            self._fetch_base()
+            self._open_base()
+
+
+class _FilesWithoutVideos(ListedFiles):
+    """Files of a dataset whose videos are where its shards are."""
+
+    def check_sizes(self) -> None:
+        for file in self.manifest.files:
+            if not file.path.startswith(VIDEOS) and (problem := self.size_problem(file)):
+                raise CorruptDataError(problem)
+
+
+def _link_to_another(folder: Path, name: str) -> None:
+    """Link to a file of another shard next to the one in `folder`, where one is there and the file system has links."""
+    for other in folder.parent.glob(f"*/{name}"):
+        with contextlib.suppress(OSError):  # it is removed now
+            place = os.open(other.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fs.link_to(Path(other.name), folder / name, among=place)
+            finally:
+                os.close(place)
+            return
+
+
+def _folder_name(repository: str, commit: str) -> str:
+    whole = digest_text(f"{hub_endpoint()}/{repository}@{commit}")
+    return f"{repository.replace('/', '--')}-{whole.rpartition(':')[2][:16]}"
+
+
+_METADATA, _SETTLED, _FILES, _DATASET, _LEFT_OUT = "metadata", "settled", "files", "dataset", "left_out.json"
+_MOST_ASKED = 16
+_EPISODE = 32
+"""Bits of an episode's number that are its number in the shard, where remotes do not number episodes."""
+
+
+class SourceShards(ShardFiles):
+    """The shards of dataset `dataset_id` of a source, as the source divides it.
+
+    The remote is asked once for the state that all shards are of. Files that all shards need are fetched into `folder`
+    once; the files of a shard are fetched, converted to TED with the `options` of the reader, and removed. Only then is
+    it known how many steps a shard has.
+
+    What an option `auto` means for the whole dataset is decided by its first shards. With `skip_bad`
+    episodes that cannot be read are left out. `make` makes the source, where it is not the one of that name.
+
+    Videos are kept by default, as in a download, and decoded where rows are read. UsageError without the trust that
+    pickles need, and what the source and the reader raise.
+    """
+
+    def __init__(
+        self, source: str, dataset_id: str, revision: str | None, options: Mapping[str, Any], folder: Path,
+        *, skip_bad: bool = False, make: Callable[[], Source] | None = None,
+    ) -> None:  # fmt: skip
+        self.skip_bad, self._make = skip_bad, make or source_class(source)
+        self.name, self.id, self.options = source, safe_id(dataset_id), dict(options)
+        self._process, self._guard = os.getpid(), threading.Lock()
+        if self.source.pickled:
+            require_trust(Path(self.id), self.options.get("trust_pickle"), PICKLED)
+        self.remote = self.source.describe(self.id, revision)
+        self.address = self.remote.address
+        state = sorted(f"{file.path}\0{file.checksum}\0{file.version}\0{file.size}" for file in self.remote.files)
+        given = sorted(f"{name}={value}" for name, value in self.options.items()) + ["skip_bad"] * skip_bad
+        lacking = self.source.lacking(self.remote)
+        if lacking and not skip_bad:
+            raise lacking[0]
+        self.lacking = tuple(error.message for error in lacking)
+        self.identity = digest_text("\n".join([source, self.id, *given, *state]))
+        self.folder = folder / f"{source}-{self.identity.rpartition(':')[2][:16]}"
+        self._growth = 1.0
+        with self._metadata() as there:
+            self.shards = [
+                replace(shard, files=tuple(self.source.files_read(shard.files, self.options)))
+                for shard in self.source.shards(self.remote, there)
+            ]
+
+    @property
+    def source(self) -> Source:
+        """The connections of this process."""
+        if self._process != os.getpid():
+            self._process, self._guard = os.getpid(), threading.Lock()
+            self.__dict__.pop("_connected", None)
+        return self._connected
+
+    @cached_property
+    def _connected(self) -> Source:
+        return self._make()
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    @cached_property
+    def _shared(self) -> frozenset[str]:
+        """The paths of the files that every shard needs; of a single one, those that are here already."""
+        paths = [{file.path for file in shard.files} for shard in self.shards]
+        if len(paths) == 1:
+            return frozenset(path for path in paths[0] if (self.folder / _METADATA / path).is_file())
+        return frozenset(set.intersection(*paths))
+
+    def size(self, number: int) -> int:
+        """Return what a shard takes, by its files and by what the rows of the shards before took."""
+        return int(self._growth * self._files_size(number))
+
+    def _files_size(self, number: int) -> int:
+        shard = self.shards[number]
+        if shard.span is not None:
+            return shard.span[1] - shard.span[0]
+        return sum(file.known_size for file in shard.files if file.path not in self._shared)
+
+    # Fetching ----------------------------------------------------------------------------------------
+
+    def fetch(self, number: int, folder: Path, more: Callable[[int], None]) -> None:
+        """Fetch the files of a shard, and convert them."""
+        options = self._options
+        files, left_out = folder / _FILES, list[str]()
+        if self._bring(number, files):
+            with self._guard:  # one conversion at a time: it takes memory, and the interpreter
+                left_out = self._convert(self.shards[number], files, folder / _DATASET, options)
+        fs.remove(files)
+        fs.write_file(folder / _LEFT_OUT, dump_json(left_out).encode())
+        taken = sum(path.lstat().st_size for path in folder.rglob("*"))
+        self._growth = max(self._growth, taken / max(1, self._files_size(number)))
+
+    def _bring(self, number: int, files: Path) -> bool:
+        """Fetch the files of a shard; return whether there are episodes in it."""
+        shard = self.shards[number]
+        fs.make_folder(files)
+        if shard.span is not None:
+            return self.source.fetch_part(shard, files)
+        self._bring_metadata([file for file in shard.files if file.path in self._shared], files)
+        self.source.fetch([file for file in shard.files if file.path not in self._shared], files)
+        return True
+
+    def _bring_metadata(self, shared: list[RemoteFile], files: Path) -> None:
+        """Fetch the files that all shards need unless they are there, and link to them from `files`."""
+        if not shared:
+            return
+        with self._metadata() as there:
+            self.source.fetch(shared, there)
+            for file in shared:
+                fs.make_folder((files / file.path).parent)
+                fs.link_to(there / file.path, files / file.path)
+
+    @contextlib.contextmanager
+    def _metadata(self) -> Iterator[Path]:
+        """Return the folder of files that all shards need, which one process at a time changes."""
+        there = self.folder / _METADATA
+        fs.make_folder(there)
+        with self._locked(_METADATA):
+            yield there
+
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        lock = fs.open_to_append(self.folder / f"{name}.lock")
+        try:
+            fs.lock(lock, fcntl.LOCK_EX, self.folder)
+            yield
+        finally:
+            os.close(lock)
+
+    def _reader(self, shard: RemoteShard, files: Path, options: Mapping[str, Any]) -> Reader:
+        path = files / shard.files[0].path if shard.span is not None else files
+        return reader_class(self.name)(path, options={**self.source.reader_options(self.id), **options})
+
+    @property
+    def _options(self) -> Mapping[str, Any]:
+        """The options of the reader, with what `auto` means for the dataset.
+
+        It is decided once, by as many of the first shards as need be, and kept in the folder.
+        """
+        kind = reader_class(self.name)
+        if not issubclass(kind, PartsReader):
+            return self.options
+        if not {name for name in kind.settled_names if self.options.get(name) in (None, "auto")}:
+            return self.options
+        path, folder = self.folder / _SETTLED, self.folder / f"{_SETTLED}-files"
+        with self._locked(_SETTLED):
+            if not path.is_file():
+                fs.replace_file(path, dump_json(self._settled(kind, folder)).encode())
+            return self.options | decode(dict[str, Any], load_json(path), str(path))
+
+    def _settled(self, kind: type[PartsReader], folder: Path) -> dict[str, str]:
+        counted = Counter[str]()
+        for number in range(min(len(self.shards), _MOST_ASKED)):
+            fs.remove(folder)  # of a process that was killed
+            try:
+                if self._bring(number, folder):
+                    with self._reader(self.shards[number], folder, self.options) as reader:
+                        assert isinstance(reader, PartsReader)
+                        counted.update(reader.evidence())
+            except FormatError:
+                if not self.skip_bad:
+                    raise
+            finally:
+                fs.remove(folder)
+            if counted and kind.settled(counted)[1]:
+                break
+        return kind.settled(counted)[0]
+
+    def _convert(self, shard: RemoteShard, files: Path, destination: Path, options: Mapping[str, Any]) -> list[str]:
+        """Convert a shard, unless it has no steps; return sentences on the episodes that are left out."""
+        layout = default_layout(self.name)
+        with self._reader(shard, files, options) as reader:
+            if not reader.stated().episode_numbers:
+                return []
+            facts, left_out = self._facts(reader, shard)
+            if not facts.steps:
+                return left_out
+            SourceConversion(
+                reader=reader, facts=facts, source=files, destination=destination,
+                request=Request(self.name, self.id, self.id, self.remote.revision, shard.episodes, layout, "remote"),
+                verb="download", arguments={"from": self.address}, force=False, dry_run=False, progress=Silent(),
+                inputs={file.path: file.checksum or "" for file in shard.files}, revision=self.remote.revision,
+            ).run()  # fmt: skip
+            return left_out
+
+    def _facts(self, reader: Reader, shard: RemoteShard) -> tuple[SourceFacts, list[str]]:
+        """Return the facts of the episodes of a shard, and sentences on those that are left out."""
+        if not self.skip_bad:
+            return facts_of(reader, shard.episodes, Silent()), []
+        numbers = reader.stated().episode_numbers
+        chosen = numbers if shard.episodes is None else select_episodes(parse_episodes(shard.episodes), numbers)
+        sound, left_out = sound_episodes(reader, chosen, Silent())
+        if shard.episodes is None and not left_out:
+            try:
+                return reader.facts(), []
+            except FormatError as error:  # of the shard as a whole: its end is missing
+                left_out.append(error.message)
+        return reader.facts([(number, number + 1) for number in sound]), left_out
+
+    def open(self, number: int, folder: Path) -> OpenShard:
+        """Map a shard that is in a folder."""
+        left_out = decode(tuple[str, ...], load_json(folder / _LEFT_OUT), str(folder / _LEFT_OUT))
+        if not (folder / _DATASET).is_dir():
+            return OpenShard.nothing(left_out)
+        with open_dataset(folder / _DATASET) as reader:
+            first, frames = self._first_episode(number, reader), with_frames(reader, None)
+            return OpenShard(storage_of(reader), 0, reader.episodes.length, first, left_out, frames, reader.fields)
+
+    def _first_episode(self, number: int, reader: TedReader | PackedReader) -> int:
+        """Return what is added to the numbers of episodes that begin at 0 in each shard."""
+        if self.shards[number].episodes is not None or len(self.shards) == 1:
+            return 0
+        own = reader.episodes.episode.tolist()
+        known = [self.source.episode_number(text) for text in reader.episode_text or [{}] * len(own)]
+        offsets = {-1 if one is None else one - at for one, at in zip(known, own, strict=True)}
+        return offset if len(offsets) == 1 and (offset := offsets.pop()) >= 0 else number << _EPISODE
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.source.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = {"_guard", "_connected", "_process"}
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._process, self._guard = os.getpid(), threading.Lock()
+
+
+_HUB = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^@\s]+))?", re.ASCII)
+_NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_-]*):(?P<id>[^@]+)(?:@(?P<revision>.+))?")
+_CACHE_SIZE = 8 << 30
+_VARIABLE = "RBTOOL_CACHE_SIZE"
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kMGT]?)i?B?", re.ASCII | re.IGNORECASE)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def open_stream(
+    dataset: str | os.PathLike[str],
+    root: str | os.PathLike[str] | None,
+    cache_size: int | str | None,
+    options: Mapping[str, Any],
+    *,
+    skip_bad: bool = False,
+) -> StreamStorage:
+    """Open a dataset as a storage of shards: `hf://OWNER/NAME[@REVISION]`, `source:id[@REVISION]` or a path.
+
+    What is stored is read where it is. Shards of a remote are kept below the storage root, in at most `cache_size`
+    bytes (`RBTOOL_CACHE_SIZE`, else 8 GiB); `options` go to the source's reader. With `skip_bad` episodes and
+    shards that cannot be read are left out. UsageError for an address or a size without sense.
+    """
+    limit = _limit(cache_size)
+    files = _opened(os.fspath(dataset), root, options, skip_bad)
+    return StreamStorage(files if isinstance(files, LocalShards) else cached(files, limit, skip_bad=skip_bad))
+
+
+def cached(files: HubShards | SourceShards, limit: int | str | None, *, skip_bad: bool) -> CachedShards:
+    """Keep shards of a remote in their folder below the storage root, in at most `limit` bytes (8 GiB)."""
+    folder = files.folder / ("sound" if skip_bad else "shards")
+    return CachedShards(files, folder, _limit(limit), skip_bad=skip_bad)
+
+
+def _limit(given: int | str | None) -> int:
+    """Return how many bytes shards may take: as given, else as the environment states, else 8 GiB."""
+    if given is not None:
+        return bytes_of_size(given)
+    stated = os.environ.get(_VARIABLE)
+    try:
+        return bytes_of_size(stated) if stated else _CACHE_SIZE
+    except UsageError as error:
+        raise UsageError(f"{_VARIABLE} is {stated!r}, which is no size", hint=error.hint) from error
+
+
+def _opened(
+    dataset: str, root: str | os.PathLike[str] | None, options: Mapping[str, Any], skip_bad: bool
+) -> LocalShards | HubShards | SourceShards:
+    if dataset.startswith("hf://"):
+        found = _HUB.fullmatch(dataset)
+        if found is None:
+            raise UsageError(f"{dataset} is no address of a dataset on a hub", hint="write it like hf://OWNER/NAME")
+        return HubShards(found["repository"], found["revision"], streams_folder(root))
+    try:
+        return LocalShards(find_dataset(dataset, root))
+    except DatasetNotFoundError:
+        named = _NAMED.fullmatch(dataset)
+        if named is None or named["source"] not in source_names():
+            raise
+    return SourceShards(
+        named["source"], named["id"], named["revision"], options, streams_folder(root), skip_bad=skip_bad
+    )
+
+
+def bytes_of_size(size: int | str) -> int:
+    """Read a size like `500MB`, `2 GB` or a number of bytes; UsageError for anything else."""
+    found = _SIZE.fullmatch(str(size).strip())
+    count = 0 if found is None else int(float(found["number"]) * _UNITS[found["unit"].lower()])
+    if isinstance(size, bool) or count < 1:
+        raise UsageError(f"{size!r} is no size", hint="write it like 500MB, 2GB or a number of bytes")
+    return count
