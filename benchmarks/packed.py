@@ -34,7 +34,7 @@ from rbtool.core.format.episodes import EpisodeRow
 from rbtool.core.format.manifest import Manifest, Request
 from rbtool.core.format.memmap.builder import Origin
 from rbtool.core.format.packed.builder import row_builder
-from rbtool.core.format.packed.row_files import RowCodec
+from rbtool.core.format.packed.schema import RowCodec
 from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import NEXT, Field

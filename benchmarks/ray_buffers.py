@@ -24,7 +24,7 @@ from shared.peers import buffers as peer
 from shared.rows import CHUNK, state_rows
 
 import rbtool
-from rbtool.core.engine.ray_session import connect, imported_ray
+from rbtool.core.engine.ray_cluster import connect, imported_ray
 
 SIZES = (32, 256, 1024, 4096)
 STORE_BYTES = 400 * 2**20

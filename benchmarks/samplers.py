@@ -28,8 +28,7 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool.core.kernels.trees import priority_tree
-from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler
 
 try:
@@ -241,7 +240,7 @@ def placements(rows: int, watch: Watch) -> Claims:
     if not torch.cuda.is_available():
         print("there is no GPU here: placements on one are left out")
         return
-    from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
+    from rbtool.core.buffers.tensordict import TensorDictPrioritizedReplayBuffer
 
     jobs: dict[str, Job] = {}
     for storage_device, tree_device in (("cpu", "cpu"), ("cpu", "cuda"), ("cuda", "cuda"), ("cuda", "cpu")):

@@ -15,7 +15,7 @@ from .output import Output
 from .text import Cell, Styled, folded
 
 if TYPE_CHECKING:
-    from ..core.encodings.rows import Difference
+    from ..core.encodings.compact import Difference
     from ..core.verbs.checkpoint import CheckpointVerifyResult
 
 SAVE_EXAMPLES = (

@@ -296,7 +296,7 @@ _PLACES = {
 def install(shell: str) -> Path:
     """Write the completion script of a shell below the home folder, have new shells load it, and return its path."""
     from ..core.format import fs
-    from ..core.format.digest import read_regular
+    from ..core.format.files import read_regular
 
     script, profile, line = _PLACES[shell]
     home = fs.expanded("~")

@@ -21,8 +21,8 @@ from .streams import CacheSize, Streaming, inspect_stream, refuse_stream_options
 from .text import Cell, Line, Styled, Table, folded, kind_cells, number, sparkline, vector
 
 if TYPE_CHECKING:
+    from ..core.format.locate import ColumnView
     from ..core.format.manifest import Provenance
-    from ..core.format.overview import ColumnView
     from ..core.verbs.inspect import (
         BufferResult,
         ColumnsResult,

@@ -15,7 +15,7 @@ from .output import Output
 from .text import Line, Styled, Table, folded, kind_cells
 
 if TYPE_CHECKING:
-    from ..core.storages.stream import StreamStorage
+    from ..core.storages.dataset import StreamStorage
     from ..core.verbs.streams import StreamResult
 
 _PANEL = "Streams"

@@ -20,6 +20,7 @@ LEAVES: dict[str, str] = {
     "download": "rbtool.core.verbs.download:download",
     "foreign_form": "rbtool.core.torchrl.form:TorchrlForm",
     "list_remote": "rbtool.core.verbs.list:list_remote",
+    "normal_map": "rbtool.converters.table.mapping:normal_map",
     "open_stream": "rbtool.core.streams.shards:open_stream",
     "spec_of_space": "rbtool.core.specs.interop:spec_of_space",
 }

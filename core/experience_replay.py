@@ -29,10 +29,10 @@ from .errors import (
 )
 from .format import fs
 from .format.contracts import StepReader
+from .format.converter import safe_id
 from .format.documents import decode, parse_json
 from .format.locate import KnownNames, find_dataset, storage_root, substitution_text
 from .format.manifest import ENV_METADATA, Manifest, has_manifest
-from .format.sources import safe_id
 from .format.staging import Staging, mend, remove_dataset
 from .open_steps import open_steps
 from .samplers.sample_units import SampleUnit

@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from .declarations import title_of
-from .encodings.compact import BUFFER, STORAGE, STORAGE_FOLDER
+from .encodings.compact import BUFFER, STORAGE, STORAGE_FOLDER, flags_at
 from .encodings.flat import CutFlatReader, FlatReader
 from .encodings.foreign import ForeignReader, foreign_form
-from .encodings.h5_layout import H5Reader
-from .encodings.rows import flags_at
+from .encodings.h5 import H5Reader
 from .encodings.saved_digests import DIGESTS, require_digests
 from .errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from .format.contracts import Array, PassedSteps, StepReader

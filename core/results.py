@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .declarations import ReaderOptions
+from .declarations import ReaderOptions, from_leaf
 from .errors import CorruptDataError, RbtoolError, UsageError
 from .format.checks import SoundSteps
-from .format.column_map import normal_map
 from .format.contracts import StepReader
+from .format.converter import Source
 from .format.documents import plain
 from .format.manifest import Layout, Manifest, Request, has_manifest
 from .format.open_files import ListedFiles
-from .format.sources import Source
 from .open_steps import BufferSteps, is_steps
 
 
@@ -191,7 +190,7 @@ def given_options(options: ReaderOptions) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     texts = options.get("map")
     if texts is not None:
-        given["map"] = normal_map(texts)
+        given["map"] = from_leaf("normal_map")(texts)
     return given
 
 

@@ -16,17 +16,16 @@ from .declarations import title_of
 from .encodings.compact import BUFFER, ENSEMBLE_FILE, SEGMENTS_FILE, STORAGE_FOLDER
 from .encodings.flat import STORAGE_METADATA
 from .encodings.foreign import foreign_form
-from .encodings.h5_layout import read_block
+from .encodings.h5 import read_block
 from .encodings.save import VerifyingReader
 from .errors import FormatError, RbtoolError, UsageError
 from .format.contracts import StepReader
 from .format.documents import load_json
 from .format.episodes import EpisodeTable, parse_episodes, select_episodes
-from .format.locate import dataset_around, inside_hint, reader_names, recognised, refuse_empty
+from .format.locate import conversion_hint, dataset_around, inside_hint, reader_names, recognised, refuse_empty
 from .format.manifest import HIDDEN, has_manifest
 from .format.memmap.reader import TedReader
 from .format.open_files import one_generation
-from .format.overview import conversion_hint
 from .format.staging import is_ours, mend
 from .open_steps import (
     BufferSteps,

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from .errors import RbtoolError
 from .format import fs
 from .format.contracts import Array, StepReader
-from .format.digest import digest_bytes
 from .format.documents import decode, dump_json, load_json, plain
+from .format.files import digest_bytes
 from .format.manifest import Manifest
 from .progress import Progress
 from .ted.schema import NEXT, Field, Key, as_numbers, is_floating, state_keys

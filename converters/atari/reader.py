@@ -9,10 +9,10 @@ import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.converter import Reader
 from ...core.format.documents import dump_json
+from ...core.format.files import no_match
 from ...core.format.manifest import Dropped
-from ...core.format.read_errors import no_match
-from ...core.format.reader import Reader
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key, Timing, dtype_name, row_bytes, ted_fields
 from ..files.columns import BLOCK_BYTES

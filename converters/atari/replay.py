@@ -7,11 +7,11 @@ from typing import Any
 
 from ...core.errors import UsageError
 from ...core.experience_replay import SourceExperienceReplay, SourceFolder, episode_of_steps
+from ...core.format.converter import safe_id
 from ...core.format.locate import reader_class, source_class
-from ...core.format.sources import safe_id
 from ...core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from ...core.transforms.base import Compose
-from ...core.transforms.frames import StoredFrameStack
+from ...core.transforms.windows import StoredFrameStack
 
 
 class AtariDQNExperienceReplay(SourceExperienceReplay):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...core.errors import DatasetNotFoundError
-from ...core.format.sources import Ids, LocalCache, RemoteFile
+from ...core.format.converter import Ids, LocalCache, RemoteFile
 from ...core.remote.catalogue import not_found
 from ...core.remote.http import MirrorSource
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import h5py
 import numpy as np
 
-from ...core.encodings.h5_layout import begins_as_h5, stated_bytes
+from ...core.encodings.h5 import begins_as_h5, stated_bytes
 from ...core.encodings.hdf5_files import H5Rows, HeapValues, absurd_size, datasets_in, open_h5, root_members
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array

@@ -24,8 +24,8 @@ import numpy as np
 
 from ...core.errors import FormatError, UsageError
 from ...core.format.contracts import Array, EpisodeBlock, Piece, SourceFacts
-from ...core.format.overview import OptionNeededError
-from ...core.format.reader import Reader
+from ...core.format.converter import Reader
+from ...core.format.locate import OptionNeededError
 from ...core.ted.episodes import Final, rows_equal
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
 from ..files.columns import BLOCK_BYTES, RowBlocks, blocks

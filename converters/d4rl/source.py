@@ -6,17 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from ...core.encodings.h5_layout import HDF5_SIGNATURE
+from ...core.encodings.h5 import HDF5_SIGNATURE
+from ...core.format.converter import Catalogue, CatalogueEntry, Ids, LocalCache, Reader, RemoteFile, safe_id
 from ...core.format.documents import written_time
-from ...core.format.reader import Reader
-from ...core.format.sources import (
-    Catalogue,
-    CatalogueEntry,
-    Ids,
-    LocalCache,
-    RemoteFile,
-    safe_id,
-)
 from ...core.remote.http import MirrorSource, hint_on_failure
 from .datasets import D4rlDataset, dataset_named, not_in_cache, published
 

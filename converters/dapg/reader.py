@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, Value, require_trust
 from ...core.errors import FormatError, SchemaError
 from ...core.format.contracts import Array, SourceFacts
-from ...core.format.digest import open_regular
+from ...core.format.converter import require_trust
 from ...core.format.documents import dump_json
+from ...core.format.files import no_match, open_regular
 from ...core.format.manifest import Dropped
-from ...core.format.read_errors import no_match
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name, safe_part
 from ..files.columns import ColumnEpisode, ColumnReader, EpisodeColumn, ReadRows
 from ..files.end_meaning import EndMeaning, meaning_of_ends, refuse_ends
+from ..files.pickles import PickledArray, PickledList, PickleReader, Value
 
 TERMINALS, TIMEOUTS = "terminals", "timeouts"
 FLAGS = (TERMINALS, TIMEOUTS)

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from ...core.errors import CorruptDataError, SchemaError
 from ...core.format.contracts import Array, Closing
+from ...core.format.converter import Chosen
 from ...core.format.documents import dump_json
 from ...core.format.memmap.builder import created_by
-from ...core.format.sinks import Chosen
 from ..files.exports import FORMAT, ExportColumn
 
 VERSION = 1

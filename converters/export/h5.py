@@ -25,9 +25,9 @@ from ...core.encodings.output_files import LatchedFile
 from ...core.errors import CorruptDataError, RbtoolError
 from ...core.format import fs
 from ...core.format.contracts import Array
+from ...core.format.converter import Sink
 from ...core.format.episodes import ALL_COLUMNS
 from ...core.format.manifest import is_inside
-from ...core.format.sinks import Sink
 from ...core.ted.schema import file_stem
 from ..files.columns import DAMAGED, reading
 from ..files.exports import FORMAT, ExportColumn, columns_of

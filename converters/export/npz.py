@@ -22,10 +22,10 @@ from ...core.encodings.output_files import LatchedFile
 from ...core.errors import RbtoolError
 from ...core.format import fs
 from ...core.format.contracts import Array
+from ...core.format.converter import Sink
 from ...core.format.documents import dump_json
 from ...core.format.episodes import ALL_COLUMNS
-from ...core.format.read_errors import no_match
-from ...core.format.sinks import Sink
+from ...core.format.files import no_match
 from ...core.ted.schema import Field, file_stem
 from ..files.exports import FORMAT, ExportColumn
 from ..files.npz import NpzFile

@@ -29,11 +29,11 @@ import pyarrow.parquet as pq
 from ...core.errors import CorruptDataError
 from ...core.format import fs
 from ...core.format.contracts import Array
-from ...core.format.digest import require_regular
+from ...core.format.converter import Sink
 from ...core.format.documents import dump_json
 from ...core.format.episodes import ALL_COLUMNS
+from ...core.format.files import require_regular
 from ...core.format.memmap.builder import created_by
-from ...core.format.sinks import Sink
 from ...core.ted.schema import SINGLETONS, Field
 from ..files.arrow import nested, parquet_writer, text_columns
 from ..files.columns import reading

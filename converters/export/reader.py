@@ -10,15 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.encodings.h5_layout import begins_as_h5
-from ...core.encodings.rows import flags_at
+from ...core.encodings.compact import flags_at
+from ...core.encodings.h5 import begins_as_h5
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, FoundSteps
-from ...core.format.digest import digest_of_stats, open_regular
 from ...core.format.documents import Count, decode, newer_version, parse_json
 from ...core.format.episodes import ALL_COLUMNS, EpisodeTable
+from ...core.format.files import digest_of_stats, no_match, open_regular
 from ...core.format.manifest import Fields, Layout, Manifest, Request, SpaceDocument
-from ...core.format.read_errors import no_match
 from ...core.format.returns import sum_rewards
 from ...core.ted.episodes import end_reason
 from ...core.ted.schema import EPISODE, NEXT_TERMINATED, NEXT_TRUNCATED, Key, encode_text

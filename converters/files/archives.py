@@ -16,9 +16,8 @@ from typing import Protocol
 
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Closing
-from ...core.format.digest import open_regular
+from ...core.format.files import open_regular, reading_from
 from ...core.format.manifest import is_inside
-from ...core.format.read_errors import reading_from
 
 XZ = b"\xfd7zXZ\x00"
 _USTAR, _USTAR_AT = b"ustar", 257

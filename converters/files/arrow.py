@@ -24,7 +24,7 @@ from ...core.encodings.output_files import LatchedFile
 from ...core.errors import CorruptDataError
 from ...core.format import fs
 from ...core.format.contracts import Array
-from ...core.format.digest import open_regular
+from ...core.format.files import open_regular
 
 _FREE = 64 << 20
 """Bytes that may be stated in any case."""

@@ -16,9 +16,9 @@ import numpy as np
 
 from ...core.errors import CorruptDataError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.converter import Reader
+from ...core.format.files import FETCH_AGAIN, disk_failed, reading_from
 from ...core.format.manifest import Dropped
-from ...core.format.read_errors import FETCH_AGAIN, disk_failed, reading_from
-from ...core.format.reader import Reader
 from ...core.progress import counted
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key, Timing, row_bytes, ted_fields

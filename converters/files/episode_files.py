@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ...core.format.digest import digest_file, open_regular
+from ...core.format.files import digest_file, open_regular
 
 
 def natural_order(name: str) -> list[tuple[bool, int, str]]:

@@ -20,9 +20,9 @@ import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece
+from ...core.format.converter import Reader
 from ...core.format.manifest import Dropped
 from ...core.format.open_files import pread_into
-from ...core.format.reader import Reader
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, Field, Key, Role, Timing, row_bytes, ted_fields
 from .columns import ColumnForm, ColumnPath, StoredColumn, column_name

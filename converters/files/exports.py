@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...core.errors import CorruptDataError
 from ...core.format.contracts import Array
-from ...core.format.sinks import Chosen
+from ...core.format.converter import Chosen
 from ...core.ted.schema import Field, Key
 
 FORMAT = "rbtool export"

@@ -16,11 +16,11 @@ import h5py
 import numpy as np
 from h5py import h5a, h5d, h5f, h5fd, h5g, h5i, h5o, h5s, h5t
 
-from ...core.encodings.h5_layout import begins_as_h5, stated_bytes
+from ...core.encodings.h5 import begins_as_h5, stated_bytes
 from ...core.encodings.hdf5_files import LARGEST, HeapValues, absurd_size, members, open_h5, root_members, small_cache
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array
-from ...core.format.read_errors import FETCH_AGAIN
+from ...core.format.files import FETCH_AGAIN
 from ...core.ted.schema import dtype_name
 from .columns import DAMAGED, ColumnForm, ColumnPath, StoredColumn, column_name, reading
 

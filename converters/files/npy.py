@@ -1,7 +1,7 @@
 """NumPy arrays in the `.npy` form, read in rows: the header, the rows after it, and files of one array.
 
 An array of Python objects is a pickle: its header shows that, and it is refused unless `unpickle` is asked for. Then
-`rbtool.core.encodings.pickles` reads it, and its objects become arrays of numbers or text.
+`rbtool.converters.files.pickles` reads it, and its objects become arrays of numbers or text.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, Value
 from ...core.errors import CorruptDataError, FormatError, SchemaError
 from ...core.format.contracts import Array, Closing
-from ...core.format.digest import bytes_of, open_regular
-from ...core.format.read_errors import located
+from ...core.format.files import bytes_of, located, open_regular
 from ...core.ted.schema import odd_truths
+from .pickles import PickledArray, PickledList, PickleReader, Value
 
 MOST_BYTES = 256 << 20
 """Bytes of a pickle that is read, and of the array that is made of it."""

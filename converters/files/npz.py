@@ -21,7 +21,7 @@ import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError, MissingKeyError, RbtoolError, did_you_mean
 from ...core.format.contracts import Array, Closing
-from ...core.format.digest import open_regular, refuse_pointer
+from ...core.format.files import open_regular, refuse_pointer
 from ...core.format.manifest import is_inside
 from .npy import ArrayRows, ByteRange, StoredBytes, damaged
 

@@ -17,18 +17,17 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, require_trust
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Closing, Piece, SourceFacts
-from ...core.format.digest import open_regular
+from ...core.format.converter import Reader, refuse_damaged, require_trust
+from ...core.format.files import no_match, open_regular
 from ...core.format.manifest import Dropped
-from ...core.format.read_errors import no_match
-from ...core.format.reader import Reader, refuse_damaged
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, row_bytes, ted_fields
 from ..files.archives import Archive, ArchiveMember, CutError, MemberFile, begins_as_archive
 from ..files.columns import BLOCK_BYTES
 from ..files.episode_files import natural_order
 from ..files.npy import MAGIC, ByteRange, read_header
+from ..files.pickles import PickledArray, PickledList, PickleReader
 from .datasets import id_of
 
 _EPISODE_SUFFIX = ".npy"

@@ -17,11 +17,10 @@ import pyarrow.parquet as pq
 
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, EpisodeBlock, Piece, SourceFacts
-from ...core.format.digest import open_regular, read_regular, refuse_pointer
+from ...core.format.converter import Reader
 from ...core.format.documents import dump_json
+from ...core.format.files import no_match, open_regular, read_regular, refuse_pointer
 from ...core.format.manifest import Dropped
-from ...core.format.read_errors import no_match
-from ...core.format.reader import Reader
 from ...core.ted.episodes import Final
 from ...core.ted.schema import (
     FLAGS,

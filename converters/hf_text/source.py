@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ...core.errors import DatasetNotFoundError, UsageError
-from ...core.format.sources import RemoteDataset, safe_id
+from ...core.format.converter import RemoteDataset, safe_id
 from ...core.remote.hub import HubRepositorySource
 from .splits import Split, chosen, splits_among
 

@@ -22,18 +22,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, Value
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Closing, SourceFacts
-from ...core.format.digest import open_regular
 from ...core.format.documents import load_json
+from ...core.format.files import no_match, open_regular
 from ...core.format.manifest import Dropped
-from ...core.format.read_errors import no_match
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name, row_bytes, safe_part
 from ..files.arrow import require_bounded_parquet
 from ..files.columns import ColumnEpisode, ColumnReader, EpisodeColumn, RowBlocks
 from ..files.end_meaning import EndMeaning, meaning_of_ends, refuse_ends
 from ..files.npz import NpzFile, array_names, first_name_of_cut
+from ..files.pickles import PickledArray, PickledList, PickleReader, Value
 
 OBS, ACTS, REWS, TERMINAL, INFOS = "obs", "acts", "rews", "terminal", "infos"
 TIME_LIMIT = "TimeLimit.truncated"

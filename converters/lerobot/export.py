@@ -26,10 +26,10 @@ from ...core.encodings.video import CHANNELS, VideoFile, VideoIndex
 from ...core.errors import CorruptDataError, RbtoolError, SchemaError, UsageError
 from ...core.format import fs
 from ...core.format.contracts import Array
-from ...core.format.digest import read_regular
+from ...core.format.converter import Chosen, Sink
 from ...core.format.documents import dump_json, parse_json
+from ...core.format.files import read_regular
 from ...core.format.manifest import Dropped
-from ...core.format.sinks import Chosen, Sink
 from ...core.format.syncing import NewFile
 from ...core.format.videos import VIDEO_SUFFIX, image_key, index_name, reference_keys, video_name
 from ...core.ted.schema import EPISODE, NEXT, NEXT_REWARD, SINGLETONS, Field, Key, key_name, state_keys

@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...core.errors import CorruptDataError, FormatError
-from ...core.format.digest import open_regular, read_regular, refuse_pointer
 from ...core.format.documents import parse_json
+from ...core.format.files import FETCH_AGAIN, open_regular, read_regular, refuse_pointer
 from ...core.format.manifest import is_inside
-from ...core.format.read_errors import FETCH_AGAIN
 from ..files.arrow import require_bounded_parquet
 
 INFO = "meta/info.json"

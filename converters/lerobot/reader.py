@@ -17,11 +17,10 @@ import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
-from ...core.format.digest import read_regular
+from ...core.format.converter import PartsReader, refuse_damaged
 from ...core.format.documents import dump_json, parse_json
+from ...core.format.files import FETCH_AGAIN, no_match, read_regular
 from ...core.format.manifest import Dropped
-from ...core.format.read_errors import FETCH_AGAIN, no_match
-from ...core.format.reader import PartsReader, refuse_damaged
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, row_bytes, ted_fields
 from ..files.columns import BLOCK_BYTES

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array, Closing
-from ...core.format.digest import open_regular
+from ...core.format.files import open_regular
 from ..files.arrow import require_bounded_parquet
 from ..files.images import ImageForm, decode_image
 from .fields import FeatureColumn, as_stated

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import DatasetNotFoundError, UsageError
+from ...core.format.converter import RemoteDataset, RemoteFile, RemoteShard, safe_id
 from ...core.format.episodes import EpisodeRanges, select_episodes
-from ...core.format.sources import RemoteDataset, RemoteFile, RemoteShard, safe_id
 from ...core.remote.hub import HubRepositorySource
 from .metadata import INFO, paths_of, read_episodes, read_info, runs_of
 

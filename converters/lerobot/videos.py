@@ -12,8 +12,7 @@ import numpy as np
 from ...core.encodings.video import VideoFile, VideoIndex
 from ...core.errors import FormatError
 from ...core.format.contracts import Array, Closing
-from ...core.format.digest import digest_file
-from ...core.format.read_errors import LEAVES_OUT
+from ...core.format.files import LEAVES_OUT, digest_file
 from ...core.format.videos import index_name, video_id, video_name
 from .fields import FeatureColumn, as_stated
 from .metadata import DatasetInfo, FrameEpisode, require_content

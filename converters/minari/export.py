@@ -32,9 +32,9 @@ from ...core.encodings.output_files import LatchedFile
 from ...core.errors import FormatError, OutOfSpaceError, SchemaError
 from ...core.format import fs
 from ...core.format.contracts import Array
+from ...core.format.converter import Chosen, Sink
 from ...core.format.documents import parse_json
 from ...core.format.manifest import Dropped
-from ...core.format.sinks import Chosen, Sink
 from ...core.ted.episodes import EndReason
 from ...core.ted.schema import (
     ACTION,

@@ -19,11 +19,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ...core.errors import FormatError, SchemaError, UsageError
-from ...core.format.digest import read_regular
+from ...core.format.converter import safe_id
 from ...core.format.documents import float_from_json, load_json, parse_json, plain
+from ...core.format.files import no_match, read_regular
 from ...core.format.manifest import require_space
-from ...core.format.read_errors import no_match
-from ...core.format.sources import safe_id
 from ...core.ted.schema import Field
 
 Space: TypeAlias = dict[str, Any]

@@ -18,8 +18,8 @@ import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.converter import Reader
 from ...core.format.manifest import Dropped
-from ...core.format.reader import Reader
 from ...core.ted.schema import (
     REWARD,
     Field,

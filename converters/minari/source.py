@@ -19,9 +19,7 @@ from typing import Any
 
 from ...core.errors import DatasetNotFoundError, NetworkError, RbtoolError, UsageError
 from ...core.format.contracts import Closing
-from ...core.format.documents import written_time
-from ...core.format.episodes import EpisodeRanges, select_episodes
-from ...core.format.sources import (
+from ...core.format.converter import (
     Advance,
     Catalogue,
     CatalogueEntry,
@@ -33,6 +31,8 @@ from ...core.format.sources import (
     Source,
     safe_id,
 )
+from ...core.format.documents import written_time
+from ...core.format.episodes import EpisodeRanges, select_episodes
 from ...core.remote.bucket import Bucket, BucketObject
 from ...core.remote.fetch import fetch_files
 from ...core.remote.hub import Hub, HubFile, HubRepository, hub_endpoint

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.encodings.pickles import require_trust
 from ...core.errors import FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Closing
+from ...core.format.converter import require_trust
 from ...core.format.manifest import Dropped
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, role_of, safe_part
 from ..files.columns import BLOCK_BYTES, blocks

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core.errors import FormatError, UsageError
 from ...core.format.contracts import Array, Piece, SourceFacts
-from ...core.format.reader import Reader
+from ...core.format.converter import Reader
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
 from ..files.columns import BLOCK_BYTES, RowBlocks
 from .datasets import VALIDATION, file_name, names_task

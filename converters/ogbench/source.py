@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ...core.errors import DatasetNotFoundError
-from ...core.format.reader import Reader
-from ...core.format.sources import Ids, LocalCache, RemoteFile, safe_id
+from ...core.format.converter import Ids, LocalCache, Reader, RemoteFile, safe_id
 from ...core.remote.catalogue import not_found
 from ...core.remote.http import MirrorSource
 from .datasets import VALIDATION, file_name, is_id, is_large, published

@@ -17,7 +17,7 @@ from pyarrow import csv as arrow_csv
 
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
-from ...core.format.digest import open_regular
+from ...core.format.files import open_regular
 
 _BLOCK_BYTES = 1 << 20
 _LONGEST_LINE = 4 << 20

@@ -14,10 +14,10 @@ import numpy as np
 
 from ...core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError, did_you_mean
 from ...core.format.contracts import Array, EpisodeBlock, Piece, SourceFacts
-from ...core.format.digest import read_regular
+from ...core.format.converter import Reader
 from ...core.format.documents import dump_json, parse_json
+from ...core.format.files import read_regular
 from ...core.format.manifest import Dropped
-from ...core.format.reader import Reader
 from ...core.stats import Moments
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key

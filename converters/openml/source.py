@@ -17,8 +17,8 @@ from ...core.errors import (
     UsageError,
 )
 from ...core.format import fs
+from ...core.format.converter import Advance, Ids, Note, RemoteDataset, RemoteFile
 from ...core.format.documents import parse_json
-from ...core.format.sources import Advance, Ids, Note, RemoteDataset, RemoteFile
 from ...core.remote.http import HttpSource
 from ...core.remote.transport import matches, read_small, require_network
 from .reader import DATASETS, DESCRIPTION, OpenmlDataset, dataset_named, description_in

@@ -12,11 +12,11 @@ from typing import Any, BinaryIO, Literal, TypeAlias, cast
 
 import numpy as np
 
-from ...core.encodings.pickles import PickledArray, PickledBytes, PickledList, PickleReader, Value
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array, Closing
 from ..files.archives import Archive, ArchiveMember, CutError, MemberFile
 from ..files.images import ImageForm, image_form, is_image
+from ..files.pickles import PickledArray, PickledBytes, PickledList, PickleReader, Value
 
 Path: TypeAlias = tuple[str, ...]
 Step: TypeAlias = dict[Path, Value]

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.encodings.pickles import require_trust
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.converter import PartsReader, refuse_damaged, require_trust
+from ...core.format.files import no_match
 from ...core.format.manifest import Dropped
-from ...core.format.read_errors import no_match
-from ...core.format.reader import PartsReader, refuse_damaged
 from ...core.progress import counted
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, Field, Key, Timing, encode_text, key_name, row_bytes, ted_fields

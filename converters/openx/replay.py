@@ -18,7 +18,7 @@ from ...core.format.locate import streams_folder
 from ...core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from ...core.samplers.stream import StreamEpisodeSampler, StreamSampler, StreamSliceSampler
 from ...core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
-from ...core.storages.stream import StreamStorage
+from ...core.storages.dataset import StreamStorage
 from ...core.streams.shards import SourceShards, cached
 from ...core.transforms.base import Compose
 from ...core.transforms.values import DecodeText, channels_first

@@ -19,8 +19,7 @@ import numpy as np
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format import fs
 from ...core.format.contracts import Closing
-from ...core.format.digest import read_regular, refuse_pointer
-from ...core.format.read_errors import no_match
+from ...core.format.files import no_match, read_regular, refuse_pointer
 from ..files.archives import LARGEST_MEMBER, LONGEST_HEADER, Archive, ArchiveMember, CutError, begins_as_archive
 
 SUFFIX = ".tar"

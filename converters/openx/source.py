@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 from ...core.errors import DatasetNotFoundError, RbtoolError
 from ...core.format import fs
-from ...core.format.digest import open_regular
-from ...core.format.sources import Advance, Ids, LocalCache, Note, RemoteDataset, RemoteFile, RemoteShard, Source
+from ...core.format.converter import Advance, Ids, LocalCache, Note, RemoteDataset, RemoteFile, RemoteShard, Source
+from ...core.format.files import open_regular
 from ...core.remote.hub import HubFolderSource
 from ...core.remote.transport import read_range
 from .shards import (

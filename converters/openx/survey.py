@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...core.encodings.pickles import PickledArray, PickledBytes, Value
 from ...core.errors import FormatError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.format.manifest import Dropped
@@ -34,6 +33,7 @@ from ...core.ted.schema import (
 )
 from ..files.archives import ArchiveMember
 from ..files.images import ImageForm
+from ..files.pickles import PickledArray, PickledBytes, Value
 from ..files.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, STEP_FLAGS, LastSteps, fillers, step_meaning
 from .episodes import (
     Episode,

@@ -26,10 +26,10 @@ import numpy as np
 from ...core.errors import FormatError, SchemaError
 from ...core.format import fs
 from ...core.format.contracts import Array
-from ...core.format.digest import read_regular
+from ...core.format.converter import Sink
 from ...core.format.documents import dump_json, parse_json
+from ...core.format.files import read_regular
 from ...core.format.manifest import Dropped
-from ...core.format.sinks import Sink
 from ...core.ted.episodes import EndReason, rows_equal
 from ...core.ted.schema import (
     ACTION,

@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError
-from ...core.format.digest import refuse_pointer
 from ...core.format.documents import load_json, parse_json
+from ...core.format.files import refuse_pointer
 from ...core.ted.schema import DTYPES, file_stem
 
 FEATURES, STEPS = "features.json", "steps"

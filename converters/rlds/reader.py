@@ -16,10 +16,9 @@ import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
-from ...core.format.digest import read_regular
+from ...core.format.converter import Reader, refuse_damaged
+from ...core.format.files import LEAVES_OUT, no_match, read_regular
 from ...core.format.manifest import Dropped
-from ...core.format.read_errors import LEAVES_OUT, no_match
-from ...core.format.reader import Reader, refuse_damaged
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key, Timing, row_bytes, ted_fields
 from ..files.columns import BLOCK_BYTES

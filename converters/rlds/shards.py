@@ -22,7 +22,7 @@ import google_crc32c
 
 from ...core.errors import CorruptDataError, FormatError, UsageError, did_you_mean
 from ...core.format.contracts import Closing
-from ...core.format.digest import open_regular, refuse_pointer
+from ...core.format.files import open_regular, refuse_pointer
 from ...core.format.manifest import is_inside
 from .features import FEATURES, load_document
 

@@ -10,16 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...core.errors import AuthorisationError, DatasetNotFoundError, RbtoolError, UsageError
-from ...core.format.sources import (
-    Advance,
-    Ids,
-    LocalCache,
-    Note,
-    RemoteDataset,
-    RemoteFile,
-    Source,
-    safe_id,
-)
+from ...core.format.converter import Advance, Ids, LocalCache, Note, RemoteDataset, RemoteFile, Source, safe_id
 from ...core.remote.bucket import Bucket, BucketObject
 from ...core.remote.fetch import fetch_files
 from ...core.remote.transport import Transport

@@ -16,10 +16,11 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, Value, require_trust
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array, Closing
+from ...core.format.converter import require_trust
 from ...core.ted.schema import inexact_as_float
+from ..files.pickles import PickledArray, PickledList, PickleReader, Value
 
 ColumnPath: TypeAlias = tuple[str, ...]
 OBS, NEXT_OBS, ACTIONS, REWARDS = "obs", "new_obs", "actions", "rewards"

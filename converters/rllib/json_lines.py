@@ -13,7 +13,7 @@ import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Closing
-from ...core.format.digest import open_regular
+from ...core.format.files import open_regular
 from .blocks import MARKS, REQUIRED, REWARDS, RowBlock, Unpacker, batch_block, is_packed, joined, row_block
 
 _BLOCK_BYTES = 256 << 10

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Closing
-from ...core.format.digest import open_regular
+from ...core.format.files import open_regular
 from ...core.ted.schema import odd_truths
 from ..files.arrow import require_bounded_parquet
 from .blocks import (

@@ -20,9 +20,9 @@ import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.converter import Reader
+from ...core.format.files import no_match
 from ...core.format.manifest import Dropped
-from ...core.format.read_errors import no_match
-from ...core.format.reader import Reader
 from ...core.ted.episodes import Final
 from ...core.ted.schema import (
     ACTION,

@@ -15,9 +15,9 @@ import numpy as np
 
 from ...core.errors import FormatError, RbtoolError, UsageError
 from ...core.format.contracts import Array, SourceFacts
+from ...core.format.converter import FinalStep
 from ...core.format.documents import dump_json
 from ...core.format.manifest import Dropped
-from ...core.format.reader import FinalStep
 from ...core.ted.schema import ACTION, REWARD, Key, Role, Timing, key_name, safe_part
 from ..files.columns import ColumnForm, ColumnPath, StoredColumn, column_name
 from ..files.episode_files import natural_order, notes_on_identical

@@ -20,17 +20,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...core.encodings.pickles import PickledArray, PickledList, PickledObject, PickleReader, Value, require_trust
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Closing, SourceFacts
-from ...core.format.digest import open_regular
+from ...core.format.converter import require_trust
+from ...core.format.files import no_match, open_regular
 from ...core.format.manifest import Dropped
-from ...core.format.read_errors import no_match
 from ...core.progress import counted
 from ...core.ted.schema import ACTION, REWARD, Field, Key, dtype_name, safe_part
 from ..files.columns import BLOCK_BYTES, ColumnEpisode, ColumnReader, EpisodeColumn, RowBlocks, blocks
 from ..files.end_meaning import EndMeaning, meaning_of_ends, refuse_ends
 from ..files.npz import NpzFile, array_names
+from ..files.pickles import PickledArray, PickledList, PickledObject, PickleReader, Value
 
 OBSERVATIONS, NEXT_OBSERVATIONS, ACTIONS, REWARDS = "observations", "next_observations", "actions", "rewards"
 DONES, TIMEOUTS, POSITION, FULL = "dones", "timeouts", "pos", "full"

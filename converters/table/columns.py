@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...core.encodings.pickles import require_trust
 from ...core.errors import CorruptDataError, FormatError, SchemaError
 from ...core.format.contracts import Array, Closing
+from ...core.format.converter import require_trust
 from ...core.ted.schema import LONGEST_ROW, dtype_name
 
 TEXT = "text"

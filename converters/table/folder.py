@@ -11,7 +11,7 @@ import numpy as np
 
 from ...core.errors import FormatError, UsageError
 from ...core.format.contracts import Array
-from ...core.format.digest import open_regular
+from ...core.format.files import open_regular
 from ..files.episode_files import natural_order
 from .columns import TEXT, TableColumn, TableFile, inexact_note, leading_zeros_note
 from .parquet import ParquetFile

@@ -8,7 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ...core.encodings.h5_layout import begins_as_h5
+from ...core.encodings.h5 import begins_as_h5
 from ...core.encodings.hdf5_files import HeapValues, absurd_size, datasets_in, open_h5
 from ...core.errors import CorruptDataError
 from ...core.format.contracts import Array

@@ -7,10 +7,9 @@ import os
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from ...core.encodings.h5_layout import data_start
+from ...core.encodings.h5 import data_start
 from ...core.errors import FormatError, RbtoolError, UsageError
-from ...core.format.digest import open_regular
-from ...core.format.read_errors import no_match
+from ...core.format.files import no_match, open_regular
 from .columns import TableFile
 
 Kind: TypeAlias = Literal["hdf5", "npz", "npy", "csv", "parquet", "files"]

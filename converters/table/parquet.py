@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
-from ...core.format.digest import open_regular
-from ...core.format.read_errors import FETCH_AGAIN
+from ...core.format.files import FETCH_AGAIN, open_regular
 from ...core.ted.schema import inexact_as_float
 from .columns import TEXT, TableColumn, TableFile, array_column, require_rows
 

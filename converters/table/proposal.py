@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ...core.format.column_map import quoted_name
-from ...core.format.overview import ColumnView, Overview
+from ...core.format.locate import ColumnView, Overview
 from .boundaries import DONE_NAMES
 from .columns import TableColumn, TableFile
-from .mapping import parts
+from .mapping import parts, quoted_name
 from .opening import kind_of, open_table
 
 _OBSERVATION = ("observation", "observations", "obs", "state", "states", "s")

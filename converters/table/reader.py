@@ -12,15 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from ...core.errors import FormatError
-from ...core.format.column_map import parse_map
 from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.converter import Reader
 from ...core.format.manifest import Dropped
-from ...core.format.reader import Reader
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, Key, encode_text, length_key, row_bytes, ted_fields
 from .boundaries import EndColumns, TableBoundaries, find_boundaries
 from .columns import TableColumn, TableFile
-from .mapping import Mapped, TableMapping, rows_of
+from .mapping import Mapped, TableMapping, parse_map, rows_of
 from .opening import open_table
 
 _BLOCK_BYTES = 4 << 20

@@ -20,7 +20,7 @@ from pyarrow import csv as arrow_csv
 
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
-from ...core.format.digest import open_regular
+from ...core.format.files import open_regular
 from ...core.ted.schema import inexact_as_float
 from .columns import TEXT, TableColumn, TableFile, inexact_note, leading_zeros_note, require_rows
 

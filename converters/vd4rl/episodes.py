@@ -26,8 +26,8 @@ import numpy as np
 from ...core.encodings.hdf5_files import H5Rows, absurd_size, datasets_in, open_h5
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Closing
+from ...core.format.files import FETCH_AGAIN
 from ...core.format.manifest import Dropped
-from ...core.format.read_errors import FETCH_AGAIN
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, safe_part
 from ..files.columns import BLOCK_BYTES, blocks, reading
 from ..files.hdf5 import require_whole_h5

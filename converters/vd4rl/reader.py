@@ -9,8 +9,8 @@ import numpy as np
 
 from ...core.errors import FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
-from ...core.format.read_errors import no_match
-from ...core.format.reader import Reader, refuse_damaged
+from ...core.format.converter import Reader, refuse_damaged
+from ...core.format.files import no_match
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
 from ..files.columns import BLOCK_BYTES
 from ..files.episode_files import notes_on_identical

@@ -35,8 +35,8 @@ from ..encodings.compact import BUFFER, STORAGE_FOLDER
 from ..encodings.saved_digests import noted_files, write_digests
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
 from ..format import fs
-from ..format.digest import open_folder
 from ..format.documents import Count, decode, dump_json, load_json
+from ..format.files import open_folder
 from ..format.manifest import HIDDEN, has_manifest
 from ..format.memmap.tree import read_tree
 from ..format.open_files import OpenFiles

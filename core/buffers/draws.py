@@ -18,10 +18,10 @@ import torch
 
 from ..errors import SchemaError, UsageError
 from ..samplers.base import Index, Sampler
-from ..samplers.consuming import ConsumingSampler
 from ..samplers.sample_units import SampleUnit, SampleUnitTypeError, Transition
+from ..samplers.uniform import ConsumingSampler
 from ..storages.base import Storage
-from ..storages.stream import StreamStorage
+from ..storages.dataset import StreamStorage
 from ..writers.base import Writer
 from .pytrees import map_tensors
 

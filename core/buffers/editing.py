@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tensordict import is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError
-from ..samplers.boundaries import Key, boundary_key
+from ..samplers.trajectories import Key, boundary_key
 from ..storages.base import Storage
 from ..storages.cursors import rows_named
 from ..storages.tensor import TensorStorage

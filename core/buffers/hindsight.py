@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from tensordict import is_tensor_collection
 
 from ..errors import MissingKeyError, RbtoolError, SchemaError, UsageError, WrongKindError, warn_caller
-from ..samplers.boundaries import Key, StrictBoundaries, boundary_key
 from ..samplers.earlier_steps import gathered
 from ..samplers.hindsight import AchievedRows, HindsightReader, HindsightStrategy
-from ..samplers.trajectories import TableFinder
+from ..samplers.trajectories import Key, StrictBoundaries, TableFinder, boundary_key
 from ..samplers.uniform import fractions
 from ..storages.pytree import TreeSpec, entry_of
 from ..storages.tensor import TensorStorage

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import MemoryMappedTensor, TensorDict, is_tensor_collection
 
-from ..engine.ray_session import connect, imported_ray
+from ..engine.ray_cluster import connect, imported_ray
 from ..errors import NetworkError, SchemaError, UsageError, refuse_misspelt
 from ..format.syncing import Durable
 from .data_loader import NestLayout, NestPiece

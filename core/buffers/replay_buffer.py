@@ -33,7 +33,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 # Checkpointers are found by the class of the storage, once this package is imported.
 from .. import checkpointers as _checkpointers  # noqa: F401
-from ..engine.ray_session import imported_ray
+from ..engine.ray_cluster import imported_ray
 from ..errors import (
     FormatError,
     RbtoolError,
@@ -49,17 +49,15 @@ from ..errors import (
 )
 from ..format.syncing import Durable
 from ..samplers.base import Index, Sampler
-from ..samplers.boundaries import StrictBoundaries
-from ..samplers.consuming import ConsumedTypeError, ConsumingSampler, checked_sample_count
 from ..samplers.earlier_steps import Ages, EarlierSteps, Rooms, StreamAges
 from ..samplers.sample_units import ANCHOR, SampleUnit
-from ..samplers.trajectories import TableFinder
-from ..samplers.uniform import RandomSampler
+from ..samplers.trajectories import StrictBoundaries, TableFinder
+from ..samplers.uniform import ConsumedTypeError, ConsumingSampler, RandomSampler, checked_sample_count
 from ..storages.base import Storage
 from ..storages.columns import fill
 from ..storages.cursors import as_index, row_numbers
+from ..storages.dataset import StreamStorage
 from ..storages.list_storage import ListStorage
-from ..storages.stream import StreamStorage
 from ..storages.write_log import Written
 from ..transforms.base import Compose, as_transform
 from ..writers.base import Writer, batch_length

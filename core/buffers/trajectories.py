@@ -24,7 +24,8 @@ from ..errors import (
     suggests_keywords,
     warn_caller,
 )
-from ..samplers.boundaries import (
+from ..samplers.earlier_steps import gathered
+from ..samplers.trajectories import (
     BoundarySource,
     EpisodeBoundaries,
     FlagBoundaries,
@@ -32,11 +33,10 @@ from ..samplers.boundaries import (
     Key,
     boundary_key,
     has_entry,
+    trajectory_table,
 )
-from ..samplers.earlier_steps import gathered
-from ..samplers.trajectories import trajectory_table
 from ..storages.base import Storage
-from ..storages.stream import StreamStorage
+from ..storages.dataset import StreamStorage
 from ..storages.write_log import Written
 from ..ted.schema import DEFAULT_DONE_KEYS, TRAJECTORY_KEYS
 from ..trajectories import leaves, step_ends, trajectory_ids

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ..encodings.compact import CompactForm, CompactLayout
 from ..encodings.flat import FlatReader
 from ..encodings.foreign import OWN_FORM, ForeignReader, foreign_form
-from ..encodings.h5_layout import Compression, H5Reader
+from ..encodings.h5 import Compression, H5Reader
 from ..encodings.save import save_compact
 from ..encodings.saved_digests import require_digests
 from ..errors import (

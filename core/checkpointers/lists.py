@@ -12,14 +12,24 @@ import torch
 
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..format import fs
-from ..format.digest import Hasher, open_regular, read_regular
 from ..format.documents import load_json
+from ..format.files import Hasher, open_regular, read_regular
 from ..format.memmap.tree import require_own_files
 from ..format.syncing import Durable, sync_file, write_file
 from ..storages.base import Storage, register_checkpointer
 from ..storages.codec import byte_count, bytes_behind, tensor_bytes, to_bytestream
-from ..storages.items import ObjectNode, Tree, document_of, read_dtype, read_shape, tree_from, tree_of
-from ..storages.list_storage import CompressedListStorage, CompressedTensor, ListStorage
+from ..storages.list_storage import (
+    CompressedListStorage,
+    CompressedTensor,
+    ListStorage,
+    ObjectNode,
+    Tree,
+    document_of,
+    read_dtype,
+    read_shape,
+    tree_from,
+    tree_of,
+)
 from ..storages.pytree import ConstantNode, TensorNode, TreeSpec
 from ..storages.pytree import Path as KeyPath
 from ..ted.schema import file_stem, safe_part

@@ -16,9 +16,9 @@ from ..format.documents import Count, decode, dump_json, load_json
 from ..format.manifest import Manifest
 from ..format.syncing import Durable, write_file
 from ..storages.base import Storage, register_checkpointer
+from ..storages.dataset import StreamStorage
 from ..storages.lazy_tensor import LazyTensorStorage
 from ..storages.packed import PackedStorage
-from ..storages.stream import StreamStorage
 from .base import PACKED_FILE, STREAM_FILE, CheckpointStaging, StorageCheckpointerBase, open_folder, writer_of
 from .storage_rows import PackedRows, fields_of, host_array, require_equal_rows
 from .tensor import read_contents

@@ -50,18 +50,17 @@ from ..encodings.output_files import Blocks, LeafFile
 from ..encodings.saved_digests import write_digests
 from ..errors import CorruptDataError, OutOfSpaceError, RbtoolError, SchemaError
 from ..format import fs
-from ..format.digest import Hasher, digest_descriptor, open_folder, open_regular
 from ..format.documents import Count, decode, document_digest, dump_with_digest, newer_version, parse_json
+from ..format.files import Hasher, digest_descriptor, open_folder, open_regular, reading_from
 from ..format.manifest import HIDDEN
 from ..format.open_files import PrivateMemory, can_map
-from ..format.read_errors import reading_from
 from ..format.syncing import Durable, published_place, skip_sync, unsynced_around, write_file
 from ..format.threads import run_together, threads_for_memory
 from ..storages.base import Storage
 from ..storages.codec import byte_count, dtype_named, tensor_bytes
 from ..storages.cursors import last_row
-from ..storages.items import read_shape
 from ..storages.lazy_tensor import LazyTensorStorage
+from ..storages.list_storage import read_shape
 from ..storages.pytree import TreeSpec, spec_from_json, spec_to_json
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Snapshot, Written

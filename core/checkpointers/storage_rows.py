@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from ..encodings.compact import STORAGE, FilledStorage
-from ..encodings.rows import differing_rows, leaf_parts, table_of_ends
+from ..encodings.compact import STORAGE, FilledStorage, differing_rows, leaf_parts, table_of_ends
 from ..errors import CorruptDataError, MissingKeyError, SchemaError, UsageError, nearest
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable

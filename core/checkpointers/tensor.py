@@ -20,15 +20,15 @@ from ..encodings.output_files import LeafFile
 from ..encodings.saved_digests import DIGESTS
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError, require_flags
 from ..format import fs
-from ..format.digest import Hasher, digest_of_stats
 from ..format.documents import Count, decode, dump_json, load_json
+from ..format.files import Hasher, digest_of_stats
 from ..format.manifest import HIDDEN, is_inside
 from ..format.syncing import Durable, write_file
 from ..storages.base import Storage, register_checkpointer
 from ..storages.codec import dtype_named, tensor_bytes
 from ..storages.cursors import last_row
-from ..storages.items import read_shape
 from ..storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage, mapped_tensor
+from ..storages.list_storage import read_shape
 from ..storages.pytree import (
     SUFFIX,
     ConstantNode,

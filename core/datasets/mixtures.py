@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
-from ..format.digest import digest_bytes
 from ..format.documents import dump_json
+from ..format.files import digest_bytes
 from ..format.manifest import Manifest
 from ..format.memmap.reader import TedReader
 from ..format.merging import FieldDifference, field_differences, reward_meanings

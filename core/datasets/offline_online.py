@@ -11,10 +11,9 @@ from typing import Any, Literal, overload
 import torch
 
 from ..buffers.checkpoint import BackgroundDump, SavedParts
-from ..buffers.ensemble import ReplayBufferEnsemble, part_of_index
+from ..buffers.ensemble import Joiner, Policy, ReplayBufferEnsemble, part_of_index, schema_of
 from ..buffers.pytrees import checked_batch_size
 from ..buffers.replay_buffer import ReplayBuffer
-from ..buffers.schemas import Joiner, Policy, schema_of
 from ..buffers.tensordict import TensorDictReplayBuffer
 from ..errors import (
     FormatError,

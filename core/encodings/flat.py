@@ -16,8 +16,8 @@ import numpy as np
 from ..errors import CorruptDataError, FormatError
 from ..format import fs
 from ..format.contracts import Array, StepReader
-from ..format.digest import FileRecord
 from ..format.documents import parse_json
+from ..format.files import FileRecord
 from ..format.memmap.reader import FolderReader
 from ..format.memmap.tree import MappedLeaf, leaf_path, read_tree, write_listed, write_tree_meta
 from ..format.open_files import ListedFiles, MappedWindow

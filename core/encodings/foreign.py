@@ -15,7 +15,7 @@ from ..format.open_files import OpenedReader
 from ..progress import Progress
 from ..ted.schema import Field, Key
 from .compact import CompactForm, FilledStorage
-from .h5_layout import Compression
+from .h5 import Compression
 
 OWN_FORM = "rbtool's own form, without compatible=True and --for torchrl, keeps everything"
 """The hint where a foreign layout cannot hold the rows."""

@@ -36,7 +36,7 @@ from h5py import Group, h5a, h5d, h5f, h5fd, h5g, h5i, h5l, h5o, h5p, h5t, h5z
 
 from ..errors import CorruptDataError, UsageError
 from ..format.contracts import Array
-from ..format.digest import open_regular, require_regular
+from ..format.files import open_regular, require_regular
 from ..format.open_files import pread_into
 
 Read: TypeAlias = Callable[[int, int], bytes]

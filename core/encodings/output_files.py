@@ -16,7 +16,7 @@ from typing import Self
 
 from ..format import fs
 from ..format.contracts import Array
-from ..format.digest import bytes_of
+from ..format.files import bytes_of
 from ..format.syncing import NewFile
 from ..format.threads import started
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..errors import CorruptDataError, FormatError
 from ..format.contracts import Array, PassedSteps, StepReader
-from ..format.digest import FileRecord, Hasher, bytes_of
 from ..format.episodes import write_episode_text
+from ..format.files import FileRecord, Hasher, bytes_of
 from ..format.manifest import FORMAT_VERSION, Kind, Manifest, Provenance, content_digest, content_files
 from ..format.memmap.builder import created_by, provenance_step, write_documents
 from ..format.memmap.reader import FolderReader, TedReader
@@ -20,10 +20,9 @@ from ..format.packed.reader import PackedReader
 from ..format.videos import refuse_videos, write_videos
 from ..progress import Progress, Silent
 from ..ted.schema import Key
-from .compact import STORAGE, CompactForm, FilledStorage, Form, LeafProgress
+from .compact import STORAGE, CompactForm, FilledStorage, Form, LeafProgress, leaf_parts
 from .flat import LeafFolderSink, write_flat
-from .h5_layout import Compression
-from .rows import leaf_parts
+from .h5 import Compression
 
 
 def write_ted(source: StepReader, folder: Path, progress: Progress) -> list[FileRecord]:
@@ -201,7 +200,7 @@ def save_compact(
     """
     if form == "h5":
         refuse_videos(source, "a checkpoint in one file")
-        from .h5_writer import write_h5  # imports h5py, which nothing else here needs
+        from .h5 import write_h5  # imports h5py, which nothing else here needs
 
         def seal(data: FileRecord, explicit: int, parts: tuple[FileRecord, ...]) -> Manifest:
             return replace(_manifest(source, "checkpoint", form, [data], explicit, step), parts=parts)

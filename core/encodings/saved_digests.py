@@ -14,12 +14,12 @@ from typing import Any
 
 from ..errors import CorruptDataError, FormatError
 from ..format import fs
-from ..format.digest import Hasher, digest_bytes, open_regular
 from ..format.documents import Count, decode, dump_json, load_json, newer_version
+from ..format.files import Hasher, digest_bytes, open_regular
 from ..format.manifest import HIDDEN, MANIFEST, has_manifest, is_inside
 from ..format.staging import is_ours
 from ..format.syncing import write_file
-from .h5_layout import data_start
+from .h5 import data_start
 
 DIGESTS = f"{HIDDEN}/digests.json"
 _VERSION = 1

@@ -18,9 +18,8 @@ import numpy as np
 
 from ..errors import CorruptDataError, FormatError, RbtoolError, SchemaError, UsageError
 from ..format.contracts import Array, Closing
-from ..format.digest import read_regular, require_regular
+from ..format.files import FETCH_AGAIN, read_regular, require_regular
 from ..format.manifest import VIDEOS
-from ..format.read_errors import FETCH_AGAIN
 from ..format.videos import index_name, video_name
 
 CHANNELS = 3

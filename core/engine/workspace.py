@@ -24,8 +24,8 @@ import numpy as np
 from ..errors import FormatError, RbtoolError, SchemaError, UsageError
 from ..format import fs
 from ..format.contracts import Array, Closing
-from ..format.digest import Hasher, bytes_of, digest_bytes, read_regular
 from ..format.documents import decode, dump_json, parse_json, plain
+from ..format.files import Hasher, bytes_of, digest_bytes, read_regular
 from ..format.memmap.tree import leaf_path
 from ..format.staging import Staging, may_be_shared
 from ..progress import Progress

@@ -31,11 +31,11 @@ from ..ted.schema import (
     ted_fields,
 )
 from .contracts import Array, PassedSteps, Piece, StepReader
+from .converter import Reader
 from .episodes import EpisodeTable
+from .files import LEAVES_OUT
 from .memmap.reader import FolderReader, TedReader
 from .open_files import ListedFiles
-from .read_errors import LEAVES_OUT
-from .reader import Reader
 from .returns import Ingest, return_field_of, running_return
 
 

@@ -1,6 +1,6 @@
 """The contracts between formats and the core, so that N inputs and M outputs do not need N x M pieces of code.
 
-`Reader` (in `reader`) turns a path in some format into episodes, as `Piece`s, or many at once as an `EpisodeBlock`.
+`Reader` (in `converter`) turns a path in some format into episodes, as `Piece`s, or many at once as an `EpisodeBlock`.
 `StepReader` provides the rows of a dataset or a checkpoint written by rbtool, in any layout. Everything that inspects,
 checks, converts or saves works on one of the two.
 
@@ -22,10 +22,10 @@ import numpy as np
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..ted.episodes import Final, rows_equal
 from ..ted.schema import Field, Key, Timing, key_name, odd_truths
-from .digest import digest_of_stats
 from .episodes import EpisodeTable
+from .files import digest_of_stats
 from .manifest import Dropped, Manifest
-from .row_runs import Rows, RowSpans, as_array
+from .memmap.tree import Rows, RowSpans, as_array
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

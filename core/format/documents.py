@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args,
 
 from ..errors import FormatError, SchemaError, UsageError
 from ..ted.schema import NEXT, Field, numpy_dtype
-from .digest import digest_bytes, read_regular
+from .files import digest_bytes, read_regular
 
 _DEPTH = 100
 

@@ -10,7 +10,7 @@ import xxhash
 
 from ..ted.schema import EPISODE, Key
 from .contracts import Array, StepReader
-from .digest import bytes_of
+from .files import bytes_of
 from .returns import sum_rewards
 
 

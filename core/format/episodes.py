@@ -14,8 +14,8 @@ import numpy as np
 from ..errors import CorruptDataError, FormatError, UsageError
 from ..ted.episodes import BoundaryCounts, EndReason, Final
 from ..ted.schema import Field
-from .digest import FileRecord
 from .documents import decode, dump_json, parse_json
+from .files import FileRecord
 from .manifest import HIDDEN
 from .memmap.tree import TreeWriter, leaf_path, parse_node, write_listed
 

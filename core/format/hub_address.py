@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 
 from ..errors import RbtoolError, UsageError
 from . import fs
-from .digest import read_regular
 from .documents import decode, dump_json, parse_json
+from .files import read_regular
 from .manifest import TRANSFERS, Request
 
 HUB = "hf"

@@ -15,7 +15,6 @@ from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, Schema
 from ..ted.episodes import BoundaryCounts
 from ..ted.schema import Field, Key
 from . import fs
-from .digest import FileRecord, digest_bytes, digest_files
 from .documents import (
     NOT_IN_JSON,
     Check,
@@ -29,6 +28,7 @@ from .documents import (
     parse_json,
     plain,
 )
+from .files import FileRecord, digest_bytes, digest_files
 from .memmap.tree import FieldRange, require_own_files
 from .syncing import write_file
 

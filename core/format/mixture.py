@@ -15,8 +15,8 @@ import numpy as np
 
 from ..errors import FormatError, RbtoolError, UsageError, did_you_mean
 from . import fs
-from .digest import read_regular
 from .documents import Check, decode, newer_version, toml_value
+from .files import read_regular
 from .locate import find_dataset
 from .merging import Policy
 

@@ -30,10 +30,18 @@ import numpy as np
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..ted.schema import Field
 from .contracts import Array, Closing, StepReader
-from .digest import FileRecord, Hasher, digest_bytes, digest_descriptor, open_regular, require_regular
 from .documents import parse_json
+from .files import (
+    FileRecord,
+    Hasher,
+    digest_bytes,
+    digest_descriptor,
+    located,
+    open_regular,
+    reading_from,
+    require_regular,
+)
 from .manifest import MANIFEST, Manifest, is_canonical
-from .read_errors import located, reading_from
 
 _PART = 8 << 20
 """Maps begin and end at multiples of this. Only what is looked at is brought into them, so that two maps of which one

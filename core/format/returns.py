@@ -31,7 +31,7 @@ from ..ted.schema import (
 from .contracts import Array, EpisodeBlock, Piece, StepReader
 from .episodes import FINAL, EpisodeRow, EpisodeTable
 from .manifest import Manifest
-from .row_runs import Rows, as_array
+from .memmap.tree import Rows, as_array
 
 
 def running_return(total: float, rewards: Array) -> float:

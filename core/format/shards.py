@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ..errors import FormatError
 from ..ted.schema import NEXT, row_bytes
-from .digest import digest_file
 from .documents import decode, dump_json, parse_json
+from .files import digest_file
 from .manifest import HIDDEN, SHARDS_DOCUMENT, VIDEOS, Manifest
 from .memmap.reader import TedReader
 from .memmap.tree import leaf_path

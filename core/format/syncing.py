@@ -15,7 +15,7 @@ from typing import Literal, Self, TypeAlias, get_args
 
 from ..errors import CorruptDataError, UsageError
 from . import fs
-from .digest import FileRecord, Hasher, open_regular
+from .files import FileRecord, Hasher, open_regular
 from .threads import run_together
 
 _MOST_HELD = 128

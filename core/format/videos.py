@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import CorruptDataError, UsageError
 from ..ted.schema import NEXT, Field, Key
 from .contracts import Array, StepReader
-from .digest import PREFIX, FileRecord, open_regular
+from .files import PREFIX, FileRecord, open_regular
 from .manifest import VIDEOS
 from .memmap.tree import leaf_path
 from .syncing import NewFile

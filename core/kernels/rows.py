@@ -295,11 +295,11 @@ def compiled_loops() -> ModuleType | None:
 
 
 @functools.cache
-def compiled_module(name: str) -> ModuleType | None:
-    """Import a compiled module of this package, which takes half a second the first time; None without numba."""
+def compiled_module(name: str, package: str | None = __package__) -> ModuleType | None:
+    """Import a compiled module, by default of this package, which takes half a second; None without numba."""
     try:
         with collector_paused():
-            return importlib.import_module(f".{name}", __package__)
+            return importlib.import_module(f".{name}", package)
     except ImportError:
         return None
 

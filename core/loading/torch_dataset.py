@@ -33,8 +33,7 @@ from ..samplers.uniform import EpochSampler, SamplerWithoutReplacement, permutat
 from ..storages.base import Storage
 from ..storages.ensemble import StorageEnsemble
 from ..storages.write_log import Written
-from ..writers.base import Writer
-from ..writers.ensemble import WriterEnsemble
+from ..writers.base import Writer, WriterEnsemble
 
 _SEED, _EPOCH, _BATCH, _BY_WORKERS, _NEWEST, _TABLE = range(6)
 _KEPT, _WIDTH = 64, 6

@@ -36,7 +36,7 @@ import cloudpickle
 from ..engine.tasks import error_text
 from ..errors import UsageError, did_you_mean
 from ..format import fs
-from ..format.digest import digest_file, read_regular
+from ..format.files import digest_file, read_regular
 from ..ted.schema import Field
 from .fingerprints import fingerprint_of
 from .processor import Context, LoadedProcessor, Processor, Unit

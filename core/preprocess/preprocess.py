@@ -18,9 +18,8 @@ from ..format.contracts import StepReader
 from ..format.locate import find_dataset, require_apart
 from ..format.manifest import Manifest, Provenance
 from ..format.memmap.builder import provenance_step
-from ..format.publication import Outcome, Publication
 from ..format.returns import table_with_returns
-from ..format.staging import Staging
+from ..format.staging import Outcome, Publication, Staging
 from ..open_steps import finished_manifest, open_steps, whole_episodes
 from ..progress import Progress, Silent
 from ..results import Published, Result, published_entries, require_engine

@@ -52,12 +52,11 @@ from ..engine.workspace import (
 from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
 from ..format.checks import SoundSteps
 from ..format.contracts import StepReader
-from ..format.digest import digest_bytes
+from ..format.files import digest_bytes
 from ..format.manifest import ENV_METADATA, Dropped, Manifest, Provenance, Request
 from ..format.memmap.builder import Origin, write_manifest
-from ..format.publication import Outcome, Publication
 from ..format.returns import return_field_of
-from ..format.staging import Staging, share_files
+from ..format.staging import Outcome, Publication, Staging, share_files
 from ..format.videos import VideoContents, videos_of_leaves
 from ..open_steps import finished_manifest
 from ..progress import Progress, Silent, counted
@@ -159,7 +158,7 @@ class Preprocessing:
     def _executor(self) -> Executor:
         settings, job = self.settings, self._job()
         if settings.engine == "ray":
-            from ..engine.cluster import RayExecutor
+            from ..engine.ray_cluster import RayExecutor
 
             return RayExecutor(job, self.plan.workers, settings.limits)
         if not self.plan.workers:

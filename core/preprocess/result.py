@@ -26,9 +26,9 @@ from ..engine.workspace import (
 from ..errors import RbtoolError
 from ..format import fs
 from ..format.contracts import Array, Closing
-from ..format.digest import FileRecord
 from ..format.documents import Count, FieldEntry, decode
 from ..format.episodes import EpisodeTable
+from ..format.files import FileRecord
 from ..format.memmap.builder import PositionedTree
 from ..format.memmap.tree import FieldRange, TreeWriter, merge_ranges
 from ..format.returns import return_field, running_return

@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
+from ..format.converter import StaleListing
 from ..format.manifest import is_inside
-from ..format.sources import StaleListing
 from .http import causes_of
 from .transport import (
     ERROR_BYTES,

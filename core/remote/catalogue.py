@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ..errors import DatasetNotFoundError, FormatError, UsageError
 from ..format import fs
+from ..format.converter import Catalogue
 from ..format.documents import decode, dump_json, load_json
 from ..format.locate import Resolution
-from ..format.sources import Catalogue
 
 _VERSION = re.compile(r"-v(\d+)$")
 _SHOWN = 8

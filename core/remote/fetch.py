@@ -22,11 +22,10 @@ from urllib.parse import urlsplit
 from ..errors import CorruptDataError, FormatError, NetworkError, OutOfSpaceError, RbtoolError
 from ..format import fs
 from ..format.contracts import Closing
-from ..format.digest import open_regular
+from ..format.converter import Advance, Note, RemoteFile
 from ..format.documents import Count, decode, dump_json, parse_json
+from ..format.files import open_regular, reading_from
 from ..format.manifest import is_inside
-from ..format.read_errors import reading_from
-from ..format.sources import Advance, Note, RemoteFile
 from .threads import Watch, ignore, run_together
 from .transport import Answer, Transient, Transport, blocks_of, hasher, matches, retrying
 

@@ -34,7 +34,7 @@ from ..errors import (
     UsageError,
 )
 from ..format import fs
-from ..format.sources import Advance, Note, RemoteDataset, RemoteFile, Source
+from ..format.converter import Advance, Note, RemoteDataset, RemoteFile, Source
 from .fetch import fetch_files
 from .transport import (
     Answer,

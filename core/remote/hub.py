@@ -40,10 +40,7 @@ from ..errors import (
     RbtoolError,
     UsageError,
 )
-from ..format.digest import FileRecord, Hasher, open_regular
-from ..format.documents import parse_json, written_time
-from ..format.manifest import is_inside
-from ..format.sources import (
+from ..format.converter import (
     Advance,
     Catalogue,
     CatalogueEntry,
@@ -55,6 +52,9 @@ from ..format.sources import (
     StaleListing,
     safe_id,
 )
+from ..format.documents import parse_json, written_time
+from ..format.files import FileRecord, Hasher, open_regular
+from ..format.manifest import is_inside
 from ..progress import redact
 from .fetch import fetch_files
 from .http import HttpTransport, asked_wait, failure, phrase_of

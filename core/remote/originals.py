@@ -14,10 +14,10 @@ from urllib.parse import quote, unquote
 
 from ..errors import FormatError, UsageError
 from ..format import fs
-from ..format.digest import open_regular
+from ..format.converter import RemoteDataset, RemoteFile
 from ..format.documents import Count, decode, dump_json, load_json, written_time
+from ..format.files import open_regular
 from ..format.manifest import is_inside
-from ..format.sources import RemoteDataset, RemoteFile
 from ..format.staging import lock_folder, remove_aside, sweep
 from .fetch import RECORD
 from .transport import blocks_of, hasher, matches

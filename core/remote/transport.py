@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..errors import CorruptDataError, FormatError, NetworkError, RbtoolError, UsageError
 from ..format.contracts import Closing
-from ..format.digest import open_regular
-from ..format.read_errors import reading_from
+from ..format.files import open_regular, reading_from
 
 if TYPE_CHECKING:
     import httpx2

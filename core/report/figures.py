@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..encodings.pictures import looks_like_picture
 from ..errors import CorruptDataError, FormatError
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
@@ -29,6 +28,7 @@ from ..stats import Moments, QuantileSketch, described_fields
 from ..ted.episodes import BoundaryCounts, Continuity
 from ..ted.rules import bounded_fields
 from ..ted.schema import NEXT, NEXT_REWARD, Field, Key, as_numbers, state_keys
+from .pictures import looks_like_picture
 
 FRACTIONS = (0.01, 0.25, 0.5, 0.75, 0.99)
 """The quantiles in a report."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..encodings.pictures import as_bytes, picture_layout
 from ..encodings.video import referred_frames
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..format.contracts import Array, StepReader
@@ -26,6 +25,7 @@ from ..ted.episodes import EndReason
 from ..ted.rules import Finding
 from ..ted.schema import NEXT, Field, Key, as_numbers, key_name
 from .figures import Figures, is_image, measure
+from .pictures import as_bytes, picture_layout
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from ..kernels.rows import Memory, memory_of
 from ..storages.base import Storage
 from ..storages.columns import renames
-from ..storages.stream import StreamStorage
+from ..storages.dataset import StreamStorage
 from ..storages.tensor import TensorStorage
-from .boundaries import Key, stored_entry
+from .trajectories import Key, stored_entry
 
 Numbers: TypeAlias = NDArray[np.int64]
 

@@ -19,8 +19,7 @@ from ..storages.base import Storage
 from ..storages.columns import renames
 from ..storages.pytree import TensorDictNode
 from ..storages.tensor import TensorStorage
-from .boundaries import Key
-from .trajectories import TableFinder, TrajectoryTable
+from .trajectories import Key, TableFinder, TrajectoryTable
 
 Numbers: TypeAlias = NDArray[np.int64]
 

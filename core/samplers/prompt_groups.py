@@ -22,7 +22,7 @@ from ..storages.list_storage import LazyStackStorage, ListStorage
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Written
 from .base import Sampler
-from .boundaries import Key, boundary_key, stored_entry
+from .trajectories import Key, boundary_key, stored_entry
 from .uniform import distinct, fractions, permutation
 
 Numbers: TypeAlias = NDArray[np.int64]

@@ -15,7 +15,7 @@ from tensordict import is_tensor_collection
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..storages.base import Storage
 from .base import Index
-from .boundaries import (
+from .trajectories import (
     BoundarySource,
     Ends,
     EpisodeBoundaries,
@@ -23,10 +23,10 @@ from .boundaries import (
     JointBoundaries,
     Key,
     StrictBoundaries,
+    TableFinder,
     boundary_key,
     has_entry,
 )
-from .trajectories import TableFinder
 
 Numbers: TypeAlias = NDArray[np.int64]
 EpisodeBoundary: TypeAlias = Literal["pad", "stop", "include_reset"]

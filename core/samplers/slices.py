@@ -27,8 +27,16 @@ from ..storages.pytree import entry_of
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Written
 from .base import Index, Sampler
-from .boundaries import BoundaryChoice, ConflictingArgumentsError, Key, boundary_key, stored_entry
-from .trajectories import Runs, TableFinder, TrajectoryTable
+from .trajectories import (
+    BoundaryChoice,
+    ConflictingArgumentsError,
+    Key,
+    Runs,
+    TableFinder,
+    TrajectoryTable,
+    boundary_key,
+    stored_entry,
+)
 from .uniform import EpochSampler, fractions, inserted_at_random, permutation
 
 Numbers: TypeAlias = NDArray[np.int64]

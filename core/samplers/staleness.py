@@ -14,8 +14,7 @@ from ..errors import MissingKeyError, SchemaError, UsageError
 from ..storages.base import Storage
 from ..storages.write_log import Counter
 from .base import Index, Sampler
-from .boundaries import BoundarySource, IdBoundaries, boundary_key, by_lane, has_entry
-from .trajectories import TableFinder, TrajectoryTable
+from .trajectories import BoundarySource, IdBoundaries, TableFinder, TrajectoryTable, boundary_key, by_lane, has_entry
 from .uniform import first_of_each, fractions
 
 Floats: TypeAlias = NDArray[np.float64]

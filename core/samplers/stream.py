@@ -27,10 +27,10 @@ from tensordict import TensorDictBase
 from ..errors import EmptyPartError, SchemaError, UsageError, keywords_of, require_flags, require_keywords
 from ..kernels.slices import SliceRule, scaled
 from ..storages.base import Storage
-from ..storages.stream import StreamStorage
+from ..storages.dataset import StreamStorage
 from .base import Index, Sampler
-from .boundaries import boundary_key
 from .slices import SliceEnds, SliceMarks, SliceMeasure
+from .trajectories import boundary_key
 from .uniform import permutation, seed_of
 
 Numbers: TypeAlias = NDArray[np.int64]

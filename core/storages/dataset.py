@@ -1,4 +1,4 @@
-"""Datasets on disk as tensors: memory-mapped, or read row by row.
+"""Datasets on disk as storages: memory-mapped, read row by row, or in shards that are fetched when they are needed.
 
 Files that do not fit into memory are mapped with advice to the kernel. Without it, read-ahead would load pages that
 nobody needs and evict those in use, and random rows would cost one page fault after another. With MADV_RANDOM for the
@@ -11,24 +11,27 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
-from ..errors import CorruptDataError, SchemaError, require_flags
+from ..errors import CorruptDataError, NoLengthError, SchemaError, require_flags, warn_caller
 from ..format.contracts import Array, StepReader
 from ..format.memmap.reader import TedReader
 from ..format.memmap.tree import leaf_path
 from ..format.open_files import ListedFiles
 from ..ted.schema import Field, Key
-from .base import IndexedStorage
+from .base import IndexedStorage, Storage
 from .cursors import as_index, row_numbers
+from .list_storage import ListStorage
 from .tensor import TensorStorage
 
 _GROUPS = Path("/sys/fs/cgroup")
@@ -289,3 +292,308 @@ class StepStorage(IndexedStorage):
     def clear_rows(self) -> None:
         """Raise SchemaError: datasets are never edited."""
         raise SchemaError(f"{self._reader.path} is read-only: datasets are never edited in place")
+
+
+Numbers: TypeAlias = NDArray[np.int64]
+_Schema: TypeAlias = dict[tuple[str, ...], tuple[torch.dtype, torch.Size]]
+
+_SHARD = 32
+"""How many bits of an element's number hold its row, if the sizes of the shards are unknown."""
+_TEXT_LENGTH = "_length"
+_EPISODE = "episode"
+
+
+class OpenShard(NamedTuple):
+    """A shard on this disk.
+
+    Attributes:
+        storage: holds its rows, from row `first` on.
+        lengths: the lengths of its episodes, int64.
+        episode: is added to the numbers of its episodes, which may be the same in several shards.
+        left_out: a sentence on each part that cannot be read, and is left out.
+        decode: makes the batch of rows, for example by decoding frames of videos kept in files next to them.
+        kept: while it exists, these files stay.
+        fields: the fields of the rows as they are stored.
+    """
+
+    storage: Storage
+    first: int
+    lengths: Numbers
+    episode: int = 0
+    left_out: tuple[str, ...] = ()
+    decode: Callable[[TensorDictBase], TensorDictBase] | None = None
+    fields: Sequence[Field] = ()
+    kept: object = None
+
+    @classmethod
+    def nothing(cls, left_out: tuple[str, ...] = ()) -> OpenShard:
+        """Return a shard without rows."""
+        return cls(ListStorage(1), 0, np.empty(0, np.int64), left_out=left_out)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return int(self.lengths.sum())
+
+    def read(self, rows: Numbers) -> TensorDictBase:
+        """Read rows, int64 `[n]`."""
+        found: TensorDictBase = self.storage.get(torch.from_numpy(rows + self.first))
+        if self.episode and _EPISODE in found.keys():  # noqa: SIM118  # not a dict
+            found.set(_EPISODE, found.get(_EPISODE) + self.episode)
+        return found if self.decode is None else self.decode(found)
+
+
+class ShardedData(ABC):
+    """A dataset in parts that consist of whole episodes.
+
+    Attributes:
+        address: the name of the dataset in messages.
+        identity: a text that identifies this data.
+        rows, episodes: the number of rows and episodes of each shard; None if they are only known once a shard is
+            fetched.
+        lacking: a sentence on each part that should be in a shard, but is in none.
+    """
+
+    address: str
+    identity: str
+    rows: Sequence[int] | None = None
+    episodes: int | None = None
+    lacking: Sequence[str] = ()
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of shards."""
+
+
+class StreamShards(ShardedData):
+    """A dataset in shards, a few of which are on this disk at a time."""
+
+    @abstractmethod
+    def take(self, number: int) -> OpenShard:
+        """Return a shard; wait until it is fetched."""
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Fetch the shards needed next, in this order, in the background; others need not be kept."""
+
+
+class StreamStorage(Storage):
+    """The steps of a dataset in shards; reading an element fetches its shard. It is read-only.
+
+    If the sizes of all shards are known, elements are numbered from 0 as in the whole dataset, and `len` counts them.
+    Otherwise row r of shard s has the number `s * 2**32 + r`, and `len` raises NoLengthError (a TypeError). Texts,
+    `[L]` bytes with a `<key>_length`, are as wide as the widest one of a batch.
+
+    Args:
+        shards: provides the shards.
+        checkpointer: saves and loads the storage.
+
+    Raises:
+        SchemaError: something is written; or shards differ in their fields, of which it names the first.
+        IndexError: an element does not exist. Errors of `shards` are passed on.
+    """
+
+    def __init__(self, shards: StreamShards, checkpointer: Any = None) -> None:
+        self.shards = shards
+        rows = shards.rows
+        self._starts = None if rows is None else np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
+        self._schema: tuple[int, _Schema] | None = None
+        self._fields: Sequence[Field] = ()
+        self._compared: set[int] = set()
+        self._left_out: dict[int, tuple[str, ...]] = {}
+        super().__init__(sys.maxsize if self._starts is None else max(1, int(self._starts[-1])), checkpointer)
+
+    def __len__(self) -> int:
+        if self._starts is None:
+            raise NoLengthError(f"the number of steps of {self.shards.address} is unknown until all of it was read")
+        return int(self._starts[-1])
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there is a shard."""
+        return len(self.shards) > 0 if self._starts is None else len(self) > 0
+
+    @property
+    def fields(self) -> Sequence[Field]:
+        """The fields of the rows as they are stored; fetches the first shard with rows, if none was fetched yet."""
+        for shard in range(len(self.shards)):
+            if self._schema is not None:
+                break
+            self.take(shard)
+        return self._fields
+
+    # Elements ----------------------------------------------------------------------------------------
+
+    def take(self, shard: int) -> OpenShard:
+        """Return a shard, after comparing its fields with the first shard taken."""
+        found = self.shards.take(shard)
+        if shard not in self._compared:
+            self._compare(shard, found)
+            self._compared.add(shard)
+            if found.left_out:
+                self._left_out[shard] = found.left_out
+                said = "; ".join(found.left_out)
+                warn_caller(f"left out of shard {shard} of {self.shards.address}: {said}")
+        return found
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """A sentence on each part that cannot be read, and is left out with `skip_bad`, of the shards read so far.
+
+        Each one is also a warning when its shard is first read.
+        """
+        return (*self.shards.lacking, *(said for shard in sorted(self._left_out) for said in self._left_out[shard]))
+
+    def _compare(self, shard: int, found: OpenShard) -> None:
+        if self.shards.rows is not None and not found.left_out and found.rows != self.shards.rows[shard]:
+            raise SchemaError(
+                f"shard {shard} of {self.shards.address} has {found.rows:,} steps, expected {self.shards.rows[shard]:,}"
+            )
+        if not found.rows:
+            return
+        schema = _schema_of(found.storage.get(torch.tensor([found.first])))
+        if self._schema is None:
+            self._schema, self._fields = (shard, schema), found.fields
+        elif schema != self._schema[1]:
+            self._refuse(shard, schema)
+
+    def _refuse(self, shard: int, schema: _Schema) -> NoReturn:
+        assert self._schema is not None
+        first, known = self._schema
+        name = next(key for key in (*known, *schema) if known.get(key) != schema.get(key))
+        one, other = (_described(found.get(name)) for found in (known, schema))
+        raise SchemaError(
+            f"{'.'.join(name)} is {one} in shard {first} of {self.shards.address}, and {other} in shard {shard}"
+        )
+
+    def numbers(self, shard: int, rows: Numbers) -> Numbers:
+        """Return the element numbers of rows of a shard, int64 `[n]`."""
+        return rows + (shard << _SHARD if self._starts is None else self._starts[shard])
+
+    def _places(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the shards of elements, and their rows there."""
+        if self._starts is None:
+            return numbers >> _SHARD, numbers & ((1 << _SHARD) - 1)
+        shards = np.searchsorted(self._starts, numbers, side="right") - 1
+        return shards, numbers - self._starts[shards]
+
+    def read_rows(self, rows: Any) -> Any:
+        """Return the elements with these numbers: an int, a slice or int64 `[n]`."""
+        return self.read_at(rows)
+
+    def read_at(self, index: Any) -> TensorDictBase:
+        """Read the elements with these numbers into fresh tensors."""
+        numbers = self.numbers_at(index)
+        batch = self._gathered(numbers.reshape(-1))
+        shaped: TensorDictBase = batch.reshape(numbers.shape) if numbers.ndim else batch[0]
+        return shaped
+
+    def numbers_at(self, index: Any) -> Numbers:
+        """Return the element numbers that an index selects, int64 in its shape; IndexError for a mask."""
+        index = as_index(index, 1)
+        if isinstance(index, slice):
+            index = torch.arange(*index.indices(len(self)))
+        found = torch.as_tensor(index)
+        if found.dtype == torch.bool:
+            raise IndexError("the elements of a stream are selected by number, found a mask")
+        numbers: Numbers = found.numpy(force=True).astype(np.int64, copy=False)
+        return numbers
+
+    def _checked(self, numbers: Numbers) -> Numbers:
+        limit = len(self.shards) << _SHARD if self._starts is None else len(self)
+        outside = np.flatnonzero((numbers < 0) | (numbers >= limit))
+        if len(outside):
+            raise IndexError(f"{self.shards.address} has no element {numbers[outside[0]]:,}")
+        return numbers
+
+    def parts(self, numbers: Numbers) -> Iterator[tuple[Numbers, OpenShard, Numbers]]:
+        """Divide elements, int64 `[n]`, by shard.
+
+        Yields:
+            The positions of the elements of a shard, the shard, and their rows there.
+        """
+        shards, rows = self._places(self._checked(numbers))
+        for shard in np.unique(shards):
+            places = np.flatnonzero(shards == shard)
+            found, wanted = self.take(int(shard)), rows[places]
+            if len(wanted) and wanted.max() >= found.rows:
+                raise IndexError(f"shard {shard} has no row {wanted.max():,}: it has {found.rows:,} rows")
+            yield places, found, wanted
+
+    def _gathered(self, numbers: Numbers) -> TensorDictBase:
+        parts = [(places, shard.read(rows)) for places, shard, rows in self.parts(numbers)]
+        return parts[0][1] if len(parts) == 1 else _merged(parts, len(numbers))
+
+    def steps_before(self, numbers: Numbers) -> Numbers:
+        """Return how many steps of its episode come before each element, int64 `[n]`."""
+        found = np.zeros(len(numbers), np.int64)
+        for places, shard, rows in self.parts(numbers):
+            starts = np.cumsum(shard.lengths) - shard.lengths
+            found[places] = rows - starts[np.searchsorted(starts, rows, side="right") - 1]
+        return found
+
+    # What a storage that cannot be written refuses ----------------------------------------------------
+
+    def write_rows(self, rows: Any, data: Any) -> NoReturn:
+        """Raise SchemaError (a RuntimeError): streams are read-only."""
+        raise SchemaError(f"{self.shards.address} is a stream, which is read-only")
+
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
+        """Raise SchemaError (a RuntimeError): streams are read-only."""
+        self.write_rows(cursor, data)
+
+    def clear_rows(self) -> NoReturn:
+        """Raise SchemaError (a RuntimeError): streams are read-only."""
+        self.write_rows(None, None)
+
+    # State -------------------------------------------------------------------------------------------
+
+    def save_state(self) -> dict[str, Any]:
+        """Return the identity of this data."""
+        return {"identity": self.shards.identity}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Check that the state belongs to this very data; SchemaError otherwise."""
+        if state.get("identity") != self.shards.identity:
+            raise SchemaError(f"the state belongs to other data than {self.shards.address}")
+        self.mark_replaced(0)
+
+    @property
+    def shared(self) -> bool:
+        """True: other processes see the same rows, as nobody can change them."""
+        return True
+
+    def share(self) -> None:
+        """Do nothing: other processes read the same files."""
+
+
+def _columns(rows: TensorDictBase) -> dict[tuple[str, ...], torch.Tensor]:
+    """Return the leaves by their paths."""
+    found: dict[Any, Any] = dict(rows.items(True, True))
+    return {(key,) if isinstance(key, str) else tuple(key): leaf for key, leaf in found.items()}
+
+
+def _schema_of(rows: TensorDictBase) -> _Schema:
+    """Return type and shape of each leaf; texts have no width."""
+    found = {path: (leaf.dtype, leaf.shape[1:]) for path, leaf in _columns(rows).items()}
+    texts = {path for path in found if (*path[:-1], path[-1] + _TEXT_LENGTH) in found}
+    return {path: (dtype, torch.Size([-1]) if path in texts else shape) for path, (dtype, shape) in found.items()}
+
+
+def _described(leaf: tuple[torch.dtype, torch.Size] | None) -> str:
+    return "missing" if leaf is None else f"{str(leaf[0]).removeprefix('torch.')} {list(leaf[1])}"
+
+
+def _merged(parts: Iterable[tuple[Numbers, TensorDictBase]], count: int) -> TensorDictBase:
+    """Put the rows of several shards, with the same fields, at their positions in one batch."""
+    lots = [(torch.from_numpy(places), _columns(rows)) for places, rows in parts]
+    merged = {}
+    for path in lots[0][1]:
+        columns = [columns[path] for _, columns in lots]
+        shape = columns[0].shape[1:]
+        if any(column.shape[1:] != shape for column in columns):  # texts of different widths
+            shape = torch.Size([max(column.shape[1] for column in columns)])
+        target = torch.zeros((count, *shape), dtype=columns[0].dtype)
+        for (places, _), column in zip(lots, columns, strict=True):
+            target[(places, slice(column.shape[1])) if column.dim() == 2 else places] = column
+        merged[path] = target
+    return tensordict_of(merged, (count,))

@@ -25,8 +25,7 @@ from ..format.manifest import Manifest
 from ..format.open_files import ListedFiles
 from ..format.packed.reader import PackedReader
 from ..format.packed.recording import SYNC_SECONDS, PackedRecorder
-from ..format.packed.row_files import RowCodec
-from ..format.packed.schema import PackedField
+from ..format.packed.schema import PackedField, RowCodec
 from ..kernels.rows import PlainRecords, PlainRows, RecordColumn, RecordPlaces, fastest_records, fastest_rows
 from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, key_name, role_of
 from .base import IndexedStorage

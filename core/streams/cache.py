@@ -21,9 +21,9 @@ from ..encodings.video import close_videos_below
 from ..errors import FormatError, UsageError
 from ..format import fs
 from ..format.contracts import Closing
-from ..format.digest import read_regular
+from ..format.files import read_regular
 from ..progress import readable_size
-from ..storages.stream import OpenShard, ShardedData, StreamShards
+from ..storages.dataset import OpenShard, ShardedData, StreamShards
 
 
 class Fetchers:

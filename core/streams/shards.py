@@ -25,24 +25,22 @@ from tensordict import TensorDictBase
 
 from ..datasets.storage import DatasetStorage
 from ..declarations import default_layout
-from ..encodings.pickles import require_trust
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from ..format import fs
 from ..format.checks import sound_episodes
 from ..format.contracts import SourceFacts
-from ..format.digest import digest_file, digest_text, open_regular, read_regular
+from ..format.converter import PartsReader, Reader, RemoteFile, RemoteShard, Source, require_trust, safe_id
 from ..format.documents import decode, dump_json, load_json
 from ..format.episodes import parse_episodes, select_episodes
+from ..format.files import digest_file, digest_text, open_regular, read_regular
 from ..format.locate import find_dataset, reader_class, source_class, source_names, streams_folder
 from ..format.manifest import MANIFEST, VIDEOS, Manifest, Request
 from ..format.memmap.reader import TedReader
 from ..format.open_files import ListedFiles
 from ..format.packed.reader import PackedReader
 from ..format.packed.schema import SCHEMA
-from ..format.reader import PartsReader, Reader
 from ..format.returns import return_field_of, sum_rewards
 from ..format.shards import SHARD_DIGESTS, EpisodeShards, Range, ShardDigests, row_files, row_ranges
-from ..format.sources import RemoteFile, RemoteShard, Source, safe_id
 from ..format.videos import ids_of_episodes, index_name, video_name
 from ..open_steps import open_dataset
 from ..progress import Silent
@@ -51,8 +49,8 @@ from ..remote.hub import Hub, HubFile, hub_endpoint
 from ..remote.transport import read_range
 from ..results import PICKLED
 from ..storages.base import Storage
+from ..storages.dataset import OpenShard, StreamShards, StreamStorage
 from ..storages.packed import PackedStorage
-from ..storages.stream import OpenShard, StreamShards, StreamStorage
 from ..ted.schema import EPISODE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, key_name
 from ..transforms.video import frames_below, with_frames
 from ..verbs.convert import SourceConversion, facts_of

@@ -14,7 +14,7 @@ from ..buffers.replay_buffer import ReplayBuffer
 from ..errors import EmptyPartError, SchemaError, UsageError
 from ..loading.torch_dataset import Passes, Retried, Start, check_number, refuse_batching, shard_of_process
 from ..samplers.stream import Part, StreamSampler
-from ..storages.stream import StreamStorage
+from ..storages.dataset import StreamStorage
 
 
 class StreamDataset(IterableDataset[Any]):

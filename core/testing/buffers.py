@@ -16,8 +16,8 @@ import pytest
 import torch
 from tensordict import TensorDict, is_tensor_collection
 
-from ..buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from ..buffers.replay_buffer import ReplayBuffer
+from ..buffers.tensordict import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from ..storages.lazy_tensor import LazyTensorStorage
 from .errors import error_of
 

@@ -17,7 +17,7 @@ from ..format.memmap.builder import DatasetBuilder, Origin, provenance_step
 from ..format.memmap.tree import record_file
 from ..format.mixture import Member, Mixture
 from ..format.packed.builder import write_dataset
-from ..format.packed.row_files import parse_codecs
+from ..format.packed.schema import parse_codecs
 from ..format.returns import Ingest
 from ..format.returns import running_return as sum_rewards
 from ..format.syncing import write_file

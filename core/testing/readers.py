@@ -12,10 +12,10 @@ import numpy as np
 from ..errors import RbtoolError, UsageError
 from ..format import fs
 from ..format.contracts import Array, EpisodeBlock, Piece, SourceFacts
+from ..format.converter import FINAL_STEPS, Reader
 from ..format.manifest import Request
 from ..format.memmap.builder import DatasetBuilder, Origin
 from ..format.memmap.reader import TedReader
-from ..format.reader import FINAL_STEPS, Reader
 from ..format.returns import Ingest
 from ..ted.episodes import Final
 from ..ted.schema import NEXT, REWARD, Key, ted_fields

@@ -11,8 +11,8 @@ import numpy as np
 from ..errors import SchemaError, UsageError
 from ..format import fs
 from ..format.contracts import Array
+from ..format.converter import Chosen, Sink
 from ..format.memmap.reader import TedReader
-from ..format.sinks import Chosen, Sink
 from ..ted.schema import Key
 from .datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from .errors import error_of

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..errors import DatasetNotFoundError, NetworkError
 from ..format import fs
+from ..format.converter import RemoteDataset, Source
 from ..format.manifest import is_inside
-from ..format.sources import RemoteDataset, Source
 from .errors import error_of
 
 

@@ -20,8 +20,7 @@ import torch
 
 from ..buffers.replay_buffer import ReplayBuffer
 from ..errors import SchemaError, UsageError
-from ..samplers.boundaries import FixedBoundaries
-from ..samplers.trajectories import trajectory_table
+from ..samplers.trajectories import FixedBoundaries, trajectory_table
 from ..storages.lazy_tensor import LazyTensorStorage
 from ..storages.tensor import TensorStorage
 from ..writers.base import Writer

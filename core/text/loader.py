@@ -1,4 +1,4 @@
-"""Datasets of text as tokens: a split is tokenized once, stored as a token cache, mapped from there, and read in batches.
+"""Datasets of text as tokens: a split is tokenized once, stored as a token cache, mapped, and read in batches.
 
     rows of text  ->  pre_tokenization_hook  ->  tokenizer_fn  ->  token cache  ->  tensordict
     (TextRows)        (optional)                 (1000 rows a call)   (a dataset)      (mapped)
@@ -41,8 +41,8 @@ from ..errors import (
 )
 from ..format import fs
 from ..format.contracts import Array, EpisodeBlock, StepReader
-from ..format.digest import digest_bytes, digest_file, read_regular
 from ..format.documents import dump_json
+from ..format.files import digest_bytes, digest_file, read_regular
 from ..format.locate import dataset_folder, storage_root
 from ..format.manifest import Manifest, Request
 from ..format.memmap.builder import DatasetBuilder, Origin, provenance_step

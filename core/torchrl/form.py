@@ -8,7 +8,7 @@ from typing import Any
 
 from ..encodings.compact import BUFFER, STORAGE_FOLDER, CompactForm, FilledStorage
 from ..encodings.foreign import ForeignForm
-from ..encodings.h5_layout import Compression, begins_as_h5
+from ..encodings.h5 import Compression, begins_as_h5
 from ..errors import FormatError, RbtoolError, UsageError
 from ..format.contracts import StepReader
 from ..format.documents import load_json

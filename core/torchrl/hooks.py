@@ -13,7 +13,7 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase
 
 from ..checkpointers.storage_rows import KeyLike, StorageRows
 from ..checkpointers.tensor import dense_rows, ragged_tensor
-from ..encodings.rows import leaf_parts
+from ..encodings.compact import leaf_parts
 from ..errors import CorruptDataError, MissingKeyError, SchemaError, UsageError
 from ..format.contracts import Array
 from ..storages.codec import dtype_named

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..encodings.compact import FilledStorage
-from ..encodings.rows import leaf_parts
+from ..encodings.compact import FilledStorage, leaf_parts
 from ..errors import CorruptDataError, FormatError, UsageError
 from ..format.contracts import Array, Closing
 from ..format.open_files import OpenFiles

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..encodings.compact import CompactForm, FilledStorage
+from ..encodings.compact import CompactForm, FilledStorage, flags_at, table_of_ends, without_ends
 from ..encodings.foreign import ForeignReader
-from ..encodings.h5_layout import H5Source
-from ..encodings.rows import flags_at, table_of_ends, without_ends
+from ..encodings.h5 import H5Source
 from ..encodings.saved_digests import DIGESTS, noted_files, require_digests
 from ..errors import CorruptDataError, FormatError, SchemaError
 from ..format.contracts import Array

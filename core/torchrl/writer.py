@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..encodings.compact import CompactForm, FilledStorage
+from ..encodings.compact import CompactForm, FilledStorage, differing_rows, leaf_parts, with_ends
 from ..encodings.flat import nested_leaves, write_tables
 from ..encodings.foreign import OWN_FORM
-from ..encodings.h5_layout import Compression
+from ..encodings.h5 import Compression
 from ..encodings.output_files import LatchedFile, LeafFile
-from ..encodings.rows import differing_rows, leaf_parts, with_ends
 from ..errors import SchemaError
 from ..format import fs
 from ..format.contracts import Array, StepReader
-from ..format.digest import bytes_of, read_regular
+from ..format.files import bytes_of, read_regular
 from ..format.memmap.tree import MappedLeaf, leaf_path, write_tree_meta
 from ..format.syncing import replace_file, sync_file, write_file
 from ..progress import Progress
@@ -418,7 +417,7 @@ class _Properties:
     def __init__(self) -> None:
         from h5py import h5p, h5t
 
-        from ..encodings.h5_writer import allocated_at_once
+        from ..encodings.h5 import allocated_at_once
 
         self.placed, self.unplaced = allocated_at_once(), h5p.create(h5p.DATASET_CREATE)
         for stored in (self.placed, self.unplaced):

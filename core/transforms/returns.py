@@ -1,16 +1,36 @@
-"""Rewards still to come: returns to go as a new entry, or in place of rewards."""
+"""Sums of rewards: n-step transitions, of a batch or across the borders of `extend` calls, and returns to go.
+
+With n_steps = 3, each step t has a window of steps that ends earlier at the end of its trajectory:
+
+    step             0    1    2    3    4 (done)
+    window         0-2  1-3  2-4  3-4  4-4
+    reward           r0 + gamma r1 + gamma² r2, …
+    next state       of the last step in the window; the target discounts it by gamma^(length of the window)
+"""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NonTensorStack, TensorDict, TensorDictBase
+from torch import nn
 
-from ..errors import MissingKeyError, SchemaError, UsageError
+from ..errors import MissingKeyError, SchemaError, UsageError, warn_caller
 from ..format.returns import add_rewards_to_go
-from ..ted.schema import NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED
-from ..trajectories import NestedKey, is_cut_behind, key_path, require_steps, step_mask
+from ..storages.base import copied
+from ..ted.schema import DEFAULT_DONE_KEYS, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED
+from ..trajectories import (
+    NestedKey,
+    is_cut_behind,
+    key_path,
+    leaves,
+    require_steps,
+    step_ends,
+    step_mask,
+    trajectory_ids,
+)
 from .base import Transform
 from .keyed import NEXT, as_key, in_double, not_there, require_discount, require_named, require_tensordict
 
@@ -224,3 +244,386 @@ def _entry(data: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor:
     if value is None:
         raise MissingKeyError(f"{'.'.join(key)} is not in the batch, expected reward and done flag under next")
     return torch.as_tensor(value)
+
+
+WINDOW = "multi_step"
+"""Under this key are the flags of the steps at which windows end."""
+
+
+class Windows(NamedTuple):
+    """For each step of `[..., T]`: the length of its window, the step where it ends, and whether the batch cut it
+    short.
+    """
+
+    steps: torch.Tensor
+    last: torch.Tensor
+    cut: torch.Tensor
+
+
+class MultiStep(nn.Module):
+    """Makes n-step transitions from a batch of steps `[T]` or `[..., T]`, as a collector's post-processing.
+
+    The window of a step has m = min(`n_steps`, steps to the end of its trajectory or batch) steps. Entries under `next`
+    become the ones after the last step of the window. Each reward under `next` becomes the sum of gamma^i times the
+    rewards in the window (in float64, rounded once), and is kept unchanged as `original_<name>` next to it. New
+    entries, with one value a step, are `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and `nonterminal` (m
+    > 1; False where `("collector", "mask")` is False).
+
+    The flags under `next` stay those of the step itself, as they mark where trajectories end in a buffer. The flags of
+    the window's last step are `("multi_step", "done")`, "terminated" and "truncated". `("multi_step", "cut")` marks
+    windows that are short because the batch ends, not the trajectory. A target is then
+
+        reward + gamma.unsqueeze(-1) * ~terminated * value(next)
+
+    with the entries `gamma`, `[batch]`, and `("multi_step", "terminated")`, `[batch, 1]` like the reward. It is also
+    correct for windows that were cut, just over fewer steps. `MultiStepTransform` does not cut windows between batches.
+    A flag with several values a step, for example one an agent, ends the trajectory if any of them is set.
+
+    Args:
+        gamma: the discount, from 0 to 1.
+        n_steps: the longest window.
+
+    Raises:
+        UsageError: (a ValueError) an argument is out of range.
+
+    n-step returns: Watkins, 1989; names are TorchRL's.
+    """
+
+    def __init__(self, gamma: float, n_steps: int) -> None:
+        super().__init__()
+        self.n_steps = require_steps_ahead(n_steps)
+        self.gamma = require_discount(gamma)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the n-step transitions of `tensordict`, which is not changed."""
+        require_steps(tensordict)
+        after = tensordict.get("next", None)
+        rewards = [] if after is None else [key for key, _ in leaves(after) if key[-1] == "reward"]
+        return multi_step(tensordict, self.n_steps, self.gamma, rewards, mask_key=("collector", "mask"))
+
+    def extra_repr(self) -> str:
+        return f"gamma={self.gamma}, n_steps={self.n_steps}"
+
+
+def multi_step(
+    td: TensorDictBase,
+    n_steps: int,
+    gamma: float,
+    reward_keys: Sequence[NestedKey],
+    *,
+    done_key: NestedKey = "done",
+    done_keys: Sequence[str] = DEFAULT_DONE_KEYS,
+    mask_key: NestedKey | None = None,
+    apart: torch.Tensor | None = None,
+) -> TensorDictBase:
+    """Make n-step transitions of `[..., T]`; see `MultiStep` for the entries.
+
+    `apart`, bool in the shape of the batch, marks further steps that are not followed by the next one.
+    """
+    ended = step_ends(td, done_key, done_keys)
+    valid = None if mask_key is None else step_mask(td, mask_key)
+    follows = ~(ended | is_cut_behind(td, valid))
+    windows = find_windows(follows if apart is None else follows & ~apart, ended, n_steps)
+    out = td.copy()
+    after = out.get("next").copy()
+    out.set("next", after)
+    rewards = [key_path(key) for key in reward_keys]
+    flags = {(*key_path(done_key)[:-1], name) for name in (key_path(done_key)[-1], *done_keys)}
+    for key in rewards:
+        reward = after.get(key, None)
+        if reward is not None:
+            after.set((*key[:-1], f"original_{key[-1]}"), reward)
+            after.set(key, _summed(reward, windows, gamma, td.ndim - 1))
+    for key, value in leaves(td.get("next")):
+        if key not in rewards and key not in flags and key[-1] not in done_keys:
+            after.set(key, _ahead(value, windows.last, td.ndim - 1))
+    for key in sorted(flags):
+        flag = after.get(key, None)
+        if flag is not None:
+            out.set((WINDOW, key[-1]), _ahead(flag, windows.last, td.ndim - 1))
+    out.set((WINDOW, "cut"), windows.cut)
+    out.set("steps_to_next_obs", windows.steps)
+    out.set("gamma", (gamma ** in_double(windows.steps)).to(torch.get_default_dtype()))
+    nonterminal = windows.steps > 1
+    out.set("nonterminal", nonterminal if valid is None else nonterminal & valid)
+    return out
+
+
+def find_windows(follows: torch.Tensor, ended: torch.Tensor, n_steps: int) -> Windows:
+    """Find the windows of all steps, given which steps are followed by the next one, bool `[..., T]`."""
+    time = follows.shape[-1]
+    position = torch.arange(time, device=follows.device).expand(follows.shape)
+    stops = torch.where(follows, time - 1, position)
+    border = stops.flip(-1).cummin(-1).values.flip(-1) if time else stops
+    last = torch.minimum(position + (n_steps - 1), border)
+    steps = last - position + 1
+    return Windows(steps, last, (steps < n_steps) & ~ended.gather(-1, last))
+
+
+def _summed(reward: torch.Tensor, windows: Windows, gamma: float, dim: int) -> torch.Tensor:
+    """Return the sum of gamma^i r[t + i] over the window of each step t."""
+    dtype = reward.dtype if reward.is_floating_point() or reward.is_complex() else torch.get_default_dtype()
+    values = in_double(reward)
+    total, longest = values.clone(), int(windows.steps.max()) if gamma and windows.steps.numel() else 1
+    for ahead in range(1, longest):
+        inside = per_step_like(windows.steps > ahead, values).narrow(dim, 0, values.shape[dim] - ahead)
+        later = values.narrow(dim, ahead, values.shape[dim] - ahead)
+        # Multiplying by zero would let in NaN and infinities of other trajectories.
+        part = total.narrow(dim, 0, values.shape[dim] - ahead)
+        part.copy_(torch.where(inside, part + discounted(later, gamma**ahead), part))
+    return total.to(dtype)
+
+
+def _ahead(value: torch.Tensor, last: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return, for each step, the row of `value` at the end of its window."""
+    if not isinstance(value, torch.Tensor):
+        raise SchemaError(f"an entry under next is a {type(value).__name__}; n-step transitions need tensors")
+    if dim == 0:
+        return value[last]
+    index = per_step_like(last, value).expand(value.shape)
+    return value.gather(dim, index)
+
+
+def require_steps_ahead(n_steps: Any) -> int:
+    """Return a number of steps; UsageError (a ValueError) unless it is a whole number of at least 1."""
+    if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
+        raise UsageError(f"n_steps is {n_steps!r}, expected a whole number from 1")
+    return n_steps
+
+
+_NOT_CONTINUED = (
+    "the first observation of a batch differs from the one under next of the last step before it, but n-step windows "
+    "reach across: steps of several sources need ids, a lane each, or check_continuity=True, which ends windows there; "
+    "check_continuity=False means that all steps come from one source"
+)
+
+
+class _Held(NamedTuple):
+    """Steps that wait for their successors, `[..., n]`, and which of them are not followed by the next one."""
+
+    steps: TensorDictBase
+    apart: torch.Tensor
+
+
+class MultiStepTransform(Transform):
+    """Makes n-step transitions of the steps written to a buffer, `[T]` or `[..., T]` with time last.
+
+    Entries are those of `MultiStep`, with `original_<name>` next to every reward in `reward_keys`. The last `n_steps`
+    steps that came in are held back, because their windows may reach into later ones: an `extend` writes as many steps
+    as are held and given, minus `n_steps`, or nothing if there are not more. At the end, `flush()` of the buffer writes
+    the rest, with windows that end there. What is held back is part of the buffer's state and checkpoints; `empty()`
+    forgets it. Priorities in the data are used when the steps are written. `rb[i] = …` replaces stored n-step
+    transitions and does not affect windows. Steps that have `steps_to_next_obs` are n-step transitions already and pass
+    unchanged.
+
+    A window ends at a flag and, if ids are stored (`("collector", "traj_ids")`, "traj_ids" or "episode"), where the id
+    changes. Without ids, steps of several sources that come alternately cannot be told apart: give them ids, or a lane
+    each (`[lanes, T]`).
+
+    Args:
+        n_steps: the longest window.
+        gamma: the discount, from 0 to 1.
+        reward_keys: the rewards under `next` to be summed.
+        done_key, done_keys: the flags that end trajectories.
+        check_continuity: what happens if the first observation of a batch is not, bit by bit, the one under `next` of
+            the last step before it:
+
+            - None: windows continue, as in TorchRL, with a UserWarning the first time. Observations of one source may
+              differ, for example if they are rounded or normalised again.
+            - True: windows end there, marked by `("multi_step", "cut")`.
+            - False: windows continue, and nothing is compared.
+
+    Raises:
+        UsageError: (a ValueError) `n_steps` is below 1, or gamma outside [0, 1].
+        MissingKeyError: (a KeyError) rewards are not under `next` (`reward_keys=()` is for steps without rewards), or a
+            flag or mask that was named is not in the data.
+        SchemaError: (a RuntimeError) lanes or entries differ from the steps held back, or several processes share the
+            buffer.
+
+    Names and the number of steps written are those of TorchRL's transform.
+    """
+
+    counts_writes = True
+
+    def __init__(
+        self,
+        n_steps: int,
+        gamma: float,
+        *,
+        reward_keys: Sequence[NestedKey] = ("reward",),
+        done_key: NestedKey = "done",
+        done_keys: Sequence[str] = DEFAULT_DONE_KEYS,
+        mask_key: NestedKey = "mask",
+        check_continuity: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.n_steps = n_steps
+        self.gamma = require_discount(gamma)
+        self.reward_keys = [as_key(key) for key in ([reward_keys] if isinstance(reward_keys, str) else reward_keys)]
+        self.done_key = done_key
+        self.done_keys = (done_keys,) if isinstance(done_keys, str) else tuple(done_keys)
+        self.mask_key = mask_key
+        if check_continuity not in (None, True, False):
+            raise UsageError(f"check_continuity is {check_continuity!r}, expected True, False or None")
+        self.check_continuity = check_continuity
+        self._warned = False
+        self._held: _Held | None = None
+
+    @property
+    def n_steps(self) -> int:
+        """The longest window; UsageError (a ValueError) unless it is a whole number of at least 1."""
+        return self._n_steps
+
+    @n_steps.setter
+    def n_steps(self, n_steps: int) -> None:
+        self._n_steps = require_steps_ahead(n_steps)
+
+    @property
+    def held(self) -> int:
+        """How many steps of each lane are held back."""
+        return 0 if self._held is None else int(self._held.steps.shape[-1])
+
+    def inv(self, data: Any) -> TensorDictBase | None:
+        """Return the n-step transitions that are complete now; None if there are none."""
+        require_steps(data)
+        if data.get("steps_to_next_obs", None) is not None:
+            finished: TensorDictBase = data
+            return finished
+        every = self._behind_held(data)
+        count = every.steps.shape[-1] - self.n_steps
+        if count <= 0:
+            self._held = _copied(every, 0)
+            return None
+        made = self._made(every)[..., :count]
+        self._held = _copied(every, count)
+        return made
+
+    def flush(self) -> TensorDictBase | None:
+        """Return the n-step transitions of the steps held back, whose windows end here; afterwards nothing is held
+        back.
+        """
+        if self._held is None:
+            return None
+        made = self._made(self._held)
+        self._held = None
+        return made
+
+    def held_back(self) -> Any:
+        """Return the steps held back, for `hold_back`."""
+        return self._held
+
+    def hold_back(self, held: Any) -> None:
+        """Hold the steps that `held_back` returned, or none, instead of the present ones."""
+        self._held = held
+
+    def _made(self, every: _Held) -> TensorDictBase:
+        return multi_step(
+            every.steps, self.n_steps, self.gamma, self.reward_keys, done_key=self.done_key, done_keys=self.done_keys,
+            mask_key=self.mask_key, apart=every.apart,
+        )  # fmt: skip
+
+    def _require_named(self, data: TensorDictBase) -> None:
+        """Raise MissingKeyError for an entry that was named and is not there; defaults but the reward may be absent."""
+        done = (NEXT, *key_path(self.done_key))
+        flags = [done, *((*done[:-1], name) for name in self.done_keys if name not in DEFAULT_DONE_KEYS)]
+        rewards = [(NEXT, *key) for key in self.reward_keys]
+        require_named(data, [*flags, *rewards, key_path(self.mask_key)], defaults=[NEXT_DONE, ("mask",)])
+
+    def _behind_held(self, data: TensorDictBase) -> _Held:
+        self._require_named(data)
+        ended = step_ends(data, self.done_key, self.done_keys)  # refuse unusable data before holding it
+        apart = torch.zeros_like(ended)
+        held = self._held
+        if held is None:
+            return _Held(data, apart)
+        if held.steps.shape[:-1] != data.shape[:-1]:
+            found, expected = list(data.shape[:-1]), list(held.steps.shape[:-1])
+            raise SchemaError(
+                f"the steps have the lanes {found}, but those held back have {expected}",
+                hint="flush() the buffer in between",
+            )
+        known, given = {key for key, _ in leaves(held.steps)}, {key for key, _ in leaves(data)}
+        if known != given:
+            odd = ", ".join(sorted(".".join(key) for key in known ^ given))
+            raise SchemaError(
+                f"the steps and those held back do not both have {odd}", hint="flush() the buffer in between"
+            )
+        before = held.apart.clone()
+        if data.shape[-1] and before.shape[-1]:
+            last, first = held.steps[..., -1], data[..., 0]
+            goes_on = ~step_ends(held.steps[..., -1:], self.done_key, self.done_keys)[..., 0]
+            if self._compares:
+                elsewhere = goes_on & self._is_elsewhere(last, first)
+                if self.check_continuity:
+                    before[..., -1] |= elsewhere
+                elif bool(elsewhere.any()):
+                    self._warned = True
+                    warn_caller(_NOT_CONTINUED)
+        try:
+            steps: Any = torch.cat((held.steps, data), -1)
+        except (KeyError, RuntimeError) as error:
+            raise SchemaError(f"the steps differ from those held back: {error}") from error
+        return _Held(steps, torch.cat((before, apart), -1))
+
+    @property
+    def _compares(self) -> bool:
+        if self.check_continuity is None:
+            return self.n_steps > 1 and not self._warned
+        return self.check_continuity
+
+    def _is_elsewhere(self, last: TensorDictBase, first: TensorDictBase) -> torch.Tensor:
+        """Return, for each lane, whether its first new step does not continue the last one held back."""
+        other = torch.zeros(last.batch_size, dtype=torch.bool, device=last.device)
+        if trajectory_ids(last) is not None:
+            return other  # ids separate trajectories, also inside of batches
+        skip = {*self.reward_keys, *((*key_path(self.done_key)[:-1], name) for name in self.done_keys)}
+        skip.add(key_path(self.done_key))
+        for key, announced in leaves(last.get("next")):
+            found = first.get(key, None)
+            if key in skip or not isinstance(found, torch.Tensor) or found.shape != announced.shape:
+                continue
+            differ = (found != announced) & ~((found != found) & (announced != announced))  # NaN
+            other |= differ.reshape(*last.batch_size, -1).any(-1)
+        return other
+
+    # State -----------------------------------------------------------------------------------------
+
+    def share_memory_(self) -> Transform:
+        """Raise SchemaError: other processes do not see the steps held back in one process."""
+        raise SchemaError(
+            "MultiStepTransform holds steps back, which other writing processes do not see",
+            hint="make n-step transitions before the data reach the shared buffer, with MultiStep",
+        )
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what is held back, as tensors, numbers and words."""
+        if self._held is None:
+            return {"held": None}
+        held = [
+            [list(key), value if isinstance(value, torch.Tensor) else value.tolist()]
+            for key, value in leaves(self._held.steps)
+        ]
+        return {"held": held, "batch_size": list(self._held.steps.batch_size), "apart": self._held.apart}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Load what `get_extra_state` returned; an empty state means that nothing is held back."""
+        held = state.get("held")
+        if held is None:
+            self._held = None
+            return
+        steps = TensorDict({}, batch_size=state["batch_size"])
+        for key, value in held:
+            steps.set(tuple(key), value.clone() if isinstance(value, torch.Tensor) else NonTensorStack.from_list(value))
+        self._held = _Held(steps, state["apart"].clone())
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        state_dict.setdefault(f"{prefix}_extra_state", {})  # TorchRL's state does not hold these steps
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def extra_repr(self) -> str:
+        return f"n_steps={self.n_steps}, gamma={self.gamma}, held={self.held}"
+
+
+def _copied(every: _Held, first: int) -> _Held:
+    """Copy everything from step `first` on, as the caller may change the originals."""
+    return _Held(copied(every.steps[..., first:]), every.apart[..., first:].clone())

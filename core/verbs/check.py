@@ -30,13 +30,13 @@ from ..errors import (
 )
 from ..format.checks import FOLDER_RULES, UNVERIFIED, EpisodeTableRule, SourcePass, readable_rows, with_hint
 from ..format.contracts import Array, StepReader
-from ..format.digest import read_regular
+from ..format.converter import Reader
 from ..format.episodes import EpisodeTable
+from ..format.files import read_regular
 from ..format.locate import find_dataset, open_source
 from ..format.manifest import VIDEOS
 from ..format.mixture import is_mixture, read_mixture
 from ..format.open_files import ListedFiles
-from ..format.reader import Reader
 from ..format.returns import return_field_of
 from ..format.videos import VideoContents, index_name, reference_keys, video_name
 from ..open_steps import open_steps

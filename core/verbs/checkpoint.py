@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
-from ..encodings.compact import BUFFER, CompactForm, CompactLayout, FilledStorage, Form
+from ..encodings.compact import BUFFER, CompactForm, CompactLayout, Difference, FilledStorage, Form, compare_steps
 from ..encodings.foreign import foreign_form
-from ..encodings.h5_layout import Compression
-from ..encodings.rows import Difference, compare_steps
+from ..encodings.h5 import Compression
 from ..encodings.save import dataset_digest, load_checkpoint, save_checkpoint, steps_digest
 from ..errors import UsageError, suggests_keywords
 from ..format import fs
@@ -22,8 +21,7 @@ from ..format.locate import find_dataset, require_apart
 from ..format.manifest import Manifest
 from ..format.memmap.builder import Origin, provenance_step
 from ..format.packed.builder import write_dataset
-from ..format.publication import Outcome, Publication
-from ..format.staging import Staging, files_below, is_ours, named_files
+from ..format.staging import Outcome, Publication, Staging, files_below, is_ours, named_files
 from ..format.syncing import Durable
 from ..format.videos import refuse_videos
 from ..open_steps import BufferSteps, ForeignSteps, finished_manifest, open_steps

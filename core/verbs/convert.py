@@ -23,22 +23,18 @@ from ..errors import CheckFailed, CorruptDataError, FormatError, RbtoolError, Us
 from ..format import fs
 from ..format.checks import SoundSteps, damage_explained, sound_episodes, sound_steps
 from ..format.contracts import SourceFacts, StepReader
-from ..format.digest import digest_text
+from ..format.converter import PartsReader, Reader, RemoteDataset, require_final_step
 from ..format.documents import decode, dump_json, load_json
 from ..format.episodes import normal_form, parse_episodes, select_episodes
+from ..format.files import LEAVES_OUT, digest_text, reading_from
 from ..format.locate import find_source, open_source, require_apart
 from ..format.manifest import ENV_METADATA, HIDDEN, SHARDS_DOCUMENT, Layout, Manifest, Request
 from ..format.memmap.builder import Origin, OverlappedBuilder, created_by, env_metadata_bytes, provenance_step
 from ..format.packed.builder import row_builder, rows_bytes, write_dataset
 from ..format.packed.reader import PackedReader
-from ..format.packed.row_files import RowCodec, parse_codecs
-from ..format.packed.schema import PackedSchema
-from ..format.publication import Outcome, Publication
-from ..format.read_errors import LEAVES_OUT, reading_from
-from ..format.reader import PartsReader, Reader, require_final_step
+from ..format.packed.schema import PackedSchema, RowCodec, parse_codecs
 from ..format.returns import Ingest
-from ..format.sources import RemoteDataset
-from ..format.staging import Staging, share_files
+from ..format.staging import Outcome, Publication, Staging, share_files
 from ..format.videos import UNDECODED, size_of_videos
 from ..open_steps import BufferSteps, is_steps, refuse_several
 from ..progress import Progress, Silent

@@ -40,15 +40,15 @@ from ..engine.workspace import (
 from ..errors import CorruptDataError, FormatError, RbtoolError, UsageError
 from ..format import fs
 from ..format.contracts import Array, Closing, SourceFacts
-from ..format.digest import FileRecord, Hasher, bytes_of, digest_bytes
+from ..format.converter import Reader, ReaderRecipe
 from ..format.documents import Count, decode
 from ..format.episodes import ALL_COLUMNS, EpisodeTable
+from ..format.files import FileRecord, Hasher, bytes_of, digest_bytes
 from ..format.manifest import Layout, Manifest
 from ..format.memmap.builder import Origin, PositionedTree, RowFiles, created_by, write_manifest
 from ..format.memmap.tree import FieldRange, merge_ranges, range_of
 from ..format.packed.builder import PackedBuilder, PackedState
-from ..format.packed.row_files import RowCodec, StoreState
-from ..format.reader import Reader, ReaderRecipe
+from ..format.packed.schema import RowCodec, StoreState
 from ..format.returns import Ingest
 from ..format.staging import Staging
 from ..progress import Progress
@@ -620,7 +620,7 @@ class ConversionWorkers(Closing):
 
 def _executor(job: ConversionJob, workers: int, engine: str) -> Executor:
     if engine == "ray":
-        from ..engine.cluster import RayExecutor
+        from ..engine.ray_cluster import RayExecutor
 
         return RayExecutor(job, workers, Limits(retries=2))
     return WorkerPool(job, workers, Limits(retries=0), _start_method())

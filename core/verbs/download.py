@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, Unpack
 
 from ..declarations import ReaderOptions, declared, default_layout, example_source
-from ..encodings.pickles import require_trust
 from ..errors import (
     CheckFailed,
     CorruptDataError,
@@ -30,6 +29,16 @@ from ..errors import (
     suggests_keywords,
 )
 from ..format import fs
+from ..format.converter import (
+    FinalStep,
+    RemoteDataset,
+    RemoteFile,
+    Source,
+    StaleListing,
+    require_final_step,
+    require_trust,
+    safe_id,
+)
 from ..format.documents import parse_json, written_time
 from ..format.episodes import expected_episodes, normal_form, parse_episodes, select_episodes
 from ..format.hub_address import HUB, HubAddress, Transfer, add_transfer, is_hub_address, transfers_of
@@ -45,11 +54,8 @@ from ..format.locate import (
 )
 from ..format.manifest import MANIFEST, TRANSFERS, Layout, Manifest, Request, has_manifest, is_canonical
 from ..format.open_files import ListedFiles
-from ..format.packed.row_files import named_codecs, parse_codecs
-from ..format.publication import Outcome, Publication
-from ..format.reader import FinalStep, require_final_step
-from ..format.sources import RemoteDataset, RemoteFile, Source, StaleListing, safe_id
-from ..format.staging import Staging, remove_at_once, sweep
+from ..format.packed.schema import named_codecs, parse_codecs
+from ..format.staging import Outcome, Publication, Staging, remove_at_once, sweep
 from ..open_steps import open_steps
 from ..progress import Progress, Silent, counted, readable_size
 from ..remote.catalogue import is_complete, not_found, resolve

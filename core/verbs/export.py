@@ -13,12 +13,11 @@ from ..declarations import declared, format_for
 from ..errors import UsageError, suggests_keywords
 from ..format import fs
 from ..format.checks import SoundSteps, damage_explained, sound_steps
+from ..format.converter import Chosen, Sink
 from ..format.episodes import normal_form
 from ..format.locate import find_dataset, require_apart, sink_class, sink_names
 from ..format.manifest import has_manifest
-from ..format.publication import Outcome, Publication
-from ..format.sinks import Chosen, Sink
-from ..format.staging import Staging
+from ..format.staging import Outcome, Publication, Staging
 from ..open_steps import open_steps, whole_episodes
 from ..progress import Progress, Silent
 from ..results import Published, published_entries, seconds_since

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..encodings.pictures import PictureLayout, as_bytes, looks_like_picture, picture_layout
 from ..encodings.video import referred_frames, require_pyav
 from ..errors import UsageError, suggests_keywords
 from ..format import fs
 from ..format.contracts import Array, StepReader
 from ..format.documents import parse_json
 from ..format.locate import find_dataset
-from ..format.publication import FileStaging, require_suffix
+from ..format.staging import FileStaging, require_suffix
 from ..format.videos import image_key, reference_keys
 from ..open_steps import open_steps
 from ..progress import Progress, Silent
+from ..report.pictures import PictureLayout, as_bytes, looks_like_picture, picture_layout
 from ..results import Result
 from ..saved_steps import has_steps, row_of_episode
 from ..ted.episodes import Final

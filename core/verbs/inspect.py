@@ -20,17 +20,25 @@ from ..encodings.compact import BUFFER
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError, suggests_keywords
 from ..format.checks import size_problems
 from ..format.contracts import Array, StepReader
+from ..format.converter import Reader
 from ..format.documents import Count, decode, float_from_json, load_json
 from ..format.episodes import EpisodeTable
 from ..format.hub_address import Transfer, transfers_of
-from ..format.locate import find_dataset, known_root, open_source
+from ..format.locate import (
+    ColumnView,
+    OptionNeededError,
+    Overview,
+    convert_command,
+    find_dataset,
+    known_root,
+    open_source,
+    overview_of,
+)
 from ..format.manifest import HIDDEN, Dropped, Manifest, Provenance, has_manifest
 from ..format.memmap.tree import FieldRange, read_tree
 from ..format.mixture import is_mixture
 from ..format.open_files import OpenFiles
-from ..format.overview import ColumnView, OptionNeededError, Overview, convert_command, overview_of
 from ..format.packed.schema import PackedSchema
-from ..format.reader import Reader
 from ..format.returns import returns_are_known, table_with_returns
 from ..format.staging import PARTS_FILE
 from ..format.videos import VIDEO, reference_keys

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from ..declarations import declared
 from ..errors import NetworkError, UsageError, suggests_keywords
+from ..format.converter import Catalogue, Source
 from ..format.locate import fits, reader_names, source_class, storage_root, stored_datasets, stored_name
 from ..format.manifest import Manifest, has_manifest
-from ..format.sources import Catalogue, Source
 from ..progress import Progress, Silent
 from ..remote.catalogue import CatalogueFile, catalogue_age
 from ..results import Result

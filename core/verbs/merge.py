@@ -31,10 +31,8 @@ from ..format.merging import (
 )
 from ..format.packed.builder import rows_bytes, write_dataset
 from ..format.packed.reader import PackedReader
-from ..format.packed.row_files import parse_codecs
-from ..format.packed.schema import PackedSchema
-from ..format.publication import Outcome, Publication
-from ..format.staging import Staging, share_files
+from ..format.packed.schema import PackedSchema, parse_codecs
+from ..format.staging import Outcome, Publication, Staging, share_files
 from ..open_steps import BufferSteps, finished_manifest
 from ..progress import Progress, Silent
 from ..results import Published, layout_arguments, published_entries, require_layout, seconds_since

@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 from ..datasets.mixtures import Opening, OpenMixture, open_mixture
 from ..errors import RbtoolError, UsageError, suggests_keywords
 from ..format import fs
-from ..format.digest import read_regular
+from ..format.files import read_regular
 from ..format.locate import find_dataset
 from ..format.memmap.reader import TedReader
 from ..format.merging import FieldDifference, require_policy

@@ -26,17 +26,17 @@ from ..charts.figure import (
     reduced,
 )
 from ..datasets.mixtures import open_mixture
-from ..encodings.pictures import looks_like_picture
 from ..errors import UsageError, suggests_keywords
 from ..format import fs
 from ..format.contracts import StepReader
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset
 from ..format.mixture import is_mixture
-from ..format.publication import FileStaging, require_suffix
 from ..format.returns import returns_are_known, table_with_returns
+from ..format.staging import FileStaging, require_suffix
 from ..open_steps import open_steps
 from ..progress import Progress, Silent
+from ..report.pictures import looks_like_picture
 from ..results import Result
 from ..saved_steps import has_steps, rows_of_episodes
 from ..ted.schema import NEXT, NEXT_REWARD, Field, Key, as_numbers, key_called, unknown_field

@@ -16,7 +16,7 @@ from ..errors import CorruptDataError, FormatError, UsageError, suggests_keyword
 from ..format import fs
 from ..format.documents import written_time
 from ..format.locate import find_dataset
-from ..format.publication import FileStaging, require_suffix
+from ..format.staging import FileStaging, require_suffix
 from ..open_steps import open_steps, whole_episodes
 from ..progress import Progress, Silent
 from ..report.page import IMAGE_BYTES, Words, page_of

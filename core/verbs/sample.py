@@ -238,7 +238,7 @@ class FrameStacks:
             return None
         chosen = self._chosen(list(fields))
         from ..transforms.base import Compose  # lazy: torch takes seconds, and an invalid request fails before
-        from ..transforms.frames import StoredFrameStack
+        from ..transforms.windows import StoredFrameStack
 
         return Compose([StoredFrameStack(self.frames, [field.key], dim=_dimension(field.shape)) for field in chosen])
 
@@ -445,7 +445,7 @@ def make_sampler(options: SamplerOptions, reader: StepReader) -> Sampler:
 
         slices.pop("cache_values")  # it always caches
         return SliceSamplerWithoutReplacement(**slices, **epochs)
-    from ..samplers.prioritized_slices import PrioritizedSliceSampler
+    from ..samplers.prioritized import PrioritizedSliceSampler
 
     return PrioritizedSliceSampler(*priorities, **slices)
 

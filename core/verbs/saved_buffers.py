@@ -13,7 +13,7 @@ import numpy as np
 from ..encodings.compact import ENSEMBLE_FILE, SEGMENTS_FILE, STORAGE_FOLDER
 from ..encodings.flat import STORAGE_METADATA, FlatReader
 from ..encodings.foreign import ForeignReader, foreign_form
-from ..encodings.h5_layout import H5Reader
+from ..encodings.h5 import H5Reader
 from ..encodings.saved_digests import require_digests
 from ..errors import CorruptDataError, RbtoolError
 from ..format.contracts import Array, StepReader

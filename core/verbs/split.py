@@ -22,21 +22,19 @@ import numpy as np
 from ..errors import RbtoolError, UsageError, did_you_mean, suggests_keywords
 from ..format import fs
 from ..format.contracts import Array, StepReader
-from ..format.digest import bytes_of
 from ..format.documents import dump_json, float_from_json, load_json, plain
 from ..format.episode_digests import identical_episodes
 from ..format.episodes import EpisodeTable
+from ..format.files import bytes_of
 from ..format.locate import find_dataset, require_apart
 from ..format.manifest import Layout, Manifest, Provenance
 from ..format.memmap.builder import Origin, OverlappedBuilder, RowBuilder, provenance_step
+from ..format.memmap.tree import RowSpans
 from ..format.merging import runs_text
 from ..format.packed.builder import row_builder, rows_bytes
-from ..format.packed.row_files import RowCodec, parse_codecs
-from ..format.packed.schema import PackedSchema, RecordNumbers
-from ..format.publication import Outcome, Publication
+from ..format.packed.schema import PackedSchema, RecordNumbers, RowCodec, parse_codecs
 from ..format.returns import return_field_of, sum_rewards, table_with_returns
-from ..format.row_runs import RowSpans
-from ..format.staging import PARTS_FILE, Staging
+from ..format.staging import PARTS_FILE, Outcome, Publication, Staging
 from ..format.videos import videos_of_episodes
 from ..open_steps import finished_manifest
 from ..progress import Progress, Silent

@@ -19,7 +19,7 @@ from .sample import DrawnRows, FrameStacks, SampleRequest, SampleResult, Sampler
 
 if TYPE_CHECKING:
     from ..samplers.stream import StreamSampler
-    from ..storages.stream import StreamStorage
+    from ..storages.dataset import StreamStorage
 
 Opened: TypeAlias = "Callable[[], StreamStorage]"
 _STEPS, _SLICES = "without-replacement", "slice-without-replacement"

@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 from .. import __version__
 from ..errors import CheckFailed, CorruptDataError, FormatError, NetworkError, UsageError, suggests_keywords
 from ..format.checks import FOLDER_RULES
-from ..format.digest import read_regular
 from ..format.documents import dump_json, written_time
+from ..format.files import read_regular
 from ..format.hub_address import HubAddress, Transfer, add_transfer, transfers_of
 from ..format.locate import find_dataset, refuse_empty
 from ..format.manifest import MANIFEST, Manifest, has_manifest

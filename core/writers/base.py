@@ -2,11 +2,14 @@
 
 A tensor, a tensordict and a tensorclass are batches along dimension 0; a list, an array, a range and a set are
 sequences of elements; a tuple and a dict are nests whose leaves share dimension 0.
+
+The state of a writer is a folder: cursor and counts, and an array.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
 from abc import ABC, abstractmethod
@@ -18,12 +21,118 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection
 
-from ..errors import SchemaError, UsageError, require_flags
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError, require_flags
+from ..format import fs
 from ..format.contracts import delegate, own_attributes, refuse_overrides
+from ..format.documents import dump_json, load_json
+from ..format.files import read_regular
+from ..format.syncing import replace_file
+from ..state_folder import read_values, write_values
 from ..storages.base import Storage
+from ..storages.ensemble import checked_members, chosen_members, load_members, refuse_write
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Counter, Generations
-from .state import counts_in, read_state, rows_in, write_state
+
+
+def rows_in(storage: Storage) -> int:
+    """Return how many rows a storage has room for; 0 while its dimensions are unknown, before the first write."""
+    if storage.ndim == 1:
+        return storage.max_size
+    return storage.max_size // max(1, storage.shape[1:].numel()) if len(storage) else 0
+
+
+def counts_in(state: Mapping[str, Any]) -> tuple[int, int]:
+    """Return `_cursor` and `_write_count` of a state, by default 0; SchemaError if they are not counts."""
+    counts = []
+    for name, absent in (("_cursor", None), ("_write_count", 0)):
+        value = state.get(name, absent)
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            value = value.item()
+        if not _is_count(value):
+            raise SchemaError(f"{name} is {value!r} in the state, expected a count")
+        counts.append(value)
+    return counts[0], counts[1]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+METADATA = "metadata.json"
+_STATE = "state"
+
+
+def write_folder(folder: Path, metadata: dict[str, Any], array_name: str, array: torch.Tensor | None) -> None:
+    """Write an array, if it is not empty, and metadata that describes it; otherwise remove the array of an older state.
+
+    Each file is replaced atomically. A buffer that saves itself replaces the whole folder.
+    """
+    fs.make_folder(folder)
+    if array is not None and array.numel():
+        replace_file(folder / array_name, array.contiguous().numpy().tobytes())
+    replace_file(folder / METADATA, json.dumps(json.loads(dump_json(metadata))).encode())
+    if array is None or not array.numel():
+        fs.remove(folder / array_name)
+
+
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write the counts as metadata, and all other values as a tensordict in the folder `state`."""
+    values = {name: value for name, value in state.items() if name not in ("_cursor", "_write_count")}
+    if values:
+        write_values(folder / _STATE, values)
+    metadata = {"cursor": state["_cursor"], "write_count": state["_write_count"]}
+    fs.make_folder(folder)
+    replace_file(folder / METADATA, json.dumps(metadata).encode())
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read what `write_state` wrote."""
+    values = read_values(folder / _STATE) if (folder / _STATE).is_dir() else {}
+    return counts_of(read_metadata(folder), folder) | values
+
+
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """Read the metadata; DatasetNotFoundError if there is none, FormatError if it is not a JSON object."""
+    path = folder / METADATA
+    if not path.is_file():
+        raise DatasetNotFoundError(f"{folder} does not hold the state of a writer: {METADATA} is missing")
+    metadata = load_json(path)
+    if not isinstance(metadata, dict):
+        raise FormatError(f"{path} is a {type(metadata).__name__}, expected an object")
+    return metadata
+
+
+def counts_of(metadata: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return `_cursor` and `_write_count` of the metadata in `folder`, by default 0; FormatError if they are not
+    counts.
+    """
+    counts = {}
+    for name, absent in (("cursor", None), ("write_count", 0)):
+        value = metadata.get(name, absent)
+        if not _is_count(value):
+            raise FormatError(f"{folder / METADATA} has {value!r} for {name}, expected a count")
+        counts[f"_{name}"] = value
+    return counts
+
+
+def read_array(path: Path, dtype: Any, shape: Any) -> torch.Tensor:
+    """Read an array of this element type and shape.
+
+    Raises:
+        FormatError: type or shape is invalid.
+        CorruptDataError: the file is missing or has another size.
+    """
+    kind = getattr(torch, str(dtype).removeprefix("torch."), None)
+    if not isinstance(kind, torch.dtype) or not isinstance(shape, list):
+        raise FormatError(f"{path} is described as {dtype!r} {shape!r}, expected an element type and a shape")
+    if not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise FormatError(f"{path} is described with the impossible shape {shape!r}")
+    data = read_regular(path) if path.is_file() else b""
+    expected = math.prod(shape) * kind.itemsize
+    if len(data) != expected:
+        raise CorruptDataError(f"{path} has {len(data):,} bytes, expected {expected:,}: it was cut or removed")
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(kind).reshape(shape)
+
 
 _FINAL = {
     "empty": "reset()",
@@ -699,3 +808,68 @@ def _has_place(storage: Storage) -> bool | None:
         return True
     names = set(rows.keys())
     return INDEX in names if names else None
+
+
+class WriterEnsemble(Writer):
+    """The writers of an ensemble; `len` is their number, and an index returns one writer, or an ensemble of some.
+
+    Writes raise EnsembleWriteError (a RuntimeError and a TypeError), with nothing changed. Names are TorchRL's.
+
+    >>> from rbtool import RoundRobinWriter
+    >>> writers = WriterEnsemble(RoundRobinWriter(), RoundRobinWriter())
+    >>> len(writers), writers[0]
+    (2, RoundRobinWriter(cursor=0, write_count=0))
+    """
+
+    keeps_order: ClassVar[bool] = False
+
+    def __init__(self, *writers: Writer) -> None:
+        super().__init__()
+        self.members: tuple[Writer, ...] = checked_members("WriterEnsemble", writers, Writer)
+
+    def place(self, data: Any, count: int, capacity: int) -> NoReturn:
+        """Raise EnsembleWriteError."""
+        refuse_write(self)
+
+    def _writable(self) -> Storage:
+        refuse_write(self)
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        for member in self.members:
+            member.empty(empty_write_count)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a member, or an ensemble of some members."""
+        chosen = chosen_members(index, len(self))
+        if isinstance(chosen, int):
+            return self.members[chosen]
+        if chosen == list(range(len(self))):
+            return self
+        return type(self)(*(self.members[member] for member in chosen))
+
+    def save_state(self) -> dict[str, Any]:
+        """Return the state of each member under its number, as text."""
+        return {str(number): member.state_dict() for number, member in enumerate(self.members)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Load a state. If a member refuses its part, or the number of members differs, nothing is changed."""
+        load_members(self.members, state)
+
+    def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Write the state of each member to a folder with its number."""
+        for number, member in enumerate(self.members):
+            member.dumps(folder / str(number))
+
+    def read_state(self, folder: Path) -> dict[str, Any]:
+        """Read what `write_state` wrote."""
+        found = {
+            str(number): member.read_state(folder / str(number)) if member.writes else {}
+            for number, member in enumerate(self.members)
+        }
+        return {"_cursor": 0, "_write_count": 0, **found}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(writers=({', '.join(map(repr, self.members))}))"

@@ -17,8 +17,7 @@ from tensordict import is_tensor_collection, is_tensorclass
 
 from ..errors import CorruptDataError, FormatError, MissingKeyError, SchemaError, UsageError
 from ..storages.base import Storage
-from .base import Labels, Writer
-from .state import counts_of, read_array, read_metadata, write_folder
+from .base import Labels, Writer, counts_of, read_array, read_metadata, write_folder
 
 Number: TypeAlias = int | float
 

@@ -23,8 +23,17 @@ from tensordict import is_tensor_collection, is_tensorclass
 from ..errors import FormatError, SchemaError, require_flags
 from ..storages.base import Storage
 from ..storages.write_log import Generations
-from .base import Labels, Writer, batch_length, capacity_rows
-from .state import counts_of, read_array, read_metadata, rows_in, write_folder
+from .base import (
+    Labels,
+    Writer,
+    batch_length,
+    capacity_rows,
+    counts_of,
+    read_array,
+    read_metadata,
+    rows_in,
+    write_folder,
+)
 
 _GENERATIONS = "generation.memmap"
 

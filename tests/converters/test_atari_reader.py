@@ -18,7 +18,7 @@ import rbtool
 from rbtool.converters.atari.reader import AtariReader
 from rbtool.core.errors import CorruptDataError, FormatError
 from rbtool.core.format.contracts import StepReader
-from rbtool.core.format.reader import Reader
+from rbtool.core.format.converter import Reader
 from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.episodes import Final
 from rbtool.core.testing.readers import ReaderTests

@@ -23,7 +23,7 @@ from rbtool.core.errors import (
     RbtoolError,
     UsageError,
 )
-from rbtool.core.format.sources import RemoteDataset, Source
+from rbtool.core.format.converter import RemoteDataset, Source
 from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.sources import SourceTests
 

@@ -20,8 +20,8 @@ from rbtool.cli.inspect import column_lines
 from rbtool.converters.d4rl.reader import D4rlReader
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
 from rbtool.core.format.contracts import Piece
+from rbtool.core.format.converter import Reader
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.format.reader import Reader
 from rbtool.core.ted.episodes import EndReason, Final
 from rbtool.core.ted.schema import REWARD
 from rbtool.core.testing.readers import ReaderTests

@@ -23,8 +23,8 @@ from rbtool.core.errors import (
     NetworkError,
     UsageError,
 )
+from rbtool.core.format.converter import RemoteDataset, Source
 from rbtool.core.format.locate import reader_class
-from rbtool.core.format.sources import RemoteDataset, Source
 from rbtool.core.testing.sources import SourceTests
 
 KITCHEN = "kitchen-partial-v0"  # its checksum is not known

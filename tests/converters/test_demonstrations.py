@@ -41,9 +41,9 @@ from rbtool.converters.rllib.reader import RllibReader
 from rbtool.converters.sb3.reader import Sb3Reader
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
 from rbtool.core.format.contracts import Piece
+from rbtool.core.format.converter import Reader
 from rbtool.core.format.locate import open_source
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.format.reader import Reader
 from rbtool.core.ted.episodes import EndReason, Final
 from rbtool.core.testing.readers import ReaderTests
 

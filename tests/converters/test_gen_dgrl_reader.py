@@ -20,8 +20,8 @@ from trusting import TRUST, trusting
 import rbtool
 from rbtool.converters.gen_dgrl.reader import GenDgrlReader
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
+from rbtool.core.format.converter import Reader
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.format.reader import Reader
 from rbtool.core.testing.readers import ReaderTests
 
 DATA = Path(__file__).parents[1] / "data" / "gen_dgrl" / "1M" / "level_200" / "expert" / "bigfish.tar.xz"

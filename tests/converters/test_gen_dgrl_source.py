@@ -20,7 +20,7 @@ from rbtool.core.errors import (
     RbtoolError,
     UsageError,
 )
-from rbtool.core.format.sources import RemoteDataset, Source
+from rbtool.core.format.converter import RemoteDataset, Source
 from rbtool.core.testing.sources import SourceTests
 
 ID, FILE = "bigfish-1M_E", "base/1M/level_200/expert/bigfish.tar.xz"

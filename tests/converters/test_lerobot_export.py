@@ -17,7 +17,7 @@ from lerobot_files import CAMERA, plain_rows, random_takes, write_dataset
 import rbtool
 from rbtool.converters.lerobot.export import LerobotExporter
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.format.sinks import Chosen
+from rbtool.core.format.converter import Chosen
 from rbtool.core.open_steps import open_steps
 
 DATA = Path(__file__).parents[1] / "data" / "lerobot"

@@ -24,7 +24,7 @@ from lerobot_files import CAMERA, Take, picture, plain_rows, random_takes, write
 import rbtool
 from rbtool.converters.lerobot.reader import LerobotReader
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
-from rbtool.core.format.reader import FinalStep, Reader
+from rbtool.core.format.converter import FinalStep, Reader
 from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.episodes import Final
 from rbtool.core.ted.schema import Key

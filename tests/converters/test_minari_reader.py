@@ -27,9 +27,9 @@ from pyarrow import dataset
 
 from rbtool.converters.minari.reader import MinariReader, decode_images
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
+from rbtool.core.format.converter import Reader
 from rbtool.core.format.locate import open_source
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.format.reader import Reader
 from rbtool.core.testing.readers import ReaderTests
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.inspect import inspect

@@ -18,8 +18,8 @@ from minari_hub import lay_out_bucket, lay_out_hub
 from rbtool.converters.minari.reader import MinariReader
 from rbtool.converters.minari.source import MinariSource
 from rbtool.core.errors import UsageError
+from rbtool.core.format.converter import RemoteDataset, RemoteFile
 from rbtool.core.format.locate import source_class
-from rbtool.core.format.sources import RemoteDataset, RemoteFile
 
 DATA = Path(__file__).parents[1] / "data" / "minari"
 DOOR = "D4RL/door/human-v2"

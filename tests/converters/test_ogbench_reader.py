@@ -16,8 +16,8 @@ from ogbench_files import compact, plain_rows, random_columns, write
 import rbtool
 from rbtool.converters.ogbench.reader import OgbenchReader
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
+from rbtool.core.format.converter import Reader
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.format.reader import Reader
 from rbtool.core.ted.episodes import EndReason, Final
 from rbtool.core.testing.readers import ReaderTests
 

@@ -21,9 +21,9 @@ from rbtool.core.errors import (
     RbtoolError,
     UsageError,
 )
+from rbtool.core.format.converter import Source
 from rbtool.core.format.locate import reader_class
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.format.sources import Source
 from rbtool.core.testing.sources import SourceTests
 
 ID = "antmaze-giant-navigate-v0"  # the first of all

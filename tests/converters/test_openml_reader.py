@@ -28,8 +28,8 @@ from rbtool.core.errors import (
     RbtoolError,
     UsageError,
 )
+from rbtool.core.format.converter import RemoteDataset, Source
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.format.sources import RemoteDataset, Source
 from rbtool.core.testing.sources import SourceTests
 
 DESCRIBED = "api/v1/json/data/1120"

@@ -26,7 +26,7 @@ from trusting import TRUST, trusting
 import rbtool
 from rbtool.converters.openx.reader import OpenXReader
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
-from rbtool.core.format.reader import Reader
+from rbtool.core.format.converter import Reader
 from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.readers import ReaderTests
 

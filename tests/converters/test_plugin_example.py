@@ -15,9 +15,8 @@ from static_server import StaticServer
 
 import rbtool
 from rbtool.core.errors import CheckFailed
+from rbtool.core.format.converter import Reader, Source
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.format.reader import Reader
-from rbtool.core.format.sources import Source
 from rbtool.core.testing.readers import ReaderTests
 from rbtool.core.testing.sources import SourceTests
 

@@ -8,8 +8,8 @@ import rbtool
 from rbtool import DatasetNotFoundError, FormatError
 from rbtool.core.declarations import declared
 from rbtool.core.format.contracts import Piece, SourceFacts
+from rbtool.core.format.converter import Reader
 from rbtool.core.format.locate import open_source, reader_class, reader_names
-from rbtool.core.format.reader import Reader
 from rbtool.core.testing.datasets import WALK_FIELDS, walk_pieces
 
 EPISODES = [(3, "terminated"), (2, "open")]

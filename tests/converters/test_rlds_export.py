@@ -18,7 +18,7 @@ import rbtool
 from rbtool.converters.rlds.example import packed_varints
 from rbtool.converters.rlds.export import RldsExporter
 from rbtool.core.errors import SchemaError
-from rbtool.core.format.sinks import Sink
+from rbtool.core.format.converter import Sink
 from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.schema import Key
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks

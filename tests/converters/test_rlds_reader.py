@@ -36,7 +36,7 @@ from rlds_files import (
 import rbtool
 from rbtool.converters.rlds.reader import RldsReader
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
-from rbtool.core.format.reader import Reader
+from rbtool.core.format.converter import Reader
 from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.readers import ReaderTests
 

@@ -16,8 +16,8 @@ from group_files import Demo, after_final_step, plain_episodes, robomimic_demo, 
 import rbtool
 from rbtool.converters.robomimic.reader import RobomimicReader
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
+from rbtool.core.format.converter import Reader
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.format.reader import Reader
 from rbtool.core.ted.episodes import Final
 from rbtool.core.testing.readers import ReaderTests
 

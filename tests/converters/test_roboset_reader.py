@@ -15,8 +15,8 @@ from group_files import Demo, after_final_step, plain_episodes, roboset_trial, w
 import rbtool
 from rbtool.converters.roboset.reader import RobosetReader
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
+from rbtool.core.format.converter import Reader
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.format.reader import Reader
 from rbtool.core.ted.episodes import Final
 from rbtool.core.testing.readers import ReaderTests
 

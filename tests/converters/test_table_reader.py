@@ -16,9 +16,9 @@ from table_files import BINARY, WRITERS, column_map, named, write_csv, write_h5,
 import rbtool
 from rbtool.converters.table.reader import TableReader
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
+from rbtool.core.format.converter import Reader
 from rbtool.core.format.locate import reader_class, reader_names
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.format.reader import Reader
 from rbtool.core.ted.episodes import EndReason, Final
 from rbtool.core.testing.readers import ReaderTests
 

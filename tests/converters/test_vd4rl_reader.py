@@ -19,8 +19,8 @@ from vd4rl_files import plain_rows, random_episodes, rows_of_shards, write_files
 import rbtool
 from rbtool.converters.vd4rl.reader import Vd4rlReader
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError
+from rbtool.core.format.converter import Reader
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.format.reader import Reader
 from rbtool.core.ted.episodes import EndReason, Final
 from rbtool.core.testing.readers import ReaderTests
 

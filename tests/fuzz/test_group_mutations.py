@@ -16,7 +16,7 @@ from mutations import LONGEST, mutated, processor_seconds
 from rbtool.converters.robomimic.reader import RobomimicReader
 from rbtool.converters.roboset.reader import RobosetReader
 from rbtool.core.errors import RbtoolError
-from rbtool.core.format.reader import Reader
+from rbtool.core.format.converter import Reader
 
 DATA = Path(__file__).parents[1] / "data"
 FILES: dict[str, tuple[type[Reader], Path, int]] = {

@@ -29,8 +29,8 @@ from rbtool.converters.roboset.reader import RobosetReader
 from rbtool.converters.table.proposal import overview
 from rbtool.converters.table.reader import TableReader
 from rbtool.core.errors import RbtoolError
-from rbtool.core.format.read_errors import understood
-from rbtool.core.format.reader import Reader
+from rbtool.core.format.converter import Reader
+from rbtool.core.format.files import understood
 
 DATA = Path(__file__).parents[1] / "data"
 MOST_MEMORY = 600 << 20

@@ -24,8 +24,8 @@ from table_files import WRITERS, named
 
 import rbtool
 from rbtool.cli import app
-from rbtool.core.format.digest import digest_bytes
 from rbtool.core.format.documents import dump_json
+from rbtool.core.format.files import digest_bytes
 
 DATA = Path(__file__).parents[1] / "data" / "minari"
 MINARI = ("tuple/trunc-v0", "cartpole/scripted-v0")

@@ -14,7 +14,7 @@ from rbtool.converters.dapg.reader import DapgReader
 from rbtool.converters.imitation.reader import ImitationReader
 from rbtool.converters.rllib.reader import RllibReader
 from rbtool.converters.sb3.reader import Sb3Reader
-from rbtool.core.format.reader import Reader
+from rbtool.core.format.converter import Reader
 
 DATA = Path(__file__).parents[1] / "data"
 TRUST = {"trust_pickle": True}

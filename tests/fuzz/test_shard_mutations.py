@@ -24,7 +24,7 @@ from mutations import mutated, strike_in_folder
 from rbtool.converters.atari.reader import AtariReader
 from rbtool.converters.gen_dgrl.reader import GenDgrlReader
 from rbtool.converters.openx.reader import OpenXReader
-from rbtool.core.format.reader import Reader
+from rbtool.core.format.converter import Reader
 
 BATCHES = 5
 SHARDS = ["robots_00000.tar", "robots_00001.tar"]

@@ -18,7 +18,7 @@ from rbtool.converters.openml.arff import ArffFile
 from rbtool.converters.table.proposal import overview
 from rbtool.converters.table.reader import TableReader
 from rbtool.core.errors import RbtoolError
-from rbtool.core.format.read_errors import understood
+from rbtool.core.format.files import understood
 
 STEPS = (5, 1, 7, 4)
 

@@ -144,7 +144,7 @@ def _fetch(source: Any, dataset_id: str, folder: str, episodes: str | None = Non
 
 def _fetch_again(source: Any, files: list[dict[str, Any]], folder: str) -> None:
     """Fetch files that were described some time ago."""
-    from rbtool.core.format.sources import RemoteFile
+    from rbtool.core.format.converter import RemoteFile
 
     listed = [RemoteFile(**{**file, "addresses": tuple(file["addresses"])}) for file in files]
     source.fetch(listed, Path(folder))

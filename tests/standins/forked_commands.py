@@ -35,7 +35,7 @@ _SOCKET = "server.sock"
 _LARGEST = 1 << 17
 _MODULES = (
     "torch", "tensordict", "h5py", "rbtool.cli.app", "rbtool.converters.minari.reader",
-    "rbtool.core.buffers.prioritized", "rbtool.core.samplers.prioritized_slices",
+    "rbtool.core.buffers.tensordict", "rbtool.core.samplers.prioritized",
     "rbtool.core.samplers.slices", "rbtool.core.verbs.checkpoint", "rbtool.core.preprocess.preprocess",
     "rbtool.core.verbs.download", "anyio", "filelock", "httpcore2", "httpx2", "pyarrow.dataset", "tenacity", "yaml",
 )  # fmt: skip

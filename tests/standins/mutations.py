@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rbtool.core.errors import RbtoolError
-from rbtool.core.format.reader import Reader
+from rbtool.core.format.converter import Reader
 
 LONGEST = 10.0
 """Seconds of the processor that a mutation may take."""

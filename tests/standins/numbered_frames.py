@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.samplers.base import Sampler
 from rbtool.core.testing.slice_samplers import Coordinates, RingModel, Twin
-from rbtool.core.transforms.frames import StoredFrameStack
+from rbtool.core.transforms.windows import StoredFrameStack
 from rbtool.core.writers.base import ImmutableDatasetWriter
 
 PAD = -7

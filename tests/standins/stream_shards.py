@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.storages.stream import OpenShard, StreamShards, StreamStorage
+from rbtool.core.storages.dataset import OpenShard, StreamShards, StreamStorage
 
 
 class ListedShards(StreamShards):

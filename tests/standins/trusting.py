@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rbtool.core.format.reader import Reader
+from rbtool.core.format.converter import Reader
 
 TRUST: dict[str, Any] = {"trust_pickle": True}
 

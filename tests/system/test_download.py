@@ -10,7 +10,7 @@ import numpy as np
 from download_machine import DATA, DOOR, SMALL, Machine
 from hub import Hub
 
-from rbtool.core.encodings.rows import compare_steps
+from rbtool.core.encodings.compact import compare_steps
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.reader import PackedReader
 

@@ -24,9 +24,9 @@ from ...ted.episodes import BoundaryCounts
 from ...ted.schema import Field, Key, field_named
 from .. import fs
 from ..contracts import Array, Closing
-from ..digest import FileRecord, Hasher, bytes_of
 from ..documents import written_time
 from ..episodes import EpisodeRow, EpisodeTable, write_episode_text
+from ..files import FileRecord, Hasher, bytes_of
 from ..manifest import (
     ENV_METADATA,
     SOURCE_DOCUMENTS,
@@ -39,14 +39,15 @@ from ..manifest import (
     is_inside,
 )
 from ..open_files import pread_into, pread_rows
-from ..row_runs import Rows, as_array
 from ..syncing import sync_file
 from ..threads import started
 from ..videos import VideoContents, reference_keys, write_videos
 from .tree import (
     FieldRange,
     MappedLeaf,
+    Rows,
     TreeWriter,
+    as_array,
     leaf_path,
     merge_ranges,
     require_own_files,

@@ -14,9 +14,9 @@ from ...errors import CorruptDataError, FormatError
 from ...ted.episodes import EndReason, end_reason
 from ...ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, key_name, role_of
 from ..contracts import Array
-from ..digest import FileRecord
 from ..documents import parse_json
 from ..episodes import EPISODES_TEXT, EpisodeRow, EpisodeTable, parse_episode_text
+from ..files import FileRecord
 from ..manifest import (
     ENV_METADATA,
     HIDDEN,

@@ -14,14 +14,26 @@ from ...ted.episodes import rows_equal
 from ...ted.schema import NEXT, Field, Key, row_bytes
 from .. import fs
 from ..contracts import Array, StepReader
-from ..digest import FileRecord
 from ..episodes import EpisodeTable
+from ..files import FileRecord
 from ..manifest import Layout, Manifest
 from ..memmap.builder import DatasetBuilder, Origin, OverlappedBuilder, RowBuilder, write_manifest
 from ..memmap.tree import FieldRange, merge_ranges, range_of, write_listed
 from ..returns import table_with_returns
-from .row_files import AppendedFile, ChunkedRows, RowCodec, RowStore, StoreState, WholeRows
-from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers
+from .schema import (
+    EXPLICIT,
+    RECORDS,
+    SCHEMA,
+    AppendedFile,
+    ChunkedRows,
+    PackedField,
+    PackedSchema,
+    RecordNumbers,
+    RowCodec,
+    RowStore,
+    StoreState,
+    WholeRows,
+)
 
 
 class PackedFiles:

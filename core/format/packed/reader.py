@@ -12,16 +12,15 @@ import numpy as np
 from ...errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError
 from ...ted.schema import Key
 from ..contracts import Array, StepReader
-from ..digest import FileRecord, Hasher, bytes_of, digest_bytes
 from ..episodes import EPISODES, EPISODES_TEXT, EpisodeTable, column_fields, episode_text_bytes
+from ..files import FileRecord, Hasher, bytes_of, digest_bytes
 from ..manifest import MANIFEST, content_digest
 from ..memmap.reader import FolderReader
 from ..memmap.tree import MappedLeaf, leaf_path, tree_documents
 from ..open_files import ListedFiles
 from ..staging import is_ours
 from .recording import COMMITS, COMMITS_COPY, commits_in, is_as_recorded, unfinished_recording
-from .row_files import pread_bytes, read_chunks
-from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers
+from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers, pread_bytes, read_chunks
 
 
 def ted_digest(reader: StepReader) -> str:

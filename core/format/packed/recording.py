@@ -28,9 +28,9 @@ from ...ted.episodes import EndReason, end_reason
 from ...ted.schema import NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, field_named, key_name
 from .. import fs
 from ..contracts import Array
-from ..digest import FileRecord, Hasher, digest_bytes
 from ..documents import Check, decode, document_digest, dump_json, load_json
 from ..episodes import EPISODES, EpisodeRow, EpisodeTable
+from ..files import FileRecord, Hasher, digest_bytes
 from ..manifest import HIDDEN, MANIFEST, SOURCE_DOCUMENTS, Dropped, Manifest, Request, is_space
 from ..memmap.builder import Origin, provenance_step, write_manifest
 from ..memmap.tree import FieldRange, record_file
@@ -38,8 +38,7 @@ from ..open_files import OpenFiles
 from ..returns import episode_return
 from ..staging import lock_folder
 from .builder import PackedRowBuilder, PackedState
-from .row_files import AppendedFile
-from .schema import EXPLICIT, RECORDS, SCHEMA, PackedSchema, RecordNumbers
+from .schema import EXPLICIT, RECORDS, SCHEMA, AppendedFile, PackedSchema, RecordNumbers
 
 ORIGIN = f"{SOURCE_DOCUMENTS}recorded.json"
 """Metadata, so that it is no part of the content digest."""

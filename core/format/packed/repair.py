@@ -15,8 +15,8 @@ from ...errors import CorruptDataError, FormatError, RbtoolError, UsageError
 from ...ted.schema import NEXT, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, row_bytes
 from .. import fs
 from ..contracts import Array
-from ..digest import FileRecord, digest_file, open_regular, read_regular
 from ..documents import FieldEntry, decode, document_digest, newer_version, parse_json
+from ..files import FileRecord, digest_file, open_regular, read_regular
 from ..manifest import HIDDEN, MANIFEST, Manifest, has_manifest
 from ..memmap.tree import FieldRange, merge_ranges, range_of
 from ..open_files import OpenFiles
@@ -41,8 +41,7 @@ from .recording import (
     schema_mark,
     seal,
 )
-from .row_files import StoreState
-from .schema import EXPLICIT, RECORDS, SCHEMA, PackedSchema, SchemaDocument
+from .schema import EXPLICIT, RECORDS, SCHEMA, PackedSchema, SchemaDocument, StoreState
 
 
 class CommitsFound(NamedTuple):

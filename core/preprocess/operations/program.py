@@ -24,9 +24,9 @@ from ...declarations import OPERATION_OPTIONS
 from ...engine.tasks import error_text
 from ...errors import DatasetNotFoundError, UsageError, did_you_mean
 from ...format import fs
-from ...format.digest import digest_bytes
 from ...format.documents import load_json, toml_value
 from ...format.episodes import EpisodeTable
+from ...format.files import digest_bytes
 from ...format.manifest import MANIFEST, Manifest, Provenance
 from ...ted.schema import NEXT, NEXT_REWARD, Field, Key, key_name
 from ..processor import Block, Context, LoadedProcessor, Processor

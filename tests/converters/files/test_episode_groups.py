@@ -36,8 +36,8 @@ from rbtool.converters.robomimic.reader import RobomimicReader
 from rbtool.converters.roboset.reader import RobosetReader
 from rbtool.core.errors import UsageError
 from rbtool.core.format.contracts import Piece
+from rbtool.core.format.converter import Reader
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.format.reader import Reader
 from rbtool.core.ted.schema import Key
 
 DATA = Path(__file__).parents[2] / "data"

@@ -22,9 +22,8 @@ from waiting import HANG
 
 import rbtool
 from rbtool.core.buffers.checkpoint import BufferFolder
-from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
-from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 from rbtool.core.checkpointers.base import StorageCheckpointerBase
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
 from rbtool.core.checkpointers.tensor import TensorStorageCheckpointer

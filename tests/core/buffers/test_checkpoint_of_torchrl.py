@@ -17,15 +17,14 @@ from rbtool import LazyTensorStorage, TensorDictMaxValueWriter
 from rbtool.core.buffers.pytrees import map_tensors
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
-from rbtool.core.samplers import prioritized, prioritized_slices, slices
-from rbtool.core.samplers.prioritized import NEVER_WRITTEN
-from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers import prioritized, slices
+from rbtool.core.samplers.prioritized import NEVER_WRITTEN, PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
 
 WRITTEN = Path(__file__).parents[2] / "data/torchrl_checkpoints"
 CASES = sorted(case.parent.name for case in WRITTEN.glob("*/case.json"))
-PARTS = (prioritized, prioritized_slices, slices, slices)
+PARTS = (prioritized, prioritized, slices, slices)
 NAMES = {name: getattr(rbtool, name) for name in rbtool.__all__} | {
     name: value for part in PARTS for name, value in vars(part).items()
 }

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
-from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool.core.buffers.draws import arrived, cuda_devices
-from rbtool.core.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from rbtool.core.buffers.tensordict import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from rbtool.core.errors import RbtoolError
 from rbtool.core.storages.base import Storage
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage

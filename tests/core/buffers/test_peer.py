@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from rbtool.core.buffers.tensordict import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from rbtool.core.transforms.base import Compose
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("default")]

@@ -17,9 +17,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer, WorkerSampler
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
-from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.buffers.tensordict import (
+    PrioritizedReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+    WorkerSampler,
+)
 from rbtool.core.errors import RbtoolError
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.uniform import RandomSampler
@@ -674,7 +678,7 @@ def test_a_spawned_child_writes_and_does_not_sample() -> None:
 def test_what_is_passed_to_a_spawned_child(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = unsynced().sampler
     with monkeypatch.context() as patch:
-        patch.setattr("rbtool.core.buffers.prioritized.get_spawning_popen", lambda: object())
+        patch.setattr("rbtool.core.buffers.tensordict.get_spawning_popen", lambda: object())
         other = pickle.loads(pickle.dumps(sampler))
     assert isinstance(other, WorkerSampler)
     with pytest.raises(RuntimeError, match="that created this buffer"):

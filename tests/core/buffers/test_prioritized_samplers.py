@@ -10,12 +10,10 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from rbtool.core.buffers.prioritized import PrioritizedReplayBuffer
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
-from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.buffers.tensordict import PrioritizedReplayBuffer, TensorDictReplayBuffer
 from rbtool.core.errors import RbtoolError
-from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 from rbtool.core.storages.tensor import TensorStorage

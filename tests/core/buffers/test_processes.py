@@ -25,7 +25,7 @@ from rbtool.core.buffers.processes import Guard, SharedGuard
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import OutOfSpaceError
-from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers.prioritized import PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.storages import write_log
 from rbtool.core.storages.columns import Columns

@@ -21,10 +21,9 @@ from source_tree import ROOT
 from tensordict import NonTensorData, TensorDict
 from waiting import HANG
 
-from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
 from rbtool.core.buffers.ray_buffer import BufferLostError, Parcel, RayReplayBuffer, joined, opened_small, small, split
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
-from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 from rbtool.core.errors import NetworkError, SchemaError, UsageError
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement
@@ -403,7 +402,7 @@ import ray, sys, torch
 from ray.cluster_utils import Cluster
 from tensordict import TensorDict
 from rbtool import LazyTensorStorage, RayReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.engine.ray_session import alone
+from rbtool.core.engine.ray_cluster import alone
 quiet = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
 with alone(ray):
     cluster = Cluster(initialize_head=True, head_node_args=quiet | {"include_dashboard": False})

@@ -18,14 +18,12 @@ from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 import rbtool
 from rbtool import LazyStackStorage
 from rbtool.core.buffers.ensemble import ReplayBufferEnsemble
-from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
-from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
 from rbtool.core.loading.torch_dataset import torch_dataset
-from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
 from rbtool.core.samplers.prompt_groups import PromptGroupSampler
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.samplers.stream import StreamSampler, StreamSliceSampler

@@ -22,7 +22,7 @@ from tensordict import NonTensorData, TensorDict, tensorclass
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.checkpointers.base import StorageCheckpointerBase
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
-from rbtool.core.encodings.rows import compare_steps
+from rbtool.core.encodings.compact import compare_steps
 from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.errors import (
     CorruptDataError,

@@ -23,7 +23,7 @@ from rbtool.core.checkpointers import storage_rows
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
 from rbtool.core.checkpointers.storage_rows import Order, StorageRows, keys_of
 from rbtool.core.datasets.storage import DatasetStorage
-from rbtool.core.encodings import rows as encoded_rows
+from rbtool.core.encodings import compact as encoded_rows
 from rbtool.core.errors import CorruptDataError, SchemaError, UsageError
 from rbtool.core.format.returns import episode_returns, running_return
 from rbtool.core.open_steps import open_steps

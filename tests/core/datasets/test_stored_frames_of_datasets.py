@@ -25,7 +25,7 @@ from rbtool.core.storages.dataset import MappedSteps, StepStorage
 from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.testing.datasets import write_mixture, write_packed, write_walks
 from rbtool.core.transforms.base import Compose
-from rbtool.core.transforms.frames import StoredFrameStack
+from rbtool.core.transforms.windows import StoredFrameStack
 
 EPISODES = [(9, "terminated"), (3, "truncated"), (1, "both"), (1, "terminated"), (12, "open"), (4, "terminated")]
 STEPS = 30

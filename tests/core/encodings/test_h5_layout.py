@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from rbtool import CorruptDataError, FormatError, SchemaError, UsageError
-from rbtool.core.encodings.h5_layout import Compression, H5Reader, block_bytes, block_size, read_block, verify_block
+from rbtool.core.encodings.compact import compare_steps
+from rbtool.core.encodings.h5 import Compression, H5Reader, block_bytes, block_size, read_block, verify_block
 from rbtool.core.encodings.hdf5_files import absurd_size, open_h5
-from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.encodings.save import load_checkpoint, save_checkpoint
 from rbtool.core.format.contracts import Array
 from rbtool.core.format.manifest import Manifest, Provenance
@@ -112,8 +112,8 @@ def test_rows_are_written_in_batches(
     odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, batch: int
 ) -> None:
     monkeypatch.setattr("rbtool.core.encodings.output_files._BLOCK", batch)
-    monkeypatch.setattr("rbtool.core.encodings.h5_layout._CHUNK_BYTES", batch)
-    monkeypatch.setattr("rbtool.core.encodings.rows.LEAF_BYTES", 300)
+    monkeypatch.setattr("rbtool.core.encodings.h5._CHUNK_BYTES", batch)
+    monkeypatch.setattr("rbtool.core.encodings.compact.LEAF_BYTES", 300)
     save(odd, tmp_path / "saved.h5", text)
     with open_steps(odd) as dataset, open_steps(tmp_path / "saved.h5") as reader:
         assert compare_steps(dataset, reader) == []

@@ -19,7 +19,7 @@ import source_tree
 
 from rbtool import CorruptDataError, FormatError, RbtoolError
 from rbtool.core.encodings.hdf5_files import H5Rows, HeapValues, open_h5
-from rbtool.core.format.read_errors import understood
+from rbtool.core.format.files import understood
 
 DAMAGED = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
 """What libhdf5 and h5py raise on damaged files."""

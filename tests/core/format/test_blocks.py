@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from rbtool.core.errors import FormatError
 from rbtool.core.format.contracts import EpisodeBlock, Piece, SourceFacts
+from rbtool.core.format.converter import FINAL_STEPS, Reader
 from rbtool.core.format.episodes import EpisodeTable
 from rbtool.core.format.manifest import Request
 from rbtool.core.format.memmap.builder import DatasetBuilder, Origin, OverlappedBuilder
-from rbtool.core.format.reader import FINAL_STEPS, Reader
 from rbtool.core.format.returns import Ingest
 from rbtool.core.ted.episodes import Final
 from rbtool.core.ted.schema import Field, ted_fields

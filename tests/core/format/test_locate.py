@@ -5,6 +5,7 @@ from damage import POINTER
 
 from rbtool import DatasetNotFoundError, UsageError
 from rbtool.core.errors import CorruptDataError
+from rbtool.core.format.converter import safe_id
 from rbtool.core.format.locate import (
     dataset_folder,
     find_dataset,
@@ -14,7 +15,6 @@ from rbtool.core.format.locate import (
     stored_datasets,
 )
 from rbtool.core.format.manifest import Request
-from rbtool.core.format.sources import safe_id
 from rbtool.core.testing.datasets import write_walks
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rbtool.core.format.contracts import Piece, SourceFacts
-from rbtool.core.format.reader import Reader
+from rbtool.core.format.converter import Reader
 from rbtool.core.testing.datasets import WALK_FIELDS, walk_pieces
 from rbtool.core.testing.readers import ReaderTests
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from rbtool.core.kernels import tensors as tensors_module
-from rbtool.core.kernels.tensors import TensorFinder, tensor_finder
+from rbtool.core.storages import columns as tensors_module
+from rbtool.core.storages.columns import TensorFinder, tensor_finder
 
 COLUMNS = [torch.zeros(10, 3), torch.zeros(10, dtype=torch.int64), torch.zeros(10, 2, 2, dtype=torch.uint16)]
 

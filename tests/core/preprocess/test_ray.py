@@ -15,8 +15,8 @@ from acting_work import TASKS, Acting, count_set_up, counted_set_ups, end_at_20,
 from local_ray import two_cores
 
 import rbtool
-from rbtool.core.engine.cluster import RayExecutor
 from rbtool.core.engine.pool import WorkerHandle
+from rbtool.core.engine.ray_cluster import RayExecutor
 from rbtool.core.engine.tasks import Limits, TaskFailed
 from rbtool.core.errors import UsageError
 from rbtool.core.format.manifest import Manifest

@@ -7,8 +7,8 @@ import datetime
 import pytest
 
 from rbtool.core.errors import DatasetNotFoundError, UsageError
+from rbtool.core.format.converter import Catalogue, CatalogueEntry
 from rbtool.core.format.locate import KnownNames, Resolution
-from rbtool.core.format.sources import Catalogue, CatalogueEntry
 from rbtool.core.remote.catalogue import CatalogueFile, catalogue_age, is_complete, resolve
 
 IDS = (

@@ -16,7 +16,7 @@ from static_server import SOUND, Fault, StaticServer
 from waiting import HANG
 
 from rbtool.core.errors import DatasetNotFoundError, NetworkError
-from rbtool.core.format.sources import RemoteFile
+from rbtool.core.format.converter import RemoteFile
 from rbtool.core.remote.fetch import fetch_files
 from rbtool.core.remote.http import HttpTransport
 from rbtool.core.remote.transport import Transport
@@ -171,7 +171,7 @@ def test_a_gap_is_never_written(tmp_path: Path) -> None:
 
 CHILD = """
 import os, pathlib, signal, sys
-from rbtool.core.format.sources import RemoteFile
+from rbtool.core.format.converter import RemoteFile
 from rbtool.core.remote.fetch import fetch_files
 from rbtool.core.remote.http import HttpTransport
 folder, digest, size, at, *addresses = sys.argv[1:]

@@ -12,8 +12,8 @@ import pytest
 from static_server import StaticServer
 
 from rbtool.core.errors import DatasetNotFoundError, FormatError
+from rbtool.core.format.converter import Catalogue, Ids, RemoteDataset, RemoteFile, Source
 from rbtool.core.format.episodes import EpisodeRanges
-from rbtool.core.format.sources import Catalogue, Ids, RemoteDataset, RemoteFile, Source
 from rbtool.core.remote.fetch import fetch_files
 from rbtool.core.remote.http import HttpSource
 from rbtool.core.testing.sources import SourceTests

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rbtool.core.samplers.boundaries import find_start_stop_traj
+from rbtool.core.samplers.trajectories import find_start_stop_traj
 
 IDS = torch.tensor([1, 1, 0, 0, 1, 1, 1, 1, 1, 1])
 

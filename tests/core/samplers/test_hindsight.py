@@ -14,9 +14,8 @@ from tensordict import TensorDict, assert_close
 
 from rbtool import HindsightStrategy, LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 from rbtool.core.samplers import hindsight
-from rbtool.core.samplers.boundaries import StrictBoundaries
 from rbtool.core.samplers.hindsight import AchievedRows, HindsightReader
-from rbtool.core.samplers.trajectories import TableFinder, TrajectoryTable, trajectory_table
+from rbtool.core.samplers.trajectories import StrictBoundaries, TableFinder, TrajectoryTable, trajectory_table
 
 CAPACITY = 16
 

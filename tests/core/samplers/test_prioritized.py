@@ -12,8 +12,7 @@ import torch
 
 from rbtool.core.kernels.trees import TorchTree
 from rbtool.core.samplers.base import Sampler
-from rbtool.core.samplers.prioritized import Priorities, PrioritizedSampler
-from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers.prioritized import Priorities, PrioritizedSampler, PrioritizedSliceSampler
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.storages.tensor import TensorStorage

@@ -11,8 +11,7 @@ import torch
 
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
 from rbtool.core.testing.slice_samplers import SliceRule, Twin, episodes, rows_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers.prioritized import PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.testing.slice_samplers import SliceSamplerTests
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stream_shards import ListedShards, stream_buffer
 
 import rbtool
-from rbtool.core.storages.stream import StreamStorage
+from rbtool.core.storages.dataset import StreamStorage
 
 LENGTHS = st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=7).filter(lambda parts: any(parts))
 OPTIONS = st.fixed_dictionaries(

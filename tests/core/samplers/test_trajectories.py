@@ -20,8 +20,15 @@ from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.kernels.slices import SliceRule
-from rbtool.core.samplers.boundaries import BoundarySource, EpisodeBoundaries, FlagBoundaries, IdBoundaries
-from rbtool.core.samplers.trajectories import LaneRuns, TrajectoryTable, trajectory_table
+from rbtool.core.samplers.trajectories import (
+    BoundarySource,
+    EpisodeBoundaries,
+    FlagBoundaries,
+    IdBoundaries,
+    LaneRuns,
+    TrajectoryTable,
+    trajectory_table,
+)
 from rbtool.core.storages.dataset import StepStorage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage

@@ -12,8 +12,8 @@ from forked_scripts import Interpreter
 
 from rbtool import TensorStorage
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError
-from rbtool.core.format.digest import digest_file
 from rbtool.core.format.episodes import EpisodeRow
+from rbtool.core.format.files import digest_file
 from rbtool.core.format.manifest import MANIFEST, Request
 from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
 from rbtool.core.format.memmap.reader import TedReader

@@ -17,17 +17,15 @@ from tensordict import TensorDict
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
-from rbtool.core.format.digest import digest_file
+from rbtool.core.format.files import digest_file
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.memmap.builder import Origin
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.builder import write_dataset
 from rbtool.core.format.packed.recording import PackedRecorder
-from rbtool.core.format.packed.row_files import RowCodec
-from rbtool.core.format.packed.schema import PackedSchema
+from rbtool.core.format.packed.schema import PackedSchema, RowCodec
 from rbtool.core.samplers.base import Sampler
-from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.storages import packed

@@ -20,7 +20,7 @@ from waiting import HANG
 
 import rbtool
 from rbtool.core.format import fs
-from rbtool.core.storages.stream import OpenShard
+from rbtool.core.storages.dataset import OpenShard
 from rbtool.core.streams.cache import CachedShards, ShardFiles
 
 
@@ -185,7 +185,7 @@ _LEAVING = """
 import os, pathlib, signal, sys, threading, time
 import rbtool
 from rbtool.core.streams.cache import CachedShards, ShardFiles
-from rbtool.core.storages.stream import OpenShard
+from rbtool.core.storages.dataset import OpenShard
 
 class Slow(ShardFiles):
     address = identity = "slow files"

@@ -12,7 +12,7 @@ from rbtool.core.errors import SchemaError
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.transforms.base import CallableTransform, Compose, InvertTransform, Transform, as_transform
-from rbtool.core.transforms.multi_step import MultiStepTransform
+from rbtool.core.transforms.returns import MultiStepTransform
 
 
 class Add(Transform):

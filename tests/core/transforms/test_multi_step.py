@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
-from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
-from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.transforms.base import Compose
-from rbtool.core.transforms.multi_step import MultiStep, MultiStepTransform
+from rbtool.core.transforms.returns import MultiStep, MultiStepTransform
 
 
 def steps(ends: list[bool], *, first: float = 0, truncated: bool = False) -> TensorDict:

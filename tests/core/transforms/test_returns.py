@@ -17,8 +17,7 @@ from rbtool.core.format.returns import add_rewards_to_go
 from rbtool.core.preprocess.operations.program import ProgramProcessor, program_of
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context, Pieces
 from rbtool.core.ted.schema import Field, role_of
-from rbtool.core.transforms.multi_step import MultiStep
-from rbtool.core.transforms.returns import DensifyReward, ReturnToGo
+from rbtool.core.transforms.returns import DensifyReward, MultiStep, ReturnToGo
 
 INF, NAN = math.inf, math.nan
 

@@ -16,8 +16,7 @@ from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import SchemaError
 from rbtool.core.samplers.base import Sampler
-from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
@@ -34,7 +33,7 @@ from rbtool.core.testing.slice_samplers import (
     step_lists,
     tensordict_of,
 )
-from rbtool.core.transforms.frames import FrameStack, StoredFrameStack
+from rbtool.core.transforms.windows import FrameStack, StoredFrameStack
 from rbtool.core.writers.base import ImmutableDatasetWriter
 
 SAMPLERS: dict[str, Callable[[], Sampler]] = {

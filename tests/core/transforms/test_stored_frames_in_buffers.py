@@ -27,7 +27,7 @@ from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorag
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.slice_samplers import situation
 from rbtool.core.transforms.base import Compose
-from rbtool.core.transforms.frames import StoredFrameStack
+from rbtool.core.transforms.windows import StoredFrameStack
 
 
 def test_other_transforms_follow() -> None:

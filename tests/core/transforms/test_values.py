@@ -8,8 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.errors import SchemaError
-from rbtool.core.transforms.multi_step import MultiStep
-from rbtool.core.transforms.returns import ReturnToGo
+from rbtool.core.transforms.returns import MultiStep, ReturnToGo
 from rbtool.core.transforms.values import DecodeText, Normalize
 from rbtool.core.transforms.windows import NextStateReconstructor
 

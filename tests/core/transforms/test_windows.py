@@ -9,8 +9,7 @@ from tensordict import TensorDict
 
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.transforms.frames import FrameStack
-from rbtool.core.transforms.windows import RandomCropTensorDict
+from rbtool.core.transforms.windows import FrameStack, RandomCropTensorDict
 
 
 def rows(count: int, length: int) -> TensorDict:

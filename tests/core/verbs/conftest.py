@@ -13,10 +13,10 @@ import pytest
 
 import rbtool
 from rbtool.core.format import fs
+from rbtool.core.format.converter import RemoteDataset, RemoteFile
 from rbtool.core.format.episodes import EpisodeRow
 from rbtool.core.format.manifest import Request
 from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
-from rbtool.core.format.sources import RemoteDataset, RemoteFile
 from rbtool.core.remote.originals import Originals
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import Field

@@ -32,10 +32,10 @@ from rbtool.core.errors import (
     UsageError,
 )
 from rbtool.core.format import fs
+from rbtool.core.format.converter import Chosen
 from rbtool.core.format.episodes import EPISODES, EpisodeTable
 from rbtool.core.format.manifest import Manifest, content_digest
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.format.sinks import Chosen
 from rbtool.core.open_steps import open_steps
 from rbtool.core.results import to_document
 from rbtool.core.ted.episodes import Final
@@ -347,7 +347,7 @@ def test_the_episode_table_says_where_rows_lie(walks: Path, tmp_path: Path) -> N
 def test_checkpoints_and_chunks(walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(walks, tmp_path / "whole.npz", to="npz")
     save(walks, tmp_path / "saved", form="flat")
-    monkeypatch.setattr("rbtool.core.format.sinks._CHUNK_BYTES", 30)
+    monkeypatch.setattr("rbtool.core.format.converter._CHUNK_BYTES", 30)
     monkeypatch.setattr("rbtool.converters.export.parquet._GROUP_BYTES", 200)
     export(tmp_path / "saved", tmp_path / "cut.npz", to="npz")
     assert (tmp_path / "cut.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import rbtool
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
 from rbtool.core.format.contracts import Array, Piece, SourceFacts
+from rbtool.core.format.converter import Reader
 from rbtool.core.format.episodes import EPISODES, EpisodeTable
-from rbtool.core.format.reader import Reader
 from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.episodes import EndReason, Final
 from rbtool.core.ted.schema import Field, Key

@@ -231,7 +231,7 @@ def bad_in_check(folder: Path) -> set[int]:
 def test_chunks_that_cannot_be_read_cost_their_episodes(
     walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, how: str
 ) -> None:
-    monkeypatch.setattr("rbtool.core.format.packed.row_files._CHUNK_BYTES", 100)  # four records
+    monkeypatch.setattr("rbtool.core.format.packed.schema._CHUNK_BYTES", 100)  # four records
     folder = in_layout(walks, tmp_path / "form", form)
     data = next((folder / "fields").glob("observation.*[!x]"))
     offsets = np.fromfile(f"{data}.index", "<u8").tolist()

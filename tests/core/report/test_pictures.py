@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rbtool.core.encodings.pictures import as_bytes, looks_like_picture, picture_layout
+from rbtool.core.report.pictures import as_bytes, looks_like_picture, picture_layout
 from rbtool.core.ted.schema import Field
 
 RGB = np.random.default_rng(0).integers(0, 256, (5, 11, 9, 3), np.uint8)

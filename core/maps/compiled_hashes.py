@@ -1,4 +1,4 @@
-"""SipHash-2-4 of rows, and a hash table of rows of bytes; importing this imports numba. See `compiled`."""
+"""SipHash-2-4 of rows, and a hash table of rows of bytes; importing this imports numba."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from .addresses import ask_for, byte_at, copy_bytes, prefetch, word_at
+from ..kernels.addresses import ask_for, byte_at, copy_bytes, prefetch, word_at
 
 Numbers = NDArray[np.int64]
 

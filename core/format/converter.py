@@ -1,24 +1,37 @@
-"""The contract of readers of foreign formats, and the handling of final steps without a next observation."""
+"""The contracts that a converter implements: `Reader`, `Source` and `Sink`.
+
+A `Reader` turns a path in a foreign format into episodes; final steps without a next observation are handled here. A
+`Source` is a remote catalogue: what datasets there are, what files make up one, and how to get them; it hands a folder
+of fetched files to the `Reader` of the same name, and talks to the network only in `ids`, `catalogue`, `describe` and
+`fetch`. A `Sink` writes the chosen episodes of a dataset in another format.
+"""
 
 from __future__ import annotations
 
+import difflib
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self, TypeAlias, final, get_args
 
 import numpy as np
 
-from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
 from ..ted.episodes import Final
 from ..ted.schema import REWARD, Field, Key, Timing, is_real, key_name
+from . import fs
 from .contracts import (
     Array,
     Closing,
     EpisodeBlock,
     Piece,
     SourceFacts,
+    StepReader,
     completed_block,
     form_of,
     own_attributes,
@@ -26,10 +39,12 @@ from .contracts import (
     require_block,
     require_truths,
 )
-from .digest import digest_file, file_state
+from .documents import written_time
 from .episodes import EpisodeRanges, EpisodeRow, EpisodeTable, select_episodes
-from .read_errors import understood
-from .returns import EpisodeSummary
+from .files import digest_file, file_state, understood
+from .manifest import Dropped
+from .returns import EpisodeSummary, table_with_returns
+from .videos import refuse_videos
 
 
 def completed(pieces: Iterable[Piece], choice: str, fields: Sequence[tuple[Field, Timing]]) -> Iterator[Piece]:
@@ -171,7 +186,7 @@ class ReaderRecipe:
         return self.kind.of_recipe(self)
 
 
-_FINAL = {
+_FINAL_OF_READERS = {
     "__init__": "on_open", "facts": "survey", "stated": "survey", "pieces": "read_episode",
     "blocks": "read_episodes", "recipe": "survey_state", "of_recipe": "take_survey",
     "episode_table": "read_outcomes", "digests": "files", "size": "files", "close": "on_close",
@@ -206,7 +221,7 @@ class Reader(Closing, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        refuse_overrides(cls, own_attributes(cls, Reader), _FINAL)
+        refuse_overrides(cls, own_attributes(cls, Reader), _FINAL_OF_READERS)
 
     @classmethod
     @abstractmethod
@@ -555,3 +570,543 @@ class PartsReader(Reader, ABC):
     def settled(cls, evidence: Mapping[str, int]) -> tuple[dict[str, str], bool]:
         """Return the options that such counts decide for, and whether more of them would hardly change that."""
         return {}, True
+
+
+Advance: TypeAlias = Callable[[int], None]
+"""Receives how many more bytes there are; negative where bytes turn out to be wrong."""
+Note: TypeAlias = Callable[[str], None]
+"""Receives a sentence on what went wrong and is tried again."""
+
+
+_LONGEST_ID = 200  # with room for what is added to make a file name of it
+_ODD = re.compile("[\0\ud800-\udfff]")
+
+
+def safe_id(name: str) -> str:
+    """Return a dataset id that cannot leave its folder, or raise UsageError."""
+    parts = name.split("/")
+    if not name or name.startswith(("/", "~")) or "\\" in name or _ODD.search(name) or re.match("[A-Za-z]:", name):
+        raise UsageError(f"{name!r} is not a dataset id: ids are relative, like D4RL/door/human-v2")
+    if len(name.encode()) > _LONGEST_ID:
+        raise UsageError(f"{name[:40]}… is not a dataset id: ids have at most {_LONGEST_ID} bytes")
+    if any(part in {"", ".", ".."} or part.startswith(".") for part in parts):
+        raise UsageError(f"{name!r} is not a dataset id: no part of an id may be empty or begin with a dot")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCache:
+    """A source's cache: the environment variable that names it, and where it is without."""
+
+    source: str
+    variable: str
+    default: str
+
+    @property
+    def folder(self) -> Path:
+        """The folder that holds `<id>`."""
+        try:
+            return fs.expanded(os.environ.get(self.variable) or self.default).absolute()
+        except UsageError as error:
+            error.hint = f"set {self.variable}, or HOME"
+            raise
+
+    def find(self, dataset_id: str, reader: type[Reader]) -> Path:
+        """Return the folder of a dataset, or raise DatasetNotFoundError that names the folder searched."""
+        path = self.folder / safe_id(dataset_id)
+        if reader.recognises(path):
+            return path
+        raise DatasetNotFoundError(
+            f"the local {self.source} cache {self.folder} has no dataset {dataset_id!r}: looked in {path}",
+            hint=self._near(dataset_id, reader),
+        )
+
+    def ids(self, reader: type[Reader]) -> Iterator[str]:
+        """Ids of all datasets in the cache."""
+        for folder, names, _ in os.walk(self.folder):
+            names[:] = sorted(name for name in names if not name.startswith("."))
+            path = Path(folder)
+            if path != self.folder and reader.recognises(path):
+                names.clear()
+                yield path.relative_to(self.folder).as_posix()
+
+    def _near(self, dataset_id: str, reader: type[Reader]) -> str:
+        known = list(self.ids(reader))
+        bare = re.sub(r"-v\d+$", "", dataset_id)
+        versions = [name for name in known if re.fullmatch(re.escape(bare) + r"-v\d+", name)]
+        near = versions or difflib.get_close_matches(dataset_id, known, n=3, cutoff=0.4)
+        if near:
+            return f"there {'is' if len(near) == 1 else 'are'} {', '.join(near)}"
+        return f"{self.variable} names the folder, if it is another; `rbtool convert PATH DEST` takes any path"
+
+
+_FINAL_OF_SOURCES = {
+    "ids": "list_ids", "catalogue": "list_catalogue", "describe": "look_up", "needed": "choose_files",
+    "fetch": "download", "close": "on_close",
+}  # fmt: skip
+"""The methods that a source has for its users, and what it implements in place of each."""
+
+
+class StaleListing(DatasetNotFoundError):
+    """The remote no longer has a file that it listed: a caller that asks for the dataset has to describe it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of a remote dataset.
+
+    Attributes:
+        path: relative to the dataset's folder, with `/` between its parts.
+        checksum: what the remote states about the bytes: `sha256:…`, `git-sha1:…` (of the git blob), `md5:…` or
+            `crc32c:…` in lower-case hex. None if it states nothing, as for plain URLs: then the size decides, and the
+            manifest records that the file is not verified by the remote.
+        size: in bytes; None if the remote does not give it, which is only possible without a checksum.
+        addresses: from where it can be fetched, in the order in which to try them.
+        version: any text that changes with the bytes, such as an ETag; None if there is none, or the checksum serves.
+    """
+
+    path: str
+    size: int | None
+    checksum: str | None
+    addresses: tuple[str, ...]
+    version: str | None = None
+
+    @property
+    def known_size(self) -> int:
+        """The size; FormatError for a file with a checksum and without a size, 0 for one that has neither."""
+        if self.size is None and self.checksum is not None:
+            raise FormatError(f"the remote lists {self.path!r} with a checksum and without a size")
+        return self.size or 0
+
+    def is_same_as(self, other: RemoteFile) -> bool:
+        """Whether both are certainly the same bytes: by checksum, else by size and version, which must be known."""
+        if self.checksum is not None or other.checksum is not None:
+            return self.checksum == other.checksum
+        return self.version is not None and (self.size, self.version) == (other.size, other.version)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteDataset:
+    """One dataset at one state of the remote.
+
+    Attributes:
+        address: where it is, for people: `hf://ORGANISATION/REPOSITORY@9f31c2e…/door/human-v2`.
+        revision: the exact state, which can be requested from the remote again; None if it keeps no history.
+        steps, episodes: what the source's own metadata claims; None if it does not say.
+    """
+
+    id: str
+    address: str
+    revision: str | None
+    files: tuple[RemoteFile, ...]
+    steps: int | None = None
+    episodes: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files whose size is known."""
+        return sum(file.known_size for file in self.files)
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The remote's checksum of every file that has one, by its path."""
+        return {file.path: file.checksum for file in self.files if file.checksum is not None}
+
+    @property
+    def unverified(self) -> tuple[str, ...]:
+        """Paths of the files for which the remote gives no checksum."""
+        return tuple(file.path for file in self.files if file.checksum is None)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of all files."""
+        return tuple(file.path for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteShard:
+    """A part of a remote dataset that can be read alone: its files, including metadata.
+
+    `episodes` are the numbers of its episodes, `A:B` or several of these; None if it has all episodes in its files,
+    which are then numbered from 0 in each shard. With a `span` it is the part of its only file that begins in these
+    bytes.
+    """
+
+    files: tuple[RemoteFile, ...]
+    episodes: str | None = None
+    span: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Ids of all datasets of a remote, sorted; `problems` has a sentence for each part that could not be read.
+
+    `unreachable` states that some of those may be readable another time: what is not listed may exist.
+    """
+
+    ids: tuple[str, ...]
+    problems: tuple[str, ...] = ()
+    unreachable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueEntry:
+    """What a catalogue states about one dataset; None where the remote does not state.
+
+    `state` is any text that changes when the dataset does: with it a later listing need not ask again.
+    """
+
+    id: str
+    bytes: int | None = None
+    steps: int | None = None
+    episodes: int | None = None
+    state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """All datasets of a remote, ordered by id, as they were at `fetched` (UTC, ISO 8601).
+
+    `problems` and `unreachable` are explained at `Ids`.
+    """
+
+    remote: str
+    fetched: str
+    entries: tuple[CatalogueEntry, ...]
+    problems: tuple[str, ...] = ()
+    unreachable: bool = False
+
+
+class Source(Closing, ABC):
+    """A remote catalogue of datasets in one format.
+
+    The public methods are final. A subclass implements these:
+
+    - `remote`: the remote that is used, as text for people; a class attribute or a property.
+    - `list_ids()`: the ids of all datasets.
+    - `look_up(dataset_id, revision, totals)`: the files of one dataset.
+    - `download(files, folder, progress, note)`: bring files to a folder; `core.remote.fetch_files` does that.
+
+    and may implement `key`, `list_catalogue`, `choose_files`, `files_read`, `episode_numbers`, `reader_options`,
+    `on_close`, and for streams `shards`, `lacking`, `fetch_part`, `episode_number`. `core.remote.HttpSource` is a
+    source of plain URLs with less to implement; `core.testing.sources` holds the tests of the contract.
+
+    Every method that talks to the network raises NetworkError (also where the network is forbidden),
+    AuthorisationError, DatasetNotFoundError, or FormatError for answers that make no sense.
+    """
+
+    name: ClassVar[str]
+    """Name of the source, and of the reader of what it fetches."""
+
+    local_cache: ClassVar[LocalCache | None] = None
+    """Where the source's own tools keep what they fetched."""
+
+    namespaced: ClassVar[bool] = True
+    """Whether ids have a namespace, as `D4RL/door/human-v2` has: one without may be the older name of another."""
+
+    open_ended: ClassVar[bool] = False
+    """Whether an id with an owner, `OWNER/NAME`, is taken as it is: no list has all datasets."""
+
+    pickled: ClassVar[bool] = False
+    """Whether its files hold pickles without which there is nothing to read: downloads then need `trust_pickle`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        refuse_overrides(cls, own_attributes(cls, Source), _FINAL_OF_SOURCES)
+
+    @property
+    @abstractmethod
+    def remote(self) -> str:
+        """The remote that is used, as the environment states: `hf://ORGANISATION`."""
+
+    @property
+    def key(self) -> str:
+        """Text that no other remote has, whatever host serves it: names the cached catalogue. Default: `remote`."""
+        return self.remote
+
+    @abstractmethod
+    def list_ids(self) -> Ids:
+        """Return the ids of all datasets, with as few requests as possible."""
+
+    def list_catalogue(self, known: Catalogue | None, progress: Callable[[int, int], None]) -> Catalogue:
+        """Return all datasets with what the remote states about them; the default only gives their ids.
+
+        Entries of `known` whose state is unchanged need not be requested again. `progress` gets how many datasets are
+        done, and how many there are.
+        """
+        found = self.ids()
+        entries = tuple(CatalogueEntry(one) for one in found.ids)
+        progress(len(entries), len(entries))
+        return Catalogue(self.remote, written_time(), entries, found.problems, found.unreachable)
+
+    @abstractmethod
+    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
+        """Return the files of exactly this dataset, at a branch, tag or commit (None: the newest).
+
+        Its steps and episodes are only needed with `totals`. DatasetNotFoundError if the id does not exist.
+        """
+
+    def choose_files(self, dataset: RemoteDataset, episodes: EpisodeRanges) -> Sequence[RemoteFile]:
+        """Return the files that hold these episodes and all metadata; all files by default."""
+        return dataset.files
+
+    def files_read(self, files: Sequence[RemoteFile], options: Mapping[str, Any]) -> Sequence[RemoteFile]:
+        """Return the files that the reader opens with these options; by default all."""
+        return files
+
+    def shards(self, dataset: RemoteDataset, folder: Path) -> Sequence[RemoteShard]:
+        """Return the parts of a dataset that a stream reads one after another; by default a single part.
+
+        Files that are fetched to find them are put into `folder`, and are not fetched again for each shard.
+        """
+        return [RemoteShard(dataset.files)]
+
+    def lacking(self, dataset: RemoteDataset) -> Sequence[RbtoolError]:
+        """Return errors about files that the dataset should have, and the remote does not; none by default."""
+        return ()
+
+    def episode_number(self, text: Mapping[str, str]) -> int | None:
+        """Return the number of an episode of the whole dataset by its text; None where that does not state it.
+
+        For sources whose `shards` number their episodes from 0.
+        """
+        return None
+
+    def fetch_part(self, shard: RemoteShard, folder: Path) -> bool:
+        """Bring a shard with a `span` to `folder`, as a file of its own; return whether any episode begins in it.
+
+        Raises what `fetch` raises. For sources whose `shards` have such parts.
+        """
+        raise NotImplementedError(f"{self.name} has no shards that are parts of files")
+
+    @abstractmethod
+    def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:
+        """Bring the files to `folder`, as `fetch` promises."""
+
+    def episode_numbers(self, dataset: RemoteDataset) -> Sequence[int] | None:
+        """Return the numbers of its episodes, ascending, where the names of its files give them; else None."""
+        return None
+
+    def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
+        """Return the options with which the reader opens the files of a dataset; none by default."""
+        return {}
+
+    def on_close(self) -> None:
+        """Close connections."""
+
+    @final
+    def ids(self) -> Ids:
+        """List the ids, sorted. FormatError for a remote that lists one twice."""
+        found = self.list_ids()
+        if len(set(found.ids)) < len(found.ids):
+            twice = next(one for one in found.ids if found.ids.count(one) > 1)
+            raise FormatError(f"{self.remote} lists {twice!r} twice")
+        return found if list(found.ids) == sorted(found.ids) else replace(found, ids=tuple(sorted(found.ids)))
+
+    @final
+    def catalogue(
+        self, known: Catalogue | None = None, *, progress: Callable[[int, int], None] | None = None
+    ) -> Catalogue:
+        """List all datasets with their sizes, steps and episodes, as far as the remote states them."""
+        return self.list_catalogue(known, progress or (lambda done, total: None))
+
+    @final
+    def describe(self, dataset_id: str, revision: str | None = None, *, totals: bool = False) -> RemoteDataset:
+        """Find the files of exactly this dataset; FormatError where the remote answers with another one."""
+        found = self.look_up(dataset_id, revision, totals)
+        if found.id != dataset_id:
+            raise FormatError(f"{self.remote} answered with {found.id!r}, expected {dataset_id!r}")
+        return found
+
+    @final
+    def needed(
+        self,
+        dataset: RemoteDataset,
+        episodes: EpisodeRanges | None,
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Sequence[RemoteFile]:
+        """Choose the files with these episodes and all metadata that the reader opens with these options."""
+        chosen = dataset.files if episodes is None else self.choose_files(dataset, episodes)
+        chosen = self.files_read(chosen, options)
+        if not {file.path for file in chosen} <= set(dataset.paths):
+            raise FormatError(f"files were chosen that {dataset.address} does not have")
+        return chosen
+
+    @final
+    def fetch(
+        self,
+        files: Sequence[RemoteFile],
+        folder: Path,
+        *,
+        progress: Advance | None = None,
+        note: Note | None = None,
+    ) -> None:
+        """Fetch the files to `folder` and verify each; files that already exist and are sound are not fetched again.
+
+        `progress` gets how many more bytes are sound, including existing ones; `note` gets what went wrong and is tried
+        again. An interrupted fetch keeps what it has, and the next one resumes it.
+
+        Raises:
+            OutOfSpaceError: the disk is full.
+            CorruptDataError: the bytes of a file never match its checksum.
+            StaleListing: the remote has changed since it was described.
+            FormatError: a file is missing in the end.
+        """
+        self.download(files, folder, progress or (lambda amount: None), note or (lambda text: None))
+        for file in files:
+            path = folder / file.path
+            if not path.is_file() or file.size not in (None, path.stat().st_size):
+                raise FormatError(f"{self.name} did not bring {file.path} with {file.size} bytes to {folder}")
+
+    @final
+    def close(self) -> None:
+        """Close the connections, if there are any."""
+        self.on_close()
+
+
+_CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Episodes of a dataset, one after another: those in the rows `rows`, ascending, of its episode table."""
+
+    reader: StepReader
+    rows: Array
+
+    @cached_property
+    def table(self) -> EpisodeTable:
+        """The episode table of these alone; `start` counts from the first of their steps."""
+        return table_with_returns(self.reader).chosen(self.rows)
+
+    @property
+    def steps(self) -> int:
+        """Steps of these episodes."""
+        return self.table.steps
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The TED leaves."""
+        return self.reader.fields
+
+    @cached_property
+    def text(self) -> list[dict[str, str]] | None:
+        """The texts of the episodes; None if there are none."""
+        texts = self.reader.episode_text
+        return None if texts is None else [texts[row] for row in self.rows.tolist()]
+
+    def episode(self, position: int) -> tuple[int, int]:
+        """Return where the steps of the episode at `position` are in the whole dataset, half-open."""
+        table, row = self.reader.episodes, int(self.rows[position])
+        start = int(table.start[row])
+        return start, start + int(table.length[row])
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Yield half-open ranges of the whole dataset's steps, as long as can be, that hold these episodes."""
+        first = last = 0
+        for position in range(len(self.rows)):
+            start, stop = self.episode(position)
+            if start != last:
+                if last > first:
+                    yield first, last
+                first = start
+            last = stop
+        if last > first:
+            yield first, last
+
+    def chunks(self, key: Key, row_bytes: int) -> Iterator[Array]:
+        """Yield all rows of a leaf in chunks of about 4 MB; `row_bytes` is what a row takes."""
+        size = max(1, _CHUNK_BYTES // max(1, row_bytes))
+        for first, last in self.spans():
+            for start in range(first, last, size):
+                yield self.reader.read(key, start, min(start + size, last))
+
+
+class Sink(ABC):
+    """Writes episodes in one format.
+
+    `keeps_videos` states that it can hold videos that a dataset keeps; others refuse such a dataset. Options that a
+    format takes are named in `option_names` and found in `self.options`: `fps` is `--fps` of the command line.
+
+    The public methods are final. A subclass implements `made(path)`; `prepare()`, which refuses what the format cannot
+    hold; and `write_rows(target, progress)`. It may implement `size`.
+
+    `notes` are sentences on what is different there, `dropped` the keys left out; both are known once `check` has
+    returned.
+    """
+
+    keeps_videos: ClassVar[bool] = False
+    option_names: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        refuse_overrides(cls, own_attributes(cls, Sink), {"check": "prepare", "write": "write_rows"})
+
+    def __init__(self, chosen: Chosen, name: str, options: Mapping[str, Any] | None = None) -> None:
+        """Take the episodes and the name of the destination; UsageError for `options` that the format does not have."""
+        self.chosen = chosen
+        self.name = name
+        self.options: Mapping[str, Any] = dict(options or {})
+        for option in self.options.keys() - self.option_names:
+            raise UsageError(f"an export in this format has no option --{option}", hint=f"leave out --{option}")
+        self._prepared = False
+        self.notes: list[str] = []
+        self.dropped: list[Dropped] = []
+
+    @classmethod
+    @abstractmethod
+    def made(cls, path: Path) -> bool:
+        """Return whether `path` is an export in this format, with nothing of others in it; must not raise."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Raise SchemaError where the format cannot hold the data, and fill `notes` and `dropped`; called once."""
+
+    def size(self) -> int:
+        """Bytes that the rows take before compression."""
+        return sum(field.row_bytes for field in self.chosen.fields) * self.chosen.steps
+
+    @abstractmethod
+    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
+        """Write all to the new file or folder `target`, synced; `progress` takes bytes of rows, up to `size`."""
+
+    @final
+    def check(self) -> None:
+        """Raise SchemaError where the format cannot hold the data, before anything is written."""
+        if not self._prepared:
+            if not self.keeps_videos:
+                refuse_videos(self.chosen.reader, "an export in this format")
+            self.prepare()
+            self._prepared = True
+
+    @final
+    def write(self, target: Path, progress: Callable[[int], None]) -> None:
+        """Check, and write all to `target`, which must be free; SchemaError for a format that has not written it."""
+        self.check()
+        if target.exists():
+            raise UsageError(f"{target} already exists")
+        self.write_rows(target, progress)
+        if not target.exists():
+            raise SchemaError(f"{type(self).__name__} has written nothing to {target}")
+
+    def refuse(self, dtypes: set[str], what: str) -> None:
+        """Raise SchemaError for the first field of one of these element types."""
+        for field in self.chosen.fields:
+            if field.dtype in dtypes:
+                raise SchemaError(
+                    f"{field.name} is {field.dtype}, which {what} does not know",
+                    hint="convert the field first",
+                )
+
+
+# Trust ------------------------------------------------------------------------------------------
+
+
+def require_trust(path: Path, trusted: object, why: str = "it is a pickle, which can run anything") -> None:
+    """Raise UsageError unless the user trusts a file; `why` is why that is necessary."""
+    if not trusted:
+        raise UsageError(
+            f"{path} is not read: {why}",
+            hint="if you trust its origin, add --trust-pickle: arrays and plain containers are then read from it, in a "
+            "process without network",
+        )

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rbtool.core.kernels import compiled_hashes, hashes
-from rbtool.core.kernels.hashes import CompiledTable, KeyTable, PlainTable, key_table, project, siphash
 from rbtool.core.kernels.rows import compiled_module
+from rbtool.core.maps import compiled_hashes, hashing
+from rbtool.core.maps.hashing import CompiledTable, KeyTable, PlainTable, key_table, project, siphash
 
 KEY = bytes(range(16))
 
@@ -88,8 +88,8 @@ VECTORS = [
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "plain":
         monkeypatch.setitem(sys.modules, "numba", None)
-        monkeypatch.delitem(sys.modules, "rbtool.core.kernels.compiled_hashes", raising=False)
-        monkeypatch.delattr("rbtool.core.kernels.compiled_hashes", raising=False)
+        monkeypatch.delitem(sys.modules, "rbtool.core.maps.compiled_hashes", raising=False)
+        monkeypatch.delattr("rbtool.core.maps.compiled_hashes", raising=False)
     compiled_module.cache_clear()
     yield request.param
     compiled_module.cache_clear()
@@ -138,7 +138,7 @@ def test_both_kinds_project_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(1)
     rows, matrix = random.normal(size=(20, 70)), random.normal(size=(70, 5))
     compiled = project(rows, matrix)
-    monkeypatch.setattr(hashes, "compiled_module", lambda name: None)
+    monkeypatch.setattr(hashing, "compiled_module", lambda name, package: None)
     assert (project(rows, matrix) == compiled).all()
 
 

@@ -28,9 +28,9 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from ..errors import CorruptDataError, FormatError, UsageError
-from ..format.contracts import Array, Closing
-from ..ted.schema import odd_truths
+from ...core.errors import CorruptDataError, FormatError
+from ...core.format.contracts import Array, Closing
+from ...core.ted.schema import odd_truths
 
 _START = """
 import sys
@@ -102,16 +102,6 @@ Value: TypeAlias = (
 @functools.lru_cache(maxsize=256)
 def _element_type(text: str) -> np.dtype[Any]:
     return np.dtype(text)
-
-
-def require_trust(path: Path, trusted: object, why: str = "it is a pickle, which can run anything") -> None:
-    """Raise UsageError unless the user trusts a file; `why` is why that is necessary."""
-    if not trusted:
-        raise UsageError(
-            f"{path} is not read: {why}",
-            hint="if you trust its origin, add --trust-pickle: arrays and plain containers are then read from it, in a "
-            "process without network",
-        )
 
 
 class PickleReader(Closing):

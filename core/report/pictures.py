@@ -1,6 +1,4 @@
-"""Rows of an image field as pictures: where height, width, colours and stacked frames are; conversion to 8-bit
-pixels.
-"""
+"""Rows of an image field as 8-bit pictures: where height, width, colours and stacked frames are."""
 
 from __future__ import annotations
 

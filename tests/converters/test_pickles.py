@@ -17,16 +17,10 @@ import numpy as np
 import pytest
 from mutations import processor_seconds
 
-from rbtool.core.encodings import pickle_worker
-from rbtool.core.encodings.pickles import (
-    PickledArray,
-    PickledBytes,
-    PickledList,
-    PickledObject,
-    PickleReader,
-    require_trust,
-)
+from rbtool.converters.files import pickle_worker
+from rbtool.converters.files.pickles import PickledArray, PickledBytes, PickledList, PickledObject, PickleReader
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
+from rbtool.core.format.converter import require_trust
 
 ARRAYS = {
     "matrix": np.arange(6).reshape(2, 3),
