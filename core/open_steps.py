@@ -40,7 +40,7 @@ class BufferSteps(PassedSteps):
 
     The last step of an episode that was not finished becomes `truncated` and `done`, as in every dataset; its end
     reason is the end of the recording. Where `terminated` or `truncated` is missing it follows from `done`,
-    and where `done` is missing from the ends of the episodes; where `episode` is missing it is that of the table.
+    and where `done` is missing from the ends of the episodes; where `episode` is missing it is taken from the table.
     """
 
     def __init__(self, rows: StepReader) -> None:
@@ -295,7 +295,7 @@ PICKLED = "prefetch.pkl"
 
 
 def require_whole_buffer(folder: Path) -> bool:
-    """Check that a saved buffer is complete: compare its files with their digests, those of the storage excepted.
+    """Check that a saved buffer is complete: compare all files but the storage's with their digests.
 
     Returns whether digests were recorded. CorruptDataError for files that are missing, cut, changed, or were not saved
     with the rest; also where the digests themselves are missing although the metadata requires them.

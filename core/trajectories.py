@@ -41,7 +41,7 @@ def step_ends(
 ) -> torch.Tensor:
     """Return where steps end a trajectory, bool `[..., T]`: at any flag of the family of `done_key` under `next`.
 
-    The family is the key itself and those of its siblings `flags` that exist. A flag with several values a step, for
+    The family is the key itself and its existing siblings among `flags`. A flag with several values a step, for
     example one an agent, ends the trajectory if any of them is set. MissingKeyError (a KeyError) if there are no flags.
     """
     path = key_path(done_key)
@@ -139,7 +139,7 @@ def split_trajectories(
         MissingKeyError: (a KeyError) there are neither ids nor flags, or no given `trajectory_key`.
         SchemaError: (a RuntimeError) the batch has no time, or ids or flags do not have one value a step.
 
-    Name and layout are those of TorchRL's function.
+    Name and layout are the same as in TorchRL.
     """
     require_steps(td)
     ids_key, mask_key = _ids_and_mask(td, prefix, trajectory_key)

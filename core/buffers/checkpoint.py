@@ -464,7 +464,7 @@ _LOADS = 100
 
 
 def load_folder(path: Path, load: Callable[[BufferFolder], None]) -> None:
-    """Load a saved buffer; try again if another checkpoint replaced it meanwhile. Errors are those of
+    """Load a saved buffer; try again if another checkpoint replaced it meanwhile. Errors are the same as in
     `BufferFolder`.
     """
     for left in reversed(range(_LOADS)):

@@ -367,7 +367,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         p: weights of the members, see `SamplerEnsemble`; can be assigned later.
         temperature: weights are raised to `1 / temperature`; can be assigned later.
         sample_from_all, num_buffer_sampled: how many members take part in a batch, see `SamplerEnsemble`.
-        batch: `"exact"` makes batches `[B]` for every B, in which the rows of one member follow those of another.
+        batch: `"exact"` makes batches `[B]` for every B, in which the members' rows follow each other.
         schema: what to do about entries that only some members have: `"error"`, `"intersect"` (leave them out, see
             `dropped_keys`) or `"union"` (fill them with zeros, with a mask). `schema_report()` lists the differences.
         source_key: another name for `"source_id"`; None leaves it out.

@@ -178,7 +178,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         return None
 
     def _built(self, folder: Path, name: str | None) -> Path:
-        """Where in a folder the checkpoint is built; `name` is that of `_file_name`."""
+        """Where in a folder the checkpoint is built; `name` comes from `_file_name`."""
         return folder
 
     @property
@@ -203,7 +203,7 @@ class FlatStorageCheckpointer(EpisodeCheckpointer):
     reward) are the other results below `next`; both are texts or tuples of texts, with or without `next`.
 
     `compatible=True` writes TorchRL's layout, which loses some of that, and raises SchemaError where it cannot hold
-    the data. Both are recognised when they are loaded. The idea and the names are those of TorchRL.
+    the data. Both are recognised when they are loaded. The idea and the names come from TorchRL.
     """
 
     form = "flat"
@@ -225,7 +225,7 @@ class NestedStorageCheckpointer(EpisodeCheckpointer):
     """Saves what a `FlatStorageCheckpointer` saves, with a table of the episodes' shapes for each leaf.
 
     tensordict opens such a folder as ragged tensors `[episodes, rows, ...]`. `done_keys`, `reward_keys` and
-    `compatible` are those of `FlatStorageCheckpointer`; other arguments (`done_key`, `shift_key`, `is_full_key`) name
+    `compatible` are as in `FlatStorageCheckpointer`; other arguments (`done_key`, `shift_key`, `is_full_key`) name
     entries of TorchRL's layout and matter with `compatible=True` only.
     """
 
@@ -262,7 +262,7 @@ class H5StorageCheckpointer(EpisodeCheckpointer):
 
     The file is `path` itself if that ends in `.h5`, else `checkpoint_file` in the folder `path`. `h5_kwargs` go to the
     making of every dataset: `compression` ("gzip" or "lzf"), `compression_opts`, `shuffle`, `fletcher32` and
-    `chunks=True` (else UsageError). Other arguments are those of `NestedStorageCheckpointer`.
+    `chunks=True` (else UsageError). Other arguments are as in `NestedStorageCheckpointer`.
     """
 
     form = "h5"

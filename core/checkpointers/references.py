@@ -116,7 +116,7 @@ class PackedStorageCheckpointer(StorageCheckpointerBase):
 
 
 def _require_rows(target: PackedStorage, folder: Path) -> None:
-    """Raise SchemaError unless the rows of a tensor storage equal those of a packed dataset."""
+    """Raise SchemaError unless the rows of a tensor storage equal the packed dataset's."""
     saved = read_contents(folder, LazyTensorStorage(1), raw=True)
     if saved is None or saved.lead != (len(target),) or saved.length != len(target):
         found = 0 if saved is None else saved.length

@@ -271,7 +271,7 @@ class SegmentManifest:
         return [segment.file for segment in self.segments]
 
     def valid(self, rows: Sequence[Run]) -> Iterator[tuple[Segment, list[Run]]]:
-        """Yield the segments, last one first, each with those of `rows` that are not in a later segment."""
+        """Yield the segments, last one first, each with the `rows` that are not in a later segment."""
         left = rows
         for segment in reversed(self.segments):
             yield segment, common(left, segment.runs)
@@ -441,7 +441,7 @@ class SegmentFolder:
     @classmethod
     @contextlib.contextmanager
     def opened(cls, path: Path) -> Iterator[SegmentFolder]:
-        """Open a folder; errors are those of `SegmentManifest.load`."""
+        """Open a folder; raises what `SegmentManifest.load` raises."""
         descriptor = open_folder(path)
         try:
             yield cls(path, descriptor)

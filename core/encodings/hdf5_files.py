@@ -473,7 +473,7 @@ def _close_all() -> None:
 def root_members(path: Path, group: str = "") -> list[str]:
     """List the names in the root group of a file, or in another group, without reading anything else.
 
-    Empty if there is no such group; errors are those of `open_h5`.
+    Empty if there is no such group; raises what `open_h5` raises.
     """
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_file_locking(False, False)

@@ -394,7 +394,7 @@ def _state_of(path: Path) -> _State:
 def referred_frames(folder: Path, references: Array) -> Array:
     """Decode the frames `[n, height, width, 3]` that rows `[n, 2]` of video id and frame number refer to.
 
-    Errors are those of `kept_frames`.
+    Raises what `kept_frames` raises.
     """
     if not len(references):
         return np.zeros((0, 1, 1, CHANNELS), np.uint8)

@@ -204,7 +204,7 @@ _MISSED = (
     re.compile(r"key \"(.+?)\" not found in \w+ with keys (\[.*\])", re.DOTALL),
     re.compile(r"You are trying to pop key `(.+?)` which is not in dict .* Keys=\w+\((\[.*\]),\n.*", re.DOTALL),
 )
-"""tensordict's messages for a missing key, those of 0.14 too; the list of existing keys may have several lines."""
+"""tensordict's messages for a missing key, also in 0.14; the list of existing keys may have several lines."""
 
 
 def error_text(error: BaseException) -> str:

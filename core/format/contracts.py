@@ -4,7 +4,7 @@
 `StepReader` provides the rows of a dataset or a checkpoint written by rbtool, in any layout. Everything that inspects,
 checks, converts or saves works on one of the two.
 
-Most contracts, also those of the parts of buffers, are template methods: final methods do what all implementations
+Most contracts, also of the parts of buffers, are template methods: final methods do what all implementations
 share, and call the methods that a subclass implements. `delegate` and `refuse_overrides` enforce that.
 """
 

@@ -261,7 +261,7 @@ class Reader(Closing, ABC):
         """Return the files of the source, all below `self.folder`."""
 
     def notes_on(self, numbers: Sequence[int]) -> Sequence[str]:
-        """Return sentences about these episodes that a user should read, following those of the facts."""
+        """Return sentences about these episodes that a user should read, in addition to the notes of the facts."""
         return ()
 
     def videos_of(self, numbers: Sequence[int]) -> Mapping[str, Path | bytes]:
@@ -324,7 +324,7 @@ class Reader(Closing, ABC):
         """Return what is known about the source before any step is read.
 
         With a selection, `episode_numbers`, `steps` and `notes` describe the selected episodes, and only these have to
-        be sound; the fields are those of the whole source. Without one, the source must agree with its totals.
+        be sound; the fields are the whole source's. Without one, the source must agree with its totals.
         `progress` gets how many more episodes were examined. UsageError for episodes that do not exist.
         """
         whole = self.__survey(progress)

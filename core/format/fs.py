@@ -407,7 +407,7 @@ class _Names(NamedTuple):
 def rename(source: Path, target: Path, *, within: int | None = None, into: int | None = None) -> None:
     """Rename; a file replaces an existing file atomically, a folder must not replace another.
 
-    Here and below, `within` is the descriptor of the first path's folder, and `into` that of the second path's, by
+    Here and below, `within` is the descriptor of the first path's folder, and `into` of the second path's, by
     default the same.
     """
     names = _Names.of(source, target, within, into)

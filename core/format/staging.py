@@ -713,7 +713,7 @@ class FileStaging(Staging):
 
 
 def _is_alike(path: Path) -> bool:
-    """Whether the content of a file is that of its suffix; an empty file counts as well."""
+    """Whether the content of a file matches its suffix; an empty file counts as well."""
     suffix = path.suffix.lower()
     with os.fdopen(open_regular(path), "rb") as file:
         begin = file.read(_LONGEST)

@@ -87,7 +87,7 @@ def ids_of_episodes(reader: StepReader, rows: Array) -> set[int]:
 
 
 def videos_of_leaves(folder: Path, fields: Iterable[Field], videos: VideoContents) -> dict[str, Path | bytes]:
-    """Return those of `videos` that are referred to by rows whose leaf files are in a folder.
+    """Return the `videos` that are referred to by rows whose leaf files are in a folder.
 
     Fields that refer to frames under another name count, so that no row loses its file.
     """

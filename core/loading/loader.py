@@ -41,7 +41,7 @@ class _Numbers(Sampler[Start]):
 class TorchLoader(DataLoader[Any]):
     """A `DataLoader` of a torch dataset, with a state, and with batches on a device.
 
-    - `num_workers` and further options are those of `DataLoader`; the data set makes the batches, so that there is no
+    - `num_workers` and further options are as in `DataLoader`; the data set makes the batches, so that there is no
       `batch_size`, `shuffle` or `sampler`.
     - `state_dict()`: the state after the last batch that was taken, whatever workers have made ahead. A loader with any
       other number of workers continues from it at once, as does a `TorchDataset`; the seed is part of it. Between the

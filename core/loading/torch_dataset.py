@@ -263,7 +263,7 @@ class NumberedBatches:
         self._check()
 
     def _check(self) -> None:
-        """Raise what batches of any elements would, and if no more elements can come, what those of these would.
+        """Raise what batches of any elements would, and if no more elements can come, what batches of these would.
 
         Workers would raise it with their first batch.
         """

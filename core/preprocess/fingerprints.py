@@ -21,7 +21,7 @@ def fingerprint_of(function: Any) -> str:
     """Return a digest of a callable's code, constants, defaults, closure and the globals that it uses, without calling
     it.
 
-    For classes, also those of objects, it covers methods, attributes and base classes; classes of installed packages
+    For classes, also of objects, it covers methods, attributes and base classes; classes of installed packages
     are identified by name. Equal code and data give equal fingerprints in every process. Changes in C code, in modules
     that it uses, and in objects whose data is not in their attributes are not noticed.
     """

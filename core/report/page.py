@@ -553,7 +553,7 @@ def _fields(subject: Subject, most_bytes: int) -> Child:
     )
     if others:
         names = f"{', '.join(others[:_AT_FIRST])}{', …' if len(others) > _AT_FIRST else ''}"
-        why = "Next observations repeat those of the rows; text, ids and complex numbers have none."
+        why = "Next observations repeat the rows' own; text, ids and complex numbers have none."
         parts.append(element("p", f"Without figures here: {names}. {why}"))
     return joined(parts)
 

@@ -786,7 +786,7 @@ def at_least_zero(name: str, value: float) -> float:
 
 
 class StartTree(PriorityTree):
-    """Two trees on the CPU: `whole` has the weights of all elements, `starts` only those of legal starts of slices.
+    """Two trees on the CPU: `whole` has the weights of all elements, `starts` only of legal starts of slices.
 
     Draws and the total use the legal starts, everything else all elements. Initially no start is legal; `allow` and
     `allow_only` change that.

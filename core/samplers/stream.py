@@ -279,7 +279,7 @@ class StreamSliceSampler(StreamSampler):
     """Draws one slice, consecutive steps, of every trajectory of a stream in each epoch.
 
     Trajectories come in the order in which `StreamSampler` draws elements. Where a slice starts is uniformly random,
-    and depends on seed and epoch alone. Index, info and errors are those of `SliceSampler`.
+    and depends on seed and epoch alone. Index, info and errors are as in `SliceSampler`.
 
     Args:
         num_slices, slice_len, truncated_key, strict_length, pad_output: see `SliceSampler`. The slices of an epoch have

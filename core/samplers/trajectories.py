@@ -477,7 +477,7 @@ class TableFinder:
         self._found: tuple[weakref.ref[Storage], TrajectoryTable] | None = None
 
     def table(self, storage: Storage) -> TrajectoryTable:
-        """Return the table of a storage, up to date. Errors are those of `choose` and `TrajectoryTable.refresh`."""
+        """Return the table of a storage, up to date. Raises what `choose` and `TrajectoryTable.refresh` raise."""
         found = self._found
         if found is None or found[0]() is not storage or _is_outdated(found[1].source, storage):
             found = self._found = weakref.ref(storage), trajectory_table(storage, self._choose(storage))

@@ -392,7 +392,7 @@ class Storage(ABC):
     def repeated(self, index: Any, data: Any) -> Any:
         """Return data repeated for each element at `index`, if it lacks leading dimensions; otherwise unchanged.
 
-        The rule is that of assignments to tensordicts: the dimensions that data has are the last ones that `index`
+        The rule is tensordict's for assignments: the dimensions that data has are the last ones that `index`
         selects. Dimensions of size 1 are not expanded.
         """
         return data

@@ -386,7 +386,7 @@ class LazyTensorStorage(TensorStorage):
             tensors as memory maps in a temporary folder. Otherwise the storage can only be passed to other processes
             once something was written.
         cleanup_memmap: whether that folder is removed with the storage.
-        schema: `"fixed"` refuses data whose keys differ from those of the first data. `"open"` writes zeros for missing
+        schema: `"fixed"` refuses data whose keys differ from the first data's. `"open"` writes zeros for missing
             keys, and adds a column for new ones, which is zero in older rows. (TorchRL leaves old bytes under missing
             keys, and adds or drops new ones depending on the storage.)
 
@@ -547,7 +547,7 @@ class LazyTensorStorage(TensorStorage):
         """Make these tensors the contents, of which `rows` rows are valid.
 
         Raises:
-            SchemaError: names, types or shapes differ from those of earlier writes; nothing is changed.
+            SchemaError: names, types or shapes differ from earlier writes; nothing is changed.
         """
         if self.initialized:
             self.structure.refuse_other_constants(structure)

@@ -61,7 +61,7 @@ class BoundaryCounts:
     final_dropped: int = 0
 
     def to_dict(self) -> dict[str, int]:
-        """Return the counts by name; those of final steps only where there are any."""
+        """Return the counts by name; final steps only if there are any."""
         counts = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: count for name, count in counts.items() if count or not name.startswith("final_")}
 

@@ -54,7 +54,7 @@ def key_name(key: Key) -> str:
 
 
 def key_called(name: str, keys: Iterable[Key], *, groups: bool = False) -> Key | None:
-    """Find the key that a user names with dots, None where there is none: that of a leaf, with `groups` of a group too.
+    """Find the key that a user names with dots, None if it does not exist: a leaf's key or, with `groups`, a group's.
 
     UsageError for a name of two keys: `a.b` may be the leaf `a.b`, or `b` in the group `a`.
     """

@@ -57,7 +57,7 @@ class Transform(nn.Module):
     forgets them; `held_back()`, which returns what it keeps; and `hold_back(held)`, which replaces what it keeps. The
     buffer calls `hold_back` with the earlier value if a write fails, and with None in `empty()`.
 
-    A transform that needs the steps before those of a batch sets `looks_back` to their number and implements
+    A transform that needs the steps before a batch's steps sets `looks_back` to their number and implements
     `with_past(data, past)`, which is called instead of `forward` while rows are read. It needs data as it is stored,
     and so comes before all transforms that do not look back.
 

@@ -269,7 +269,7 @@ class MultiStep(nn.Module):
     entries, with one value a step, are `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and `nonterminal` (m
     > 1; False where `("collector", "mask")` is False).
 
-    The flags under `next` stay those of the step itself, as they mark where trajectories end in a buffer. The flags of
+    The flags under `next` stay the step's own, as they mark where trajectories end in a buffer. The flags of
     the window's last step are `("multi_step", "done")`, "terminated" and "truncated". `("multi_step", "cut")` marks
     windows that are short because the batch ends, not the trajectory. A target is then
 
@@ -408,7 +408,7 @@ class _Held(NamedTuple):
 class MultiStepTransform(Transform):
     """Makes n-step transitions of the steps written to a buffer, `[T]` or `[..., T]` with time last.
 
-    Entries are those of `MultiStep`, with `original_<name>` next to every reward in `reward_keys`. The last `n_steps`
+    Entries are as in `MultiStep`, with `original_<name>` next to every reward in `reward_keys`. The last `n_steps`
     steps that came in are held back, because their windows may reach into later ones: an `extend` writes as many steps
     as are held and given, minus `n_steps`, or nothing if there are not more. At the end, `flush()` of the buffer writes
     the rest, with windows that end there. What is held back is part of the buffer's state and checkpoints; `empty()`
@@ -440,7 +440,7 @@ class MultiStepTransform(Transform):
         SchemaError: (a RuntimeError) lanes or entries differ from the steps held back, or several processes share the
             buffer.
 
-    Names and the number of steps written are those of TorchRL's transform.
+    Names and the number of steps written are the same as in TorchRL's transform.
     """
 
     counts_writes = True

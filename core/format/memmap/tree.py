@@ -369,7 +369,7 @@ def record_file(path: Path, name: str) -> FileRecord:
 _LONG = 64
 """Rows that runs have on average where they are copied whole, and not row by row."""
 _WIDE = 16
-"""Bytes of the widest rows that are copied at once: those of flags and rewards."""
+"""Bytes of the widest rows that are copied at once: as of flags and rewards."""
 
 
 class RowSpans:

@@ -138,7 +138,7 @@ class NStep(RowOperation):
     times the rewards in the window; `next.original_reward` keeps the original. New fields, with one value a row, are
     `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and `nonterminal` (m > 1, bool).
 
-    The flags under `next` stay those of the step itself, as they mark where episodes end. The flags of the window's
+    The flags under `next` stay the step's own, as they mark where episodes end. The flags of the window's
     last step are `multi_step.done`, `terminated` and `truncated`; `multi_step.cut` marks windows that are short without
     a flag. A target is then `reward + gamma * ~multi_step.terminated * value(next)`. Names and meaning are as in the
     `MultiStep` transform.

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rbtool import CorruptDataError
-from rbtool.core.encodings.rows import Boundaries, Difference, compare_steps, differing_rows, with_ends, without_ends
+from rbtool.core.encodings.compact import Boundaries, Difference, compare_steps, differing_rows, with_ends, without_ends
 from rbtool.core.format.episodes import EPISODES, EpisodeRow, EpisodeTable
 from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.episodes import EndReason
@@ -100,7 +100,7 @@ def test_equal_data_do_not_differ(pair: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 60, 1 << 20])
 def test_rows_that_differ_are_named(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr("rbtool.core.encodings.rows.CHUNK_BYTES", chunk)
+    monkeypatch.setattr("rbtool.core.encodings.compact.CHUNK_BYTES", chunk)
     path = pair[1] / "mask.memmap"
     rows = np.fromfile(path, np.int16)
     rows[[4, 5, 8]] += 1

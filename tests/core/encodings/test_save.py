@@ -21,7 +21,7 @@ from tensordict import TensorDict
 from rbtool import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError
 from rbtool.core.encodings.compact import Form
 from rbtool.core.encodings.flat import FlatReader
-from rbtool.core.encodings.h5_layout import Compression, H5Reader, block_bytes, read_block
+from rbtool.core.encodings.h5 import Compression, H5Reader, block_bytes, read_block
 from rbtool.core.encodings.save import VerifyingReader, load_checkpoint, save_checkpoint
 from rbtool.core.format.contracts import StepReader
 from rbtool.core.format.manifest import MANIFEST, Manifest, has_manifest
@@ -173,7 +173,7 @@ def test_an_episode_table_that_makes_no_sense_is_refused(
 def test_rows_come_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form) -> None:
     plan = DatasetPlan((7, 1, 1, 9, 2), ("open",) * 5, (False, True, False, True, False), LEAVES, seed=1)
     dataset = write_plan(plan, tmp_path / "dataset")
-    monkeypatch.setattr("rbtool.core.encodings.rows.LEAF_BYTES", 40)
+    monkeypatch.setattr("rbtool.core.encodings.compact.LEAF_BYTES", 40)
     monkeypatch.setattr("rbtool.core.encodings.output_files._BLOCK", 56)
     saved = save(tmp_path / "dataset", tmp_path / "saved", form)
     assert load(tmp_path / "saved", tmp_path / "loaded").content_digest == dataset.content_digest

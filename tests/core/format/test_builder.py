@@ -16,8 +16,8 @@ from waiting import wait_until
 
 from rbtool import CorruptDataError, FormatError
 from rbtool.core.errors import OutOfSpaceError
-from rbtool.core.format.digest import digest_file
 from rbtool.core.format.episodes import EpisodeTable
+from rbtool.core.format.files import digest_file
 from rbtool.core.format.manifest import Request
 from rbtool.core.format.memmap.builder import DatasetBuilder, Origin, OverlappedBuilder, RowBuilder
 from rbtool.core.format.memmap.reader import TedReader

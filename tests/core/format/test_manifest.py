@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rbtool import CorruptDataError, DatasetNotFoundError, FormatError
-from rbtool.core.format.digest import FileRecord, digest_bytes
 from rbtool.core.format.documents import dump_json
 from rbtool.core.format.episodes import episode_text_bytes, parse_episode_text
+from rbtool.core.format.files import FileRecord, digest_bytes
 from rbtool.core.format.manifest import FORMAT_VERSION, MANIFEST, Manifest, Request, is_canonical, is_inside
 from rbtool.core.format.memmap.builder import write_documents
 from rbtool.core.format.memmap.reader import TedReader

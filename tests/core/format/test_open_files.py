@@ -22,7 +22,7 @@ import rbtool
 from rbtool import CorruptDataError
 from rbtool.core.errors import OutOfSpaceError, SchemaError
 from rbtool.core.format import fs
-from rbtool.core.format.digest import digest_bytes, digest_file, open_regular, read_regular, require_regular
+from rbtool.core.format.files import digest_bytes, digest_file, open_regular, read_regular, require_regular
 from rbtool.core.format.memmap import builder as ted_builder
 from rbtool.core.format.memmap.builder import PositionedTree, RowFiles
 from rbtool.core.format.memmap.tree import TreeWriter, leaf_path, read_tree
@@ -228,7 +228,7 @@ def test_locks_and_writes_do_not_wait(tmp_path: Path) -> None:
     os.close(descriptor)
 
 
-READERS = {"core/format/fs.py", "core/format/digest.py", "core/format/staging.py"}
+READERS = {"core/format/fs.py", "core/format/files.py", "core/format/staging.py"}
 USERS_OWN = {"core/progress.py", "core/preprocess/operations/program.py"}  # may be `<(command)`
 SYSTEMS = {"core/storages/dataset.py"}
 QUICK = {"cli/complete.py"}  # which looks at the kind of a file first, and imports nothing

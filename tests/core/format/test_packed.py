@@ -17,7 +17,7 @@ import zstandard
 from hypothesis import given, settings
 
 from rbtool import CorruptDataError
-from rbtool.core.encodings.rows import compare_steps
+from rbtool.core.encodings.compact import compare_steps
 from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.errors import DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
 from rbtool.core.format.manifest import Manifest
@@ -27,8 +27,7 @@ from rbtool.core.format.packed import builder
 from rbtool.core.format.packed.builder import PackedBuilder, write_dataset
 from rbtool.core.format.packed.reader import PackedReader
 from rbtool.core.format.packed.recording import PackedRecorder
-from rbtool.core.format.packed.row_files import ChunkedRows, RowCodec
-from rbtool.core.format.packed.schema import PackedSchema
+from rbtool.core.format.packed.schema import ChunkedRows, PackedSchema, RowCodec
 from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, dataset_plans, relist, write_plan

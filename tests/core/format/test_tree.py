@@ -15,12 +15,21 @@ from tensordict import TensorDict
 
 from rbtool import CorruptDataError, FormatError, SchemaError
 from rbtool.core.format import fs
-from rbtool.core.format.digest import digest_file
+from rbtool.core.format.files import digest_file
 from rbtool.core.format.memmap import tree
 from rbtool.core.format.memmap.reader import PlainReader, TedReader
-from rbtool.core.format.memmap.tree import LeafWriter, MappedLeaf, TreeWriter, leaf_path, range_of, read_tree
+from rbtool.core.format.memmap.tree import (
+    LeafWriter,
+    MappedLeaf,
+    RowRuns,
+    RowSpans,
+    TreeWriter,
+    as_array,
+    leaf_path,
+    range_of,
+    read_tree,
+)
 from rbtool.core.format.open_files import OpenFiles
-from rbtool.core.format.row_runs import RowRuns, RowSpans, as_array
 from rbtool.core.ted.schema import DTYPES, Field
 from rbtool.core.testing.datasets import write_walks
 

@@ -23,7 +23,7 @@ from rbtool.core.errors import (
     RbtoolError,
 )
 from rbtool.core.format import fs
-from rbtool.core.format.sources import RemoteFile
+from rbtool.core.format.converter import RemoteFile
 from rbtool.core.remote.fetch import fetch_files
 from rbtool.core.remote.http import HttpTransport
 

@@ -17,8 +17,8 @@ from waiting import HANG
 from rbtool import UsageError
 from rbtool.core.errors import FormatError
 from rbtool.core.format import fs
+from rbtool.core.format.converter import RemoteDataset, RemoteFile
 from rbtool.core.format.locate import KnownNames, Resolution
-from rbtool.core.format.sources import RemoteDataset, RemoteFile
 from rbtool.core.format.staging import Staging
 from rbtool.core.remote.catalogue import CatalogueFile
 from rbtool.core.remote.fetch import fetch_files
@@ -263,7 +263,7 @@ def _names(root: Path) -> None:
 
 
 def _listing(root: Path) -> None:
-    from rbtool.core.format.sources import Catalogue
+    from rbtool.core.format.converter import Catalogue
 
     CatalogueFile(root, "minari", "key").save(Catalogue("test:", "2026-01-01T00:00:00Z", (), (), False))
 

@@ -12,7 +12,7 @@ import pytest
 
 import rbtool
 from rbtool.core.datasets.load_dataset import load_dataset
-from rbtool.core.encodings.rows import compare_steps
+from rbtool.core.encodings.compact import compare_steps
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from rbtool.core.format.manifest import MANIFEST, Manifest
 from rbtool.core.open_steps import open_steps

@@ -18,8 +18,8 @@ from waiting import HANG
 import rbtool
 from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.errors import RbtoolError, UsageError
+from rbtool.core.format.converter import safe_id
 from rbtool.core.format.manifest import MANIFEST, Manifest
-from rbtool.core.format.sources import safe_id
 from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 import rbtool
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.load_dataset import load_dataset
-from rbtool.core.encodings.rows import compare_steps
+from rbtool.core.encodings.compact import compare_steps
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.memmap.reader import TedReader

@@ -19,8 +19,7 @@ from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.open_steps import open_steps
 from rbtool.core.results import to_document
-from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.ted.schema import Field
