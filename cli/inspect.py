@@ -14,6 +14,7 @@ import typer
 from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
+from .mix import member_lines, mixture_counts
 from .options import FromFormat, RawOptions, Root, ends, not_following, verb, without_final
 from .output import Output
 from .several import Datasets, of_each
@@ -508,42 +509,11 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def mixture_counts(result: MixResult) -> str:
-    """Return how many datasets, steps and episodes a mixture has, as text."""
-    found = [counted(len(result.members), "dataset"), counted(result.steps, "step")]
-    return " · ".join([*found, counted(result.episodes, "episode")])
-
-
 def mixture_lines(result: MixResult, width: int | None = None) -> Iterator[Line]:
     """Return a mixture as `inspect` shows it: what it is, then `member_lines`."""
     yield from folded([Styled(str(result.path), "bold"), f"   mixture   {mixture_counts(result)}"], width, 2)
     yield from member_lines(result, width)
     yield from folded([Styled(f"{'digest':<{_TITLE}}", "dim"), result.content_digest], width, _TITLE)
-
-
-def member_lines(result: MixResult, width: int | None = None) -> Iterator[Line]:
-    """Return the datasets with the share of each, and what is done about fields that differ."""
-    rows: list[Line] = [
-        [
-            f"  {one.name}",
-            Styled(f"{one.share:.1%}", "cyan"),
-            f"weight {number(one.weight)}" if one.weight is not None else "",
-            counted(one.steps, "step"),
-            counted(one.episodes, "episode"),
-            f"mixture of {one.datasets}" if one.name.endswith(".toml") else "",
-        ]
-        for one in result.members
-    ]
-    yield from Table(rows, frozenset({1, 2, 3, 4})).lines(width)
-    if result.weights is not None or result.temperature != 1:
-        how = ["by number of steps"] if result.weights is not None else []
-        how += [f"temperature {number(result.temperature)}"] if result.temperature != 1 else []
-        yield from folded([Styled(f"{'weights':<{_TITLE}}", "dim"), " · ".join(how)], width, _TITLE)
-    names = [one.name for one in result.members]
-    for one in result.differences:
-        yield from folded([Styled(f"{result.policy:<{_TITLE}} ", "yellow"), one.sentence(names)], width, _TITLE)
-    for note in result.notes:
-        yield from folded([Styled(f"{'note':<{_TITLE}}", "yellow"), note], width, _TITLE)
 
 
 def ensemble_lines(result: EnsembleResult, width: int | None = None) -> Iterator[Line]:

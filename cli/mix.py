@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.progress import counted
 from .help import Example
-from .inspect import member_lines, mixture_counts
 from .options import DryRun, Force, Root, SchemaName, verb
 from .output import Output
-from .text import Styled
+from .text import Line, Styled, Table, folded, number
+
+if TYPE_CHECKING:
+    from ..core.verbs.mix import MixResult
+
+_TITLE = 9
 
 EXAMPLES = (
     Example(
@@ -85,3 +91,34 @@ def mix(
     out.show(result, [dest], lambda width: member_lines(result, width))
     if not dry_run:
         out.suggest(f"rbtool sample {shlex.quote(dest)}")
+
+
+def mixture_counts(result: MixResult) -> str:
+    """Return how many datasets, steps and episodes a mixture has, as text."""
+    found = [counted(len(result.members), "dataset"), counted(result.steps, "step")]
+    return " · ".join([*found, counted(result.episodes, "episode")])
+
+
+def member_lines(result: MixResult, width: int | None = None) -> Iterator[Line]:
+    """Return the datasets with the share of each, and what is done about fields that differ."""
+    rows: list[Line] = [
+        [
+            f"  {one.name}",
+            Styled(f"{one.share:.1%}", "cyan"),
+            f"weight {number(one.weight)}" if one.weight is not None else "",
+            counted(one.steps, "step"),
+            counted(one.episodes, "episode"),
+            f"mixture of {one.datasets}" if one.name.endswith(".toml") else "",
+        ]
+        for one in result.members
+    ]
+    yield from Table(rows, frozenset({1, 2, 3, 4})).lines(width)
+    if result.weights is not None or result.temperature != 1:
+        how = ["by number of steps"] if result.weights is not None else []
+        how += [f"temperature {number(result.temperature)}"] if result.temperature != 1 else []
+        yield from folded([Styled(f"{'weights':<{_TITLE}}", "dim"), " · ".join(how)], width, _TITLE)
+    names = [one.name for one in result.members]
+    for one in result.differences:
+        yield from folded([Styled(f"{result.policy:<{_TITLE}} ", "yellow"), one.sentence(names)], width, _TITLE)
+    for note in result.notes:
+        yield from folded([Styled(f"{'note':<{_TITLE}}", "yellow"), note], width, _TITLE)
