@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import gc
+import importlib.metadata
 import os
 import pwd
 import signal
@@ -65,6 +66,18 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(os, "fsync", noting)
     monkeypatch.setattr(fs, "start_syncing", beginning)
     return found
+
+
+@pytest.fixture
+def two_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sources that another installed package brings, `shelf` and `crate`: rbtool may have none of its own."""
+    plain = importlib.metadata.entry_points
+    added = [importlib.metadata.EntryPoint(name, "shelves:Shelf", "rbtool.sources") for name in ("shelf", "crate")]
+
+    def found(**chosen: str) -> Any:
+        return added if chosen == {"group": "rbtool.sources"} else plain(**chosen)
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", found)
 
 
 @pytest.fixture

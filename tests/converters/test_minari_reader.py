@@ -26,6 +26,7 @@ from PIL import Image
 from pyarrow import dataset
 
 from rbtool.converters.minari.reader import MinariReader, decode_images
+from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from rbtool.core.format.converter import Reader
 from rbtool.core.format.locate import open_source
@@ -94,6 +95,12 @@ def test_traces_of_a_download_do_not_matter(tmp_path: Path) -> None:
 def test_nothing_there() -> None:
     with pytest.raises(DatasetNotFoundError, match="there is nothing at"):
         MinariReader(Path("/nothing/here"))
+
+
+def test_a_buffer_is_not_opened_on_a_raw_dataset() -> None:
+    with pytest.raises(UsageError, match=r"a TED dataset is needed; .* is Minari") as caught:
+        load_dataset(DATA / "tuple" / "trunc-v0")
+    assert "rbtool convert" in caught.value.hint
 
 
 def test_a_folder_of_something_else(tmp_path: Path) -> None:

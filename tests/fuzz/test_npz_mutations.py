@@ -11,8 +11,10 @@ import pytest
 from mutations import LONGEST, mutated, processor_seconds
 from vd4rl_files import random_episodes, rows_of_shards, write_files, write_shards
 
+from rbtool.converters.ogbench.reader import OgbenchReader
+from rbtool.converters.vd4rl.reader import Vd4rlReader
 from rbtool.core.errors import RbtoolError
-from rbtool.core.format.locate import reader_class
+from rbtool.core.format.converter import Reader
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -32,6 +34,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.name: path for path in folder.iterdir()}
 
 
+READERS: dict[str, type[Reader]] = {"ogbench": OgbenchReader, "vd4rl": Vd4rlReader}
 KINDS = ("ogbench", "ogbench-stored", "vd4rl-files", "vd4rl-stored", "vd4rl-shards")
 
 
@@ -39,7 +42,7 @@ def strike(original: Path, count: int, folder: Path) -> None:
     """Change a file of a copy again and again; it is recognised, read whole and summarised each time."""
     place = Path(shutil.copytree(original, folder / original.name))
     chance, refused = random.Random(f"{original.name} {count}"), 0
-    kind = reader_class(original.name.partition("-")[0])
+    kind = READERS[original.name.partition("-")[0]]
     file = sorted(place.iterdir())[0]
     data = file.read_bytes()
     for number in range(count):

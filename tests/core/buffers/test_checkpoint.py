@@ -27,6 +27,7 @@ from rbtool.core.buffers.tensordict import TensorDictPrioritizedReplayBuffer, Te
 from rbtool.core.checkpointers.base import StorageCheckpointerBase
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
 from rbtool.core.checkpointers.tensor import TensorStorageCheckpointer
+from rbtool.core.declarations import LEAVES
 from rbtool.core.encodings.compact import Form
 from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
@@ -367,10 +368,13 @@ FORMS: dict[str, Callable[[], Storage]] = {
     "flat": _episodes(FlatStorageCheckpointer, False),
     "nested": _episodes(NestedStorageCheckpointer, False),
     "h5": _episodes(H5StorageCheckpointer, False),
-    "flat for torchrl": _episodes(FlatStorageCheckpointer, True),
-    "nested for torchrl": _episodes(NestedStorageCheckpointer, True),
-    "h5 for torchrl": _episodes(H5StorageCheckpointer, True),
 }
+if "foreign_form" in LEAVES:
+    FORMS |= {
+        "flat for torchrl": _episodes(FlatStorageCheckpointer, True),
+        "nested for torchrl": _episodes(NestedStorageCheckpointer, True),
+        "h5 for torchrl": _episodes(H5StorageCheckpointer, True),
+    }
 any_form = pytest.mark.parametrize("form", FORMS)
 
 
@@ -547,8 +551,9 @@ KINDS: dict[str, Callable[[], Any]] = {
     "flat": rbtool.FlatStorageCheckpointer,
     "nested": rbtool.NestedStorageCheckpointer,
     "h5": rbtool.H5StorageCheckpointer,
-    "compatible": lambda: rbtool.FlatStorageCheckpointer(compatible=True),
 }
+if "foreign_form" in LEAVES:
+    KINDS["compatible"] = lambda: rbtool.FlatStorageCheckpointer(compatible=True)
 
 
 def rows(size: int) -> TensorDict:

@@ -17,6 +17,7 @@ from rbtool import LazyTensorStorage, TensorDictMaxValueWriter
 from rbtool.core.buffers.pytrees import map_tensors
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.declarations import LEAVES
 from rbtool.core.samplers import prioritized, slices
 from rbtool.core.samplers.prioritized import NEVER_WRITTEN, PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
@@ -24,6 +25,7 @@ from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
 
 WRITTEN = Path(__file__).parents[2] / "data/torchrl_checkpoints"
 CASES = sorted(case.parent.name for case in WRITTEN.glob("*/case.json"))
+EPISODES = ("flat_", "nested_", "h5_")  # layouts of whole episodes, which a leaf reads
 PARTS = (prioritized, prioritized, slices, slices)
 NAMES = {name: getattr(rbtool, name) for name in rbtool.__all__} | {
     name: value for part in PARTS for name, value in vars(part).items()
@@ -75,7 +77,7 @@ def test_the_cases_are_there() -> None:
     assert len(CASES) > 40
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [one for one in CASES if "foreign_form" in LEAVES or not one.startswith(EPISODES)])
 def test_a_saved_buffer_loads(case: str) -> None:
     facts = json.loads((WRITTEN / case / "case.json").read_text())
     buffer = buffer_of(facts)

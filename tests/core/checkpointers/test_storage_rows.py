@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -32,7 +30,7 @@ from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.ted.episodes import EndReason
-from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_packed, write_plan, write_walks
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_packed, write_plan
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(0, 99))
@@ -202,20 +200,6 @@ def test_hooks_have_nothing_to_work_on(datasets: Path, tmp_path: Path) -> None:
             call(PackedStorage(datasets / "packed"), tmp_path / "saved")
 
 
-@any_form
-def test_torchrl_gets_what_it_can_hold(form: str, datasets: Path, tmp_path: Path) -> None:
-    write_walks(tmp_path / "ted", [(4, "terminated"), (3, "truncated")])
-    write_packed(tmp_path / "ted", tmp_path / "packed")
-    packed = PackedStorage(tmp_path / "packed")
-    MAKERS[form](compatible=True).dumps(packed, tmp_path / "saved")
-    MAKERS[form]().loads(packed, tmp_path / "saved")
-    target = LazyTensorStorage(7)
-    MAKERS[form]().loads(target, tmp_path / "saved")
-    assert bits(target[:].select(*packed[:].keys(True, True))) == bits(packed[:])
-    with pytest.raises(SchemaError, match="TorchRL's layout cannot hold"):
-        MAKERS[form](compatible=True).dumps(PackedStorage(datasets / "packed"), tmp_path / "other")
-
-
 # Recordings ----------------------------------------------------------------------------------------
 
 
@@ -306,33 +290,6 @@ def test_lanes_are_no_list(tmp_path: Path) -> None:
     FlatStorageCheckpointer().dumps(BufferPlan(4, (4,), (2,)).buffer()._storage, tmp_path / "saved")
     with pytest.raises(SchemaError, match="ndim=2, but a list has ndim=1"):
         FlatStorageCheckpointer().loads(ListStorage(8), tmp_path / "saved")
-
-
-# Many and odd datasets of TorchRL's H5 layout ------------------------------------------------------
-
-
-def test_numbers_of_another_byte_order_and_compressed_ones_are_read(tmp_path: Path) -> None:
-    plan = BufferPlan(40, (40,), ends=0.5)
-    H5StorageCheckpointer(compatible=True).dumps(plan.buffer()._storage, tmp_path / "saved.h5")
-    with h5py.File(tmp_path / "saved.h5", "r+") as h5:
-        for name in [name for name in h5 if name.startswith("traj")]:
-            action, reward = h5[name]["action"][:], h5[name]["reward"][:]
-            del h5[name]["action"], h5[name]["reward"]
-            h5[name].create_dataset("action", data=action.astype(">f4"))
-            h5[name].create_dataset("reward", data=reward, compression="gzip")
-    target = plan.storage()
-    H5StorageCheckpointer().loads(target, tmp_path / "saved.h5")
-    source = plan.buffer()._storage[:]
-    assert torch.equal(target[:]["action"], source["action"])
-    assert torch.equal(target[:]["next", "reward"], source["next", "reward"])
-
-
-def test_the_same_rows_are_the_same_bytes(tmp_path: Path) -> None:
-    storage = BufferPlan(40, (25,), ends=0.5).buffer()._storage
-    H5StorageCheckpointer(compatible=True).dumps(storage, tmp_path / "one.h5")
-    time.sleep(1.1)  # HDF5 would write the time, in seconds
-    H5StorageCheckpointer(compatible=True).dumps(storage, tmp_path / "other.h5")
-    assert (tmp_path / "one.h5").read_bytes() == (tmp_path / "other.h5").read_bytes()
 
 
 FORMS = {

@@ -13,6 +13,7 @@ import torch
 
 import rbtool
 from rbtool.core.datasets.load_dataset import load_dataset
+from rbtool.core.declarations import declared, source_example
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from rbtool.core.format import fs
 from rbtool.core.format.locate import KnownNames, Resolution, last_use
@@ -23,7 +24,6 @@ from rbtool.core.samplers.uniform import SamplerWithoutReplacement
 from rbtool.core.testing.datasets import write_packed
 from rbtool.core.writers.base import ImmutableDatasetWriter
 
-DATA = Path(__file__).parents[2] / "data" / "minari"
 DOOR = "minari:D4RL/door/human-v2"
 
 
@@ -121,10 +121,11 @@ def test_words_that_a_download_resolved(home: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said", "hint"),
     [
-        ("minari:D4RL/pen/human-v2", "is not in", "rbtool download minari D4RL/pen/human-v2"),
-        ("no/such/place", "there is nothing at", "minari:ID"),
+        ("shelf:D4RL/pen/human-v2", "is not in", "rbtool download shelf D4RL/pen/human-v2"),
+        ("no/such/place", "there is nothing at", f"{source_example()}:ID"),
     ],
 )
+@pytest.mark.usefixtures("two_sources")
 def test_what_is_not_there(home: Path, name: str, said: str, hint: str) -> None:
     with pytest.raises(FileNotFoundError, match=said) as caught:
         load_dataset(name)
@@ -147,12 +148,6 @@ def test_the_checkpoint_of_a_buffer(walks: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="checkpoint of a buffer") as caught:
         load_dataset(tmp_path / "saved")
     assert "loads(path)" in caught.value.hint
-
-
-def test_a_raw_dataset_is_to_be_converted() -> None:
-    with pytest.raises(UsageError, match=r"a TED dataset is needed; .* is Minari") as caught:
-        load_dataset(DATA / "tuple" / "trunc-v0")
-    assert "rbtool convert" in caught.value.hint
 
 
 def test_a_tensordict_folder_is_none(walks: Path, tmp_path: Path) -> None:
@@ -245,7 +240,7 @@ def test_other_names_are_looked_up_as_before() -> None:
         rbtool.load_dataset("yours:a")
 
 
-@pytest.mark.parametrize("taken", ["mine", "D4RL", "hf"])
+@pytest.mark.parametrize("taken", ["mine", "hf", *(one.name.upper() for one in declared())])
 def test_a_prefix_that_is_taken_is_replaced_only_if_asked_for(taken: str) -> None:
     rbtool.register_dataset("mine", loader)
     with pytest.raises(KeyError, match="is taken"):

@@ -14,8 +14,6 @@ from stream_shards import stream_buffer
 import rbtool
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.load_dataset import load_dataset
-from rbtool.core.errors import SchemaError
-from rbtool.core.format import shards
 from rbtool.core.loading.loader import TorchLoader
 from rbtool.core.loading.torch_dataset import torch_dataset
 from rbtool.core.open_steps import open_steps
@@ -137,33 +135,6 @@ def test_a_dataset_and_what_is_collected_online(walks: Path) -> None:
     require_walked(batch, walks / "ted")
 
 
-SAMPLERS: dict[str, Callable[[], Any]] = {
-    "steps": lambda: rbtool.StreamSampler(window=3),
-    "slices": lambda: rbtool.StreamSliceSampler(slice_len=3, strict_length=False, window=2),
-    "batched": lambda: rbtool.StreamSliceSampler(slice_len=3, batched=True),
-}
-
-
-@pytest.fixture
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "SHARD_BYTES", 500)  # a few episodes
-
-
-@pytest.mark.usefixtures("small_shards")
-@pytest.mark.parametrize("padding", ["same", "constant"])
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("layout", ["ted", "packed", "small"])
-def test_streams(walks: Path, layout: str, sampler: str, padding: str) -> None:
-    buffer = load_dataset(
-        walks / layout, 6, streaming=True, sampler=SAMPLERS[sampler](), transform=stack(padding), seed=0
-    )
-    assert len(buffer.storage.shards) > 2
-    batches = list(buffer)
-    assert len(batches) >= (5 if sampler == "steps" else 2)
-    for batch in batches:
-        require_walked(batch, walks / layout, padding)
-
-
 @pytest.mark.parametrize("known", [True, False])
 def test_the_frames_of_a_stream_end_at_its_episodes(known: bool) -> None:
     lengths = [[3, 1], [], [4], [2, 2, 5]]
@@ -176,24 +147,3 @@ def test_the_frames_of_a_stream_end_at_its_episodes(known: bool) -> None:
         for back in (1, 2):
             expected = torch.where(newest - back >= begin, newest - back, -1)
             assert torch.equal(batch["x"][:, -1 - back], expected)
-
-
-@pytest.mark.usefixtures("small_shards")
-def test_a_stream_has_no_other_episodes_than_its_own(walks: Path) -> None:
-    frames = StoredFrameStack(N, "observation", dim=-2, traj_key="action")
-    with pytest.raises(SchemaError, match="a stream knows the episodes from its shards"):
-        next(iter(load_dataset(walks / "ted", 8, streaming=True, transform=frames, seed=0)))
-
-
-@pytest.mark.usefixtures("small_shards")
-def test_frames_of_slices_of_a_stream_are_stacked_in_the_batch(walks: Path) -> None:
-    sampler = rbtool.StreamSliceSampler(slice_len=5, batched=True, strict_length=False, shuffle=False)
-    for batch in load_dataset(
-        walks / "ted", 10, streaming=True, sampler=sampler, transform=rbtool.FrameStack(2, "observation", dim=-1)
-    ):
-        assert batch.batch_size[1] == 5
-        rows = rbtool.load_dataset(walks / "ted").storage.get(batch["index"].reshape(-1))["observation"]
-        assert torch.equal(batch["observation"][..., 3:], rows.reshape(*batch.batch_size, 3))
-        before = batch["observation"][:, 1:, :3]
-        real = batch["collector", "mask"][:, 1:]
-        assert torch.equal(before[real], rows.reshape(*batch.batch_size, 3)[:, :-1][real])

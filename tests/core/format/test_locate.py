@@ -4,6 +4,7 @@ import pytest
 from damage import POINTER
 
 from rbtool import DatasetNotFoundError, UsageError
+from rbtool.core.declarations import source_example
 from rbtool.core.errors import CorruptDataError
 from rbtool.core.format.converter import safe_id
 from rbtool.core.format.locate import (
@@ -71,28 +72,29 @@ def test_a_broken_dataset_is_listed_with_what_is_wrong(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("D4RL/door/human-v2", "did you mean minari:D4RL/door/human-v2, which is stored?"),
-        ("minari/D4RL/door/human-v2", "did you mean minari:D4RL/door/human-v2, which is stored?"),
-        ("human-v2", "did you mean minari:D4RL/door/human-v2, which is stored?"),
-        ("D4RL/dor/human-v2", "did you mean minari:D4RL/door/human-v2, which is stored?"),
-        ("minari:D4RL/door/human-v1", "did you mean minari:D4RL/door/human-v2, which is stored?"),
-        ("human-v1", "did you mean minari:D4RL/door/human-v2, which is stored?"),
-        ("minari:D4RL/pen/human-v2", "fetch it with: rbtool download minari D4RL/pen/human-v2"),
-        ("minari:atari/pong-v0", "fetch it with: rbtool download minari atari/pong-v0"),
-        ("arcade:pong", f"there is no source 'arcade' here; known: {', '.join(source_names())}"),
-        ("minri:x", f"there is no source 'minri' here; did you mean 'minari'? known: {', '.join(source_names())}"),
-        ("minari:D4RL/doors/human-v2", "did you mean minari:D4RL/door/human-v2, which is stored?"),
-        ("d4rl:door-human-v1", "fetch it with: rbtool download d4rl door-human-v1"),
-        ("./human-v2", "name an existing path, or a dataset like minari:ID"),
-        ("pong", "name an existing path, or a dataset like minari:ID"),
+        ("D4RL/door/human-v2", "did you mean shelf:D4RL/door/human-v2, which is stored?"),
+        ("shelf/D4RL/door/human-v2", "did you mean shelf:D4RL/door/human-v2, which is stored?"),
+        ("human-v2", "did you mean shelf:D4RL/door/human-v2, which is stored?"),
+        ("D4RL/dor/human-v2", "did you mean shelf:D4RL/door/human-v2, which is stored?"),
+        ("shelf:D4RL/door/human-v1", "did you mean shelf:D4RL/door/human-v2, which is stored?"),
+        ("human-v1", "did you mean shelf:D4RL/door/human-v2, which is stored?"),
+        ("shelf:D4RL/pen/human-v2", "fetch it with: rbtool download shelf D4RL/pen/human-v2"),
+        ("shelf:atari/pong-v0", "fetch it with: rbtool download shelf atari/pong-v0"),
+        ("arcade:pong", "there is no source 'arcade' here; known: {known}"),
+        ("shlf:x", "there is no source 'shlf' here; did you mean 'shelf'? known: {known}"),
+        ("shelf:D4RL/doors/human-v2", "did you mean shelf:D4RL/door/human-v2, which is stored?"),
+        ("crate:door-human-v1", "fetch it with: rbtool download crate door-human-v1"),
+        ("./human-v2", f"name an existing path, or a dataset like {source_example()}:ID"),
+        ("pong", f"name an existing path, or a dataset like {source_example()}:ID"),
     ],
 )
+@pytest.mark.usefixtures("two_sources")
 def test_the_hint_leads_to_what_is_meant(name: str, hint: str, tmp_path: Path) -> None:
-    for stored in ("minari/D4RL/door/human-v2", "minari/cartpole/demo-v0"):
+    for stored in ("shelf/D4RL/door/human-v2", "shelf/cartpole/demo-v0"):
         write_walks(tmp_path / stored, [(3, "open")])
     with pytest.raises(DatasetNotFoundError) as caught:
         find_dataset(name, tmp_path)
-    assert caught.value.hint == hint
+    assert caught.value.hint == hint.format(known=", ".join(source_names()))
 
 
 @pytest.mark.parametrize(
@@ -101,12 +103,12 @@ def test_the_hint_leads_to_what_is_meant(name: str, hint: str, tmp_path: Path) -
         ("walk", "did you mean walks?"),
         ("./wlaks", "did you mean walks?"),
         ("walks.h", "did you mean walks.h5?"),
-        ("other.h5", "name an existing path, or a dataset like minari:ID"),
+        ("other.h5", f"name an existing path, or a dataset like {source_example()}:ID"),
         (
             "wal*",
             "patterns are for inspect and check, and, with --from table, for files of one table; name one dataset",
         ),
-        ("no/walks", "name an existing path, or a dataset like minari:ID"),
+        ("no/walks", f"name an existing path, or a dataset like {source_example()}:ID"),
     ],
 )
 def test_the_nearest_name_of_the_folder_is_offered(

@@ -6,20 +6,23 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import streaming
+import torch
 from hub import Fault, Hub
 from streaming import batches_of, in_process
 from waiting import HANG, wait_until
 
 import rbtool
 from rbtool import Sequence
+from rbtool.core.errors import SchemaError
 from rbtool.core.format import shards
-from rbtool.core.testing.datasets import write_walks
+from rbtool.core.testing.datasets import write_packed, write_walks
+from rbtool.core.transforms.windows import StoredFrameStack
 
 EPISODES: Any = [(6, "terminated"), (1, "truncated"), (9, "open"), (31, "both")] * 12
 LAYOUTS = ("ted", "compressed", pytest.param("packed", marks=pytest.mark.slow))
@@ -272,3 +275,61 @@ def test_a_stream_has_no_windows_and_no_queries(tmp_path: Path) -> None:
         rbtool.load_dataset(tmp_path / "walks", 8, sample_unit=Sequence(2), streaming=True)
     with pytest.raises(NotImplementedError, match="only the rows of the next batches"):
         rbtool.load_dataset(tmp_path / "walks", 8, streaming=True).query()
+
+
+# Stacks of frames ----------------------------------------------------------------------------------
+
+
+WALKS: Any = [(9, "terminated"), (3, "truncated"), (1, "both"), (1, "terminated"), (12, "open"), (4, "terminated")]
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "steps": lambda: rbtool.StreamSampler(window=3),
+    "slices": lambda: rbtool.StreamSliceSampler(slice_len=3, strict_length=False, window=2),
+    "batched": lambda: rbtool.StreamSliceSampler(slice_len=3, batched=True),
+}
+
+
+@pytest.fixture
+def walks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same episodes in both layouts, and packed with compressed observations; a shard has a few of them."""
+    monkeypatch.setattr(shards, "SHARD_BYTES", 500)
+    write_walks(tmp_path / "ted", WALKS)
+    write_packed(tmp_path / "ted", tmp_path / "small", "observation=zstd:3")
+    write_packed(tmp_path / "ted", tmp_path / "packed")
+    return tmp_path
+
+
+@pytest.mark.parametrize("padding", ["same", "constant"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("layout", ["ted", "packed", "small"])
+def test_frames_are_stacked_as_in_the_dataset(walks: Path, layout: str, sampler: str, padding: Any) -> None:
+    frames = StoredFrameStack(4, "observation", dim=-2, padding=padding)
+    buffer = rbtool.load_dataset(
+        walks / layout, 6, streaming=True, sampler=SAMPLERS[sampler](), transform=frames, seed=0
+    )
+    whole = rbtool.load_dataset(walks / layout, transform=StoredFrameStack(4, "observation", dim=-2, padding=padding))
+    assert len(buffer.storage.shards) > 2
+    batches = list(buffer)
+    assert len(batches) >= (5 if sampler == "steps" else 2)
+    for batch in batches:
+        rows = whole[batch["index"].reshape(-1)]
+        for key in ("observation", ("next", "observation")):
+            assert torch.equal(batch[key].reshape(-1, 4, 3), rows[key])
+
+
+def test_a_stream_has_no_other_episodes_than_its_own(walks: Path) -> None:
+    frames = StoredFrameStack(4, "observation", dim=-2, traj_key="action")
+    with pytest.raises(SchemaError, match="a stream knows the episodes from its shards"):
+        next(iter(rbtool.load_dataset(walks / "ted", 8, streaming=True, transform=frames, seed=0)))
+
+
+def test_frames_of_slices_of_a_stream_are_stacked_in_the_batch(walks: Path) -> None:
+    sampler = rbtool.StreamSliceSampler(slice_len=5, batched=True, strict_length=False, shuffle=False)
+    for batch in rbtool.load_dataset(
+        walks / "ted", 10, streaming=True, sampler=sampler, transform=rbtool.FrameStack(2, "observation", dim=-1)
+    ):
+        assert batch.batch_size[1] == 5
+        rows = rbtool.load_dataset(walks / "ted").storage.get(batch["index"].reshape(-1))["observation"]
+        assert torch.equal(batch["observation"][..., 3:], rows.reshape(*batch.batch_size, 3))
+        before = batch["observation"][:, 1:, :3]
+        real = batch["collector", "mask"][:, 1:]
+        assert torch.equal(before[real], rows.reshape(*batch.batch_size, 3)[:, :-1][real])

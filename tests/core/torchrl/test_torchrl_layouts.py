@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from buffers_of_episodes import BufferPlan, bits
 from tensordict import TensorDict
 
 from rbtool.core import declarations
@@ -28,7 +30,9 @@ from rbtool.core.encodings.foreign import foreign_form
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
 from rbtool.core.open_steps import open_steps
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_packed, write_plan, write_walks
 from rbtool.core.torchrl.form import TorchrlForm
 
 DATA = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
@@ -401,6 +405,80 @@ def test_a_flag_of_several_agents_has_no_ends(tmp_path: Path) -> None:
     (folder / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(FormatError, match="single agents"):
         load_compatible(LazyTensorStorage(16), folder, "flat", {})
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("other", FORMS)
+def test_the_layout_of_another_form_is_named(tmp_path: Path, form: str, other: str) -> None:
+    plan = BufferPlan(8, (8,))
+    FORMS[other](compatible=True).dumps(plan.buffer()._storage, tmp_path / other)
+    if form == other:
+        FORMS[form]().loads(plan.storage(), tmp_path / other)
+        return
+    sentence = rf"written by an? {other.capitalize()}StorageCheckpointer, and"
+    refused(form, tmp_path / other, FormatError, sentence)
+
+
+def test_a_cut_h5_file_is_found(tmp_path: Path) -> None:
+    H5StorageCheckpointer(compatible=True).dumps(BufferPlan(8, (8,)).buffer()._storage, tmp_path / "cut.h5")
+    (tmp_path / "cut.h5").write_bytes((tmp_path / "cut.h5").read_bytes()[:-1])
+    refused("h5", tmp_path / "cut.h5", CorruptDataError, "HDF5 cannot read the file")
+
+
+def refused(form: str, path: Path, error: type[Exception], match: str) -> None:
+    """Load into a full storage and an empty one; neither may change."""
+    plan = BufferPlan(8, (8,))
+    full, empty = plan.buffer()._storage, plan.storage()
+    before = bits(full[:])
+    for target in (full, empty):
+        with pytest.raises(error, match=match) as raised:
+            FORMS[form]().loads(target, path)
+        assert str(raised.value).count("\n") == 0
+    assert bits(full[:]) == before
+    assert not empty.initialized
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_packed_dataset_is_written_if_the_layout_can_hold_it(form: str, tmp_path: Path) -> None:
+    write_walks(tmp_path / "ted", [(4, "terminated"), (3, "truncated")])
+    write_packed(tmp_path / "ted", tmp_path / "packed")
+    packed = PackedStorage(tmp_path / "packed")
+    FORMS[form](compatible=True).dumps(packed, tmp_path / "saved")
+    FORMS[form]().loads(packed, tmp_path / "saved")
+    target = LazyTensorStorage(7)
+    FORMS[form]().loads(target, tmp_path / "saved")
+    assert bits(target[:].select(*packed[:].keys(True, True))) == bits(packed[:])
+    write_plan(
+        DatasetPlan((4, 1, 6), ("terminated", "both", "truncated"), (True, False, False), ODD_LEAVES, root_flags="set"),
+        tmp_path / "odd",
+    )
+    write_packed(tmp_path / "odd", tmp_path / "odd packed")
+    with pytest.raises(SchemaError, match="TorchRL's layout cannot hold"):
+        FORMS[form](compatible=True).dumps(PackedStorage(tmp_path / "odd packed"), tmp_path / "other")
+
+
+def test_numbers_of_another_byte_order_and_compressed_ones_are_read(tmp_path: Path) -> None:
+    plan = BufferPlan(40, (40,), ends=0.5)
+    H5StorageCheckpointer(compatible=True).dumps(plan.buffer()._storage, tmp_path / "saved.h5")
+    with h5py.File(tmp_path / "saved.h5", "r+") as h5:
+        for name in [name for name in h5 if name.startswith("traj")]:
+            action, reward = h5[name]["action"][:], h5[name]["reward"][:]
+            del h5[name]["action"], h5[name]["reward"]
+            h5[name].create_dataset("action", data=action.astype(">f4"))
+            h5[name].create_dataset("reward", data=reward, compression="gzip")
+    target = plan.storage()
+    H5StorageCheckpointer().loads(target, tmp_path / "saved.h5")
+    source = plan.buffer()._storage[:]
+    assert torch.equal(target[:]["action"], source["action"])
+    assert torch.equal(target[:]["next", "reward"], source["next", "reward"])
+
+
+def test_the_same_rows_are_the_same_bytes_of_h5(tmp_path: Path) -> None:
+    storage = BufferPlan(40, (25,), ends=0.5).buffer()._storage
+    H5StorageCheckpointer(compatible=True).dumps(storage, tmp_path / "one.h5")
+    time.sleep(1.1)  # HDF5 would write the time, in seconds
+    H5StorageCheckpointer(compatible=True).dumps(storage, tmp_path / "other.h5")
+    assert (tmp_path / "one.h5").read_bytes() == (tmp_path / "other.h5").read_bytes()
 
 
 @pytest.fixture
