@@ -85,6 +85,9 @@ TOGETHER = (
     "tests/packaging", "tests/side_effects", "tests/standins", "tests/system", "tests/tools",
 )  # fmt: skip
 
+# Tests of the whole tree, which fall with the first leaf: they hold that everything on a list is there.
+WHOLE = frozenset({"tests/test_examples.py", "tests/test_leaves.py"})
+
 _ASIDE = ("benchmarks", "docs", "examples", "tests")
 _PATHS = ("docs/examples", "docs/tools", "tests/tools", "tests/standins")  # `pythonpath` of pytest
 
@@ -260,7 +263,7 @@ def falling(names: Collection[str]) -> frozenset[str]:
 def removed_files(names: Collection[str]) -> frozenset[str]:
     """Return the files that fall with these leaves: theirs, and those outside of the trunk that use them."""
     fallen = falling(names)
-    gone = {path for path in _files() if leaf_of(path) in fallen}
+    gone = {path for path in _files() if leaf_of(path) in fallen} | WHOLE
     while more := {path for path in _files() if imports(path) & gone and not _stays(path)} - gone:
         gone |= more
     return frozenset(gone)
@@ -333,6 +336,8 @@ def copy(folder: Path, names: Collection[str]) -> None:
     _replace(target / "__init__.pyi", [one for one in kept if one.split()[1:2] != ["="] or one.split()[2] in homes])
     for path in ("core/declarations.py", "cli/words.py"):
         _replace(target / path, [one for one in _lines(path) if not _declared(one) & gone])
+    kept = [line for line in _lines("pyproject.toml") if not _package(line) & gone]
+    _replace(target / "pyproject.toml", kept)
 
 
 def _all_files(folder: Path) -> Iterator[Path]:
@@ -369,6 +374,12 @@ def _declared(line: str) -> set[str]:
         return {f"{found[1].replace('.', '/')}.py"}
     found = re.fullmatch(r' {4}"[a-z]+": (?:Verb\()?"(\w+)".*\n', line)
     return set() if found is None else {f"cli/{found[1]}.py"}
+
+
+def _package(line: str) -> set[str]:
+    """Return the file of the package that a line of pyproject.toml lists, by itself or for its data."""
+    found = re.match(r' *"rbtool\.([\w.]+)"[,\s]', line)
+    return set() if found is None else {f"{found[1].replace('.', '/')}/__init__.py"}
 
 
 def missing_declarations() -> list[str]:
