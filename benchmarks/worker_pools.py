@@ -35,7 +35,7 @@ from rbtool.core.engine.pool import WorkerPool
 from rbtool.core.engine.tasks import Limits, Task
 from rbtool.core.open_steps import open_steps
 from rbtool.core.preprocess.processor import Block, Context, LoadedProcessor, Processor
-from rbtool.core.preprocess.runner import Job, TaskRunner
+from rbtool.core.preprocess.run import Job, TaskRunner
 from rbtool.core.testing.datasets import write_walks
 
 try:
@@ -51,7 +51,7 @@ METHODS = ("fork", "forkserver", "spawn")
 PARTS = ("start", "throughput", "killed", "limit", "parent", "script")
 ROWS = 5000  # of a chunk
 LIMIT = 1.0
-PRELOAD = ["torch", "tensordict", "rbtool.core.preprocess.runner", "rbtool.core.preprocess.units"]
+PRELOAD = ["torch", "tensordict", "rbtool.core.preprocess.run", "rbtool.core.preprocess.units"]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ LEAVES: dict[str, str] = {
     "dataset_specs": "rbtool.core.specs.interop:dataset_specs",
     "download": "rbtool.core.verbs.download:download",
     "foreign_form": "rbtool.core.torchrl.form:TorchrlForm",
+    "hub_address": "rbtool.core.remote.hub_address:HubAddress",
     "list_remote": "rbtool.core.verbs.list:list_remote",
     "normal_map": "rbtool.converters.table.mapping:normal_map",
     "open_stream": "rbtool.core.streams.shards:open_stream",
@@ -221,9 +222,9 @@ class ReaderOptions(TypedDict, total=False):
 class OperationOption:
     """An option of `rbtool preprocess`: an operation, or a value that several operations share.
 
-    `target` is the operation's class as `module:Class` inside `rbtool.core.preprocess.operations`, None for a shared
-    value. `values` is the type of the value: bool for a switch, `list[str]` if the option may be repeated. `metavar`
-    and `help` appear on the help page; `discounted` marks operations that use the shared `--gamma`.
+    `target` is the operation's class in `rbtool.core.preprocess.operations.built_in`, None for a shared value.
+    `values` is the type of the value: bool for a switch, `list[str]` if the option may be repeated. `metavar` and `help`
+    appear on the help page; `discounted` marks operations that use the shared `--gamma`.
     """
 
     name: str
@@ -236,64 +237,64 @@ class OperationOption:
 
 OPERATION_OPTIONS = (
     OperationOption(
-        "episodes", "filters:Episodes", str, "A:B,C", "Only these episodes, by the source's numbers."
+        "episodes", "Episodes", str, "A:B,C", "Only these episodes, by the source's numbers."
     ),
     OperationOption(
-        "filter", "filters:Filter", list[str], "CONDITION",
+        "filter", "Filter", list[str], "CONDITION",
         "Only episodes of which it holds: length, return, terminated, truncated, done, episode, seed, compared with "
         "numbers and joined by and, or, not.",
     ),
     OperationOption(
-        "where", "filters:Where", list[str], "CONDITION",
+        "where", "Where", list[str], "CONDITION",
         "Only rows of which it holds: fields such as reward, truncated (those under next) or observation[3]. An "
         "episode falls into pieces at gaps; the row before a gap becomes truncated.",
     ),
-    OperationOption("rename", "keys:Rename", list[str], "OLD=NEW", "Give a field or group another name."),
+    OperationOption("rename", "Rename", list[str], "OLD=NEW", "Give a field or group another name."),
     OperationOption(
-        "cast", "values:Cast", list[str], "FIELD=TYPE", "Change the element type; what would not fit is refused."
+        "cast", "Cast", list[str], "FIELD=TYPE", "Change the element type; what would not fit is refused."
     ),
     OperationOption(
-        "cat", "keys:Cat", list[str], "NEW=PART,PART", "Join fields along their last dimension, in the order given."
+        "cat", "Cat", list[str], "NEW=PART,PART", "Join fields along their last dimension, in the order given."
     ),
     OperationOption(
-        "flatten", "keys:Flatten", bool, None, "Make one vector, observation, of all observations by name."
+        "flatten", "Flatten", bool, None, "Make one vector, observation, of all observations by name."
     ),
     OperationOption(
-        "resize", "values:ResizeImages", list[str], "FIELD=HxW",
+        "resize", "ResizeImages", list[str], "FIELD=HxW",
         "Scale images, height x width; :hwc or :chw says where channels are.",
     ),
     OperationOption(
-        "n-step", "rewards:NStep", int, "N",
+        "n-step", "NStep", int, "N",
         "Make transitions over N steps, never across the end of an episode: discounted reward, the observation after "
         "them, steps_to_next_obs, gamma, multi_step.done and the like; needs --gamma.",
         discounted=True,
     ),
     OperationOption("gamma", None, float, "G", "The discount of n-step and of both returns, up to 1."),
     OperationOption(
-        "return-to-go", "rewards:AddReturnToGo", bool, None,
+        "return-to-go", "AddReturnToGo", bool, None,
         "Add return_to_go, the rewards still to come, which policies are conditioned on; undiscounted without --gamma.",
         discounted=True,
     ),
     OperationOption(
-        "mc-return", "rewards:AddMcReturn", bool, None,
+        "mc-return", "AddMcReturn", bool, None,
         "Add mc_return, the same sum as what values are calibrated with: discounted, so it needs --gamma.",
         discounted=True,
     ),
     OperationOption(
-        "clip-reward", "rewards:ClipReward", str, "LOW:HIGH",
+        "clip-reward", "ClipReward", str, "LOW:HIGH",
         "Keep next.reward within bounds; write --clip-reward=-1:1.",
     ),
     OperationOption(
-        "normalize", "values:NormalizeFields", list[str], "FIELD[:HOW]",
+        "normalize", "NormalizeFields", list[str], "FIELD[:HOW]",
         "Bring to a common scale by statistics of the rows that reach it: mean-std (default), min-max or quantile, the "
         "last two to -1 and 1. The constants are stored with the result.",
     ),
     OperationOption(
-        "select", "keys:Select", list[str], "FIELD,FIELD",
+        "select", "Select", list[str], "FIELD,FIELD",
         "Keep these fields, and besides reward, end flags, episode, and what n-step and returns added.",
     ),
     OperationOption(
-        "exclude", "keys:Exclude", list[str], "FIELD,FIELD", "Remove these fields; the end flags under next stay."
+        "exclude", "Exclude", list[str], "FIELD,FIELD", "Remove these fields; the end flags under next stay."
     ),
 )  # fmt: skip
 """All options of operations, in the order in which operations are applied."""

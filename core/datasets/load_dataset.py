@@ -19,8 +19,7 @@ from ..declarations import ReaderOptions, declared, from_leaf
 from ..encodings.compact import BUFFER
 from ..errors import DatasetNotFoundError, MissingKeyError, UsageError, suggests_keywords
 from ..format.contracts import StepReader
-from ..format.hub_address import is_hub_address
-from ..format.locate import KnownNames, find_dataset, storage_root
+from ..format.locate import KnownNames, find_dataset, is_hub_address, storage_root
 from ..format.mixture import is_mixture
 from ..format.packed.reader import PackedReader
 from ..open_steps import open_episodes

@@ -14,8 +14,15 @@ from ..format.documents import dump_json
 from ..format.files import digest_bytes
 from ..format.manifest import Manifest
 from ..format.memmap.reader import TedReader
-from ..format.merging import FieldDifference, field_differences, reward_meanings
-from ..format.mixture import Member, Mixture, is_mixture, read_mixture
+from ..format.mixture import (
+    FieldDifference,
+    Member,
+    Mixture,
+    field_differences,
+    is_mixture,
+    read_mixture,
+    reward_meanings,
+)
 from ..format.packed.reader import PackedReader
 from ..open_steps import open_dataset
 from ..ted.schema import Field

@@ -21,14 +21,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from platformdirs import user_cache_path
 
-from ..declarations import declared, source_example
+from ..declarations import declared, from_leaf, source_example
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError, did_you_mean, nearest
 from . import fs
 from .contracts import FoundSteps
 from .converter import Reader, Sink, Source, safe_id
 from .documents import decode, dump_json, load_json
 from .files import open_regular, reading_from, refuse_pointer, understood
-from .hub_address import HUB, HubAddress, is_hub_address
 from .manifest import HIDDEN, Manifest, Request, has_manifest
 from .staging import mend
 
@@ -120,6 +119,8 @@ def conversion_hint(path: Path) -> str:
     return f"its columns can be mapped: {convert_command(path, found)}{doubts}"
 
 
+HUB = "hf"
+"""The folder below the storage root, and the first part of the names, of datasets that were downloaded as they are."""
 _WILD = frozenset("*?[")
 _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_-]*):(?P<id>[^:\\].*)")
 
@@ -172,13 +173,18 @@ def require_apart(source: Path, destination: Path) -> None:
         )
 
 
+def is_hub_address(name: str) -> bool:
+    """Return whether a name begins like the address of a dataset on a hub, `hf://OWNER/NAME`."""
+    return name.startswith(f"{HUB}://")
+
+
 def find_dataset(name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Path:
     """Turn what a user types into a path: an existing one, `source:id`, or `hf://OWNER/NAME` of what was downloaded.
 
     This counts as a use of a dataset that is stored below the root. Raises DatasetNotFoundError.
     """
     if isinstance(name, str) and is_hub_address(name):
-        return _downloaded(HubAddress.parse(name), root)
+        return _downloaded(from_leaf("hub_address").parse(name), root)
     path = fs.expanded(name)
     mend(path)
     if path.exists():
@@ -223,7 +229,7 @@ def find_source(
     return find_dataset(Path(*parts[:wild]), root), {"files": "/".join(parts[wild:])}
 
 
-def _downloaded(address: HubAddress, root: str | os.PathLike[str] | None) -> Path:
+def _downloaded(address: Any, root: str | os.PathLike[str] | None) -> Path:
     """Find a dataset that was downloaded from a hub and not converted."""
     folder = dataset_folder(address.request, storage_root(root))
     mend(folder)

@@ -1,4 +1,7 @@
-"""Mixture files: TOML that names several datasets, their weights, and what is done about fields that differ."""
+"""Mixture files: TOML that names several datasets, their weights, and what is done about fields that differ.
+
+`field_differences` finds these fields, for mixtures and for merged datasets.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,21 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeAlias
+from typing import Annotated, Any, Literal, NoReturn, TypeAlias, get_args
 
 import numpy as np
 
 from ..errors import FormatError, RbtoolError, UsageError, did_you_mean
+from ..ted.schema import NEXT, Field, Key, key_name
 from . import fs
 from .documents import Check, decode, newer_version, toml_value
 from .files import read_regular
 from .locate import find_dataset
-from .merging import Policy
+from .manifest import Manifest
+from .returns import return_field_of
 
 SUFFIX = ".toml"
 BY_SIZE = "size"
@@ -32,6 +37,9 @@ _Weight: TypeAlias = Annotated[float, Check("a number from 0", lambda weight: we
 _Temperature: TypeAlias = Annotated[float, Check("a number above 0", lambda value: value > 0 and math.isfinite(value))]
 _Text: TypeAlias = Annotated[str, Check("text", lambda text: text and "\0" not in text)]
 _Id: TypeAlias = Annotated[str, Check("source:id", _ID.fullmatch)]
+
+
+Policy: TypeAlias = Literal["error", "intersect", "union"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,3 +205,59 @@ def _refuse(path: Path, mixture: Mixture) -> NoReturn:
         f"{path} is a mixture of {len(mixture.dataset)} datasets ({names}), expected one dataset",
         hint="name one of them, or make one dataset of them: rbtool merge A B DEST",
     )
+
+
+# Fields that differ ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FieldDifference:
+    """A field that the datasets do not have alike: what each has, in their order, `nothing` where it is missing."""
+
+    key: str
+    found: tuple[str, ...]
+
+    def sentence(self, names: Sequence[str]) -> str:
+        """State which dataset has what: `action: float32 [2] in A, float64 [2] in B`."""
+        return f"{self.key}: {', '.join(f'{what} in {name}' for what, name in zip(self.found, names, strict=True))}"
+
+
+def require_policy(schema: str) -> Policy:
+    """Validate the name of a policy; UsageError for an unknown one."""
+    for policy in get_args(Policy):
+        if schema == policy:
+            return schema  # type: ignore[return-value]
+    raise UsageError(
+        f"there is no schema policy {schema!r}{did_you_mean(schema, get_args(Policy))}",
+        hint=f"choose from {', '.join(get_args(Policy))}",
+    )
+
+
+def field_differences(each: Sequence[Sequence[Field]]) -> list[FieldDifference]:
+    """Return the fields, in order of appearance, that are not in all datasets with the same element type and shape."""
+    found = []
+    for key, fields in fields_by_key(each):
+        looks = tuple("nothing" if one is None else f"{one.dtype} {list(one.shape)}" for one in fields)
+        if len(set(looks)) > 1:
+            found.append(FieldDifference(key_name(key), looks))
+    return found
+
+
+def fields_by_key(each: Sequence[Sequence[Field]]) -> Iterator[tuple[Key, list[Field | None]]]:
+    """Yield each key, in order of appearance, with its field in each dataset; None where it is missing."""
+    known = [{leaf.key: leaf for leaf in fields} for fields in each]
+    for key in dict.fromkeys(leaf.key for fields in each for leaf in fields):
+        yield key, [fields.get(key) for fields in known]
+
+
+def reward_meanings(manifests: Sequence[Manifest], names: Sequence[str]) -> list[str]:
+    """Return the datasets whose rewards are sums over several steps, if the rewards of others are not."""
+    named = [
+        (name, None if (found := return_field_of(manifest)) is None else found.key)
+        for manifest, name in zip(manifests, names, strict=True)
+        if any(leaf.key == (NEXT, "reward") for leaf in manifest.fields)
+    ]
+    summed = [name for name, key in named if key != (NEXT, "reward")]
+    if not summed or len(summed) == len(named):
+        return []
+    return [f"next.reward is a sum over n steps in {' and '.join(summed)}, and of one step in the others"]

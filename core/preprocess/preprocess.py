@@ -26,8 +26,8 @@ from ..results import Published, Result, published_entries, require_engine
 from ..saved_steps import has_steps
 from ..ted.schema import row_bytes
 from .functions import find_function
-from .preprocessing import Preprocessing, Settings
 from .processor import Processor, Unit
+from .run import Preprocessing, Settings
 from .selection import Plan, StepSelection
 
 

@@ -34,7 +34,6 @@ from ..format.documents import dump_json, parse_json
 from ..format.manifest import Dropped, Manifest, has_manifest
 from ..format.memmap.tree import FieldRange, merge_ranges
 from ..format.packed.recording import PackedRecorder, RecordedEpisode, RecordedOrigin, unfinished_recording
-from ..format.packed.repair import continued
 from ..format.staging import mend, new_sibling, sweep
 from ..open_steps import open_steps
 from ..progress import counted
@@ -53,6 +52,7 @@ from ..ted.schema import (
     length_key,
     safe_part,
 )
+from .repair import continued
 from .spaces import Encoder, RecordedLeaf, renamed_entries, space_document, space_encoder, stack_padded
 
 INFO = "info"

@@ -16,11 +16,11 @@ from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..format.contracts import Array, StepReader
 from ..format.documents import parse_json
 from ..format.episodes import EpisodeTable
-from ..format.hub_address import Transfer, transfers_of
 from ..format.manifest import Manifest
 from ..format.returns import return_field_of
 from ..format.videos import image_key, reference_keys
 from ..progress import Progress
+from ..remote.hub_address import Transfer, transfers_of
 from ..ted.episodes import EndReason
 from ..ted.rules import Finding
 from ..ted.schema import NEXT, Field, Key, as_numbers, key_name

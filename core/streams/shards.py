@@ -40,12 +40,12 @@ from ..format.open_files import ListedFiles
 from ..format.packed.reader import PackedReader
 from ..format.packed.schema import SCHEMA
 from ..format.returns import return_field_of, sum_rewards
-from ..format.shards import SHARD_DIGESTS, EpisodeShards, Range, ShardDigests, row_files, row_ranges
 from ..format.videos import ids_of_episodes, index_name, video_name
 from ..open_steps import open_dataset
 from ..progress import Silent
 from ..remote.fetch import fetch_files
 from ..remote.hub import Hub, HubFile, hub_endpoint
+from ..remote.shards import SHARD_DIGESTS, EpisodeShards, Range, ShardDigests, row_files, row_ranges
 from ..remote.transport import read_range
 from ..results import PICKLED
 from ..storages.base import Storage

@@ -50,7 +50,7 @@ from ..format.memmap.tree import TreeWriter
 from ..format.returns import Ingest
 from ..format.staging import Staging
 from ..open_steps import open_dataset
-from ..preprocess.fingerprints import fingerprint_of
+from ..preprocess.functions import fingerprint_of
 from ..results import existing_result
 from ..samplers.uniform import SamplerWithoutReplacement
 from ..storages.dataset import dataset_tensors

@@ -14,8 +14,7 @@ from typing import ClassVar, Literal, TypeAlias, TypeVar
 from ..errors import DatasetNotFoundError, RbtoolError, UsageError, nearest, suggests_keywords
 from ..format import fs
 from ..format.documents import written_time
-from ..format.hub_address import HUB
-from ..format.locate import fits, last_use, stored_datasets, stored_name, streams_folder
+from ..format.locate import HUB, fits, last_use, stored_datasets, stored_name, streams_folder
 from ..format.manifest import Manifest
 from ..format.open_files import ListedFiles
 from ..format.staging import leftovers, lock_folder, remove_at_once, remove_dataset, remove_leftover, require_removable

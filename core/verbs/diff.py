@@ -15,14 +15,14 @@ import numpy as np
 
 from ..errors import UsageError, suggests_keywords
 from ..format.contracts import Array, StepReader
-from ..format.episode_digests import content_keys, episode_digests
 from ..format.locate import find_dataset
-from ..format.merging import FieldDifference, field_differences
+from ..format.mixture import FieldDifference, field_differences
 from ..progress import Progress, Silent, counted
 from ..results import Result, seconds_since
 from ..ted.episodes import EndReason, Final, rows_equal
 from ..ted.schema import EPISODE, Field, as_numbers
 from .merge import PathLike, opened_steps
+from .split import content_keys, episode_digests
 
 _PIECE_BYTES = 4 << 20
 _END, _FINAL = "end reason", "final observation"

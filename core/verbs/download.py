@@ -41,11 +41,12 @@ from ..format.converter import (
 )
 from ..format.documents import parse_json, written_time
 from ..format.episodes import expected_episodes, normal_form, parse_episodes, select_episodes
-from ..format.hub_address import HUB, HubAddress, Transfer, add_transfer, is_hub_address, transfers_of
 from ..format.locate import (
+    HUB,
     KnownNames,
     Resolution,
     dataset_folder,
+    is_hub_address,
     reader_class,
     source_class,
     source_names,
@@ -61,6 +62,7 @@ from ..progress import Progress, Silent, counted, readable_size
 from ..remote.catalogue import is_complete, not_found, resolve
 from ..remote.fetch import fetch_files
 from ..remote.hub import Hub, HubFile, hub_endpoint
+from ..remote.hub_address import HubAddress, Transfer, add_transfer, transfers_of
 from ..remote.originals import Originals
 from ..remote.transport import matches, read_small
 from ..results import (

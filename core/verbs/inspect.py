@@ -23,7 +23,6 @@ from ..format.contracts import Array, StepReader
 from ..format.converter import Reader
 from ..format.documents import Count, decode, float_from_json, load_json
 from ..format.episodes import EpisodeTable
-from ..format.hub_address import Transfer, transfers_of
 from ..format.locate import (
     ColumnView,
     OptionNeededError,
@@ -44,6 +43,7 @@ from ..format.staging import PARTS_FILE
 from ..format.videos import VIDEO, reference_keys
 from ..open_steps import BufferSteps, finished_manifest, is_storage, open_steps
 from ..progress import counted
+from ..remote.hub_address import Transfer, transfers_of
 from ..results import Result, given_options, refuse_map_alone, refuse_raw_options
 from ..saved_steps import has_steps, is_of_buffer, is_unknown, open_saved, row_of_episode
 from ..stats import mean_of

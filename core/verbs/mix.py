@@ -17,8 +17,7 @@ from ..format import fs
 from ..format.files import read_regular
 from ..format.locate import find_dataset
 from ..format.memmap.reader import TedReader
-from ..format.merging import FieldDifference, require_policy
-from ..format.mixture import BY_SIZE, SUFFIX, Member, Mixture, is_mixture, read_mixture
+from ..format.mixture import BY_SIZE, SUFFIX, FieldDifference, Member, Mixture, is_mixture, read_mixture, require_policy
 from ..format.packed.reader import PackedReader
 from ..format.staging import Staging, sweep
 from ..open_steps import is_steps

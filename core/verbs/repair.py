@@ -16,9 +16,9 @@ from ..errors import (
 from ..format import fs
 from ..format.manifest import Manifest
 from ..format.packed.recording import COMMITS
-from ..format.packed.repair import RecordingState, examine_recording, repair_recording, require_restorable
 from ..format.staging import mend
 from ..progress import Progress, Silent
+from ..recording.repair import RecordingState, examine_recording, repair_recording, require_restorable
 from ..results import Result, seconds_since
 from ..ted.rules import RULE_BY_ID
 

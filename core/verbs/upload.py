@@ -21,11 +21,9 @@ from ..errors import CheckFailed, CorruptDataError, FormatError, NetworkError, U
 from ..format.checks import FOLDER_RULES
 from ..format.documents import dump_json, written_time
 from ..format.files import read_regular
-from ..format.hub_address import HubAddress, Transfer, add_transfer, transfers_of
 from ..format.locate import find_dataset, refuse_empty
 from ..format.manifest import MANIFEST, Manifest, has_manifest
 from ..format.open_files import ListedFiles
-from ..format.shards import SHARD_DIGESTS, EpisodeShards, ShardDigests
 from ..open_steps import open_dataset
 from ..progress import Progress, Silent, clean, readable_size
 from ..remote.hub import (
@@ -39,6 +37,8 @@ from ..remote.hub import (
     hub_endpoint,
     require_paths,
 )
+from ..remote.hub_address import HubAddress, Transfer, add_transfer, transfers_of
+from ..remote.shards import SHARD_DIGESTS, EpisodeShards, ShardDigests
 from ..remote.transport import Transient, read_small, retrying
 from ..results import Result, seconds_since
 from ..stats import FieldStats

@@ -18,8 +18,8 @@ from terminal import type_line
 
 import rbtool
 from rbtool.cli.sample import AnchorName, SamplerName, WeightName
-from rbtool.core.format import shards
 from rbtool.core.open_steps import open_dataset
+from rbtool.core.remote import shards
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.sample import SAMPLERS, SamplerOptions
 

@@ -28,7 +28,7 @@ from strikes import forked, kill
 from upload_machine import files_of
 
 import rbtool
-from rbtool.core.format.shards import SHARD_DIGESTS
+from rbtool.core.remote.shards import SHARD_DIGESTS
 
 WHERE = "hf://me/walks"
 MODULES = (

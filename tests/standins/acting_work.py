@@ -17,7 +17,7 @@ from rbtool.core.engine.tasks import Task
 from rbtool.core.format.contracts import StepReader
 from rbtool.core.open_steps import open_steps
 from rbtool.core.preprocess.processor import Block, Context, LoadedProcessor, Processor
-from rbtool.core.preprocess.runner import Job
+from rbtool.core.preprocess.run import Job
 
 STEPS = 100
 TASKS = [Task(index, 10 * index, 10 * index + 10) for index in range(10)]

@@ -23,7 +23,7 @@ from waiting import HANG
 import rbtool
 from rbtool.converters.lerobot import metadata
 from rbtool.converters.openx import shards as archives
-from rbtool.core.format import shards
+from rbtool.core.remote import shards
 
 shards.SHARD_BYTES, metadata.SHARD_BYTES, archives.PIECE_BYTES = 4000, 1, 4096
 SLICES = {"num_slices": 2, "strict_length": False}

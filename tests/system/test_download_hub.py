@@ -10,8 +10,8 @@ from upload_machine import Uploader, files_of
 from waiting import HANG
 
 import rbtool
-from rbtool.core.format.hub_address import transfers_of
 from rbtool.core.format.manifest import MANIFEST, TRANSFERS
+from rbtool.core.remote.hub_address import transfers_of
 from rbtool.core.testing.datasets import write_walks
 
 WHERE = "hf://me/walks"

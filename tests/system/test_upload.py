@@ -11,8 +11,8 @@ import pytest
 from hub_uploads import WRITER, UploadHub
 from upload_machine import Uploader, files_of, write_layouts
 
-from rbtool.core.format.hub_address import transfers_of
 from rbtool.core.format.manifest import MANIFEST
+from rbtool.core.remote.hub_address import transfers_of
 from rbtool.core.testing.datasets import DatasetPlan, PlannedLeaf, relist, write_plan, write_walks
 
 WHERE = "hf://me/walks"

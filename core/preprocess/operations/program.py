@@ -6,7 +6,6 @@ A program is made from options, from TOML as in pipeline files, or from JSON as 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import os
 import pickle
@@ -30,19 +29,12 @@ from ...format.files import digest_bytes
 from ...format.manifest import MANIFEST, Manifest, Provenance
 from ...ted.schema import NEXT, NEXT_REWARD, Field, Key, key_name
 from ..processor import Block, Context, LoadedProcessor, Processor
+from . import built_in
 from .base import BoundOperation, Discount, EpisodeChoice, Fields, LazyBatch, Operation, RowOperation, texts_of
-from .filters import Episodes
-from .values import BoundNormalize, Constants, Measured, NormalizeFields
-
-
-def _built_in(target: str) -> type[Operation]:
-    module, _, name = target.partition(":")
-    found: type[Operation] = getattr(importlib.import_module(f".{module}", __package__), name)
-    return found
-
+from .built_in import BoundNormalize, Constants, Episodes, Measured, NormalizeFields
 
 OPERATIONS: dict[str, type[Operation]] = {
-    option.name: _built_in(option.target) for option in OPERATION_OPTIONS if option.target is not None
+    option.name: getattr(built_in, option.target) for option in OPERATION_OPTIONS if option.target is not None
 }
 """The built-in operations by name, in the order in which their options are applied."""
 

@@ -16,7 +16,7 @@ import torch
 
 from rbtool.core.errors import RbtoolError, SchemaError
 from rbtool.core.open_steps import open_steps
-from rbtool.core.preprocess.fingerprints import fingerprint_of
+from rbtool.core.preprocess.functions import fingerprint_of
 from rbtool.core.preprocess.preprocess import preprocess
 from rbtool.core.preprocess.processor import Unit
 from rbtool.core.testing.datasets import write_walks
@@ -149,7 +149,7 @@ def test_nothing_is_run() -> None:
 
 def test_other_processes_say_the_same() -> None:
     code = (
-        "from rbtool.core.preprocess.fingerprints import fingerprint_of\n"
+        "from rbtool.core.preprocess.functions import fingerprint_of\n"
         "names = {'north', 'south', 'east', 'west'}\n"
         "def f(x, y=frozenset('abcdef')):\n    return x in {'k', 'l', 'm', 'n'} and names\n"
         "import dataclasses, enum, torch, tensordict\n"

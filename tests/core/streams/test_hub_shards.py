@@ -24,8 +24,8 @@ from upload_machine import files_of
 
 import rbtool
 from rbtool.core.errors import FormatError
-from rbtool.core.format.shards import SHARD_DIGESTS, ShardDigests
 from rbtool.core.open_steps import open_dataset
+from rbtool.core.remote.shards import SHARD_DIGESTS, ShardDigests
 from rbtool.core.testing.datasets import write_walks
 
 # Streams of a hub compare what they fetch with digests: other bytes are fetched again, or are an error.

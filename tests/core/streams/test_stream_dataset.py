@@ -13,7 +13,7 @@ from torch_streams import EPISODES as RAGGED
 from torch_streams import Fails, Works, contents, rows, taken
 
 import rbtool
-from rbtool.core.format import shards
+from rbtool.core.remote import shards
 from rbtool.core.testing.datasets import write_walks
 
 EPISODES: Any = [(6, "terminated"), (1, "truncated"), (9, "open"), (11, "both")] * 4

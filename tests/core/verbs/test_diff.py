@@ -15,12 +15,12 @@ from rbtool.core.format.contracts import PassedSteps
 from rbtool.core.format.episodes import EpisodeRow, EpisodeTable
 from rbtool.core.format.manifest import Request
 from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
-from rbtool.core.format.merging import MergedSchema, MergedSteps
 from rbtool.core.format.packed.builder import write_dataset
 from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks
+from rbtool.core.verbs.merge import MergedSchema, MergedSteps
 
 WALKS = [(4, "open"), (3, "terminated"), (1, "both"), (2, "truncated"), (5, "terminated")]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rbtool.core.format.episode_digests import identical_episodes
 from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.datasets import write_walks
+from rbtool.core.verbs.split import identical_episodes
 
 
 @pytest.mark.parametrize("lengths", [[2, 3], [2, 2, 3]])

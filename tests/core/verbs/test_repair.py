@@ -361,7 +361,7 @@ def test_the_files_of_another_recording_are_not_taken_for_ours(original: Path, r
 
 def test_a_newer_recording_is_refused(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rbtool.core.format.packed import recording as writing
-    from rbtool.core.format.packed.repair import read_fields
+    from rbtool.core.recording.repair import read_fields
 
     fields = read_fields(recording, None).fields
     with monkeypatch.context() as patch:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from upload_machine import ODD_PLAN
 
 import rbtool
-from rbtool.core.format.hub_address import HubAddress
 from rbtool.core.format.manifest import Dropped, Manifest, Provenance
 from rbtool.core.progress import Silent
+from rbtool.core.remote.hub_address import HubAddress
 from rbtool.core.testing.datasets import relist, write_plan, write_walks
 from rbtool.core.verbs.upload import DatasetCard, code, license_of
 

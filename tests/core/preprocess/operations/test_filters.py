@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rbtool.core.errors import UsageError
 from rbtool.core.format.episodes import EpisodeRow, EpisodeTable
-from rbtool.core.preprocess.operations.filters import Name, parse_condition
+from rbtool.core.preprocess.operations.built_in import Name, parse_condition
 from rbtool.core.preprocess.operations.program import program_of
 from rbtool.core.preprocess.processor import BlockColumn
 from rbtool.core.ted.episodes import EndReason

@@ -19,7 +19,7 @@ from scale_reward import ScaleReward
 import rbtool
 from rbtool.core.errors import DatasetNotFoundError, SchemaError, UsageError
 from rbtool.core.preprocess.operations.base import BoundOperation, FieldChanges, Fields, LazyColumn, RowOperation
-from rbtool.core.preprocess.operations.filters import Where
+from rbtool.core.preprocess.operations.built_in import Constants, NormalizeFields, Where
 from rbtool.core.preprocess.operations.program import (
     OPERATIONS,
     Program,
@@ -29,7 +29,6 @@ from rbtool.core.preprocess.operations.program import (
     program_of,
     program_of_documents,
 )
-from rbtool.core.preprocess.operations.values import Constants, NormalizeFields
 from rbtool.core.preprocess.processor import Context
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks

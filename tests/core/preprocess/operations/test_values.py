@@ -14,8 +14,8 @@ from rbtool import Resize
 from rbtool.core.engine.tasks import ResultRefused
 from rbtool.core.errors import SchemaError, UsageError
 from rbtool.core.preprocess.operations.base import cast_into
+from rbtool.core.preprocess.operations.built_in import Constants, NormalizeFields
 from rbtool.core.preprocess.operations.program import Program, ProgramProcessor, program_of
-from rbtool.core.preprocess.operations.values import Constants, NormalizeFields
 from rbtool.core.preprocess.processor import BlockColumn, Context
 from rbtool.core.ted.schema import DTYPES, numpy_dtype
 

@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FormatError
+from ..format.documents import decode, dump_json, parse_json
+from ..format.files import digest_file
+from ..format.manifest import HIDDEN, SHARDS_DOCUMENT, VIDEOS, Manifest
+from ..format.memmap.reader import TedReader
+from ..format.memmap.tree import leaf_path
+from ..format.packed.reader import PackedReader
+from ..format.packed.schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema
+from ..format.videos import reference_keys
 from ..ted.schema import NEXT, row_bytes
-from .documents import decode, dump_json, parse_json
-from .files import digest_file
-from .manifest import HIDDEN, SHARDS_DOCUMENT, VIDEOS, Manifest
-from .memmap.reader import TedReader
-from .memmap.tree import leaf_path
-from .packed.reader import PackedReader
-from .packed.schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema
-from .videos import reference_keys
 
 Numbers: TypeAlias = NDArray[np.int64]
 Range: TypeAlias = tuple[int, int]

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..errors import RbtoolError, UsageError
-from . import fs
-from .documents import decode, dump_json, parse_json
-from .files import read_regular
-from .manifest import TRANSFERS, Request
+from ..format import fs
+from ..format.documents import decode, dump_json, parse_json
+from ..format.files import read_regular
+from ..format.locate import HUB
+from ..format.manifest import TRANSFERS, Request
 
-HUB = "hf"
-"""The folder below the storage root, and the first part of the names, of datasets that were downloaded as they are."""
 _SCHEME = f"{HUB}://"
 _PAGE = re.compile(r"https?://[^/]+/datasets/([^/?#]+/[^/?#]+)")
 _LONGEST = 96
@@ -64,11 +63,6 @@ class HubAddress(NamedTuple):
 
     def __str__(self) -> str:
         return f"{_SCHEME}{self.repository}" + (f"@{self.revision}" if self.revision else "")
-
-
-def is_hub_address(name: str) -> bool:
-    """Return whether a name begins like the address of a dataset on the hub."""
-    return name.startswith(_SCHEME)
 
 
 def _is_name(part: str) -> bool:

@@ -1,4 +1,4 @@
-"""Restores the longest sound beginning of a recording that was cut short or damaged since, and continues recordings."""
+"""Restores the longest sound beginning of a recording that was cut short or damaged, and continues recordings."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import CorruptDataError, FormatError, RbtoolError, UsageError
-from ...ted.schema import NEXT, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, row_bytes
-from .. import fs
-from ..contracts import Array
-from ..documents import FieldEntry, decode, document_digest, newer_version, parse_json
-from ..files import FileRecord, digest_file, open_regular, read_regular
-from ..manifest import HIDDEN, MANIFEST, Manifest, has_manifest
-from ..memmap.tree import FieldRange, merge_ranges, range_of
-from ..open_files import OpenFiles
-from ..staging import lock_folder
-from .builder import PackedState
-from .reader import PackedReader
-from .recording import (
+from ..errors import CorruptDataError, FormatError, RbtoolError, UsageError
+from ..format import fs
+from ..format.contracts import Array
+from ..format.documents import FieldEntry, decode, document_digest, newer_version, parse_json
+from ..format.files import FileRecord, digest_file, open_regular, read_regular
+from ..format.manifest import HIDDEN, MANIFEST, Manifest, has_manifest
+from ..format.memmap.tree import FieldRange, merge_ranges, range_of
+from ..format.open_files import OpenFiles
+from ..format.packed.builder import PackedState
+from ..format.packed.reader import PackedReader
+from ..format.packed.recording import (
     COMMITS,
     COMMITS_COPY,
     RECORDING,
@@ -41,7 +39,9 @@ from .recording import (
     schema_mark,
     seal,
 )
-from .schema import EXPLICIT, RECORDS, SCHEMA, PackedSchema, SchemaDocument, StoreState
+from ..format.packed.schema import EXPLICIT, RECORDS, SCHEMA, PackedSchema, SchemaDocument, StoreState
+from ..format.staging import lock_folder
+from ..ted.schema import NEXT, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, row_bytes
 
 
 class CommitsFound(NamedTuple):

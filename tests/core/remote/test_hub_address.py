@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rbtool import UsageError
-from rbtool.core.format.hub_address import HubAddress, Transfer, add_transfer, transfers_of
 from rbtool.core.format.manifest import TRANSFERS
+from rbtool.core.remote.hub_address import HubAddress, Transfer, add_transfer, transfers_of
 
 
 def transfer(commit="0" * 40):
