@@ -20,7 +20,7 @@ from waiting import HANG, wait_until
 import rbtool
 from rbtool import Sequence
 from rbtool.core.errors import SchemaError
-from rbtool.core.format import shards
+from rbtool.core.remote import shards
 from rbtool.core.testing.datasets import write_packed, write_walks
 from rbtool.core.transforms.windows import StoredFrameStack
 
