@@ -223,8 +223,8 @@ class OperationOption:
     """An option of `rbtool preprocess`: an operation, or a value that several operations share.
 
     `target` is the operation's class in `rbtool.core.preprocess.operations.built_in`, None for a shared value.
-    `values` is the type of the value: bool for a switch, `list[str]` if the option may be repeated. `metavar` and `help`
-    appear on the help page; `discounted` marks operations that use the shared `--gamma`.
+    `values` is the type of the value: bool for a switch, `list[str]` if the option may be repeated. `metavar` and
+    `help` appear on the help page; `discounted` marks operations that use the shared `--gamma`.
     """
 
     name: str
