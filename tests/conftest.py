@@ -6,12 +6,13 @@ import os
 import pwd
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from forked_scripts import Interpreter
 from hypothesis import HealthCheck, settings
+from processes import Interpreter
 
 # On a loaded machine, one case may wait for seconds: Hypothesis measures no times. It draws the same examples in each
 # run, so that no test fails by chance; with `--hypothesis-profile=random`, as in `make test-all`, it draws others.
@@ -93,15 +94,23 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def synced_states(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[int, int]]:
-    """What each inode looked like when it was last synced."""
-    found: dict[int, tuple[int, int]] = {}
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], list[str]]:
+    """Lists what is in a folder and was changed since it was synced; everything that is synced from now on is noted."""
+    noted: dict[int, tuple[int, int]] = {}
     sync = os.fsync
 
     def noting(descriptor: int) -> None:
         sync(descriptor)
         here = os.fstat(descriptor)
-        found[here.st_ino] = here.st_size, here.st_mtime_ns
+        noted[here.st_ino] = here.st_size, here.st_mtime_ns
+
+    def unsynced(built: Path) -> list[str]:
+        states = {path: path.stat() for path in [built, *built.rglob("*")]}
+        return [
+            str(path.relative_to(built))
+            for path, here in states.items()
+            if noted.get(here.st_ino) != (here.st_size, here.st_mtime_ns)
+        ]
 
     monkeypatch.setattr(os, "fsync", noting)
-    return found
+    return unsynced

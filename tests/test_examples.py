@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from forked_scripts import Interpreter
+from processes import Interpreter
 from source_tree import ROOT
 from waiting import HANG
 

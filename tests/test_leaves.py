@@ -10,7 +10,7 @@ from pathlib import Path
 import leaves
 import pytest
 import source_tree
-from forked_scripts import Interpreter
+from processes import Interpreter
 
 from rbtool.cli.words import VERBS
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import source_tree
-from forked_scripts import Interpreter
 from hypothesis import settings
+from processes import Interpreter
 
 import rbtool
 from rbtool.core.testing.datasets import write_walks

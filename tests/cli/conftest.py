@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from field_files import write_fields
-from forked_commands import folder_of_commands
-from hub import Hub
-from minari_hub import lay_out_hub
+from commands import folder_of_commands
+from hub import Hub, lay_out_hub
+from made_datasets import write_fields
 
 import rbtool
 from rbtool.core.format.memmap.reader import TedReader

@@ -6,7 +6,7 @@ import datetime
 import json
 
 import pytest
-from terminal import QUESTION, type_line
+from processes import QUESTION, type_line
 
 from rbtool.cli.cache import last_use
 from rbtool.core.format import fs

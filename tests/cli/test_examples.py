@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from forked_scripts import Interpreter
-from hub_uploads import WRITER, UploadHub
+from hub import WRITER, UploadHub
+from processes import Interpreter
 from source_tree import ROOT
 
 import rbtool

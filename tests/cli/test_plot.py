@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from terminal import type_line
+from processes import type_line
 
 from rbtool.core.format.memmap.reader import TedReader
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import facts_table
 import pytest
-from hub_uploads import WRITER, UploadHub
+from hub import WRITER, UploadHub
 
 ROOT = Path(__file__).parents[2]
 README, VERBS = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/guides/verbs.md"))

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forked_commands import folder_of_commands
+from commands import folder_of_commands
 from hub import Fault, Hub
 from lerobot_files import random_takes
 from lerobot_files import write_dataset as write_lerobot
-from openx_files import random_episodes, write_shards
-from terminal import type_line
+from processes import type_line
+from shard_files import random_openx, write_openx
 
 import rbtool
 from rbtool.cli.sample import AnchorName, SamplerName, WeightName
@@ -159,7 +159,7 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_walks(root / "org" / "ted", EPISODES)
     write_lerobot(root / "org" / "arm", random_takes([4, 7]), images="none")
     openx = root / "jxu124" / "OpenX-Embodiment"
-    write_shards(openx / "toy", [random_episodes([5, 3])])
+    write_openx(openx / "toy", [random_openx([5, 3])])
     shutil.copy(Path(__file__).parents[1] / "data" / "openx" / "README.md", openx / "README.md")
     return root
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from loopback import Fault
-from terminal import type_line
+from processes import type_line
 
 ESCAPE = "\x1b["
 BAR = "━"

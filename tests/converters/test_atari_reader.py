@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atari_files import NAMES, Rows, load, random_rows, steps_of, write_checkpoint, write_rings, write_run
 from damage import POINTER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from shard_files import ATARI_NAMES, Rows, load_gzip, random_rows, steps_of, write_checkpoint, write_rings, write_run
 
 import rbtool
 from rbtool.converters.atari.reader import AtariReader
@@ -80,7 +80,9 @@ def convert(source: Path, folder: Path, **options: Any) -> tuple[Any, StepReader
 
 def test_the_rows_of_the_real_frames_are_those_of_a_plain_reading(tmp_path: Path) -> None:
     logs = DATA / "Pong" / "1" / "replay_logs"
-    rows = Rows(*(np.concatenate([load(logs / f"$store$_{name}_ckpt.{k}.gz") for k in (0, 1)]) for name in NAMES))
+    rows = Rows(
+        *(np.concatenate([load_gzip(logs / f"$store$_{name}_ckpt.{k}.gz") for k in (0, 1)]) for name in ATARI_NAMES)
+    )
     result, reader = convert(DATA / "Pong" / "1", tmp_path)
     with reader:
         assert_equal_steps(reader, steps_of(rows))
@@ -144,7 +146,7 @@ def without_blanks(rows: Rows, blanks: int) -> list[dict[str, Any]]:
     for at in range(len(rows)):
         keep[at] = since >= blanks
         since = 0 if rows.terminal[at] else since + 1
-    return steps_of(Rows(*(getattr(rows, name)[keep] for name in NAMES)))
+    return steps_of(Rows(*(getattr(rows, name)[keep] for name in ATARI_NAMES)))
 
 
 def test_checkpoints_that_do_not_follow_are_cut(tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ def test_rows_that_invalid_range_names_are_left_out_where_nothing_joins_them(tmp
         assert_equal_steps(reader, steps_of(rows.part(0, 20)))
     write_checkpoint(logs, 1, rows.part(10, 20), 40, (5, 0, 1, 2))
     result, reader = convert(tmp_path / "in", tmp_path / "cut")
-    kept = Rows(*(np.delete(getattr(rows.part(0, 20), name), [10, 11, 12, 15], axis=0) for name in NAMES))
+    kept = Rows(*(np.delete(getattr(rows.part(0, 20), name), [10, 11, 12, 15], axis=0) for name in ATARI_NAMES))
     with reader:
         assert_equal_steps(reader, steps_of(kept, cuts=(10, 12)))
     assert "4 rows are left out, since invalid_range names them and nothing joins them to rows before" in result.notes
@@ -198,7 +200,7 @@ def test_a_missing_checkpoint_is_named_and_skipped_where_that_is_asked_for(tmp_p
         rbtool.convert(folder, tmp_path / "out")
     assert caught.value.hint == "add --skip-bad to convert the episodes that are sound"
     result, reader = convert(folder, tmp_path, skip_bad=True)
-    kept = Rows(*(np.delete(getattr(rows, name), range(7, 14), axis=0) for name in NAMES))
+    kept = Rows(*(np.delete(getattr(rows, name), range(7, 14), axis=0) for name in ATARI_NAMES))
     with reader:
         assert_equal_steps(reader, steps_of(kept, cuts=(7,)))
     assert any("checkpoint 1 is missing" in note for note in result.notes)
@@ -207,7 +209,7 @@ def test_a_missing_checkpoint_is_named_and_skipped_where_that_is_asked_for(tmp_p
     assert "checkpoint 1 is missing" in report.findings[0].message
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ATARI_NAMES)
 def test_another_checksum_is_found_whatever_the_column(name: str, tmp_path: Path) -> None:
     """Of a checkpoint whose frames are damaged no episode is taken; one whose flags are has no episodes."""
     rows = random_rows((4, 3, 5, 6), tail=5)
@@ -248,7 +250,7 @@ def test_a_pointer_in_place_of_a_file_is_named(tmp_path: Path) -> None:
 
 def write_one(folder: Path, **changed: Any) -> Path:
     rows = random_rows((4,), tail=5)
-    write_checkpoint(folder, 0, Rows(**{name: changed.get(name, getattr(rows, name)) for name in NAMES}), 9)
+    write_checkpoint(folder, 0, Rows(**{name: changed.get(name, getattr(rows, name)) for name in ATARI_NAMES}), 9)
     return folder
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from atari_files import random_rows, steps_of, write_run
+from shard_files import random_rows, steps_of, write_run
 from static_server import SOUND, Fault, StaticServer, mirror
 
 import rbtool

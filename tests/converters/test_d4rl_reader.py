@@ -9,11 +9,11 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from d4rl_files import Episode, after_final_step, flat, plain_rows, random_episodes, write
-from dataset_bytes import bytes_below
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from made_datasets import bytes_below
+from table_files import Episode, after_final_step, flat, plain_rows, random_episodes, write_d4rl
 
 import rbtool
 from rbtool.cli.inspect import column_lines
@@ -43,7 +43,7 @@ class _Contract(ReaderTests):
         columns = flat(random_episodes(LENGTHS, ends=ENDS), following=self.following)
         rows = len(columns["rewards"])
         columns["infos/qpos"] = np.arange(rows * 2, dtype=np.float64).reshape(rows, 2)
-        self.file = write(tmp_path_factory.mktemp("d4rl") / "walk.hdf5", columns)
+        self.file = write_d4rl(tmp_path_factory.mktemp("d4rl") / "walk.hdf5", columns)
 
     def source(self) -> Path:
         return self.file
@@ -109,7 +109,7 @@ def assert_equal_rows(reader: TedReader, expected: list[dict[str, Any]]) -> None
 def test_every_row_equals_a_plain_reading(following: bool, dtype: str, packing: dict[str, Any], tmp_path: Path) -> None:
     columns = flat(random_episodes(LENGTHS, ends=ENDS, dtype=dtype), following=following)
     ends = np.flatnonzero(columns["terminals"] | columns["timeouts"])
-    with converted(write(tmp_path / "a.hdf5", columns, **packing), tmp_path / "out") as reader:
+    with converted(write_d4rl(tmp_path / "a.hdf5", columns, **packing), tmp_path / "out") as reader:
         assert_equal_rows(reader, after_final_step(plain_rows(columns, ends.tolist())))
         final = Final.OBSERVED if following else Final.REPEATED
         assert reader.episodes.final[0] == final
@@ -118,7 +118,7 @@ def test_every_row_equals_a_plain_reading(following: bool, dtype: str, packing: 
 
 def test_without_next_observations_a_truncated_last_step_ends_one_step_earlier(tmp_path: Path) -> None:
     episodes = random_episodes((3, 4, 1, 2), ends=("timeout", "terminal", "timeout", "none"))
-    result = rbtool.convert(write(tmp_path / "a.hdf5", flat(episodes)), tmp_path / "out")
+    result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", flat(episodes)), tmp_path / "out")
     with TedReader(result.path) as reader:
         assert reader.episodes.episode.tolist() == [0, 1, 3]
         assert reader.episodes.length.tolist() == [2, 4, 1]
@@ -130,7 +130,7 @@ def test_without_next_observations_a_truncated_last_step_ends_one_step_earlier(t
 
 def test_the_unfinished_tail_is_kept_whole_where_the_next_observation_is_known(tmp_path: Path) -> None:
     columns = flat(random_episodes((3, 4), ends=("terminal", "none")), following=True)
-    with converted(write(tmp_path / "a.hdf5", columns), tmp_path / "out") as reader:
+    with converted(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out") as reader:
         assert reader.episodes.length.tolist() == [3, 4]
         assert reader.episodes.end_reason.tolist() == [EndReason.TERMINATED, EndReason.END_OF_FILE]
 
@@ -138,7 +138,7 @@ def test_the_unfinished_tail_is_kept_whole_where_the_next_observation_is_known(t
 def test_next_observations_that_do_not_follow_are_data(tmp_path: Path) -> None:
     columns = flat(random_episodes((4, 4), ends=("terminal", "timeout")), following=True)
     columns["next_observations"][1] += 1
-    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out")
     assert result.boundary["explicit_next"] == 1
     with TedReader(result.path) as reader:
         assert reader.read(("next", "observation"), 0, 8).tobytes() == columns["next_observations"].tobytes()
@@ -148,7 +148,7 @@ def test_next_observations_that_do_not_follow_are_data(tmp_path: Path) -> None:
 def test_without_any_other_sign_episodes_end_where_next_observations_do_not_follow(tmp_path: Path) -> None:
     episodes = random_episodes((4, 1, 5, 3), ends=("timeout", "terminal", "timeout", "none"))
     columns = flat(episodes, timeouts=False, following=True)
-    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out")
     with TedReader(result.path) as reader:
         assert reader.episodes.length.tolist() == [4, 1, 5, 3]
         reasons = [EndReason.INFERRED, EndReason.TERMINATED, EndReason.INFERRED, EndReason.END_OF_FILE]
@@ -161,13 +161,13 @@ def test_without_any_other_sign_episodes_end_where_next_observations_do_not_foll
 
 def test_rewards_and_flags_of_shape_n_1_are_squeezed_and_numbers_are_flags(tmp_path: Path) -> None:
     columns = flat(random_episodes((4, 3), ends=("terminal", "timeout")))
-    plain = write(tmp_path / "plain.hdf5", columns)
+    plain = write_d4rl(tmp_path / "plain.hdf5", columns)
     odd = dict(columns, rewards=columns["rewards"][:, None])
     odd["terminals"], odd["timeouts"] = (
         columns["terminals"][:, None].astype("float32"),
         columns["timeouts"].astype("u1"),
     )
-    one, other = converted(plain, tmp_path / "1"), converted(write(tmp_path / "odd.hdf5", odd), tmp_path / "2")
+    one, other = converted(plain, tmp_path / "1"), converted(write_d4rl(tmp_path / "odd.hdf5", odd), tmp_path / "2")
     assert one.manifest.content_digest == other.manifest.content_digest
 
 
@@ -176,7 +176,7 @@ def test_integers_images_and_foreign_byte_order_keep_their_values(tmp_path: Path
     columns["actions"] = np.arange(7)
     columns["observations"] = np.arange(7 * 12, dtype=np.uint8).reshape(7, 2, 2, 3)
     columns["rewards"] = columns["rewards"].astype(">f8")
-    with converted(write(tmp_path / "a.hdf5", columns), tmp_path / "out", final_step="repeat") as reader:
+    with converted(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out", final_step="repeat") as reader:
         found = columns_of(reader)
         assert (found["action"].dtype, found["action"].tolist()) == (np.int64, list(range(7)))
         assert found["observation"].tobytes() == columns["observations"].tobytes()
@@ -192,7 +192,7 @@ def test_infos_are_of_their_row_and_metadata_are_documents(tmp_path: Path) -> No
         "metadata/algorithm": "SAC", "metadata/iteration": 3, "metadata/rates": np.array([0.5, np.inf]),
         "metadata/policy/fc0/weight": np.arange(70.0).reshape(7, 10),
     }  # fmt: skip
-    file = write(tmp_path / "a.hdf5", columns)
+    file = write_d4rl(tmp_path / "a.hdf5", columns)
     with h5py.File(file, "r+") as opened:
         opened.attrs["env"] = "Hopper-v2"
     result = rbtool.convert(file, tmp_path / "out")
@@ -217,7 +217,7 @@ def test_a_column_that_has_the_name_of_an_info_is_left_out_and_named(tmp_path: P
     columns: dict[str, Any] = flat(random_episodes((4, 3), ends=("terminal", "timeout")), following=True)
     columns |= {"goal": np.zeros(7), "infos/goal": np.arange(7), "part": np.zeros(7), "infos/part/x": np.arange(7)}
     columns |= {"whole/x": np.zeros(7), "infos/whole": np.arange(7)}
-    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out")
     assert {entry["key"]: entry["why"] for entry in result.dropped_keys} == {
         "goal": "infos/goal has its name", "part": "infos/part has its name", "whole/x": "infos/whole has its name"
     }  # fmt: skip
@@ -230,7 +230,7 @@ def test_a_column_that_has_the_name_of_an_info_is_left_out_and_named(tmp_path: P
 def test_arrays_without_data_are_no_damage(tmp_path: Path) -> None:
     columns: dict[str, Any] = flat(random_episodes((4,), ends=("terminal",)))
     columns |= {"metadata/nothing": h5py.Empty("f4"), "infos/nothing": h5py.Empty("f4")}
-    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out")
     assert [(entry["key"], entry["why"]) for entry in result.dropped_keys] == [("infos/nothing", "it has no data")]
     with TedReader(result.path) as reader:
         assert b'"nothing": null' in reader.documents()["metadata.json"]
@@ -239,7 +239,7 @@ def test_arrays_without_data_are_no_damage(tmp_path: Path) -> None:
 def test_nan_rewards_are_kept_counted_and_found_by_check(tmp_path: Path) -> None:
     columns = flat(random_episodes((4, 3), ends=("terminal", "timeout")), following=True)
     columns["rewards"][2] = np.nan
-    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out")
     assert "the reward is NaN in 1 of 7 steps (first: step 2)" in result.notes
     with TedReader(result.path) as reader:
         assert reader.read(("next", "reward"), 0, 7)[:, 0].tobytes() == columns["rewards"].tobytes()
@@ -248,7 +248,7 @@ def test_nan_rewards_are_kept_counted_and_found_by_check(tmp_path: Path) -> None
 
 def test_chosen_episodes_in_any_order_of_blocks(tmp_path: Path) -> None:
     columns = flat(random_episodes(range(1, 30)), following=True)
-    with small(write(tmp_path / "a.hdf5", columns)) as reader:
+    with small(write_d4rl(tmp_path / "a.hdf5", columns)) as reader:
         starts = np.cumsum([0, *range(1, 30)])
         for number in (17, 3, 28, 0, 4):
             found: list[Piece] = list(reader.pieces([number]))
@@ -279,14 +279,14 @@ def test_columns_that_contradict_each_other_are_one_sentence(
     columns: dict[str, Any] = dict(flat([one_episode()]))
     change(columns)
     with pytest.raises(kind, match=sentence):
-        rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+        rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["mine.hdf5", "hopper_medium-v2.hdf5"])
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
 def test_a_truncated_file_names_the_sizes_and_how_to_fetch_it_again(name: str, share: float, tmp_path: Path) -> None:
-    file = write(tmp_path / name, flat(random_episodes((400, 400))))
+    file = write_d4rl(tmp_path / name, flat(random_episodes((400, 400))))
     whole = file.read_bytes()
     cut = max(100, int(len(whole) * share))
     file.write_bytes(whole[:cut])
@@ -313,7 +313,7 @@ def test_a_published_name_without_hdf5_inside_names_the_command_that_fetches_it(
 def test_truth_values_other_than_0_and_1_are_refused(tmp_path: Path) -> None:
     columns = flat(random_episodes((3, 2)))
     columns["infos/flag"] = np.array([0, 1, 2, 0, 1], np.uint8).view(bool)
-    path = write(tmp_path / "a.hdf5", columns)
+    path = write_d4rl(tmp_path / "a.hdf5", columns)
     with h5py.File(path) as file:
         assert file["infos/flag"][:].view(np.uint8).tolist() == [0, 1, 2, 0, 1]
     with pytest.raises(CorruptDataError, match=r"'info\.flag' has a truth value of 2, expected 0 or 1"):
@@ -322,8 +322,8 @@ def test_truth_values_other_than_0_and_1_are_refused(tmp_path: Path) -> None:
 
 
 def test_external_links_and_virtual_data_are_refused(tmp_path: Path) -> None:
-    other = write(tmp_path / "other.hdf5", flat([one_episode()]))
-    file = write(tmp_path / "a.hdf5", {k: v for k, v in flat([one_episode()]).items() if k != "rewards"})
+    other = write_d4rl(tmp_path / "other.hdf5", flat([one_episode()]))
+    file = write_d4rl(tmp_path / "a.hdf5", {k: v for k, v in flat([one_episode()]).items() if k != "rewards"})
     with h5py.File(file, "r+") as opened:
         opened["rewards"] = h5py.ExternalLink(str(other), "rewards")
     with pytest.raises(CorruptDataError, match="is a link to another name or to another file"):
@@ -332,7 +332,7 @@ def test_external_links_and_virtual_data_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_of_many_files_is_no_dataset(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        write(tmp_path / "both" / f"{name}.hdf5", flat([one_episode()]))
+        write_d4rl(tmp_path / "both" / f"{name}.hdf5", flat([one_episode()]))
     assert not D4rlReader.recognises(tmp_path / "both")
     with pytest.raises(FormatError, match="unknown format; supported: "):
         rbtool.convert(tmp_path / "both", tmp_path / "out")
@@ -351,7 +351,7 @@ def test_check_of_a_raw_file_lists_the_episodes_of_each_problem(tmp_path: Path) 
     columns = flat(random_episodes((4, 3, 5), ends=("terminal", "timeout", "terminal")), following=True)
     columns["rewards"][5] = np.nan
     columns["next_observations"][9] += 1
-    found = rbtool.check(write(tmp_path / "a.hdf5", columns))
+    found = rbtool.check(write_d4rl(tmp_path / "a.hdf5", columns))
     assert {finding.rule: finding.episodes for finding in found.findings} == {"TED004": (2,), "TED007": (1,)}
     assert (found.steps, found.episodes, found.errors, found.warnings) == (12, 3, 1, 1)
     assert (found.boundary["terminated"], found.boundary["truncated"], found.boundary["explicit_next"]) == (2, 1, 1)
@@ -386,9 +386,9 @@ def chunked(columns: dict[str, Any], cuts: list[int]) -> dict[str, Any]:
 
 def test_rows_in_chunks_are_one_table(tmp_path: Path) -> None:
     columns = flat(random_episodes([5, 1, 7, 4, 6], ends=["terminal", "timeout", "both", "timeout", "none"]))
-    whole = rbtool.convert(write(tmp_path / "whole.hdf5", columns), tmp_path / "whole")
+    whole = rbtool.convert(write_d4rl(tmp_path / "whole.hdf5", columns), tmp_path / "whole")
     for cuts in ([], [3], [5, 5, 6], list(range(1, 12))):
-        file = write(tmp_path / f"{len(cuts)}.hdf5", chunked(columns, cuts), compression="gzip")
+        file = write_d4rl(tmp_path / f"{len(cuts)}.hdf5", chunked(columns, cuts), compression="gzip")
         made = rbtool.convert(file, tmp_path / f"made{len(cuts)}")
         assert made.content_digest == whole.content_digest
         assert made.dropped_keys == ()
@@ -398,24 +398,24 @@ def test_chunks_that_differ_are_refused(tmp_path: Path) -> None:
     columns = chunked(flat(random_episodes([5, 4])), [4])
     wide = {**columns, "virtual/1/actions": np.zeros((5, 9), np.float32)}
     with pytest.raises(FormatError, match="chunks of '/virtual/0/actions' differ in their rows"):
-        rbtool.convert(write(tmp_path / "a.hdf5", wide), tmp_path / "out")
+        rbtool.convert(write_d4rl(tmp_path / "a.hdf5", wide), tmp_path / "out")
     del columns["virtual/1/rewards"]
     with pytest.raises(FormatError, match="has no 'virtual/1/rewards'"):
-        rbtool.convert(write(tmp_path / "b.hdf5", columns), tmp_path / "out")
+        rbtool.convert(write_d4rl(tmp_path / "b.hdf5", columns), tmp_path / "out")
     short = chunked(flat(random_episodes([5, 4])), [4])
     short["virtual/1/rewards"] = short["virtual/1/rewards"][:-1]
     with pytest.raises(FormatError, match="different numbers of rows"):
-        rbtool.convert(write(tmp_path / "c.hdf5", short), tmp_path / "out")
+        rbtool.convert(write_d4rl(tmp_path / "c.hdf5", short), tmp_path / "out")
     short["virtual/0/rewards"] = np.append(short["virtual/0/rewards"], np.float32(0))
     with pytest.raises(FormatError, match="different numbers of rows"):
-        rbtool.convert(write(tmp_path / "d.hdf5", short), tmp_path / "out")
+        rbtool.convert(write_d4rl(tmp_path / "d.hdf5", short), tmp_path / "out")
 
 
 @pytest.mark.parametrize("following", [False, True])
 def test_without_timeouts_the_horizon_ends_episodes(following: bool, tmp_path: Path) -> None:
     episodes = random_episodes((4, 2, 4, 4, 3), ends=("timeout", "terminal", "both", "timeout", "none"))
     columns = flat(episodes, timeouts=False, following=following)
-    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out", horizon=4, final_step="repeat")
+    result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out", horizon=4, final_step="repeat")
     with TedReader(result.path) as reader:
         assert reader.episodes.length.tolist() == [4, 2, 4, 4, 3]
         reasons = [EndReason.TRUNCATED, EndReason.TERMINATED, EndReason.TERMINATED, EndReason.TRUNCATED]
@@ -427,7 +427,7 @@ def test_without_timeouts_the_horizon_ends_episodes(following: bool, tmp_path: P
 def test_the_name_of_a_published_file_states_its_horizon(tmp_path: Path) -> None:
     episodes = random_episodes((280, 280, 5), ends=("timeout", "timeout", "none"))
     file = tmp_path / "kitchen_microwave_kettle_light_slider-v0.hdf5"
-    write(file, flat(episodes, timeouts=False))
+    write_d4rl(file, flat(episodes, timeouts=False))
     with D4rlReader(file) as reader:
         facts = reader.facts()
         assert (facts.id, list(facts.lengths or ())) == ("kitchen-partial-v0", [279, 279, 4])
@@ -435,7 +435,7 @@ def test_the_name_of_a_published_file_states_its_horizon(tmp_path: Path) -> None
     with D4rlReader(file, options={"horizon": 5}, final_step="repeat") as reader:
         assert len(reader.facts().episode_numbers) == 113
     human = tmp_path / "pen-v0_demos_clipped.hdf5"
-    write(human, flat(episodes, timeouts=False))
+    write_d4rl(human, flat(episodes, timeouts=False))
     for name, longest in (("pen-human-v0", 100), ("pen-human-longhorizon-v0", 200)):
         with D4rlReader(human, options={"id": name}, final_step="repeat") as reader:
             assert max(reader.facts().lengths or ()) == longest
@@ -443,7 +443,7 @@ def test_the_name_of_a_published_file_states_its_horizon(tmp_path: Path) -> None
 
 def test_a_time_limit_that_the_file_name_alone_states_is_named_as_such(tmp_path: Path) -> None:
     columns = flat(random_episodes((30, 30, 30), ends=("timeout",) * 3), timeouts=False, following=True)
-    file = write(tmp_path / "minigrid4rooms.hdf5", columns)
+    file = write_d4rl(tmp_path / "minigrid4rooms.hdf5", columns)
     with D4rlReader(file) as reader:
         notes = reader.facts().notes
     assert any(
@@ -457,7 +457,7 @@ def test_a_time_limit_that_the_file_name_alone_states_is_named_as_such(tmp_path:
 
 def test_ids_of_the_same_file_with_another_time_limit_are_named(tmp_path: Path) -> None:
     columns = flat(random_episodes((300, 250), ends=("timeout", "timeout")), timeouts=False)
-    file = write(tmp_path / "door-v0_demos_clipped.hdf5", columns)
+    file = write_d4rl(tmp_path / "door-v0_demos_clipped.hdf5", columns)
     sentence = "door-human-longhorizon-v0 is the same file with a time limit of 300 steps"
     with D4rlReader(file) as reader:
         assert sentence in reader.facts().notes
@@ -478,7 +478,7 @@ def d3rlpy_1(columns: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("following", [False, True])
 def test_episode_terminals_are_the_ends_of_files_of_d3rlpy_1(name: str, following: bool, tmp_path: Path) -> None:
     episodes = random_episodes((4, 3, 1, 5, 2), ends=("terminal", "timeout", "terminal", "timeout", "none"))
-    file = write(tmp_path / name, d3rlpy_1(flat(episodes, following=following)))
+    file = write_d4rl(tmp_path / name, d3rlpy_1(flat(episodes, following=following)))
     result = rbtool.convert(file, tmp_path / "out", final_step="repeat")
     with TedReader(result.path) as reader:
         assert reader.episodes.length.tolist() == [4, 3, 1, 5, 2]
@@ -502,7 +502,7 @@ def test_episode_terminals_are_the_ends_of_files_of_d3rlpy_1(name: str, followin
 def test_terminals_inside_episodes_of_d3rlpy_1_stay_flags(tmp_path: Path) -> None:
     columns = d3rlpy_1(flat(random_episodes((4, 3))))
     columns["terminals"][1] = 1
-    with D4rlReader(write(tmp_path / "a.hdf5", columns), final_step="repeat") as reader:
+    with D4rlReader(write_d4rl(tmp_path / "a.hdf5", columns), final_step="repeat") as reader:
         facts = reader.facts()
     assert list(facts.lengths or ()) == [4, 3]
     assert "terminals are set in 1 steps inside episodes" in facts.notes
@@ -511,7 +511,7 @@ def test_terminals_inside_episodes_of_d3rlpy_1_stay_flags(tmp_path: Path) -> Non
 def test_episode_terminals_beside_timeouts_end_no_episode(tmp_path: Path) -> None:
     columns = flat(random_episodes((4, 3, 5)))
     columns["episode_terminals"] = np.arange(12) % 2
-    with D4rlReader(write(tmp_path / "a.hdf5", columns), final_step="repeat") as reader:
+    with D4rlReader(write_d4rl(tmp_path / "a.hdf5", columns), final_step="repeat") as reader:
         facts = reader.facts()
     assert list(facts.lengths or ()) == [4, 3, 5]
     assert "timeouts are there, and episode_terminals end no episode: they are info.episode_terminals" in facts.notes
@@ -524,11 +524,11 @@ def test_episode_terminals_beside_timeouts_end_no_episode(tmp_path: Path) -> Non
 def test_episode_terminals_that_are_no_flags_are_refused(values: Any, message: str, tmp_path: Path) -> None:
     columns = {**d3rlpy_1(flat(random_episodes((4, 3)))), "episode_terminals": values}
     with pytest.raises(FormatError, match=message):
-        rbtool.inspect(write(tmp_path / "a.hdf5", columns))
+        rbtool.inspect(write_d4rl(tmp_path / "a.hdf5", columns))
 
 
 def test_without_any_sign_at_all_the_horizon_is_asked_for(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.hdf5", flat(random_episodes((4, 4)), timeouts=False))
+    file = write_d4rl(tmp_path / "a.hdf5", flat(random_episodes((4, 4)), timeouts=False))
     with pytest.raises(FormatError, match="neither timeouts nor next_observations") as caught:
         rbtool.convert(file, tmp_path / "out")
     assert "--horizon N" in caught.value.hint
@@ -538,7 +538,7 @@ def test_without_any_sign_at_all_the_horizon_is_asked_for(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_inspect_shows_the_keys_of_a_file_that_needs_the_horizon(inside: bool, tmp_path: Path) -> None:
-    file = write(tmp_path / "a.hdf5", flat(random_episodes((4, 4)), timeouts=False))
+    file = write_d4rl(tmp_path / "a.hdf5", flat(random_episodes((4, 4)), timeouts=False))
     for found in (rbtool.inspect(tmp_path if inside else file), rbtool.inspect(file, format="d4rl")):
         assert isinstance(found, ColumnsResult)
         assert {one.name: one.rows for one in found.columns} == dict.fromkeys(
@@ -554,7 +554,7 @@ def test_inspect_shows_the_keys_of_a_file_that_needs_the_horizon(inside: bool, t
 
 
 def test_what_else_is_in_a_folder_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "a.hdf5", flat(random_episodes((4, 4))))
+    write_d4rl(tmp_path / "a.hdf5", flat(random_episodes((4, 4))))
     assert not [note for note in rbtool.inspect(tmp_path).notes if "not read" in note]
     (tmp_path / "README.md").touch()
     (tmp_path / ".hidden").touch()
@@ -583,7 +583,7 @@ def test_in_antmaze_timeouts_alone_end_episodes_and_terminals_stay_flags(
     name: str, goals: bool, tmp_path: Path
 ) -> None:
     columns = maze_columns(goals)
-    result = rbtool.convert(write(tmp_path / name, columns), tmp_path / "out", final_step="repeat")
+    result = rbtool.convert(write_d4rl(tmp_path / name, columns), tmp_path / "out", final_step="repeat")
     with TedReader(result.path) as reader:
         assert reader.episodes.length.tolist() == [8, 6]
         assert reader.read(("next", "terminated"), 0, 14)[:, 0].tolist() == columns["terminals"].tolist()
@@ -598,7 +598,7 @@ def test_in_antmaze_terminals_end_no_episode_where_timeouts_are_missing(
     columns = flat(random_episodes((700, 30), ends=("none", "none")), timeouts=timeouts == "unset")
     columns["terminals"][640:650] = True
     file = tmp_path / "Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse_fixed.hdf5"
-    result = rbtool.convert(write(file, columns), tmp_path / "out", final_step="repeat")
+    result = rbtool.convert(write_d4rl(file, columns), tmp_path / "out", final_step="repeat")
     with TedReader(result.path) as reader:
         assert reader.episodes.length.tolist() == lengths
         assert reader.read(("next", "terminated"), 0, 730)[:, 0].tolist() == columns["terminals"].tolist()
@@ -609,17 +609,17 @@ def test_in_antmaze_terminals_end_no_episode_where_timeouts_are_missing(
 def test_repeated_terminals_in_a_maze_of_another_name_without_any_timeout_are_reported(tmp_path: Path) -> None:
     columns = maze_columns()
     columns["timeouts"][:] = False
-    with D4rlReader(write(tmp_path / "a.hdf5", columns)) as reader:
+    with D4rlReader(write_d4rl(tmp_path / "a.hdf5", columns)) as reader:
         assert any("timeouts are set nowhere" in note for note in reader.facts().notes)
 
 
 def test_elsewhere_a_step_after_a_terminal_one_begins_an_episode(tmp_path: Path) -> None:
-    with D4rlReader(write(tmp_path / "a.hdf5", maze_columns(goals=False)), final_step="repeat") as reader:
+    with D4rlReader(write_d4rl(tmp_path / "a.hdf5", maze_columns(goals=False)), final_step="repeat") as reader:
         assert list(reader.facts().lengths or ()) == [4, 1, 1, 2, 4, 1, 1]
 
 
 def test_another_horizon_is_another_dataset(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.hdf5", flat(random_episodes((6,)), timeouts=False))
+    file = write_d4rl(tmp_path / "a.hdf5", flat(random_episodes((6,)), timeouts=False))
     rbtool.convert(file, tmp_path / "out", horizon=3)
     assert rbtool.convert(file, tmp_path / "out", horizon=3).already_there
     with pytest.raises(UsageError, match="is dataset d4rl:a, horizon 3, not d4rl:a, horizon 2"):
@@ -627,12 +627,12 @@ def test_another_horizon_is_another_dataset(tmp_path: Path) -> None:
 
 
 def test_a_horizon_beside_timeouts_is_refused(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.hdf5", flat(random_episodes((6,))))
+    file = write_d4rl(tmp_path / "a.hdf5", flat(random_episodes((6,))))
     with pytest.raises(UsageError, match="has timeouts"):
         rbtool.convert(file, tmp_path / "out", horizon=3)
     with pytest.raises(UsageError, match="above 0"):
         rbtool.convert(
-            write(tmp_path / "b.hdf5", flat(random_episodes((6,)), timeouts=False)), tmp_path / "out", horizon=0
+            write_d4rl(tmp_path / "b.hdf5", flat(random_episodes((6,)), timeouts=False)), tmp_path / "out", horizon=0
         )
     rbtool.convert(file, tmp_path / "out")
     with pytest.raises(UsageError, match="--horizon is about raw datasets"):
@@ -680,7 +680,7 @@ def test_chosen_episodes(
     columns = flat(random_episodes(lengths, ends=[*kinds, "none"]), following=following)
     if following:
         columns["next_observations"][20] += 1
-    source = write(tmp_path / "a.hdf5", columns)
+    source = write_d4rl(tmp_path / "a.hdf5", columns)
     one, *others = both_ways(source, tmp_path, monkeypatch, episodes=episodes)
     assert others == [one, one]
 
@@ -690,19 +690,19 @@ def test_a_time_limit_without_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         random_episodes([6, 6, 3, 6, 6, 2], ends=["timeout", "both", "terminal", "timeout", "timeout", "none"])
     )
     del columns["timeouts"]
-    one, *others = both_ways(write(tmp_path / "a.hdf5", columns), tmp_path, monkeypatch, horizon=6)
+    one, *others = both_ways(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path, monkeypatch, horizon=6)
     assert others == [one, one]
 
 
 def test_ends_where_next_observations_do_not_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = flat(random_episodes([4, 5, 3, 6]), timeouts=False, following=True)
-    one, *others = both_ways(write(tmp_path / "a.hdf5", columns), tmp_path, monkeypatch)
+    one, *others = both_ways(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path, monkeypatch)
     assert others == [one, one]
     assert one["manifest"]["boundary"]["inferred"] == 1
 
 
 def test_numbers_in_any_order_are_read_in_that_order(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.hdf5", flat(random_episodes([3, 2, 4, 2])))
+    source = write_d4rl(tmp_path / "a.hdf5", flat(random_episodes([3, 2, 4, 2])))
     with D4rlReader(source, final_step="repeat") as reader:
         blocks = list(reader.blocks([3, 0, 2, 1]))
         expected = [piece.columns[("action",)] for number in (3, 0, 2, 1) for piece in reader.pieces([number])]
@@ -770,7 +770,7 @@ def test_pieces_are_the_rows_that_were_written(
         expected = [{**row, "next": row["observation"] if row["next"] is None else row["next"]} for row in expected]
     with tempfile.TemporaryDirectory() as folder:
         packing = {"compression": "gzip", "chunks": True} if packed else {}
-        file = write(Path(folder) / "a.hdf5", columns, **packing)
+        file = write_d4rl(Path(folder) / "a.hdf5", columns, **packing)
         kind = type("Small", (D4rlReader,), {"piece_bytes": piece})
         with kind(file, final_step=choice, options=options) as reader:
             facts, pieces, table = reader.facts(), list(reader.pieces()), reader.episode_table()
@@ -789,7 +789,7 @@ def test_pieces_are_the_rows_that_were_written(
 def test_a_conversion_keeps_every_episode_with_its_end(episodes: list[Episode]) -> None:
     columns = flat(episodes, following=True)
     with tempfile.TemporaryDirectory() as folder:
-        result = rbtool.convert(write(Path(folder) / "a.hdf5", columns), Path(folder) / "out")
+        result = rbtool.convert(write_d4rl(Path(folder) / "a.hdf5", columns), Path(folder) / "out")
         with TedReader(result.path) as reader:
             table, steps = reader.episodes, reader.manifest.steps
             for name, key in (("observations", ("observation",)), ("next_observations", ("next", "observation"))):
@@ -811,15 +811,15 @@ def rows(path: Path, key: str) -> np.ndarray:
 def test_d4rl_77_antmaze_v0_is_reported_as_broken_and_v2_is_named(tmp_path: Path) -> None:
     columns = flat(random_episodes((6, 6), ends=("timeout", "timeout")))
     name = "Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse"
-    old = rbtool.convert(write(tmp_path / f"{name}.hdf5", columns), tmp_path / "old")
-    new = rbtool.convert(write(tmp_path / f"{name}_fixed.hdf5", columns), tmp_path / "new")
+    old = rbtool.convert(write_d4rl(tmp_path / f"{name}.hdf5", columns), tmp_path / "old")
+    new = rbtool.convert(write_d4rl(tmp_path / f"{name}_fixed.hdf5", columns), tmp_path / "new")
     assert any("the v2 file has them repaired" in note for note in old.notes)
     assert not any("repaired" in note for note in new.notes)
 
 
 def test_d4rl_145_the_next_observation_of_a_terminal_step_is_not_that_of_the_next_episode(tmp_path: Path) -> None:
     columns = flat(random_episodes((4, 5, 3), ends=("terminal", "terminal", "terminal")))
-    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out")
     after = rows(result.path, "next.observation")
     for end in (3, 8):
         assert after[end].tobytes() == columns["observations"][end].tobytes()
@@ -830,7 +830,7 @@ def test_d4rl_145_the_next_observation_of_a_terminal_step_is_not_that_of_the_nex
 def test_d4rl_162_timeouts_that_are_not_marked_are_reported(tmp_path: Path) -> None:
     columns = flat(random_episodes((1000, 1000, 7), ends=("timeout", "timeout", "terminal")), following=True)
     columns["timeouts"][999] = False
-    result = rbtool.convert(write(tmp_path / "hopper_medium_replay-v2.hdf5", columns), tmp_path / "out")
+    result = rbtool.convert(write_d4rl(tmp_path / "hopper_medium_replay-v2.hdf5", columns), tmp_path / "out")
     assert any("1 episode has more than the 1,000 steps" in note for note in result.notes)
     assert result.boundary["explicit_next"] == 1  # the jump inside is kept as it is, and marked
     assert rows(result.path, "next.observation").tobytes() == columns["next_observations"].tobytes()
@@ -838,14 +838,14 @@ def test_d4rl_162_timeouts_that_are_not_marked_are_reported(tmp_path: Path) -> N
 
 def test_d4rl_86_every_step_of_the_file_is_counted_once(tmp_path: Path) -> None:
     columns = flat(random_episodes((3, 1, 4, 1, 5), ends=("terminal",) * 4 + ("none",)), following=True)
-    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out")
     assert (result.steps, result.episodes) == (14, 5)
     assert rows(result.path, "action").tobytes() == columns["actions"].tobytes()
 
 
 def test_d4rl_137_adroit_timeouts_are_where_the_file_has_them(tmp_path: Path) -> None:
     columns = flat(random_episodes((200, 100, 30), ends=("timeout", "timeout", "timeout")))
-    result = rbtool.convert(write(tmp_path / "door-human-v1.hdf5", columns), tmp_path / "out", final_step="repeat")
+    result = rbtool.convert(write_d4rl(tmp_path / "door-human-v1.hdf5", columns), tmp_path / "out", final_step="repeat")
     with TedReader(result.path) as reader:
         assert reader.episodes.length.tolist() == [200, 100, 30]
         assert reader.episodes.end_reason.tolist() == [EndReason.TRUNCATED] * 3
@@ -855,21 +855,21 @@ def test_d4rl_137_adroit_timeouts_are_where_the_file_has_them(tmp_path: Path) ->
 def test_d4rl_34_and_31_next_observations_are_those_of_the_same_episode(following: bool, tmp_path: Path) -> None:
     columns = flat(random_episodes((5, 4, 6), ends=("timeout", "terminal", "timeout")), following=following)
     expected = after_final_step(plain_rows(columns, [4, 8, 14]))
-    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out")
     found = rows(result.path, "next.observation")
     assert [row.tobytes() for row in found] == [row["next"].tobytes() for row in expected]
 
 
 def test_d4rl_85_one_step_episodes_of_maze2d_are_named_where_they_vanish(tmp_path: Path) -> None:
     columns = flat(random_episodes((4, 1, 1, 5), ends=("timeout",) * 4))
-    file = write(tmp_path / "a.hdf5", columns)
+    file = write_d4rl(tmp_path / "a.hdf5", columns)
     result = rbtool.convert(file, tmp_path / "out")
     assert any("2 episodes (1, 2) are left out: one step" in note for note in result.notes)
     assert rbtool.convert(file, tmp_path / "all", final_step="repeat").episodes == 4
 
 
 def test_d4rl_176_a_self_made_file_without_timeouts_says_what_is_missing(tmp_path: Path) -> None:
-    file = write(tmp_path / "mine.hdf5", flat(random_episodes((4, 4)), timeouts=False))
+    file = write_d4rl(tmp_path / "mine.hdf5", flat(random_episodes((4, 4)), timeouts=False))
     with pytest.raises(FormatError, match="neither timeouts nor next_observations"):
         rbtool.convert(file, tmp_path / "out")
 
@@ -877,14 +877,14 @@ def test_d4rl_176_a_self_made_file_without_timeouts_says_what_is_missing(tmp_pat
 def test_d4rl_199_terminals_near_the_goal_do_not_end_episodes(tmp_path: Path) -> None:
     columns = dict(flat(random_episodes((10,), ends=("timeout",))), **{"infos/goal": np.ones((10, 2))})
     columns["terminals"][4:9] = True
-    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out", final_step="repeat")
+    result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out", final_step="repeat")
     assert result.episodes == 1
     assert rows(result.path, "next.terminated")[:, 0].tolist() == columns["terminals"].tolist()
     assert [finding.rule for finding in rbtool.check(result.path).findings] == ["TED006"]  # a warning
 
 
 def test_d4rl_210_a_file_that_was_cut_names_sizes_and_the_command(tmp_path: Path) -> None:
-    file = write(tmp_path / "halfcheetah_medium-v2.hdf5", flat(random_episodes((100, 100))))
+    file = write_d4rl(tmp_path / "halfcheetah_medium-v2.hdf5", flat(random_episodes((100, 100))))
     size = file.stat().st_size
     file.write_bytes(file.read_bytes()[: size // 3])
     with pytest.raises(CorruptDataError, match=f"{size // 3:,} bytes, and its header states {size:,}") as caught:
@@ -894,7 +894,7 @@ def test_d4rl_210_a_file_that_was_cut_names_sizes_and_the_command(tmp_path: Path
 
 def test_corl_43_the_last_unterminated_episode_is_kept(tmp_path: Path) -> None:
     columns = flat(random_episodes((4, 6), ends=("terminal", "none")))
-    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out")
     with TedReader(result.path) as reader:
         assert reader.episodes.length.tolist() == [4, 5]  # its last step has no observation after it
         assert reader.episodes.truncated.tolist() == [False, True]
@@ -904,7 +904,7 @@ def test_corl_43_the_last_unterminated_episode_is_kept(tmp_path: Path) -> None:
 def test_diffusion_policies_6_timeouts_end_episodes_too(tmp_path: Path) -> None:
     columns = flat(random_episodes((50,) * 20, ends=("timeout",) * 19 + ("terminal",)))
     columns["rewards"][:] = 1
-    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out", final_step="repeat")
+    result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out", final_step="repeat")
     with TedReader(result.path) as reader:
         assert reader.episodes.length.max() == 50
         assert reader.episodes.total_reward.max() == 50
@@ -913,7 +913,7 @@ def test_diffusion_policies_6_timeouts_end_episodes_too(tmp_path: Path) -> None:
 def test_minari_74_and_187_a_reward_is_that_of_the_action_in_its_row(tmp_path: Path) -> None:
     columns = flat(random_episodes((6,), ends=("terminal",)))
     columns["rewards"] = columns["actions"][:, 0].copy()
-    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out")
     assert rows(result.path, "next.reward")[:, 0].tobytes() == rows(result.path, "action")[:, 0].tobytes()
 
 
@@ -921,19 +921,21 @@ def test_minari_199_observations_of_another_length_are_refused(tmp_path: Path) -
     columns = flat(random_episodes((6,), ends=("terminal",)))
     columns["observations"] = np.concatenate((columns["observations"], columns["observations"][-1:]))
     with pytest.raises(FormatError, match=r"observations 7, actions 6"):
-        rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+        rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out")
 
 
 def test_minari_286_the_time_limit_in_the_report_is_that_of_the_id(tmp_path: Path) -> None:
     columns = flat(random_episodes((50, 50), ends=("timeout", "timeout")), timeouts=False)
-    result = rbtool.convert(write(tmp_path / "minigrid4rooms.hdf5", columns), tmp_path / "out", final_step="repeat")
+    result = rbtool.convert(
+        write_d4rl(tmp_path / "minigrid4rooms.hdf5", columns), tmp_path / "out", final_step="repeat"
+    )
     assert any("the time limit of 50 steps of minigrid-fourrooms-v0" in note for note in result.notes)
     assert result.episodes == 2
 
 
 def test_tfds_the_end_of_an_episode_does_not_take_the_last_row_of_the_whole_file(tmp_path: Path) -> None:
     columns = flat(random_episodes((3, 4, 2), ends=("timeout", "timeout", "timeout")), following=True)
-    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out")
     after = rows(result.path, "next.observation")
     for end in (2, 6, 8):
         assert after[end].tobytes() == columns["next_observations"][end].tobytes()

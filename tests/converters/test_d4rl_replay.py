@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from d4rl_files import after_final_step, flat, plain_rows, random_episodes, write
 from static_server import StaticServer, mirror
+from table_files import after_final_step, flat, plain_rows, random_episodes, write_d4rl
 
 import rbtool
 from rbtool import D4RLExperienceReplay
@@ -22,7 +22,7 @@ COLUMNS = flat(random_episodes((5, 4, 7, 3), ends=("timeout", "terminal", "timeo
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StaticServer]:
-    content = write(tmp_path / "a.hdf5", COLUMNS).read_bytes()
+    content = write_d4rl(tmp_path / "a.hdf5", COLUMNS).read_bytes()
     served = StaticServer({f"base/{dataset_named(ID).file}": content})
     with mirror(served, "D4RL_URL", monkeypatch, tmp_path / "store") as running:
         yield running

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from d4rl_files import flat, random_episodes, write
 from static_server import Fault, StaticServer, mirror
+from table_files import flat, random_episodes, write_d4rl
 
 import rbtool
 from rbtool.converters.d4rl import datasets
@@ -34,7 +34,7 @@ HOPPER = "hopper-medium-v2"
 @pytest.fixture(scope="module")
 def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     episodes = random_episodes((280, 280, 30), ends=("timeout", "timeout", "none"))
-    return write(tmp_path_factory.mktemp("file") / "a.hdf5", flat(episodes, timeouts=False)).read_bytes()
+    return write_d4rl(tmp_path_factory.mktemp("file") / "a.hdf5", flat(episodes, timeouts=False)).read_bytes()
 
 
 @pytest.fixture

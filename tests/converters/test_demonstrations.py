@@ -19,19 +19,21 @@ import numpy as np
 import pytest
 from demonstration_files import (
     Episode,
+    as_batch,
     imitation_table,
     random_episodes,
     ring,
+    rows_of_episode,
     write_d3rlpy,
     write_dapg,
     write_dataset_folder,
     write_flagged_paths,
     write_imitation,
+    write_lines,
     write_parquet_folder,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rllib_files import as_batch, rows_of_episode, write_lines
 
 import rbtool
 from rbtool.converters.d3rlpy.reader import D3rlpyReader

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from d4rl_files import flat, random_episodes, write
+from table_files import flat, random_episodes, write_d4rl
 
 import rbtool
 from rbtool.core.errors import CorruptDataError, FormatError
@@ -51,7 +51,7 @@ def test_odd_files_are_claimed_by_no_reader(tmp_path: Path) -> None:
 
 
 def test_a_folder_around_a_dataset_is_not_taken_and_what_is_in_it_is_named(tmp_path: Path) -> None:
-    file = write(tmp_path / "folder" / "raw" / "a.hdf5", flat(random_episodes((3,))))
+    file = write_d4rl(tmp_path / "folder" / "raw" / "a.hdf5", flat(random_episodes((3,))))
     (tmp_path / "folder" / "notes.txt").write_text("x")
     for call in (rbtool.inspect, rbtool.check, lambda path: rbtool.convert(path, tmp_path / "out")):
         with pytest.raises(FormatError) as caught:
@@ -60,7 +60,7 @@ def test_a_folder_around_a_dataset_is_not_taken_and_what_is_in_it_is_named(tmp_p
 
 
 def test_a_file_that_only_lies_beside_a_dataset_is_no_part_of_it(tmp_path: Path) -> None:
-    write(tmp_path / "a.hdf5", flat(random_episodes((3,))))
+    write_d4rl(tmp_path / "a.hdf5", flat(random_episodes((3,))))
     (tmp_path / "steps.csv").write_text("obs,act,rew,done\n1,2,3,0\n1,2,3,1\n")
     assert [column.name for column in rbtool.inspect(tmp_path / "steps.csv").columns] == ["obs", "act", "rew", "done"]
 

@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from archive_files import add
-from dgrl_files import name_of, random_episodes, saved, write_archive, write_folder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trusting import TRUST, trusting
+from shard_files import TRUST, add_member, name_of, npy_of, random_dgrl, trusting, write_dgrl, write_dgrl_folder
 
 import rbtool
 from rbtool.converters.gen_dgrl.reader import GenDgrlReader
@@ -33,7 +31,7 @@ Trusting = trusting(GenDgrlReader)
 class TestReader(ReaderTests):
     @pytest.fixture(autouse=True)
     def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        self.file = write_archive(tmp_path_factory.mktemp("dgrl") / "a.tar.xz", random_episodes((5, 1, 7, 4)))
+        self.file = write_dgrl(tmp_path_factory.mktemp("dgrl") / "a.tar.xz", random_dgrl((5, 1, 7, 4)))
 
     def reader(self) -> type[Reader]:
         return Trusting
@@ -85,9 +83,9 @@ def test_the_rows_are_those_of_a_plain_reading(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_random_archives_come_back(lengths: list[int], wide: bool, packed: bool, form: int, seed: int) -> None:
     """Their length is that of their steps: nothing is cut, and nothing is filled up with zeros."""
-    episodes = random_episodes([*lengths, 3], wide=wide, seed=seed)
+    episodes = random_dgrl([*lengths, 3], wide=wide, seed=seed)
     with tempfile.TemporaryDirectory() as made:
-        file = write_archive(Path(made) / ("a.tar.xz" if packed else "a.tar"), episodes, form=form)
+        file = write_dgrl(Path(made) / ("a.tar.xz" if packed else "a.tar"), episodes, form=form)
         result = rbtool.convert(file, Path(made) / "out", **TRUST)
         there = [number for number, one in enumerate(episodes) if len(one["rewards"])]
         assert_equal_rows(result.path, [episodes[number] for number in there], there)
@@ -95,21 +93,21 @@ def test_random_archives_come_back(lengths: list[int], wide: bool, packed: bool,
 
 
 def test_workers_and_chosen_episodes(tmp_path: Path) -> None:
-    episodes = random_episodes((5, 2, 6, 3, 4))
-    file = write_archive(tmp_path / "a.tar.xz", episodes)
+    episodes = random_dgrl((5, 2, 6, 3, 4))
+    file = write_dgrl(tmp_path / "a.tar.xz", episodes)
     assert_equal_rows(rbtool.convert(file, tmp_path / "two", num_workers=2, **TRUST).path, episodes)
     chosen = rbtool.convert(file, tmp_path / "part", episodes="1,3:5", **TRUST)
     assert_equal_rows(chosen.path, [episodes[1], *episodes[3:]], [1, 3, 4])
 
 
 def test_long_names_floats_and_other_files(tmp_path: Path) -> None:
-    episodes = random_episodes((3, 4), done=False)
+    episodes = random_dgrl((3, 4), done=False)
     stored = [{**one, "observations": one["observations"].astype("f4"), "extra": np.zeros(3)} for one in episodes]
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as archive:
-        add(archive, "bigfish", b"", type=tarfile.DIRTYPE)
-        add(archive, "bigfish/README.md", b"hello")
-        add(archive, f"{'d' * 150}/{name_of(0, 3)}", saved(stored[0]))
-        add(archive, name_of(1, 4), saved(stored[1]))
+        add_member(archive, "bigfish", b"", type=tarfile.DIRTYPE)
+        add_member(archive, "bigfish/README.md", b"hello")
+        add_member(archive, f"{'d' * 150}/{name_of(0, 3)}", npy_of(stored[0]))
+        add_member(archive, name_of(1, 4), npy_of(stored[1]))
     result = rbtool.convert(tmp_path / "a.tar", tmp_path / "out", **TRUST)
     assert_equal_rows(result.path, episodes)
     assert (result.boundary["end_of_file"], [one["key"] for one in result.dropped_keys]) == (2, ["extra"])
@@ -129,8 +127,8 @@ class Evil:
 
 
 def test_a_pickle_that_runs_something_is_refused_and_the_others_are_taken(tmp_path: Path) -> None:
-    episodes = random_episodes((3, 4))
-    file = write_archive(tmp_path / "a.tar.xz", [episodes[0], {"observations": Evil()}, episodes[1], [1, 2]])
+    episodes = random_dgrl((3, 4))
+    file = write_dgrl(tmp_path / "a.tar.xz", [episodes[0], {"observations": Evil()}, episodes[1], [1, 2]])
     with pytest.raises(FormatError, match=r"20230329T000001.*system") as caught:
         rbtool.convert(file, tmp_path / "out", **TRUST)
     assert "--skip-bad" in caught.value.hint
@@ -154,8 +152,8 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_hostile_members_are_refused(case: str, tmp_path: Path) -> None:
     name, header, sentence = HOSTILE[case]
     with tarfile.open(tmp_path / "a.tar.xz", "w:xz") as archive:
-        add(archive, name_of(0, 3), saved(random_episodes((3,))[0]))
-        add(archive, name, b"", **header)
+        add_member(archive, name_of(0, 3), npy_of(random_dgrl((3,))[0]))
+        add_member(archive, name, b"", **header)
     for skip in (False, True):
         with pytest.raises(FormatError, match=sentence):
             rbtool.convert(tmp_path / "a.tar.xz", tmp_path / "out", skip_bad=skip, **TRUST)
@@ -167,7 +165,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     member = tarfile.TarInfo(name_of(1, 3))
     member.size = 2 << 30
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        add(archive, name_of(0, 3), saved(random_episodes((3,))[0]))
+        add_member(archive, name_of(0, 3), npy_of(random_dgrl((3,))[0]))
     data = (tmp_path / "a.tar").read_bytes().rstrip(b"\0")
     data += bytes(-len(data) % 512) + member.tobuf() + bytes(1 << 20)
     (tmp_path / "a.tar").write_bytes(data)
@@ -178,8 +176,8 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.tar.xz", "a.tar"])
 @pytest.mark.parametrize("part", [0.6, 0.8])
 def test_of_a_cut_archive_the_episodes_before_the_cut_are_there(name: str, part: float, tmp_path: Path) -> None:
-    episodes = random_episodes([40] * 30)
-    file = write_archive(tmp_path / name, episodes)
+    episodes = random_dgrl([40] * 30)
+    file = write_dgrl(tmp_path / name, episodes)
     data = file.read_bytes()
     file.write_bytes(data[: int(len(data) * part)])
     with pytest.raises(CorruptDataError, match="is cut"):
@@ -192,7 +190,7 @@ def test_of_a_cut_archive_the_episodes_before_the_cut_are_there(name: str, part:
 
 
 def test_of_a_damaged_stream_nothing_is_taken(tmp_path: Path) -> None:
-    file = write_archive(tmp_path / "a.tar.xz", random_episodes([9] * 9))
+    file = write_dgrl(tmp_path / "a.tar.xz", random_dgrl([9] * 9))
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
@@ -201,7 +199,7 @@ def test_of_a_damaged_stream_nothing_is_taken(tmp_path: Path) -> None:
             rbtool.convert(file, tmp_path / "out", skip_bad=skip, **TRUST)
 
 
-EPISODE = random_episodes((4,))[0]
+EPISODE = random_dgrl((4,))[0]
 ODD: dict[str, tuple[Any, str]] = {
     "too few observations": (
         {**EPISODE, "observations": EPISODE["observations"][:4]},
@@ -219,7 +217,7 @@ ODD: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", ODD)
 def test_what_contradicts_itself_is_refused_and_the_others_are_taken(case: str, tmp_path: Path) -> None:
     episode, sentence = ODD[case]
-    file = write_archive(tmp_path / "a.tar.xz", [EPISODE, episode, EPISODE])
+    file = write_dgrl(tmp_path / "a.tar.xz", [EPISODE, episode, EPISODE])
     with pytest.raises(FormatError, match=sentence):
         rbtool.convert(file, tmp_path / "out", **TRUST)
     result = rbtool.convert(file, tmp_path / "out", skip_bad=True, **TRUST)
@@ -227,22 +225,22 @@ def test_what_contradicts_itself_is_refused_and_the_others_are_taken(case: str, 
 
 
 def test_the_folder_of_an_unpacked_archive(tmp_path: Path) -> None:
-    episodes = random_episodes((5, 2, 0, *[3] * 9))
-    folder = write_folder(tmp_path / "1M" / "level_200" / "expert" / "bigfish", episodes)
+    episodes = random_dgrl((5, 2, 0, *[3] * 9))
+    folder = write_dgrl_folder(tmp_path / "1M" / "level_200" / "expert" / "bigfish", episodes)
     there = [number for number, one in enumerate(episodes) if len(one["rewards"])]
     for number, path in enumerate((folder, folder / "bigfish")):
         for workers in (0, 2):
             result = rbtool.convert(path, tmp_path / f"out{number}{workers}", num_workers=workers, **TRUST)
             assert_equal_rows(result.path, [episodes[one] for one in there], there)
             assert result.request["id"] == ("bigfish-1M_E" if path == folder else "bigfish")
-    packed = write_archive(tmp_path / "a.tar.xz", episodes)
+    packed = write_dgrl(tmp_path / "a.tar.xz", episodes)
     assert rbtool.diff(rbtool.convert(packed, tmp_path / "packed", **TRUST).path, result.path).equal
 
 
 @pytest.mark.parametrize("size", [0, 50, 900])
 def test_a_cut_file_of_a_folder_is_one_episode(size: int, tmp_path: Path) -> None:
-    episodes = random_episodes((40, 30, 20))
-    folder = write_folder(tmp_path / "episodes", episodes)
+    episodes = random_dgrl((40, 30, 20))
+    folder = write_dgrl_folder(tmp_path / "episodes", episodes)
     second = sorted(folder.rglob("*.npy"))[1]
     os.truncate(second, size)
     with pytest.raises(RbtoolError, match=second.name):
@@ -252,7 +250,7 @@ def test_a_cut_file_of_a_folder_is_one_episode(size: int, tmp_path: Path) -> Non
 
 
 def test_what_is_no_file_in_a_folder_is_refused(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "episodes", random_episodes((4, 3)))
+    folder = write_dgrl_folder(tmp_path / "episodes", random_dgrl((4, 3)))
     os.mkfifo(folder / "bigfish" / "fifo.npy")
     with pytest.raises(FormatError, match=r"fifo\.npy"):
         rbtool.convert(folder, tmp_path / "out", format="gen_dgrl", **TRUST)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dgrl_files import random_episodes, write_archive, write_folder
+from shard_files import random_dgrl, write_dgrl, write_dgrl_folder
 from static_server import SOUND, Fault, StaticServer, mirror
 
 import rbtool
@@ -24,13 +24,13 @@ from rbtool.core.format.converter import RemoteDataset, Source
 from rbtool.core.testing.sources import SourceTests
 
 ID, FILE = "bigfish-1M_E", "base/1M/level_200/expert/bigfish.tar.xz"
-EPISODES = random_episodes((5, 3, 40))
+EPISODES = random_dgrl((5, 3, 40))
 PIXELS = b"".join(one["observations"][:-1].tobytes() for one in EPISODES)
 
 
 @pytest.fixture(scope="module")
 def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return write_archive(tmp_path_factory.mktemp("served") / "a.tar.xz", EPISODES).read_bytes()
+    return write_dgrl(tmp_path_factory.mktemp("served") / "a.tar.xz", EPISODES).read_bytes()
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_local_copies_that_are_unpacked(form: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("RBTOOL_OFFLINE", "1")
     monkeypatch.setenv("GEN_DGRL_DATASET_DIR", str(tmp_path / "local"))
     place = tmp_path / "local" / "1M" / "level_200" / "expert" / f"bigfish{form}"
-    (write_archive if form else write_folder)(place, EPISODES)
+    (write_dgrl if form else write_dgrl_folder)(place, EPISODES)
     assert rbtool.download("gen_dgrl", ID, local=True, trust_pickle=True).request["id"] == ID
     assert pixels(f"gen_dgrl:{ID}") == PIXELS
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from asking import ask, ask_one, failed
-from download_machine import Machine
+from commands import ask, ask_one, failed
 from hub import Hub
+from machine import Machine
 from text_files import COMPARISONS, SPLITS, TLDR, lay_out_text_hub, plain_rows, saved_tldr, write_parquet
 
 import rbtool

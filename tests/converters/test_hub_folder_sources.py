@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from asking import ask, ask_one, failed
+from commands import ask, ask_one, failed
+from demonstration_files import DOOR, LIFT, ROBOMIMIC_IDS, ROBOSET_IDS, lay_out_folders
 from hub import Fault, Hub
-from hub_folders import DOOR, LIFT, ROBOMIMIC_IDS, ROBOSET_IDS, lay_out_folders
 
 from rbtool.converters.robomimic.source import ids_of
 from rbtool.core.format.locate import source_class

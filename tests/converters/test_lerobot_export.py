@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from d4rl_files import flat, random_episodes, write
 from lerobot_files import CAMERA, plain_rows, random_takes, write_dataset
+from table_files import flat, random_episodes, write_d4rl
 
 import rbtool
 from rbtool.converters.lerobot.export import LerobotExporter
@@ -85,7 +85,7 @@ def test_the_progress_of_kept_videos_ends_at_their_size(tmp_path: Path) -> None:
 
 
 def test_other_datasets_have_images_and_names_of_lerobot(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.hdf5", flat(random_episodes((3, 4))))
+    file = write_d4rl(tmp_path / "a.hdf5", flat(random_episodes((3, 4))))
     made = rbtool.convert(file, tmp_path / "made").path
     result = rbtool.export(made, tmp_path / "out", to="lerobot")
     assert any("fps is 1" in note for note in result.notes)
@@ -177,7 +177,7 @@ def test_the_work_grows_with_the_number_of_episodes_and_not_with_its_square(tmp_
     calls = []
     for count in (60, 240):
         made = rbtool.convert(
-            write(tmp_path / f"{count}.h5", flat(random_episodes([2] * count))), tmp_path / str(count)
+            write_d4rl(tmp_path / f"{count}.h5", flat(random_episodes([2] * count))), tmp_path / str(count)
         )
         with open_steps(made.path) as reader:
             sink = LerobotExporter(Chosen(reader, np.arange(len(reader.episodes.length))), "out")

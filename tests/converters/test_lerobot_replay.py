@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from download_machine import Machine
-from forked_scripts import Interpreter
 from hub import Hub
 from lerobot_files import decoded, picture, plain_rows, write_video
+from machine import Machine
+from processes import Interpreter
 
 from rbtool import LeRobotExperienceReplay, VideoClipRef
 from rbtool.converters.lerobot.replay import lerobot_columns_to_tensordict

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from download_machine import Machine
-from forked_scripts import Interpreter
-from hub import Hub
-from minari_hub import lay_out_hub
+from hub import Hub, lay_out_hub
+from machine import Machine
 from minari_oracle import assert_equals_minari, flat_columns, minari_episodes
+from processes import Interpreter
 
 from rbtool import MinariExperienceReplay
 from rbtool.core.buffers.replay_buffer import ReplayBuffer

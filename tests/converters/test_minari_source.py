@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asking import ask, ask_one, failed
-from gcs import Gcs
-from hub import Fault, Hub
-from minari_hub import lay_out_bucket, lay_out_hub
+from commands import ask, ask_one, failed
+from hub import Fault, Hub, lay_out_bucket, lay_out_hub
+from loopback import Gcs
 
 from rbtool.converters.minari.reader import MinariReader
 from rbtool.converters.minari.source import MinariSource

@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atari_files import random_rows, write_checkpoint
-from d4rl_files import flat, random_episodes, write
 from demonstration_files import random_episodes as demonstrations
-from demonstration_files import write_d3rlpy, write_dapg
-from group_files import robomimic_demo, roboset_trial, write_demos, write_trials
-from rllib_files import rows_of_episode, write_lines
-from table_files import column_map, named, write_h5
+from demonstration_files import (
+    robomimic_demo,
+    roboset_trial,
+    rows_of_episode,
+    write_d3rlpy,
+    write_dapg,
+    write_demos,
+    write_lines,
+    write_trials,
+)
+from shard_files import random_rows, write_checkpoint
+from table_files import column_map, flat, named, random_episodes, write_d4rl, write_h5
 
 import rbtool
 from rbtool.core.errors import FormatError
@@ -22,7 +28,7 @@ Written = tuple[Path, dict[str, Any]]
 
 
 def d4rl(folder: Path) -> Written:
-    return write(folder / "a.hdf5", flat(random_episodes((1, 1), ends=("timeout", "none")))), {}
+    return write_d4rl(folder / "a.hdf5", flat(random_episodes((1, 1), ends=("timeout", "none")))), {}
 
 
 def robomimic(folder: Path) -> Written:

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import ogbench_files
 import pytest
+from shard_files import plain_vd4rl, random_vd4rl, rows_of_shards, write_vd4rl, write_vd4rl_shards
 from static_server import Fault, StaticServer
-from vd4rl_files import plain_rows, random_episodes, rows_of_shards, write_files, write_shards
+from table_files import random_ogbench, write_ogbench
 
 import rbtool
 from rbtool.core.errors import FormatError, NetworkError
@@ -26,22 +26,22 @@ def rows(path: Path, name: str) -> np.ndarray:
 
 
 def test_drqv2_8_the_dummy_first_transition_is_no_step(tmp_path: Path) -> None:
-    episodes = random_episodes((5, 3), channel_first=True)
-    files = rbtool.convert(write_files(tmp_path / "files", episodes), tmp_path / "one")
-    shards = rbtool.convert(write_shards(tmp_path / "shards", rows_of_shards(episodes)), tmp_path / "two")
+    episodes = random_vd4rl((5, 3), channel_first=True)
+    files = rbtool.convert(write_vd4rl(tmp_path / "files", episodes), tmp_path / "one")
+    shards = rbtool.convert(write_vd4rl_shards(tmp_path / "shards", rows_of_shards(episodes)), tmp_path / "two")
     for result in (files, shards):
         assert result.steps == 8
         assert rows(result.path, "action").tobytes() == b"".join(
-            row["action"].tobytes() for row in plain_rows(episodes)
+            row["action"].tobytes() for row in plain_vd4rl(episodes)
         )
         assert (rows(result.path, "action") != 0).all()
 
 
 def test_v_d4rl_13_files_with_a_row_more_of_the_flags(tmp_path: Path) -> None:
-    episodes = random_episodes((5, 4), terminal=(False, True))
+    episodes = random_vd4rl((5, 4), terminal=(False, True))
     flags = ("is_first", "is_last", "is_terminal")
     cut = {name: values if name in flags else values[:-1] for name, values in episodes[1].items()}
-    result = rbtool.convert(write_files(tmp_path / "last", [episodes[0], cut]), tmp_path / "out")
+    result = rbtool.convert(write_vd4rl(tmp_path / "last", [episodes[0], cut]), tmp_path / "out")
     assert (result.steps, result.boundary["end_of_file"]) == (8, 1)
     assert "the last row of 1 file is missing: the flags alone have one" in result.notes
     assert rows(result.path, "next.pixels")[-1].tobytes() == episodes[1]["image"][-2].tobytes()
@@ -49,13 +49,13 @@ def test_v_d4rl_13_files_with_a_row_more_of_the_flags(tmp_path: Path) -> None:
         assert reader.episodes.final.tolist() == [Final.OBSERVED] * 2
     first = {name: values if name in flags else values[1:] for name, values in episodes[1].items()}
     with pytest.raises(FormatError, match="which row is missing cannot be determined"):
-        rbtool.convert(write_files(tmp_path / "first", [episodes[0], first]), tmp_path / "no")
+        rbtool.convert(write_vd4rl(tmp_path / "first", [episodes[0], first]), tmp_path / "no")
     assert rbtool.convert(tmp_path / "first", tmp_path / "sound", skip_bad=True).steps == 5
 
 
 def test_v_d4rl_the_last_next_frame_is_the_last_row_and_not_zero_or_another_episode(tmp_path: Path) -> None:
-    episodes = random_episodes((5, 3, 4))
-    result = rbtool.convert(write_files(tmp_path / "in", episodes), tmp_path / "out")
+    episodes = random_vd4rl((5, 3, 4))
+    result = rbtool.convert(write_vd4rl(tmp_path / "in", episodes), tmp_path / "out")
     ends = np.cumsum([5, 3, 4]) - 1
     for end, arrays in zip(ends, episodes, strict=True):
         assert rows(result.path, "next.pixels")[end].tobytes() == arrays["image"][-1].tobytes()
@@ -70,8 +70,8 @@ def test_ogbench_34_no_reward_is_made_up_for_states(tmp_path: Path) -> None:
 
 
 def test_ogbench_the_last_row_is_the_next_observation_and_no_step(tmp_path: Path) -> None:
-    columns = ogbench_files.random_columns((4, 6))
-    result = rbtool.convert(ogbench_files.write(tmp_path / "a-v0.npz", columns), tmp_path / "out")
+    columns = random_ogbench((4, 6))
+    result = rbtool.convert(write_ogbench(tmp_path / "a-v0.npz", columns), tmp_path / "out")
     assert result.steps == 10
     for step, row in ((3, 4), (9, 11)):
         assert rows(result.path, "next.observation")[step].tobytes() == columns["observations"][row].tobytes()
@@ -87,7 +87,7 @@ def test_meerkat_311_an_interrupted_download_is_not_taken_for_a_finished_one(
     for variable, value in (("NO_PROXY", "*"), ("no_proxy", "*"), ("RBTOOL_RETRIES", "1:0.001")):
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "store"))
-    content = ogbench_files.write(tmp_path / "a.npz", ogbench_files.random_columns((300,))).read_bytes()
+    content = write_ogbench(tmp_path / "a.npz", random_ogbench((300,))).read_bytes()
     with StaticServer({f"{name}.npz": content, f"{name}-val.npz": content}) as server:
         monkeypatch.setenv("OGBENCH_URL", server.address(""))
         versions = Fault(headers={"ETag": '"one"'})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ogbench_files import compact, plain_rows, random_columns, write
+from table_files import compact, plain_ogbench, random_ogbench, write_ogbench
 
 import rbtool
 from rbtool.converters.ogbench.reader import OgbenchReader
@@ -36,7 +36,7 @@ class _Contract(ReaderTests):
     @pytest.fixture(autouse=True)
     def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         self.folder = tmp_path_factory.mktemp("ogbench")
-        write(self.folder / "a-v0.npz", random_columns(LENGTHS, unfinished=True))
+        write_ogbench(self.folder / "a-v0.npz", random_ogbench(LENGTHS, unfinished=True))
 
     def reader(self) -> type[Reader]:
         return OgbenchReader
@@ -56,7 +56,7 @@ class TestReaderOfBothFiles(_Contract):
     """A folder with a file and its validation file, as a download is."""
 
     def source(self) -> Path:
-        write(self.folder / "a-v0-val.npz", random_columns((3, 2), seed=1))
+        write_ogbench(self.folder / "a-v0-val.npz", random_ogbench((3, 2), seed=1))
         return self.folder
 
 
@@ -87,7 +87,7 @@ def test_the_rows_of_a_file_are_those_of_a_plain_reading(tmp_path: Path) -> None
     with np.load(DATA / "ogbench" / f"{NAME}.npz") as file:
         columns = dict(file)
     result = rbtool.convert(DATA / "ogbench" / f"{NAME}.npz", tmp_path / "out")
-    assert_equal_rows(result.path, plain_rows(columns))
+    assert_equal_rows(result.path, plain_ogbench(columns))
     assert (result.steps, result.episodes, result.boundary["truncated"]) == (98, 4, 4)
     assert result.renamed_keys["qpos"] == "info.qpos"
     assert any(f"{NAME}-val.npz is not part of it" in note for note in result.notes)
@@ -102,10 +102,10 @@ def test_the_rows_of_a_file_are_those_of_a_plain_reading(tmp_path: Path) -> None
 def test_random_trajectories_come_back(
     lengths: list[int], unfinished: bool, visual: bool, packed: bool, flags: str, piece: int, seed: int, compacted: bool
 ) -> None:
-    columns = random_columns(lengths, unfinished=unfinished, visual=visual, flags=flags, seed=seed)
-    expected = plain_rows(columns)
+    columns = random_ogbench(lengths, unfinished=unfinished, visual=visual, flags=flags, seed=seed)
+    expected = plain_ogbench(columns)
     with tempfile.TemporaryDirectory() as folder:
-        file = write(Path(folder) / "a-v0.npz", compact(columns) if compacted else columns, packed=packed)
+        file = write_ogbench(Path(folder) / "a-v0.npz", compact(columns) if compacted else columns, packed=packed)
         assert_equal_rows(rbtool.convert(file, Path(folder) / "out").path, expected)
         with type("Sized", (OgbenchReader,), {"piece_bytes": piece})(file) as reader:
             facts, pieces = reader.facts(), list(reader.pieces())
@@ -115,20 +115,20 @@ def test_random_trajectories_come_back(
 
 
 def test_both_files_are_one_dataset_with_splits(tmp_path: Path) -> None:
-    train, val = random_columns((3, 5)), random_columns((2, 4, 1), seed=1)
+    train, val = random_ogbench((3, 5)), random_ogbench((2, 4, 1), seed=1)
     folder = tmp_path / "both"
-    write(folder / "a-v0.npz", train)
-    write(folder / "a-v0-val.npz", val)
+    write_ogbench(folder / "a-v0.npz", train)
+    write_ogbench(folder / "a-v0-val.npz", val)
     result = rbtool.convert(folder, tmp_path / "out")
-    assert_equal_rows(result.path, plain_rows(train) + plain_rows(val, 2))
+    assert_equal_rows(result.path, plain_ogbench(train) + plain_ogbench(val, 2))
     assert "episodes 0:2 are a-v0.npz (train) and 2:5 are a-v0-val.npz (val)" in result.notes
     with TedReader(result.path) as reader:
         assert [text["split"] for text in reader.episode_text or ()] == ["train"] * 2 + ["val"] * 3
     chosen = rbtool.convert(folder, tmp_path / "val", filter_key="val")
-    assert_equal_rows(chosen.path, plain_rows(val, 2))
+    assert_equal_rows(chosen.path, plain_ogbench(val, 2))
     assert "episodes 2:5 are a-v0-val.npz (val)" in chosen.notes
     assert not any("a-v0.npz" in note or "(train)" in note for note in chosen.notes)
-    assert_equal_rows(rbtool.convert(folder, tmp_path / "last", episodes="3:").path, plain_rows(val, 2)[2:])
+    assert_equal_rows(rbtool.convert(folder, tmp_path / "last", episodes="3:").path, plain_ogbench(val, 2)[2:])
     with pytest.raises(UsageError, match=r"the splits of .* are train, val"):
         rbtool.convert(folder, tmp_path / "no", filter_key="test")
     with pytest.raises(UsageError, match="one file without splits"):
@@ -136,7 +136,7 @@ def test_both_files_are_one_dataset_with_splits(tmp_path: Path) -> None:
 
 
 def test_rewards_are_absent_or_zero(tmp_path: Path) -> None:
-    file = write(tmp_path / "a-v0.npz", random_columns((3, 5)))
+    file = write_ogbench(tmp_path / "a-v0.npz", random_ogbench((3, 5)))
     absent, zero = rbtool.convert(file, tmp_path / "absent"), rbtool.convert(file, tmp_path / "zero", reward="zero")
     assert any("there are no rewards in the file" in note for note in absent.notes)
     assert any("rewards are 0, as --reward zero states" in note for note in zero.notes)
@@ -149,9 +149,9 @@ def test_rewards_are_absent_or_zero(tmp_path: Path) -> None:
 
 
 def test_the_compact_form_is_read_with_its_rewards(tmp_path: Path) -> None:
-    columns = random_columns((3, 5), unfinished=True)
+    columns = random_ogbench((3, 5), unfinished=True)
     rewards = np.arange(10, dtype=np.float32)[:, None]
-    file = write(tmp_path / "a-v0.npz", compact(columns) | {"rewards": rewards, "masks": np.ones(10, "f4")})
+    file = write_ogbench(tmp_path / "a-v0.npz", compact(columns) | {"rewards": rewards, "masks": np.ones(10, "f4")})
     result = rbtool.convert(file, tmp_path / "out")
     assert (result.episodes, result.boundary["truncated"], result.boundary["end_of_file"]) == (2, 1, 1)
     assert any("episodes end where valids is 0" in note for note in result.notes)
@@ -180,14 +180,14 @@ def test_the_compact_form_is_read_with_its_rewards(tmp_path: Path) -> None:
     ],
 )
 def test_a_compact_form_that_contradicts_itself_is_refused(tmp_path: Path, change: Any, sentence: str) -> None:
-    columns = compact(random_columns((3, 5)))
+    columns = compact(random_ogbench((3, 5)))
     change(columns)
     with pytest.raises(FormatError, match=sentence):
-        rbtool.convert(write(tmp_path / "a-v0.npz", columns), tmp_path / "out")
+        rbtool.convert(write_ogbench(tmp_path / "a-v0.npz", columns), tmp_path / "out")
 
 
 def test_data_without_rewards_pass_through_the_house(tmp_path: Path) -> None:
-    file = write(tmp_path / "a-v0.npz", random_columns((30, 50)))
+    file = write_ogbench(tmp_path / "a-v0.npz", random_ogbench((30, 50)))
     path = rbtool.convert(file, tmp_path / "out").path
     for place in (file, path):
         checked = rbtool.check(place)
@@ -212,20 +212,20 @@ def test_data_without_rewards_pass_through_the_house(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_no_steps_and_the_unfinished_tail_are_named(tmp_path: Path) -> None:
-    columns = random_columns((3, 0, 4, 2), unfinished=True)
-    result = rbtool.convert(write(tmp_path / "a-v0.npz", columns), tmp_path / "out")
+    columns = random_ogbench((3, 0, 4, 2), unfinished=True)
+    result = rbtool.convert(write_ogbench(tmp_path / "a-v0.npz", columns), tmp_path / "out")
     assert (result.episodes, result.steps, result.boundary["end_of_file"]) == (3, 9, 1)
     assert "episode 1 of a-v0.npz is left out: one row, which is no step" in result.notes
     assert any("the last 3 rows of a-v0.npz end without a mark" in note for note in result.notes)
     with pytest.raises(FormatError, match="has no steps"):
-        rbtool.convert(write(tmp_path / "b-v0.npz", random_columns((0, 0))), tmp_path / "no")
+        rbtool.convert(write_ogbench(tmp_path / "b-v0.npz", random_ogbench((0, 0))), tmp_path / "no")
 
 
 def test_every_other_column_with_a_row_is_a_state_and_the_rest_is_named(tmp_path: Path) -> None:
-    columns: dict[str, Any] = random_columns((3, 2))
+    columns: dict[str, Any] = random_ogbench((3, 2))
     columns |= {"button_states": np.arange(7), "extra/touch": np.arange(14.0).reshape(7, 2), "short": np.arange(3)}
     columns |= {"one": np.float32(1), "names": np.array(["a"] * 7), "objects": np.array([None] * 7)}
-    result = rbtool.convert(write(tmp_path / "a-v0.npz", columns), tmp_path / "out")
+    result = rbtool.convert(write_ogbench(tmp_path / "a-v0.npz", columns), tmp_path / "out")
     found, reader = columns_of(result.path)
     assert found["info.button_states"].tolist() == [0, 1, 2, 4, 5]
     assert found["next.info.button_states"].tolist() == [1, 2, 3, 5, 6]
@@ -250,10 +250,10 @@ def test_every_other_column_with_a_row_is_a_state_and_the_rest_is_named(tmp_path
     ],
 )
 def test_columns_that_contradict_each_other_are_refused(tmp_path: Path, change: Any, sentence: str) -> None:
-    columns = random_columns((5,))
+    columns = random_ogbench((5,))
     change(columns)
     with pytest.raises(FormatError, match=sentence):
-        rbtool.convert(write(tmp_path / "a-v0.npz", columns), tmp_path / "out")
+        rbtool.convert(write_ogbench(tmp_path / "a-v0.npz", columns), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -265,26 +265,26 @@ def test_columns_that_contradict_each_other_are_refused(tmp_path: Path, change: 
     ],
 )  # fmt: skip
 def test_another_layout_is_not_recognised_and_refused_by_name(tmp_path: Path, name: str, sentence: str) -> None:
-    columns = random_columns((5,))
+    columns = random_ogbench((5,))
     columns = {**columns, name: columns["qpos"]} if name not in columns else {**columns}
     if name == "terminals":
         del columns[name]
-    file = write(tmp_path / "a-v0.npz", columns)
+    file = write_ogbench(tmp_path / "a-v0.npz", columns)
     assert not OgbenchReader.recognises(file)
     with pytest.raises(FormatError, match=sentence):
         rbtool.convert(file, tmp_path / "out", format="ogbench")
 
 
 def test_files_with_other_columns_are_no_pair(tmp_path: Path) -> None:
-    write(tmp_path / "in" / "a-v0.npz", random_columns((3,)))
-    write(tmp_path / "in" / "a-v0-val.npz", {**random_columns((3,)), "actions": np.zeros((4, 5))})
+    write_ogbench(tmp_path / "in" / "a-v0.npz", random_ogbench((3,)))
+    write_ogbench(tmp_path / "in" / "a-v0-val.npz", {**random_ogbench((3,)), "actions": np.zeros((4, 5))})
     with pytest.raises(FormatError, match=r"a-v0-val.npz has other columns than a-v0.npz: .* actions? float64 \[5\]"):
         rbtool.convert(tmp_path / "in", tmp_path / "out")
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
 def test_a_cut_file_is_named(tmp_path: Path, share: float) -> None:
-    file = write(tmp_path / "a-v0.npz", random_columns((300, 300)))
+    file = write_ogbench(tmp_path / "a-v0.npz", random_ogbench((300, 300)))
     file.write_bytes(file.read_bytes()[: int(file.stat().st_size * share)])
     assert OgbenchReader.recognises(file)
     with pytest.raises(CorruptDataError, match="it was cut"):
@@ -296,9 +296,9 @@ def test_memory_is_that_of_pieces(tmp_path: Path) -> None:
     import tracemalloc
 
     rows = 20_000
-    columns = random_columns((rows - 1,))
+    columns = random_ogbench((rows - 1,))
     columns["observations"] = np.broadcast_to(np.arange(rows, dtype=np.uint8)[:, None, None], (rows, 64, 48)).copy()
-    file = write(tmp_path / "a-v0.npz", columns)
+    file = write_ogbench(tmp_path / "a-v0.npz", columns)
     del columns
     kind = type("Sized", (OgbenchReader,), {"piece_bytes": 1 << 20})
     with kind(file) as reader:
@@ -313,7 +313,7 @@ def test_memory_is_that_of_pieces(tmp_path: Path) -> None:
 
 def test_a_folder_of_several_datasets_is_not_one(tmp_path: Path) -> None:
     for name in ("a-v0", "a-v0-val", "b-v0"):
-        write(tmp_path / "in" / f"{name}.npz", random_columns((3,)))
+        write_ogbench(tmp_path / "in" / f"{name}.npz", random_ogbench((3,)))
     assert not OgbenchReader.recognises(tmp_path / "in")
     with pytest.raises(RbtoolError):
         rbtool.convert(tmp_path / "in", tmp_path / "out")
@@ -338,9 +338,9 @@ def read(path: Path, **options: Any) -> tuple[list[Any], dict[str, str]]:
 
 
 def test_the_rows_are_those_of_a_file_without_pickles(tmp_path: Path) -> None:
-    columns: dict[str, Any] = random_columns((3, 2)) | {"qpos": np.arange(14.0).reshape(ROWS, 2)}
-    plain, _ = read(write(tmp_path / "a-v0.npz", columns))
-    pickled = write(tmp_path / "b-v0.npz", {name: objects(rows) for name, rows in columns.items()})
+    columns: dict[str, Any] = random_ogbench((3, 2)) | {"qpos": np.arange(14.0).reshape(ROWS, 2)}
+    plain, _ = read(write_ogbench(tmp_path / "a-v0.npz", columns))
+    pickled = write_ogbench(tmp_path / "b-v0.npz", {name: objects(rows) for name, rows in columns.items()})
     found, dropped = read(pickled, **TRUST)
     assert not dropped
     assert len(found) == len(plain) == 2
@@ -353,8 +353,8 @@ def test_the_rows_are_those_of_a_file_without_pickles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["observations", "actions", "terminals"])
 def test_without_trust_a_column_that_is_needed_is_refused(name: str, tmp_path: Path) -> None:
-    columns = random_columns((3, 2))
-    path = write(tmp_path / "a-v0.npz", columns | {name: objects(columns[name])})
+    columns = random_ogbench((3, 2))
+    path = write_ogbench(tmp_path / "a-v0.npz", columns | {name: objects(columns[name])})
     with pytest.raises(UsageError, match=f"'{name}' is a pickle of Python objects, which can run anything") as caught:
         rbtool.convert(path, tmp_path / "out")
     assert "add --trust-pickle" in str(caught.value.hint)
@@ -363,13 +363,13 @@ def test_without_trust_a_column_that_is_needed_is_refused(name: str, tmp_path: P
 
 
 def test_what_has_no_rows_of_one_type_is_named(tmp_path: Path) -> None:
-    columns = random_columns((3, 2))
+    columns = random_ogbench((3, 2))
     others = {"none": objects([None] * ROWS), "text": objects(["a"] * ROWS), "flags": objects([True] * ROWS)}
-    pieces, dropped = read(write(tmp_path / "a-v0.npz", columns | others), **TRUST)
+    pieces, dropped = read(write_ogbench(tmp_path / "a-v0.npz", columns | others), **TRUST)
     assert pieces[0].columns["info", "flags"].dtype == bool
     assert dropped.keys() == {"none", "text"}
     assert dropped["none"].startswith("it has elements of type NoneType")
     assert dropped["text"] == "it is text"
     ragged = objects([np.zeros(1), *[np.zeros(2)] * (ROWS - 1)])
     with pytest.raises(FormatError, match="'actions' cannot be read as rows: it has elements of different"):
-        read(write(tmp_path / "b-v0.npz", columns | {"actions": ragged}), **TRUST)
+        read(write_ogbench(tmp_path / "b-v0.npz", columns | {"actions": ragged}), **TRUST)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ogbench_files import plain_rows, random_columns, write
 from static_server import SOUND, Fault, StaticServer, mirror
+from table_files import plain_ogbench, random_ogbench, write_ogbench
 
 import rbtool
 from rbtool.converters.ogbench.datasets import file_name, published
@@ -28,13 +28,13 @@ from rbtool.core.testing.sources import SourceTests
 
 ID = "antmaze-giant-navigate-v0"  # the first of all
 TRAIN, VAL = f"{ID}.npz", f"{ID}-val.npz"
-COLUMNS = {TRAIN: random_columns((5, 9, 4)), VAL: random_columns((3, 2), seed=1)}
+COLUMNS = {TRAIN: random_ogbench((5, 9, 4)), VAL: random_ogbench((3, 2), seed=1)}
 
 
 @pytest.fixture(scope="module")
 def contents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("files")
-    return {name: write(folder / name, columns).read_bytes() for name, columns in COLUMNS.items()}
+    return {name: write_ogbench(folder / name, columns).read_bytes() for name, columns in COLUMNS.items()}
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_both_files_are_fetched_opened_and_one_dataset(server: StaticServer) -> 
     assert result.fetched_from == server.address(f"base/{TRAIN}")
     with TedReader(result.path) as reader:
         found = reader.read(("observation",), 0, 23)
-    expected = plain_rows(COLUMNS[TRAIN]) + plain_rows(COLUMNS[VAL], 3)
+    expected = plain_ogbench(COLUMNS[TRAIN]) + plain_ogbench(COLUMNS[VAL], 3)
     assert found.tobytes() == b"".join(row["observation"].tobytes() for row in expected)
     server.asked.clear()
     assert rbtool.download("ogbench", ID.removesuffix("-v0")).already_there
@@ -203,7 +203,7 @@ def test_the_folder_of_ogbench(contents: dict[str, bytes], monkeypatch: pytest.M
     cache.mkdir()
     for name, content in contents.items():
         (cache / name).write_bytes(content)
-    write(cache / "scene-play-v0.npz", random_columns((2,)))  # without its validation file
+    write_ogbench(cache / "scene-play-v0.npz", random_ogbench((2,)))  # without its validation file
     result = rbtool.download("ogbench", ID, local=True)
     assert (result.steps, result.episodes, result.request["origin"]) == (23, 5, "local")
     assert list(OgbenchSource.local_cache.ids(reader_class("ogbench"))) == [ID]

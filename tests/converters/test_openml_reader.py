@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from openml_api import openml_server, plain_reading, tables
 from static_server import Fault, StaticServer, mirror
+from table_files import openml_server, plain_reading, tables
 
 import rbtool
 from rbtool.converters.openml import arff

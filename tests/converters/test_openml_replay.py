@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from openml_api import openml_server, plain_reading, tables
 from static_server import StaticServer, mirror
+from table_files import openml_server, plain_reading, tables
 
 import rbtool
 from rbtool import OpenMLExperienceReplay

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from openx_files import (
+from shard_files import (
+    TRUST,
     assert_equal_rows,
     decoded,
     encoded,
-    random_episode,
-    random_episodes,
+    random_openx,
+    random_openx_episode,
     read_plainly,
-    write_shard,
-    write_shards,
+    trusting,
+    write_openx,
+    write_openx_shard,
 )
-from trusting import TRUST, trusting
 
 import rbtool
 from rbtool.converters.openx.reader import OpenXReader
@@ -40,8 +41,8 @@ class TestReader(ReaderTests):
     @pytest.fixture(autouse=True)
     def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         lengths = (5, 1, 7), (4,)
-        parts = [random_episodes(one, side=32) for one in lengths]
-        self.folder = write_shards(tmp_path_factory.mktemp("openx") / "toy", parts)
+        parts = [random_openx(one, side=32) for one in lengths]
+        self.folder = write_openx(tmp_path_factory.mktemp("openx") / "toy", parts)
 
     def reader(self) -> type[Reader]:
         return Trusting
@@ -57,7 +58,7 @@ class TestReader(ReaderTests):
 @pytest.mark.parametrize("last", ["observation", "step"])
 @pytest.mark.parametrize("layout", ["ted", "packed"])
 def test_the_rows_are_those_of_a_plain_reading(tmp_path: Path, kind: str, last: str, layout: Any) -> None:
-    folder = write_shards(tmp_path / "toy", [random_episodes((5, 2), kind=kind), random_episodes((3, 7), kind=kind)])
+    folder = write_openx(tmp_path / "toy", [random_openx((5, 2), kind=kind), random_openx((3, 7), kind=kind)])
     result = rbtool.convert(folder, tmp_path / "out", rlds_last=last, final_step="repeat", layout=layout, **TRUST)
     assert_equal_rows(result.path, read_plainly(folder), last)
     assert (result.boundary["terminated"], result.boundary["truncated"]) == (2, 2)
@@ -86,8 +87,8 @@ def test_random_shards_come_back(shards: list[list[int]], last: str, filler: boo
     """Empty shards and episodes in several pieces are no exception."""
     with tempfile.TemporaryDirectory() as made, pytest.MonkeyPatch.context() as patch:
         patch.setattr(OpenXReader, "piece_bytes", piece)
-        parts = [random_episodes(one, filler=filler) for one in [*shards, [3]]]
-        folder = write_shards(Path(made) / "toy", parts)
+        parts = [random_openx(one, filler=filler) for one in [*shards, [3]]]
+        folder = write_openx(Path(made) / "toy", parts)
         out = Path(made) / "out"
         result = rbtool.convert(folder, out, rlds_last=last, final_step="repeat", **TRUST)
         assert_equal_rows(result.path, [one for part in parts for one in part], last)
@@ -96,15 +97,15 @@ def test_random_shards_come_back(shards: list[list[int]], last: str, filler: boo
 def test_the_last_steps_of_a_dataset_decide_what_they_are(tmp_path: Path) -> None:
     lengths = (4, 3, 6, 5, 4, 3, 5, 4, 6, 3, 5)
     for filler, last in ((True, "observation"), (False, "step")):
-        episodes = random_episodes(lengths, filler=filler)
-        folder = write_shards(tmp_path / f"toy{filler}", [episodes])
+        episodes = random_openx(lengths, filler=filler)
+        folder = write_openx(tmp_path / f"toy{filler}", [episodes])
         result = rbtool.convert(folder, tmp_path / f"out{filler}", final_step="repeat", **TRUST)
         assert_equal_rows(result.path, episodes, last)
         assert ("taken for the observation" in result.notes[0]) == filler
 
 
 def test_steps_without_a_next_observation_follow_final_step(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "toy", [random_episodes((5, 4, 1))])
+    folder = write_openx(tmp_path / "toy", [random_openx((5, 4, 1))])
     dropped = rbtool.convert(folder, tmp_path / "drop", final_step="drop", **TRUST)
     assert (dropped.steps, dropped.boundary["truncated"], dropped.boundary["final_dropped"]) == (7, 2, 2)
     auto = rbtool.convert(folder, tmp_path / "auto", **TRUST)
@@ -113,7 +114,7 @@ def test_steps_without_a_next_observation_follow_final_step(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("layout", ["ted", "packed"])
 def test_workers_write_the_same_bytes(tmp_path: Path, layout: Any) -> None:
-    folder = write_shards(tmp_path / "toy", [random_episodes((5, 2, 6)), [], random_episodes((3, 4))])
+    folder = write_openx(tmp_path / "toy", [random_openx((5, 2, 6)), [], random_openx((3, 4))])
     one, two = (
         rbtool.convert(folder, tmp_path / str(count), num_workers=count, layout=layout, **TRUST) for count in (0, 2)
     )
@@ -126,7 +127,7 @@ def test_workers_write_the_same_bytes(tmp_path: Path, layout: Any) -> None:
 
 
 def test_images_can_be_left_out(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "toy", [random_episodes((4, 3))])
+    folder = write_openx(tmp_path / "toy", [random_openx((4, 3))])
     result = rbtool.convert(folder, tmp_path / "out", images="skip", **TRUST)
     assert {"key": "steps.observation.image", "why": "an image, left out by --images skip"} in result.dropped_keys
     with pytest.raises(UsageError, match="--images is 'keep', expected decode or skip"):
@@ -141,9 +142,9 @@ def test_nothing_is_read_without_trust(tmp_path: Path) -> None:
 
 
 def test_floats_that_float32_does_not_hold_stay_float64(tmp_path: Path) -> None:
-    episodes = random_episodes((3, 4))
+    episodes = random_openx((3, 4))
     episodes[1]["steps"][2]["observation"]["state"][1] = 0.1
-    folder = write_shards(tmp_path / "toy", [episodes])
+    folder = write_openx(tmp_path / "toy", [episodes])
     result = rbtool.convert(folder, tmp_path / "out", final_step="repeat", **TRUST)
     with open_steps(result.path) as reader:
         rows = reader.read(("observation", "state"), 0, 7)
@@ -193,8 +194,8 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 def test_an_episode_that_differs_is_named_and_left_out_with_skip_bad(tmp_path: Path, name: str) -> None:
     change, said = ODD[name]
-    sound = random_episodes((3, 4, 5))
-    folder = write_shards(tmp_path / "toy", [[sound[0], change(random_episode(4, seed=9))], sound[1:]])
+    sound = random_openx((3, 4, 5))
+    folder = write_openx(tmp_path / "toy", [[sound[0], change(random_openx_episode(4, seed=9))], sound[1:]])
     with pytest.raises(FormatError, match=said) as caught:
         rbtool.convert(folder, tmp_path / "out", **TRUST)
     assert "toy_00001.data.pickle" in caught.value.message
@@ -205,29 +206,29 @@ def test_an_episode_that_differs_is_named_and_left_out_with_skip_bad(tmp_path: P
 
 
 def test_episodes_without_an_end_are_noted(tmp_path: Path) -> None:
-    open_ended = with_value(with_value(random_episode(4, seed=9), "is_last", False), "is_terminal", False)
-    folder = write_shards(tmp_path / "toy", [[*random_episodes((3, 4)), open_ended]])
+    open_ended = with_value(with_value(random_openx_episode(4, seed=9), "is_last", False), "is_terminal", False)
+    folder = write_openx(tmp_path / "toy", [[*random_openx((3, 4)), open_ended]])
     notes = rbtool.convert(folder, tmp_path / "out", **TRUST).notes
     assert "1 episode does not end with is_last, and is incomplete" in notes
 
 
 def test_a_damaged_image_inside_an_episode_is_named(tmp_path: Path) -> None:
-    episodes = random_episodes((3, 4))
+    episodes = random_openx((3, 4))
     image = episodes[1]["steps"][2]["observation"]["image"]
     image["bytes"] = image["bytes"][:-30]
-    folder = write_shards(tmp_path / "toy", [episodes])
+    folder = write_openx(tmp_path / "toy", [episodes])
     with pytest.raises(CorruptDataError, match=r"toy_00001.data.pickle: observation.image: the image is damaged"):
         rbtool.convert(folder, tmp_path / "out", **TRUST)
     assert rbtool.convert(folder, tmp_path / "out", skip_bad=True, **TRUST).episodes == 1
 
 
 def test_what_the_first_episode_has_in_no_form_is_named(tmp_path: Path) -> None:
-    episodes = [with_value(one, "notes", [1, "x"]) for one in random_episodes((3, 4))]
+    episodes = [with_value(one, "notes", [1, "x"]) for one in random_openx((3, 4))]
     for one in episodes:
         one["other"] = [None]
         one["steps"][1]["empty"] = one["steps"][0]["empty"] = one["steps"][2]["empty"] = None
     episodes[1]["steps"][3]["empty"] = None
-    folder = write_shards(tmp_path / "toy", [episodes])
+    folder = write_openx(tmp_path / "toy", [episodes])
     result = rbtool.convert(folder, tmp_path / "out", **TRUST)
     assert [one["key"] for one in result.dropped_keys] == ["other", "steps.empty", "steps.notes"]
 
@@ -242,7 +243,7 @@ def test_raw_bytes_arrays_and_texts_of_other_types(tmp_path: Path) -> None:
         }
         for at in range(3)
     ]  # fmt: skip
-    folder = write_shards(tmp_path / "toy", [[{"steps": steps, "episode_metadata": {"id": np.int64(7), "x": 1.5}}]])
+    folder = write_openx(tmp_path / "toy", [[{"steps": steps, "episode_metadata": {"id": np.int64(7), "x": 1.5}}]])
     result = rbtool.convert(folder, tmp_path / "out", rlds_last="step", final_step="repeat", **TRUST)
     with open_steps(result.path) as reader:
         columns = {field.name: reader.read(field.key, 0, 3) for field in reader.fields}
@@ -257,5 +258,5 @@ def test_raw_bytes_arrays_and_texts_of_other_types(tmp_path: Path) -> None:
 
 
 def test_a_single_shard_is_a_dataset(tmp_path: Path) -> None:
-    file = write_shard(tmp_path / "toy" / "toy_00004.tar", random_episodes((3, 4)))
+    file = write_openx_shard(tmp_path / "toy" / "toy_00004.tar", random_openx((3, 4)))
     assert rbtool.convert(file, tmp_path / "out", **TRUST).episodes == 2

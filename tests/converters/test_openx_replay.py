@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from forked_scripts import Interpreter
 from hub import Fault, Hub
-from openx_files import random_episodes, write_shards
+from processes import Interpreter
+from shard_files import random_openx, write_openx
 from tensordict import TensorDictBase
 
 import rbtool
@@ -38,12 +38,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("openx")
-    write_shards(found / "toy", list(parts()))
+    write_openx(found / "toy", list(parts()))
     return found
 
 
 def parts() -> Iterator[list[dict[str, Any]]]:
-    episodes = random_episodes([length for shard in LENGTHS for length in shard])
+    episodes = random_openx([length for shard in LENGTHS for length in shard])
     for shard in LENGTHS:
         yield [episodes.pop(0) for _ in shard]
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_in_a_folder_continues(root: Path, tmp_path: Path) -> None:
 def test_a_state_of_another_stream_is_refused(root: Path, tmp_path: Path) -> None:
     stream = streamed(root, 4, seed=1)
     stream.sample()
-    write_shards(tmp_path / "toy", [random_episodes((3, 4))])
+    write_openx(tmp_path / "toy", [random_openx((3, 4))])
     for other in (streamed(tmp_path, 4, seed=1), streamed(root, 4, seed=1, shuffle=False)):
         with pytest.raises(SchemaError, match="the state "):
             other.load_state_dict(stream.state_dict())
@@ -193,10 +193,10 @@ def test_a_stream_has_no_length_and_no_folder(root: Path) -> None:
 
 
 def test_an_episode_that_differs_is_named_or_left_out(tmp_path: Path) -> None:
-    episodes = random_episodes((3, 4, 5, 3, 4, 5))
+    episodes = random_openx((3, 4, 5, 3, 4, 5))
     for step in episodes[4]["steps"]:
         del step["language_embedding"]
-    write_shards(tmp_path / "toy", [episodes[:2], episodes[2:]])
+    write_openx(tmp_path / "toy", [episodes[:2], episodes[2:]])
     with pytest.raises(FormatError, match=r"toy_00004.data.pickle: language_embedding is not in all episodes"):
         list(streamed(tmp_path, None, shuffle=False))
     stream = streamed(tmp_path, None, shuffle=False, skip_bad=True)
@@ -206,7 +206,7 @@ def test_an_episode_that_differs_is_named_or_left_out(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_cut_shard_is_an_error_or_left_out(root: Path, tmp_path: Path) -> None:
-    write_shards(tmp_path / "toy", [random_episodes((3,), side=40) for _ in range(3)])
+    write_openx(tmp_path / "toy", [random_openx((3,), side=40) for _ in range(3)])
     last = tmp_path / "toy" / "toy_00002.tar"
     last.write_bytes(last.read_bytes()[:6000])
     with pytest.raises(CorruptDataError, match=r"toy_00002.tar is cut"):
@@ -221,8 +221,8 @@ def test_a_missing_or_cut_shard_is_an_error_or_left_out(root: Path, tmp_path: Pa
 
 
 def test_last_steps_are_the_same_in_all_shards(tmp_path: Path) -> None:
-    first = random_episodes((9,) * 12, filler=True)
-    write_shards(tmp_path / "toy", [first, random_episodes((3, 5), filler=True)])
+    first = random_openx((9,) * 12, filler=True)
+    write_openx(tmp_path / "toy", [first, random_openx((3, 5), filler=True)])
     stream = OpenXExperienceReplay("toy", 100, root=tmp_path, streaming=True, shuffle=False)
     assert sum(map(len, stream)) == 12 * 8 + 2 + 4
 
@@ -258,7 +258,7 @@ def interpreter() -> Interpreter:
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     folder = tmp_path / "hub" / "jxu124" / "OpenX-Embodiment"
-    write_shards(folder / "toy", list(parts()))
+    write_openx(folder / "toy", list(parts()))
     (folder / "OpenX-Embodiment.py").write_text("raise SystemExit('the loader script was run')")
     with Hub(tmp_path / "hub", lfs_threshold=1000) as served:
         yield served

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from archive_files import add
 from damage import POINTER
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openx_files import random_episode, random_episodes, write_shard, write_shards
+from shard_files import add_member, random_openx, random_openx_episode, write_openx, write_openx_shard
 
 import rbtool
 from rbtool.cli import app
@@ -28,7 +27,7 @@ LAST: dict[str, Any] = {"trust_pickle": True, "rlds_last": "step", "final_step":
 
 
 def four_shards(folder: Path) -> Path:
-    return write_shards(folder / "toy", [random_episodes((3, 4), side=32) for _ in range(4)])
+    return write_openx(folder / "toy", [random_openx((3, 4), side=32) for _ in range(4)])
 
 
 def cut(path: Path) -> None:
@@ -61,10 +60,10 @@ def test_a_shard_that_is_not_whole_is_named_and_skip_bad_goes_on(tmp_path: Path,
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_survey_by_several_threads_finds_the_same(tmp_path: Path, name: str) -> None:
     folder = four_shards(tmp_path)
-    other = random_episode(4, seed=9, side=32)
+    other = random_openx_episode(4, seed=9, side=32)
     other["steps"][2]["action"] = 3.0
-    sound = [random_episode(length, side=32) for length in (5, 2)]
-    write_shard(folder / "toy_00002.tar", [sound[0], b"\x80\x04no steps", other, {"steps": []}, sound[1]])
+    sound = [random_openx_episode(length, side=32) for length in (5, 2)]
+    write_openx_shard(folder / "toy_00002.tar", [sound[0], b"\x80\x04no steps", other, {"steps": []}, sound[1]])
     DAMAGE[name][0](folder / "toy_00001.tar")
     found = []
     for workers in (0, 3):
@@ -78,21 +77,21 @@ def test_a_survey_by_several_threads_finds_the_same(tmp_path: Path, name: str) -
 
 
 def test_many_missing_shards_are_counted(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "toy", [random_episodes((3,))])
+    folder = write_openx(tmp_path / "toy", [random_openx((3,))])
     (folder / "toy_00000.tar").rename(folder / "toy_00009.tar")
     with pytest.raises(CorruptDataError, match=r"9 shards are missing: toy_00000.tar, .* and 4 more"):
         rbtool.convert(folder, tmp_path / "out", **LAST)
 
 
 def test_empty_shards_and_episodes_without_steps_are_no_errors(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "toy", [[], [], [], [], [{"steps": []}, random_episode(3)], []])
+    folder = write_openx(tmp_path / "toy", [[], [], [], [], [{"steps": []}, random_openx_episode(3)], []])
     result = rbtool.convert(folder, tmp_path / "out", **LAST)
     assert (result.episodes, result.steps) == (1, 3)
     assert "1 episode without steps left out" in result.notes
 
 
 def test_a_dataset_without_steps_is_refused(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "toy", [[{"steps": []}]])
+    folder = write_openx(tmp_path / "toy", [[{"steps": []}]])
     with pytest.raises(FormatError, match="has no steps"):
         rbtool.convert(folder, tmp_path / "out", **LAST)
 
@@ -110,8 +109,8 @@ def test_hostile_members_refuse_the_archive(tmp_path: Path, name: str, header: d
     file = tmp_path / "toy" / "toy_00000.tar"
     file.parent.mkdir()
     with tarfile.open(file, "w") as archive:
-        add(archive, "toy_00000.data.pickle", pickle.dumps(random_episode(3)))
-        add(archive, name, b"", **header)
+        add_member(archive, "toy_00000.data.pickle", pickle.dumps(random_openx_episode(3)))
+        add_member(archive, name, b"", **header)
     for options in ({}, {"skip_bad": True}):
         with pytest.raises(FormatError, match=r"leads out of a folder|is a link|neither a file nor a folder"):
             rbtool.convert(file, tmp_path / "out", **LAST, **options)
@@ -130,7 +129,7 @@ class Bomb:
 
 def test_a_pickle_that_runs_something_is_refused(tmp_path: Path) -> None:
     bad = pickle.dumps({"steps": [{"action": Bomb(tmp_path / "ran")}]})
-    folder = write_shards(tmp_path / "toy", [[random_episode(3), bad]])
+    folder = write_openx(tmp_path / "toy", [[random_openx_episode(3), bad]])
     with pytest.raises(FormatError, match="is a pickle of more than data"):
         rbtool.convert(folder, tmp_path / "out", **LAST)
     assert rbtool.convert(folder, tmp_path / "out", skip_bad=True, **LAST).episodes == 1
@@ -141,7 +140,9 @@ def test_a_pickle_that_unfolds_to_much_memory_is_refused(tmp_path: Path) -> None
     values: list[Any] = [0.5] * 1000
     for _ in range(6):
         values = [values] * 1000
-    folder = write_shards(tmp_path / "toy", [[random_episode(3), {"steps": [{"action": values, "is_first": True}]}]])
+    folder = write_openx(
+        tmp_path / "toy", [[random_openx_episode(3), {"steps": [{"action": values, "is_first": True}]}]]
+    )
     with pytest.raises(FormatError, match=r"toy_00001.data.pickle: .* is not in all episodes"):
         rbtool.convert(folder, tmp_path / "out", **LAST)
 
@@ -150,7 +151,7 @@ def test_other_files_in_archives_and_folders_are_counted_or_left(tmp_path: Path)
     folder = four_shards(tmp_path)
     (folder / "README.md").write_text("x")
     with tarfile.open(folder / "toy_00003.tar", "a") as archive:
-        add(archive, "toy_00099.json", b"{}")
+        add_member(archive, "toy_00099.json", b"{}")
     result = rbtool.convert(folder, tmp_path / "out", **LAST)
     assert result.episodes == 8
     assert "1 file in the archives that are no episodes" in result.notes
@@ -177,7 +178,7 @@ def test_shards_of_two_datasets_or_two_of_one_number_are_refused(tmp_path: Path)
     ],
 )
 def test_exit_codes(line: str, code: int, said: str, tmp_path: Path, capsys: Any) -> None:
-    file = write_shard(tmp_path / "toy" / "toy_00000.tar", random_episodes((3, 4)))
+    file = write_openx_shard(tmp_path / "toy" / "toy_00000.tar", random_openx((3, 4)))
     words = [{"{}": str(file), "OUT": str(tmp_path / "out")}.get(word, word) for word in line.split()]
     assert app._run(words) == code
     assert said in capsys.readouterr().err

@@ -8,21 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from asking import ask, ask_one, failed
-from download_machine import Machine
+from commands import ask, ask_one, failed
 from hub import Hub, fault_table
-from openx_files import assert_equal_rows, random_episodes, write_shards
+from machine import Machine
+from shard_files import assert_equal_rows, random_openx, write_openx
 from streaming import in_process
 
 REPOSITORY = Path("jxu124") / "OpenX-Embodiment"
-EPISODES = random_episodes((5, 3, 4), side=16)
+EPISODES = random_openx((5, 3, 4), side=16)
 
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     root = tmp_path / "hub"
-    write_shards(root / REPOSITORY / "toy", [EPISODES[:2], EPISODES[2:]])
-    write_shards(root / REPOSITORY / "toy_two", [random_episodes((2,))])
+    write_openx(root / REPOSITORY / "toy", [EPISODES[:2], EPISODES[2:]])
+    write_openx(root / REPOSITORY / "toy_two", [random_openx((2,))])
     (root / REPOSITORY / "OpenX-Embodiment.py").write_text("raise SystemExit('the loader script was run')")
     (root / REPOSITORY / "README.md").write_text("hello")
     with Hub(root, lfs_threshold=1000, page_size=4) as served:

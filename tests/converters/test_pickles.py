@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mutations import processor_seconds
+from damage import processor_seconds
 
 from rbtool.converters.files import pickle_worker
 from rbtool.converters.files.pickles import PickledArray, PickledBytes, PickledList, PickledObject, PickleReader

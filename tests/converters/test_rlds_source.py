@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import ask, ask_one, failed
-from gcs import Fault, Gcs
+from commands import ask, ask_one, failed
+from loopback import Fault, Gcs
 from rlds_files import PLAIN, random_episode, record, write_dataset
 
 import rbtool

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from rllib_files import Row, as_batch, packed, rows_of_episode, without, write_lines, write_parquet
+from demonstration_files import Row, as_batch, packed, rows_of_episode, without, write_lines, write_parquet
 
 import rbtool
 from rbtool.converters.rllib.reader import RllibReader

@@ -17,9 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from rllib_files import (
+from demonstration_files import (
     Row,
     as_batch,
     entries,
@@ -36,6 +34,8 @@ from rllib_files import (
     write_lines,
     write_parquet,
 )
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import rbtool
 from rbtool.converters.rllib.reader import RllibReader

@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from group_files import Demo, after_final_step, plain_episodes, robomimic_demo, write_demos, write_groups
+from demonstration_files import Demo, after_final_step, plain_episodes, robomimic_demo, write_demos, write_groups
 
 import rbtool
 from rbtool.converters.robomimic.reader import RobomimicReader

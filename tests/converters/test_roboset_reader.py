@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from group_files import Demo, after_final_step, plain_episodes, roboset_trial, write_groups, write_trials
+from demonstration_files import Demo, after_final_step, plain_episodes, roboset_trial, write_groups, write_trials
 
 import rbtool
 from rbtool.converters.roboset.reader import RobosetReader

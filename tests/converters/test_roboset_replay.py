@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from download_machine import Machine
-from forked_scripts import Interpreter
-from group_files import after_final_step, plain_episodes
+from demonstration_files import DOOR, ROBOSET_IDS, after_final_step, lay_out_folders, plain_episodes
 from hub import Hub
-from hub_folders import DOOR, ROBOSET_IDS, lay_out_folders
+from machine import Machine
+from processes import Interpreter
 
 from rbtool import RobosetExperienceReplay
 from rbtool.core.errors import UsageError

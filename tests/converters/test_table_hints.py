@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from d4rl_files import flat, random_episodes
-from table_files import WRITERS, named, write_csv, write_h5, write_npz
+from table_files import WRITERS, flat, named, random_episodes, write_csv, write_h5, write_npz
 
 import rbtool
 from rbtool.converters.table import reader

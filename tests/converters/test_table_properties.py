@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from d4rl_files import after_final_step, flat, plain_rows, random_episodes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from table_files import WRITERS, column_map, named
+from table_files import WRITERS, after_final_step, column_map, flat, named, plain_rows, random_episodes
 
 from rbtool.converters.table.reader import TableReader
 from rbtool.core.ted.schema import REWARD

@@ -10,8 +10,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from d4rl_files import after_final_step, flat, plain_rows, random_episodes
-from table_files import BINARY, WRITERS, column_map, named, write_csv, write_h5, write_parquet
+from table_files import (
+    BINARY,
+    WRITERS,
+    after_final_step,
+    column_map,
+    flat,
+    named,
+    plain_rows,
+    random_episodes,
+    write_csv,
+    write_h5,
+    write_parquet,
+)
 
 import rbtool
 from rbtool.converters.table.reader import TableReader

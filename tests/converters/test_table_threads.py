@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from d4rl_files import flat, random_episodes
-from table_files import column_map, named, write_csv, write_h5, write_npz, write_parquet
+from table_files import column_map, flat, named, random_episodes, write_csv, write_h5, write_npz, write_parquet
 
 import rbtool
 from rbtool.core.errors import FormatError

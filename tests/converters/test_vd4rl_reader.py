@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from vd4rl_files import plain_rows, random_episodes, rows_of_shards, write_files, write_shards
+from shard_files import plain_vd4rl, random_vd4rl, rows_of_shards, write_vd4rl, write_vd4rl_shards
 
 import rbtool
 from rbtool.converters.vd4rl.reader import Vd4rlReader
@@ -39,7 +39,7 @@ class _Contract(ReaderTests):
         self.folder = self.write(tmp_path_factory.mktemp("vd4rl"))
 
     def write(self, folder: Path) -> Path:
-        return write_files(folder, random_episodes(LENGTHS, terminal=TERMINAL))
+        return write_vd4rl(folder, random_vd4rl(LENGTHS, terminal=TERMINAL))
 
     def reader(self) -> type[Reader]:
         return Vd4rlReader
@@ -59,8 +59,8 @@ class TestReaderOfShards(_Contract):
     """HDF5 shards cut inside episodes."""
 
     def write(self, folder: Path) -> Path:
-        rows = rows_of_shards(random_episodes(LENGTHS, terminal=TERMINAL, channel_first=True))
-        return write_shards(folder, rows, (3, 9, 15), compression="gzip", chunks=True)
+        rows = rows_of_shards(random_vd4rl(LENGTHS, terminal=TERMINAL, channel_first=True))
+        return write_vd4rl_shards(folder, rows, (3, 9, 15), compression="gzip", chunks=True)
 
 
 def columns_of(path: Path) -> tuple[dict[str, Any], TedReader]:
@@ -94,7 +94,7 @@ def episodes_of(folder: Path) -> list[dict[str, np.ndarray]]:
 
 def test_the_rows_of_the_files_are_those_of_a_plain_reading(tmp_path: Path) -> None:
     result = rbtool.convert(DATA / "vd4rl" / "64px", tmp_path / "out")
-    assert_equal_rows(result.path, plain_rows(episodes_of(DATA / "vd4rl" / "64px")))
+    assert_equal_rows(result.path, plain_vd4rl(episodes_of(DATA / "vd4rl" / "64px")))
     assert (result.steps, result.boundary["terminated"], result.boundary["truncated"]) == (20, 1, 1)
     assert result.renamed_keys == {"image": "pixels", "height": "state.height"}
     assert result.notes[0] == "the action, reward and discount of a step are those of the row after it"
@@ -112,7 +112,7 @@ def test_the_rows_of_the_shards_are_those_of_a_plain_reading(tmp_path: Path) -> 
         for a, b in zip(starts, [*starts[1:], len(rows["reward"])], strict=True)
     ]
     result = rbtool.convert(DATA / "vd4rl" / "84px", tmp_path / "out")
-    assert_equal_rows(result.path, plain_rows(episodes))
+    assert_equal_rows(result.path, plain_vd4rl(episodes))
     assert (result.episodes, result.boundary["truncated"]) == (4, 4)
 
 
@@ -122,13 +122,13 @@ EPISODES = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(chosen=EPISODES, packed=st.booleans(), piece=st.sampled_from([1, 500, 1 << 20]), seed=st.integers(0, 9))
 def test_random_files_come_back(chosen: list[tuple[int, bool]], packed: bool, piece: int, seed: int) -> None:
-    episodes = random_episodes(
+    episodes = random_vd4rl(
         [length for length, _ in chosen], terminal=[ends for _, ends in chosen], seed=seed
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as made:
-        folder = write_files(Path(made) / "in", episodes, packed=packed)
-        assert_equal_rows(rbtool.convert(folder, Path(made) / "out").path, plain_rows(episodes))
-        assert_pieces(folder, piece, plain_rows(episodes))
+        folder = write_vd4rl(Path(made) / "in", episodes, packed=packed)
+        assert_equal_rows(rbtool.convert(folder, Path(made) / "out").path, plain_vd4rl(episodes))
+        assert_pieces(folder, piece, plain_vd4rl(episodes))
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
@@ -139,15 +139,15 @@ def test_random_files_come_back(chosen: list[tuple[int, bool]], packed: bool, pi
 def test_shards_cut_anywhere_come_back(
     chosen: list[tuple[int, bool]], cuts: list[int], packed: bool, piece: int, seed: int
 ) -> None:
-    episodes = random_episodes(
+    episodes = random_vd4rl(
         [length for length, _ in chosen], terminal=[ends for _, ends in chosen], seed=seed, channel_first=True
     )
     rows = rows_of_shards(episodes)
-    expected = plain_rows([{k: v for k, v in one.items() if k not in ("height", "orientations")} for one in episodes])
+    expected = plain_vd4rl([{k: v for k, v in one.items() if k not in ("height", "orientations")} for one in episodes])
     stops = sorted(min(cut, len(rows["reward"])) for cut in cuts)
     options: dict[str, Any] = {"compression": "gzip", "chunks": True} if packed else {}
     with tempfile.TemporaryDirectory() as made:
-        folder = write_shards(Path(made) / "in", rows, stops, **options)
+        folder = write_vd4rl_shards(Path(made) / "in", rows, stops, **options)
         assert_equal_rows(rbtool.convert(folder, Path(made) / "out").path, expected)
         assert_pieces(folder, piece, expected)
 
@@ -164,9 +164,9 @@ def assert_pieces(folder: Path, size: int, expected: list[dict[str, Any]]) -> No
 
 
 def test_shards_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    episodes = random_episodes([2] * 12, channel_first=True)
+    episodes = random_vd4rl([2] * 12, channel_first=True)
     rows = rows_of_shards(episodes)
-    folder = write_shards(tmp_path / "in", rows, list(range(3, 36, 3)), name="walker_walk_84px_shard{}.hdf5")
+    folder = write_vd4rl_shards(tmp_path / "in", rows, list(range(3, 36, 3)), name="walker_walk_84px_shard{}.hdf5")
     found, reader = columns_of(rbtool.convert(folder, tmp_path / "out").path)
     expected = np.concatenate([arrays["action"][1:] for arrays in episodes])
     assert found["action"].tobytes() == expected.tobytes()
@@ -174,8 +174,8 @@ def test_shards_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 
 def test_a_missing_shard_is_named_and_nothing_is_joined_over_it(tmp_path: Path) -> None:
-    rows = rows_of_shards(random_episodes((8, 8, 8), channel_first=True))
-    folder = write_shards(tmp_path / "in", rows, (5, 14, 20))
+    rows = rows_of_shards(random_vd4rl((8, 8, 8), channel_first=True))
+    folder = write_vd4rl_shards(tmp_path / "in", rows, (5, 14, 20))
     (folder / "1.hdf5").unlink()
     result = rbtool.convert(folder, tmp_path / "out")
     assert "shards 1 are missing: the rows around them are not joined" in result.notes
@@ -190,41 +190,41 @@ def test_a_missing_shard_is_named_and_nothing_is_joined_over_it(tmp_path: Path) 
 
 @pytest.mark.parametrize("names", [("0.hdf5", "b.hdf5"), ("a1.hdf5", "b01.hdf5")])
 def test_shards_without_an_order_are_refused(tmp_path: Path, names: tuple[str, str]) -> None:
-    rows = rows_of_shards(random_episodes((4,), channel_first=True))
+    rows = rows_of_shards(random_vd4rl((4,), channel_first=True))
     for name in names:
-        write_shards(tmp_path / "in", rows, name=name)
+        write_vd4rl_shards(tmp_path / "in", rows, name=name)
     with pytest.raises(FormatError, match=r"no number in its name|have the same number"):
         rbtool.convert(tmp_path / "in", tmp_path / "out")
 
 
 def test_old_files_without_flags(tmp_path: Path) -> None:
     """Without is_terminal, a discount of 0 is a termination; without is_last, the end of the file is the end."""
-    episodes = random_episodes((3, 4), terminal=(True, False))
+    episodes = random_vd4rl((3, 4), terminal=(True, False))
     for arrays in episodes:
         del arrays["is_terminal"]
-    plain = plain_rows(episodes)
-    assert_equal_rows(rbtool.convert(write_files(tmp_path / "a", episodes), tmp_path / "out").path, plain)
+    plain = plain_vd4rl(episodes)
+    assert_equal_rows(rbtool.convert(write_vd4rl(tmp_path / "a", episodes), tmp_path / "out").path, plain)
     for arrays in episodes:
         del arrays["is_first"], arrays["is_last"]
-    result = rbtool.convert(write_files(tmp_path / "b", episodes), tmp_path / "older")
+    result = rbtool.convert(write_vd4rl(tmp_path / "b", episodes), tmp_path / "older")
     assert_equal_rows(result.path, plain)
     assert (result.boundary["terminated"], result.boundary["end_of_file"]) == (1, 1)
     assert any("episode 1 ends without a flag" in note for note in result.notes)
 
 
 def test_what_is_terminal_states_terminations_also_where_the_discount_is_0(tmp_path: Path) -> None:
-    episodes = random_episodes((3,))
+    episodes = random_vd4rl((3,))
     episodes[0]["discount"][-1] = 0
-    with TedReader(rbtool.convert(write_files(tmp_path / "a", episodes), tmp_path / "out").path) as reader:
+    with TedReader(rbtool.convert(write_vd4rl(tmp_path / "a", episodes), tmp_path / "out").path) as reader:
         assert reader.episodes.end_reason.tolist() == [EndReason.TRUNCATED]
 
 
 def test_a_first_row_with_an_action_is_reported(tmp_path: Path) -> None:
-    episodes = random_episodes((3, 4))
+    episodes = random_vd4rl((3, 4))
     episodes[1]["action"][0] = 1
     for folder in (
-        write_files(tmp_path / "files", episodes),
-        write_shards(tmp_path / "shards", rows_of_shards(episodes)),
+        write_vd4rl(tmp_path / "files", episodes),
+        write_vd4rl_shards(tmp_path / "shards", rows_of_shards(episodes)),
     ):
         notes = rbtool.convert(folder, tmp_path / f"{folder.name}-out").notes
         assert any("the first row of 1 episode has an action that is not 0" in note for note in notes)
@@ -253,9 +253,9 @@ def broken(name: str, value: Any) -> Any:
     ],
 )
 def test_a_bad_file_is_refused_by_name_and_left_out_with_skip_bad(tmp_path: Path, change: Any, sentence: str) -> None:
-    episodes = random_episodes((4, 5, 3))
+    episodes = random_vd4rl((4, 5, 3))
     change(episodes[1])
-    folder = write_files(tmp_path / "in", episodes)
+    folder = write_vd4rl(tmp_path / "in", episodes)
     with pytest.raises(FormatError, match=sentence) as caught:
         rbtool.convert(folder, tmp_path / "out")
     assert "--skip-bad" in caught.value.hint
@@ -266,8 +266,8 @@ def test_a_bad_file_is_refused_by_name_and_left_out_with_skip_bad(tmp_path: Path
 
 
 def test_a_file_with_a_single_row_has_no_steps(tmp_path: Path) -> None:
-    episodes = random_episodes((4, 0, 3))
-    result = rbtool.convert(write_files(tmp_path / "in", episodes), tmp_path / "out")
+    episodes = random_vd4rl((4, 0, 3))
+    result = rbtool.convert(write_vd4rl(tmp_path / "in", episodes), tmp_path / "out")
     assert (result.episodes, result.steps) == (2, 7)
     assert "episode 1 is left out: one row, which is no step" in result.notes
     with TedReader(result.path) as reader:
@@ -275,16 +275,16 @@ def test_a_file_with_a_single_row_has_no_steps(tmp_path: Path) -> None:
 
 
 def test_arrays_that_are_no_rows_are_named(tmp_path: Path) -> None:
-    episodes = random_episodes((4,))
+    episodes = random_vd4rl((4,))
     episodes[0] |= {"one": np.float32(1), "short": np.arange(3), "names": np.array(["a"] * 5)}
-    result = rbtool.convert(write_files(tmp_path / "in", episodes), tmp_path / "out")
+    result = rbtool.convert(write_vd4rl(tmp_path / "in", episodes), tmp_path / "out")
     assert {entry["key"] for entry in result.dropped_keys} == {"one", "short", "names"}
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
 def test_cut_files_are_named(tmp_path: Path, share: float) -> None:
-    files = write_files(tmp_path / "files", random_episodes((4, 40, 3)))
-    shards = write_shards(tmp_path / "shards", rows_of_shards(random_episodes((40, 40))), (20, 50))
+    files = write_vd4rl(tmp_path / "files", random_vd4rl((4, 40, 3)))
+    shards = write_vd4rl_shards(tmp_path / "shards", rows_of_shards(random_vd4rl((40, 40))), (20, 50))
     for folder in (files, shards):
         file = sorted(folder.iterdir())[1]
         file.write_bytes(file.read_bytes()[: int(file.stat().st_size * share)])
@@ -319,10 +319,10 @@ print(rbtool.convert(sys.argv[1], sys.argv[2]).steps)
 @pytest.mark.parametrize("kind", ["files", "shards"])
 def test_two_gigabytes_convert_under_300_megabytes(kind: str, tmp_path: Path) -> None:
     rows, folder = 501, tmp_path / "in"
-    one = random_episodes((rows - 1,))[0]
+    one = random_vd4rl((rows - 1,))[0]
     if kind == "files":  # 350 episodes of 6 MB
         one["image"] = np.broadcast_to(np.arange(rows, dtype=np.uint8)[:, None, None, None], (rows, 64, 64, 3))
-        write_files(folder, [one])
+        write_vd4rl(folder, [one])
         first = next(folder.iterdir())
         for number in range(1, 350):
             shutil.copy(first, folder / first.name.replace("T000000", f"T{number:06d}"))
@@ -352,7 +352,7 @@ def test_two_gigabytes_convert_under_300_megabytes(kind: str, tmp_path: Path) ->
 
 
 def test_files_with_the_same_contents_are_named(tmp_path: Path) -> None:
-    folder = write_files(tmp_path / "a", random_episodes([4, 4, 4]), packed=False)
+    folder = write_vd4rl(tmp_path / "a", random_vd4rl([4, 4, 4]), packed=False)
     files = sorted(folder.iterdir())
     with Vd4rlReader(folder) as reader:
         assert not any("same contents" in note for note in reader.facts().notes)

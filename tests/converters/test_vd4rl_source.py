@@ -10,26 +10,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from asking import ask, ask_one, failed
-from download_machine import Machine
-from forked_scripts import Interpreter
+from commands import ask, ask_one, failed
 from hub import ALWAYS, Fault, Hub, fault_table
-from vd4rl_files import plain_rows, random_episodes, rows_of_shards, write_files, write_shards
+from machine import Machine
+from processes import Interpreter
+from shard_files import plain_vd4rl, random_vd4rl, rows_of_shards, write_vd4rl, write_vd4rl_shards
 
 from rbtool.core.format.memmap.reader import TedReader
 
 REPOSITORY = Path("conglu") / "vd4rl" / "vd4rl"
 FILES, SHARDS = "main/walker_walk/random/64px", "main/walker_walk/random/84px"
 TRAP = "distracting/main/walker_walk/random/64px"  # its path contains another id
-EPISODES = random_episodes((5, 3, 4), terminal=(False, True, False))
+EPISODES = random_vd4rl((5, 3, 4), terminal=(False, True, False))
 
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     root = tmp_path / "hub"
-    write_files(root / REPOSITORY / FILES, EPISODES)
-    write_files(root / REPOSITORY / TRAP, random_episodes((2,), seed=9))
-    write_shards(root / REPOSITORY / SHARDS, rows_of_shards(random_episodes((9, 9), channel_first=True)), (4, 14))
+    write_vd4rl(root / REPOSITORY / FILES, EPISODES)
+    write_vd4rl(root / REPOSITORY / TRAP, random_vd4rl((2,), seed=9))
+    write_vd4rl_shards(root / REPOSITORY / SHARDS, rows_of_shards(random_vd4rl((9, 9), channel_first=True)), (4, 14))
     (root / "conglu" / "vd4rl" / "README.md").write_text("hello")
     with Hub(root, lfs_threshold=1000, page_size=4) as served:
         yield served
@@ -56,7 +56,7 @@ def test_a_folder_is_downloaded_converted_and_named_by_its_id(machine: Machine) 
     assert not any("calls itself" in note or "unverified" in note for note in document["notes"])
     with TedReader(machine.store / "vd4rl" / FILES) as reader:
         found = reader.read(("next", "pixels"), 0, 12)
-    assert found.tobytes() == b"".join(row["next.pixels"].tobytes() for row in plain_rows(EPISODES))
+    assert found.tobytes() == b"".join(row["next.pixels"].tobytes() for row in plain_vd4rl(EPISODES))
     machine.hub.forget()
     assert machine.json("download", "vd4rl", FILES)["already_there"]
     assert machine.hub.paths("") == []
@@ -92,9 +92,9 @@ def test_the_fault_table(case: str, machine: Machine) -> None:
 
 
 def test_the_sound_files_of_a_folder_are_taken_with_skip_bad(tmp_path: Path) -> None:
-    episodes = random_episodes((5, 3, 4))
+    episodes = random_vd4rl((5, 3, 4))
     episodes[1].pop("image")
-    write_files(tmp_path / "hub" / REPOSITORY / FILES, episodes)
+    write_vd4rl(tmp_path / "hub" / REPOSITORY / FILES, episodes)
     with Hub(tmp_path / "hub", lfs_threshold=1000, page_size=4) as hub:
         machine = Machine(hub, tmp_path)
         done = machine.run("download", "vd4rl", FILES)
@@ -141,7 +141,7 @@ def test_the_documented_class(machine: Machine) -> None:
     finally:
         running.close()
     assert ran.returncode == 0, ran.stderr
-    found, rows = json.loads(ran.stdout), plain_rows(EPISODES)
+    found, rows = json.loads(ran.stdout), plain_vd4rl(EPISODES)
     assert (found["len"], found["stored"], found["mask"]) == (12, 12, 12)
     assert found["pixels"] == ["torch.float32", 4, 3, 6, 5, True]
     assert found["next"] == [4, 3, 6, 5]
@@ -164,4 +164,4 @@ def test_a_copy_of_the_folder_gives_the_same_rows(machine: Machine, tmp_path: Pa
     document = machine.json("convert", str(tmp_path / "copy"), str(tmp_path / "same"))
     first = machine.json("inspect", f"vd4rl:{FILES}")
     assert document["content_digest"] == first["content_digest"]
-    assert np.isclose(first["returns"]["mean"] * 3, sum(float(row["next.reward"]) for row in plain_rows(EPISODES)))
+    assert np.isclose(first["returns"]["mean"] * 3, sum(float(row["next.reward"]) for row in plain_vd4rl(EPISODES)))

@@ -22,10 +22,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "standins"))
 
-from hub_uploads import WRITER, UploadHub
+from hub import WRITER, UploadHub
+from machine import files_of
 from streaming import batches_of
 from strikes import forked, kill
-from upload_machine import files_of
 
 import rbtool
 from rbtool.core.remote.shards import SHARD_DIGESTS

@@ -323,10 +323,10 @@ def _strike_everywhere(options: argparse.Namespace) -> dict[str, int]:
 @contextlib.contextmanager
 def _hub(work: Path) -> Iterator[None]:
     """Serve the Minari dataset as its hub would."""
-    hub, minari_hub = importlib.import_module("hub"), importlib.import_module("minari_hub")
+    hub = importlib.import_module("hub")
     with tempfile.TemporaryDirectory() as place:
         shutil.copytree(work / "source", Path(place) / "minari" / DOWNLOADED)
-        with hub.Hub(minari_hub.lay_out_hub(Path(place) / "minari", Path(place) / "hub")) as server:
+        with hub.Hub(hub.lay_out_hub(Path(place) / "minari", Path(place) / "hub")) as server:
             os.environ.update(server.environment(Path(place) / "hf"))
             yield
 

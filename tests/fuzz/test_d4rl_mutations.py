@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from mutations import LONGEST, mutated, processor_seconds
+from damage import LONGEST, mutated, processor_seconds
 
 from rbtool.converters.d4rl.reader import D4rlReader
 from rbtool.core.errors import RbtoolError

@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 
 import pytest
-from mutations import LONGEST, mutated, processor_seconds
+from damage import LONGEST, mutated, processor_seconds
 
 from rbtool.converters.robomimic.reader import RobomimicReader
 from rbtool.converters.roboset.reader import RobosetReader

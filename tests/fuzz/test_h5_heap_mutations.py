@@ -17,8 +17,8 @@ import h5py
 import numpy as np
 import psutil
 import pytest
-from group_files import robomimic_demo, roboset_trial
-from mutations import LONGEST
+from damage import LONGEST
+from demonstration_files import robomimic_demo, roboset_trial
 from waiting import HANG
 
 from rbtool.converters.d3rlpy.reader import D3rlpyReader

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from damage import strike_in_folder
 from lerobot_files import random_takes, write_dataset
-from mutations import strike_in_folder
 
 from rbtool.converters.lerobot.reader import LerobotReader
 

@@ -12,15 +12,12 @@ from typing import Any
 
 import pytest
 import typer.main
-from atari_files import random_rows, write_run
-from d4rl_files import flat, random_episodes
-from dgrl_files import random_episodes as random_archive
-from dgrl_files import write_archive
-from openx_files import random_episodes as random_robot_episodes
-from openx_files import write_shards
 from rlds_files import METADATA, RICH, record, write_dataset
 from rlds_files import random_episode as random_steps
-from table_files import WRITERS, named
+from shard_files import random_dgrl as random_archive
+from shard_files import random_openx as random_robot_episodes
+from shard_files import random_rows, write_dgrl, write_openx, write_run
+from table_files import WRITERS, flat, named, random_episodes
 
 import rbtool
 from rbtool.cli import app
@@ -75,8 +72,8 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shutil.copytree(DATA.parent / "ogbench", folder / "ogbench", ignore=shutil.ignore_patterns("*.md"))
     shutil.copytree(DATA.parent / "vd4rl" / "64px", folder / "vd4rl")
     write_run(folder / "atari", random_rows((5, 3), tail=4), (4,))
-    write_archive(folder / "gen_dgrl", random_archive((3, 2)))
-    write_shards(folder / "openx", [random_robot_episodes((3, 2)), random_robot_episodes((2,))])
+    write_dgrl(folder / "gen_dgrl", random_archive((3, 2)))
+    write_openx(folder / "openx", [random_robot_episodes((3, 2)), random_robot_episodes((2,))])
     records = [record(RICH, random_steps(length, RICH), METADATA) for length in (4, 3)]
     write_dataset(folder / "rlds", {"train": [records]}, RICH, METADATA)
     for kind, name in SMALL.items():

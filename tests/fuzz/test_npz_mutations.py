@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mutations import LONGEST, mutated, processor_seconds
-from vd4rl_files import random_episodes, rows_of_shards, write_files, write_shards
+from damage import LONGEST, mutated, processor_seconds
+from shard_files import random_vd4rl, rows_of_shards, write_vd4rl, write_vd4rl_shards
 
 from rbtool.converters.ogbench.reader import OgbenchReader
 from rbtool.converters.vd4rl.reader import Vd4rlReader
@@ -27,10 +27,10 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with np.load(folder / "ogbench" / "hoppermaze-medium-navigate-v0.npz") as file:
         (folder / "ogbench-stored").mkdir()
         np.savez(folder / "ogbench-stored" / "a-v0.npz", **file)
-    episodes = random_episodes((5, 9, 4), terminal=(False, True, False))
-    write_files(folder / "vd4rl-files", episodes)
-    write_files(folder / "vd4rl-stored", episodes, packed=False)
-    write_shards(folder / "vd4rl-shards", rows_of_shards(episodes), (4, 14), compression="gzip", chunks=True)
+    episodes = random_vd4rl((5, 9, 4), terminal=(False, True, False))
+    write_vd4rl(folder / "vd4rl-files", episodes)
+    write_vd4rl(folder / "vd4rl-stored", episodes, packed=False)
+    write_vd4rl_shards(folder / "vd4rl-shards", rows_of_shards(episodes), (4, 14), compression="gzip", chunks=True)
     return {path.name: path for path in folder.iterdir()}
 
 

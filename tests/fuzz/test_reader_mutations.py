@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import strike
 from demonstration_files import imitation_table, random_episodes, write_parquet_folder
-from mutations import strike
 
 from rbtool.converters.d3rlpy.reader import D3rlpyReader
 from rbtool.converters.dapg.reader import DapgReader

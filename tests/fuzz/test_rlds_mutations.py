@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from mutations import LONGEST, mutated, processor_seconds
+from damage import LONGEST, mutated, processor_seconds
 from rlds_files import METADATA, RICH, random_episode, record, write_dataset, write_shard
 
 from rbtool.converters.rlds.reader import RldsReader

@@ -14,12 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import atari_files
-import dgrl_files
-import openx_files
 import pytest
-from archive_files import add
-from mutations import mutated, strike_in_folder
+import shard_files
+from damage import mutated, strike_in_folder
 
 from rbtool.converters.atari.reader import AtariReader
 from rbtool.converters.gen_dgrl.reader import GenDgrlReader
@@ -29,17 +26,18 @@ from rbtool.core.format.converter import Reader
 BATCHES = 5
 SHARDS = ["robots_00000.tar", "robots_00001.tar"]
 ARRAYS = [
-    f"replay_logs/{atari_files.file_name(name, 0)}" for name in (*atari_files.NAMES, "add_count", "invalid_range")
+    f"replay_logs/{shard_files.atari_name(name, 0)}"
+    for name in (*shard_files.ATARI_NAMES, "add_count", "invalid_range")
 ]
 
 
 def openx(folder: Path) -> Path:
-    shards = [openx_files.random_episodes((3, 2)), openx_files.random_episodes((2,), kind="JPEG")]
-    return openx_files.write_shards(folder / "robots", shards)
+    shards = [shard_files.random_openx((3, 2)), shard_files.random_openx((2,), kind="JPEG")]
+    return shard_files.write_openx(folder / "robots", shards)
 
 
 def gen_dgrl(folder: Path, suffix: str = ".tar") -> Path:
-    return dgrl_files.write_archive(folder / "dgrl" / f"bigfish{suffix}", dgrl_files.random_episodes((3, 2, 4))).parent
+    return shard_files.write_dgrl(folder / "dgrl" / f"bigfish{suffix}", shard_files.random_dgrl((3, 2, 4))).parent
 
 
 def gen_dgrl_xz(folder: Path) -> Path:
@@ -47,15 +45,15 @@ def gen_dgrl_xz(folder: Path) -> Path:
 
 
 def gen_dgrl_folder(folder: Path) -> Path:
-    return dgrl_files.write_folder(folder / "unpacked", dgrl_files.random_episodes((3, 2, 4)))
+    return shard_files.write_dgrl_folder(folder / "unpacked", shard_files.random_dgrl((3, 2, 4)))
 
 
 def atari(folder: Path) -> Path:
-    return atari_files.write_run(folder / "Pong" / "1", atari_files.random_rows((5, 7, 4), tail=3), [8])
+    return shard_files.write_run(folder / "Pong" / "1", shard_files.random_rows((5, 7, 4), tail=3), [8])
 
 
 def atari_rings(folder: Path) -> Path:
-    return atari_files.write_rings(folder / "Pong" / "1", atari_files.random_rows((9, 4, 17), tail=14, blanks=3), 10)
+    return shard_files.write_rings(folder / "Pong" / "1", shard_files.random_rows((9, 4, 17), tail=14, blanks=3), 10)
 
 
 def in_archive(data: bytes, chance: random.Random) -> bytes:
@@ -66,7 +64,7 @@ def in_archive(data: bytes, chance: random.Random) -> bytes:
         struck = chance.randrange(len(members))
         for number, member in enumerate(members):
             content = source.extractfile(member).read()  # type: ignore[union-attr]
-            add(target, member.name, mutated(content, chance) if number == struck else content)
+            shard_files.add_member(target, member.name, mutated(content, chance) if number == struck else content)
     return held.getvalue()
 
 
@@ -91,7 +89,7 @@ CASES = {
     "gen_dgrl": Case(GenDgrlReader, gen_dgrl, ["bigfish.tar"], mutated, 2_500),
     "gen_dgrl xz": Case(GenDgrlReader, gen_dgrl_xz, ["bigfish.tar.xz"], mutated, 2_000),
     "gen_dgrl pickles": Case(GenDgrlReader, gen_dgrl, ["bigfish.tar"], in_archive, 4_500),
-    "gen_dgrl folder": Case(GenDgrlReader, gen_dgrl_folder, [dgrl_files.name_of(0, 3)], mutated, 1_000),
+    "gen_dgrl folder": Case(GenDgrlReader, gen_dgrl_folder, [shard_files.name_of(0, 3)], mutated, 1_000),
     "atari": Case(AtariReader, atari, ARRAYS, mutated, 2_000),
     "atari rings": Case(AtariReader, atari_rings, ARRAYS, mutated, 2_000),
     "atari arrays": Case(AtariReader, atari, ARRAYS, in_gzip, 6_000),

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from d4rl_files import flat, random_episodes
-from mutations import LONGEST, mutated, processor_seconds
-from openml_api import tables
-from table_files import WRITERS, column_map, named
+from damage import LONGEST, mutated, processor_seconds
+from table_files import WRITERS, column_map, flat, named, random_episodes, tables
 
 from rbtool.converters.openml.arff import ArffFile
 from rbtool.converters.table.proposal import overview

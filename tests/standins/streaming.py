@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from forked_commands import folder_of_commands
+from commands import folder_of_commands
 from waiting import HANG
 
 import rbtool

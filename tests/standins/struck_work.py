@@ -3,11 +3,9 @@
 import shutil
 from pathlib import Path
 
-from atari_files import random_rows, write_run
-from dgrl_files import random_episodes, write_archive
-from openx_files import random_episodes as random_robot_episodes
-from openx_files import write_shards
 from rlds_files import PLAIN, random_episode, record, write_dataset
+from shard_files import random_dgrl, random_rows, write_dgrl, write_openx, write_run
+from shard_files import random_openx as random_robot_episodes
 
 import rbtool
 from rbtool.core.testing.datasets import write_walks
@@ -25,8 +23,8 @@ def prepare(work: Path) -> None:
     shutil.copy(TABLE, work / "table.hdf5")
     shutil.copytree(VIDEOS, work / "videos")
     write_run(work / "run", random_rows((9, 4), tail=3), (5, 11))
-    write_archive(work / "archive.tar.xz", random_episodes((9, 1, 4)))
-    write_shards(work / "episodes", [random_robot_episodes((5, 2)), random_robot_episodes((4,))])
+    write_dgrl(work / "archive.tar.xz", random_dgrl((9, 1, 4)))
+    write_openx(work / "episodes", [random_robot_episodes((5, 2)), random_robot_episodes((4,))])
     records = [record(PLAIN, random_episode(length, seed=length)) for length in (9, 2, 14)]
     write_dataset(work / "shards", {"train": [records[:1], records[1:]]}, PLAIN)
     write_walks(work / "dataset", [(40, "terminated"), (1, "truncated"), (70, "open"), (9, "both")])

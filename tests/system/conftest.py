@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from download_machine import DATA, Machine
-from hub import Hub
-from minari_hub import lay_out_hub
+from hub import Hub, lay_out_hub
+from machine import DATA, Machine
 
 import rbtool
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from atari_files import NAMES, file_name, save
-from dgrl_files import add_episode
+from shard_files import ATARI_NAMES, add_episode, atari_name, save_gzip
 
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.reader import PackedReader
@@ -58,7 +57,7 @@ def write_frames(path: Path, number: int) -> None:
 def frame_files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """4 GB of frames in two files, which runs with episodes of any length have."""
     folder = tmp_path_factory.mktemp("frames")
-    files = [folder / file_name("observation", number) for number in range(2)]
+    files = [folder / atari_name("observation", number) for number in range(2)]
     for number, file in enumerate(files):
         write_frames(file, number)
     return files
@@ -68,10 +67,10 @@ def write_checkpoint(folder: Path, number: int, length: int) -> None:
     """Write what a checkpoint has next to its frames, in episodes of `length` steps."""
     at = np.arange(number * ROWS, (number + 1) * ROWS)
     columns = ((at % 18).astype("i4"), (at % 3 - 1).astype("f4"), (at % length == length - 1).astype("u1"))
-    for name, column in zip(NAMES[1:], columns, strict=True):
-        save(folder / file_name(name, number), column)
-    save(folder / file_name("add_count", number), np.array((number + 1) * ROWS))
-    save(folder / file_name("invalid_range", number), np.array([ROWS - 2, ROWS - 1, 0, 1, 2]))
+    for name, column in zip(ATARI_NAMES[1:], columns, strict=True):
+        save_gzip(folder / atari_name(name, number), column)
+    save_gzip(folder / atari_name("add_count", number), np.array((number + 1) * ROWS))
+    save_gzip(folder / atari_name("invalid_range", number), np.array([ROWS - 2, ROWS - 1, 0, 1, 2]))
 
 
 @pytest.mark.slow

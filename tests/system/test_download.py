@@ -7,8 +7,8 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from download_machine import DATA, DOOR, SMALL, Machine
 from hub import Hub
+from machine import DATA, DOOR, SMALL, Machine
 
 from rbtool.core.encodings.compact import compare_steps
 from rbtool.core.format.memmap.reader import TedReader

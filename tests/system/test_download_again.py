@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 import h5py
-from download_machine import ARROW, DATA, DOOR, MAIN, SMALL, Machine
 from hub import Fault, Hub
+from machine import ARROW, DATA, DOOR, MAIN, SMALL, Machine
 
 
 def test_what_is_kept_beside_does_not_get_in(machine, tmp_path, hub):

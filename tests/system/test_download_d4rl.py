@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from d4rl_files import flat, random_episodes, write
-from forked_commands import folder_of_commands
+from commands import folder_of_commands
 from static_server import SOUND, Fault, StaticServer
+from table_files import flat, random_episodes, write_d4rl
 from waiting import HANG
 
 import rbtool
@@ -28,7 +28,7 @@ ETAG = {"ETag": '"one"'}
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     columns = flat(random_episodes((280, 280, 50), width=60, ends=("timeout", "timeout", "none")), timeouts=False)
-    return write(tmp_path_factory.mktemp("file") / Path(FILE).name, columns)
+    return write_d4rl(tmp_path_factory.mktemp("file") / Path(FILE).name, columns)
 
 
 @pytest.fixture(scope="module")

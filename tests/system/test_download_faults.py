@@ -11,8 +11,8 @@ from pathlib import Path
 
 import h5py
 import pytest
-from download_machine import DATA, DOOR, INFO, MAIN, SMALL, Machine
 from hub import Fault, Hub
+from machine import DATA, DOOR, INFO, MAIN, SMALL, Machine
 from waiting import HANG
 
 from rbtool.core.format.memmap.reader import TedReader

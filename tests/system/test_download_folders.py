@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from download_machine import Machine
+from demonstration_files import DOOR, LIFT, ROBOMIMIC_IDS, lay_out_folders
 from hub import Fault, Hub
-from hub_folders import DOOR, LIFT, ROBOMIMIC_IDS, lay_out_folders
+from machine import Machine
 from waiting import HANG
 
 import rbtool

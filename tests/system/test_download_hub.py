@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from hub_uploads import WRITER, Fault, UploadHub
-from upload_machine import Uploader, files_of
+from hub import WRITER, Fault, UploadHub
+from machine import Uploader, files_of
 from waiting import HANG
 
 import rbtool

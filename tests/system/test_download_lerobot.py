@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from download_machine import Machine
 from hub import Fault, Hub
+from machine import Machine
 from streaming import in_process
 
 import rbtool

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from download_machine import Machine
-from gcs import Fault, Gcs
+from loopback import Fault, Gcs, serve_tls, write_certificate
+from machine import Machine
 from rlds_files import PLAIN, random_episode, record, write_dataset
-from tls import serve_tls, write_certificate
 
 import rbtool
 

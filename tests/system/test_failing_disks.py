@@ -1,30 +1,65 @@
-"""Disks and file servers that fail below a command: one sentence that names the file, and the next run completes.
+"""Disks that fill up, break, or are out of our hands below a command: one sentence that names the file.
 
-The calls of the C library fail in the real process, by a shim; see `failing_calls`.
+The next run completes. The calls of the C library fail in the real process: a shim in C, `failing_calls.c`, which is
+compiled here, is loaded before it. All that a command does with files goes through it, also what HDF5 and Arrow do; a
+thread that is in the kernel, or a map, does not.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from failing_calls import FailingCall, commands_with_failing_calls
-from hub import Hub
-from hub_uploads import WRITER, UploadHub
-from minari_hub import lay_out_hub
+from commands import folder_of_commands
+from hub import WRITER, Hub, UploadHub, lay_out_hub
+from machine import files_of
 from struck_work import DATA, prepare
-from upload_machine import files_of
 from waiting import HANG
 
 from rbtool.core.testing.datasets import write_walks
+
+_SOURCE = Path(__file__).with_suffix(".c")
+
+
+class FailingCall(NamedTuple):
+    """Calls of a kind (`read`, `fsync`, …) on paths that contain `path`, which fail with the error of that name.
+
+    They fail from the `nth` on, counted from 1; `once` states that only that one does.
+    """
+
+    call: str
+    error: str
+    path: str | Path
+    nth: int = 1
+    once: bool = False
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What a command has to find in its environment."""
+        code = getattr(errno, self.error)
+        return {"FAILING_CALLS": f"{self.call}:{code}:{'=' * self.once}{self.nth}:{self.path}"}
+
+
+@functools.cache
+def commands_with_failing_calls() -> Path:
+    """Return a folder to put in front of PATH; the test is skipped where there is no compiler, or no such loader."""
+    compiler = shutil.which("cc")
+    if compiler is None or os.uname().sysname != "Linux":
+        pytest.skip("a compiler and the loader of Linux have calls fail")
+    library = Path(tempfile.mkdtemp()) / "failing_calls.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, _SOURCE, "-ldl"], check=True)
+    return folder_of_commands(str(library))
+
 
 SLOW = pytest.mark.slow
 STREAMED = "org/ted"

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from download_machine import Machine
-from hub import Fault, Hub
-from hub_uploads import UploadHub
+from hub import Fault, Hub, UploadHub
+from machine import Machine, Uploader, files_of
 from streaming import batches_of, in_process
-from upload_machine import Uploader, files_of
 from waiting import HANG
 
 from rbtool.core.testing.datasets import write_walks

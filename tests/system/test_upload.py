@@ -8,8 +8,8 @@ import shutil
 
 import numpy as np
 import pytest
-from hub_uploads import WRITER, UploadHub
-from upload_machine import Uploader, files_of, write_layouts
+from hub import WRITER, UploadHub
+from machine import Uploader, files_of, write_layouts
 
 from rbtool.core.format.manifest import MANIFEST
 from rbtool.core.remote.hub_address import transfers_of

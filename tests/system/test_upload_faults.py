@@ -8,8 +8,8 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hub_uploads import Fault, UploadHub
-from upload_machine import Uploader, files_of
+from hub import Fault, UploadHub
+from machine import Uploader, files_of
 from waiting import HANG, wait_until
 
 from rbtool.core.testing.datasets import write_walks

@@ -13,11 +13,14 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from asking import ask, failed
-from group_files import (
+from commands import ask, failed
+from demonstration_files import (
+    DOOR,
+    LIFT,
     Array,
     Demo,
     after_final_step,
+    lay_out_folders,
     plain_episodes,
     robomimic_demo,
     roboset_trial,
@@ -26,7 +29,6 @@ from group_files import (
     write_trials,
 )
 from hub import Fault, Hub
-from hub_folders import DOOR, LIFT, lay_out_folders
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst

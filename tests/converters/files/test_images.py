@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from mutations import mutated
+from damage import mutated
 from PIL import Image
 
 from rbtool.converters.files.images import (

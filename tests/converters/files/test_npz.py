@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from vd4rl_files import random_episodes, write_files
+from shard_files import random_vd4rl, write_vd4rl
 
 from rbtool.converters.files.npy import NpyFile
 from rbtool.converters.files.npz import NpzFile, array_names, begins_as_zip
@@ -369,7 +369,7 @@ def _ogbench(path: Path, save: Save) -> Path:
 
 
 def _vd4rl(path: Path, save: Save) -> Path:
-    return write_files(path.with_suffix(""), random_episodes([9, 4]), packed=save is np.savez_compressed)
+    return write_vd4rl(path.with_suffix(""), random_vd4rl([9, 4]), packed=save is np.savez_compressed)
 
 
 def _imitation(path: Path, save: Save) -> Path:

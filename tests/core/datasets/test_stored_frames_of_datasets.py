@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stream_shards import stream_buffer
+from streams import stream_buffer
 
 import rbtool
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer

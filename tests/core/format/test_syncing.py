@@ -8,13 +8,12 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from unsynced import unsynced
 from waiting import HANG
 
 from rbtool.core.errors import OutOfSpaceError
@@ -26,23 +25,23 @@ from rbtool.core.format.syncing import NewFile, write_file
 
 
 def test_outside_a_staged_folder_a_file_is_synced_at_once(
-    tmp_path: Path, synced_states: dict[int, tuple[int, int]]
+    tmp_path: Path, unsynced: Callable[[Path], list[str]]
 ) -> None:
     with Staging(tmp_path / "made") as staging:
         write_file(tmp_path / "beside", b"x")
         write_file(staging.path / "inside", b"y")
-        assert unsynced(tmp_path / "beside", synced_states) == []
-        assert unsynced(staging.path / "inside", synced_states) == ["."]
+        assert unsynced(tmp_path / "beside") == []
+        assert unsynced(staging.path / "inside") == ["."]
 
 
 def test_files_beyond_those_that_are_held_are_synced_at_once(
-    tmp_path: Path, synced_states: dict[int, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, unsynced: Callable[[Path], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(syncing, "_MOST_HELD", 3)
     with Staging(tmp_path / "made") as staging:
         for number in range(5):
             write_file(staging.path / str(number), b"x")
-        assert [len(unsynced(staging.path / str(number), synced_states)) for number in range(5)] == [1, 1, 1, 0, 0]
+        assert [len(unsynced(staging.path / str(number))) for number in range(5)] == [1, 1, 1, 0, 0]
 
 
 def _open_files() -> int:
@@ -60,18 +59,18 @@ def few_descriptors() -> Iterator[int]:
 
 
 def test_few_descriptors_are_enough_for_many_files(
-    tmp_path: Path, synced_states: dict[int, tuple[int, int]], few_descriptors: int
+    tmp_path: Path, unsynced: Callable[[Path], list[str]], few_descriptors: int
 ) -> None:
     with Staging(tmp_path / "made") as staging:
         for number in range(200):
             write_file(staging.path / f"{199 - number:03}", b"x")
         assert _open_files() < few_descriptors - 16
         staging.publish()
-    assert unsynced(tmp_path / "made", synced_states) == []
+    assert unsynced(tmp_path / "made") == []
 
 
 def test_where_no_more_may_be_open_a_file_is_synced_at_once(
-    tmp_path: Path, synced_states: dict[int, tuple[int, int]], few_descriptors: int
+    tmp_path: Path, unsynced: Callable[[Path], list[str]], few_descriptors: int
 ) -> None:
     with Staging(tmp_path / "made") as staging, contextlib.ExitStack() as others:
         file = NewFile(staging.path / "inside")
@@ -81,7 +80,7 @@ def test_where_no_more_may_be_open_a_file_is_synced_at_once(
         file.append(memoryview(b"abc"))
         file.sync()
         file.close()
-        assert unsynced(staging.path / "inside", synced_states) == []
+        assert unsynced(staging.path / "inside") == []
 
 
 @pytest.mark.parametrize("published", [True, False])
@@ -137,7 +136,7 @@ def test_an_interrupted_sync_leaves_no_thread_and_publishes_nothing(
 
 @pytest.mark.parametrize("allowed", [0, 2])
 def test_threads_that_cannot_be_started_are_not_needed(
-    tmp_path: Path, synced_states: dict[int, tuple[int, int]], monkeypatch: pytest.MonkeyPatch, allowed: int
+    tmp_path: Path, unsynced: Callable[[Path], list[str]], monkeypatch: pytest.MonkeyPatch, allowed: int
 ) -> None:
     """A limit on memory counts their stacks, 8 MB each."""
     start, started = threading.Thread.start, list[threading.Thread]()
@@ -155,7 +154,7 @@ def test_threads_that_cannot_be_started_are_not_needed(
             write_file(staging.path / str(number) / "file", b"y")
         staging.publish()
     assert len(started) == allowed
-    assert unsynced(tmp_path / "made", synced_states) == []
+    assert unsynced(tmp_path / "made") == []
 
 
 @pytest.mark.parametrize("place", ["3", "file 3"])

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forked_scripts import Interpreter
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import Interpreter
 
 from rbtool.core.kernels import rows as rows_module
 from rbtool.core.kernels.rows import ArrayPool, BatchPool, CompiledRows, PlainRows, collector_paused, fastest_rows

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from torch_streams import EPISODES
+from streams import EPISODES
 
 from rbtool.core.testing.datasets import write_walks
 

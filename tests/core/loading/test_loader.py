@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from forked_scripts import run_forked
+from processes import run_forked
+from streams import BATCH, SAMPLERS, contents, opened, rows
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
-from torch_streams import BATCH, SAMPLERS, contents, opened, rows
 from waiting import wait_until
 
 import rbtool

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from streams import contents, opened
 from torch.utils.data import DataLoader
-from torch_streams import contents, opened
 
 import rbtool
 from rbtool.core.loading import torch_dataset

@@ -17,10 +17,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streams import BATCH, EPISODES, SAMPLERS, WITH_EPOCHS, Fails, Works, contents, opened, rows, taken
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
-from torch_streams import BATCH, EPISODES, SAMPLERS, WITH_EPOCHS, Fails, Works, contents, opened, rows, taken
 
 import rbtool
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from acting_work import SURROUNDINGS, TASKS, Acting, job_of, surroundings
-from function_blocks import block_of, started, values_of
 from tensordict import TensorDict
+from works import SURROUNDINGS, TASKS, Acting, block_of, job_of, started, surroundings, values_of
 
 import rbtool
 from rbtool import UsageError

@@ -19,7 +19,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from acting_work import (
+from processes import Forked
+from waiting import HANG
+from works import (
     SURROUNDINGS,
     TASKS,
     Acting,
@@ -31,8 +33,6 @@ from acting_work import (
     server_and_self,
     surroundings,
 )
-from forked_scripts import Forked
-from waiting import HANG
 
 from rbtool.core.engine.pool import WorkerHandle, WorkerPool, default_start_method
 from rbtool.core.engine.tasks import FunctionFailed, Limits, Task, TaskFailed, WorkerFailed
@@ -408,7 +408,7 @@ def test_workers_are_processes_of_their_own(walks: Path, method: str, capfd: pyt
 SCRIPT = """
 import atexit, signal, sys, threading
 sys.path.insert(0, STANDINS)
-from acting_work import SURROUNDINGS, TASKS, Acting, job_of, surroundings
+from works import SURROUNDINGS, TASKS, Acting, job_of, surroundings
 from pathlib import Path
 from rbtool.core.engine.tasks import Limits
 from rbtool.core.engine.pool import WorkerPool
@@ -441,7 +441,7 @@ def test_the_callers_script_runs_and_ends_once(walks: Path, tmp_path: Path, meth
 WAITING = """
 import os, signal, sys
 sys.path.insert(0, STANDINS)
-from acting_work import SURROUNDINGS, TASKS, Acting, job_of, wait_for_ever
+from works import SURROUNDINGS, TASKS, Acting, job_of, wait_for_ever
 from pathlib import Path
 from rbtool.core.engine.tasks import Limits
 from rbtool.core.engine.pool import WorkerPool

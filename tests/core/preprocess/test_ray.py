@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acting_work import TASKS, Acting, count_set_up, counted_set_ups, end_at_20, job_of, surroundings
-from local_ray import two_cores
+from processes import two_cores
+from works import TASKS, Acting, count_set_up, counted_set_ups, end_at_20, job_of, surroundings
 
 import rbtool
 from rbtool.core.engine.pool import WorkerHandle

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_scripts import Forked, run_forked
+from processes import Forked, run_forked
 from waiting import HANG, wait_until
 
 import rbtool

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from function_blocks import block_of, part_of, runs_of, started, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, tensorclass
+from works import block_of, part_of, runs_of, started, values_of
 
 from rbtool.core.engine.tasks import FunctionFailed, ResultRefused
 from rbtool.core.preprocess.processor import Block, BlockColumn, Pieces

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import google_crc32c
 import pytest
-from asking import ask, ask_one, failed
-from gcs import Fault, Gcs
+from commands import ask, ask_one, failed
+from loopback import Fault, Gcs
 from waiting import wait_until
 
 SMALL = b'{"a": 1}'

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from forked_scripts import run_forked
+from processes import run_forked
 from static_server import SOUND, Fault, StaticServer
 from waiting import HANG
 

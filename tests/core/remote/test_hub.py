@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from asking import ask, ask_one, failed
+from commands import ask, ask_one, failed
 from hub import Fault, Hub, git_blob_sha1
 from waiting import wait_until
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from forked_commands import folder_of_commands
+from commands import folder_of_commands
 from waiting import HANG
 
 import rbtool

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from field_files import write_fields
 from lerobot_files import random_takes, write_dataset
+from made_datasets import write_fields, write_shown
 from PIL import Image
-from report_data import write_shown
 
 import rbtool
 from rbtool.core.format.contracts import StepReader

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stream_shards import ListedShards, stream_buffer
+from streams import ListedShards, stream_buffer
 
 import rbtool
 from rbtool.core.storages.dataset import StreamStorage

@@ -1,22 +1,81 @@
-"""What every spec does, in every shape: values, shapes, copies, encoding, torch functions, stacks."""
+"""What every spec does, by one table of specs: on the CPU, and on a GPU that is pretended."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from every_spec import MAKERS, Make, every, every_tensor
+from pretend_cuda import GPU, Pretended, pretended_gpu
 from tensordict import TensorDictBase
 
 from rbtool.core.specs.base import SpecTypeError, Stacked, TensorSpec
 from rbtool.core.specs.bounded import Bounded, BoundedContinuous, Unbounded
-from rbtool.core.specs.categorical import Categorical, MultiOneHot, OneHot
+from rbtool.core.specs.categorical import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
 from rbtool.core.specs.composite import Composite, StackedComposite
 from rbtool.core.specs.non_tensor import Choice, NonTensor
+
+SHAPES = [(), (3,), (2, 3)]
+Make = Callable[[tuple[int, ...]], TensorSpec]
+
+
+def nested(shape: tuple[int, ...]) -> Composite:
+    return Composite(
+        {
+            "action": Bounded(-1, 1, (*shape, 2)),
+            "hold": None,
+            "inner": {"number": Categorical(4, shape), "text": NonTensor(shape, example_data="a")},
+        },
+        shape=shape,
+    )
+
+
+def varied(shape: tuple[int, ...]) -> torch.Tensor:
+    """Numbers that differ from element to element."""
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
+
+
+MAKERS: dict[str, Make] = {
+    "bounded": lambda shape: Bounded(-varied(shape) - 1, varied(shape) + 1, shape),
+    "bounded float64": lambda shape: Bounded(-3, 7.5, shape, dtype=torch.float64),
+    "bounded bfloat16": lambda shape: Bounded(-3, 7.5, shape, dtype=torch.bfloat16),
+    "bounded infinite": lambda shape: Bounded(-float("inf"), 5, shape),
+    "bounded int32": lambda shape: Bounded(-3, varied(shape) + 3, shape, dtype=torch.int32),
+    "bounded uint16": lambda shape: Bounded(2, 60_000, shape, dtype=torch.uint16),
+    "bounded whole floats": lambda shape: Bounded(-2.5, 3.5, shape, domain="discrete"),
+    "unbounded": lambda shape: Unbounded(shape),
+    "unbounded uint8": lambda shape: Unbounded(shape, dtype=torch.uint8),
+    "unbounded int64": lambda shape: Unbounded(shape, dtype=torch.int64),
+    "unbounded bool": lambda shape: Unbounded(shape, dtype=torch.bool),
+    "categorical": lambda shape: Categorical(5, shape),
+    "categorical masked": lambda shape: Categorical(4, shape, mask=torch.tensor([True, False, True, False])),
+    "multi categorical": lambda shape: MultiCategorical([2, 5], (*shape, 2)),
+    "multi categorical masked": lambda shape: MultiCategorical(
+        [2, 3], (*shape, 2), mask=torch.tensor([True, True, False, True, True])
+    ),
+    "one-hot": lambda shape: OneHot(4, (*shape, 4)),
+    "one-hot numbers masked": lambda shape: OneHot(
+        4, (*shape, 4), dtype=torch.int64, mask=torch.tensor([True, False, True, True])
+    ),
+    "multi one-hot": lambda shape: MultiOneHot([2, 3], (*shape, 5)),
+    "multi one-hot masked": lambda shape: MultiOneHot(
+        [2, 3], (*shape, 5), dtype=torch.float32, mask=torch.tensor([True, True, False, True, True])
+    ),
+    "choice": lambda shape: Choice([Bounded(-1, 1, shape), Bounded(3, 4, shape)]),
+    "choice of categories": lambda shape: Choice([Categorical(3, shape), Categorical(7, shape)]),
+    "unbounded whole floats": lambda shape: Unbounded(shape, dtype=torch.float32, domain="discrete"),
+    "binary": lambda shape: Binary(shape=shape),
+    "non tensor": lambda shape: NonTensor(shape, example_data="a"),
+    "composite": nested,
+}
+CASES = [pytest.param(make, shape, id=f"{name} {list(shape)}") for name, make in MAKERS.items() for shape in SHAPES]
+every = pytest.mark.parametrize(("make", "shape"), CASES)
+TENSORS = [case for case in CASES if "non tensor" not in str(case.id) and "composite" not in str(case.id)]
+every_tensor = pytest.mark.parametrize(("make", "shape"), TENSORS)
 
 
 def ends(spec: TensorSpec) -> int:
@@ -455,3 +514,101 @@ def test_a_size_of_all_members_becomes_unknown() -> None:
     spec.make_neg_dim(1)
     assert (spec.shape, spec[0].shape) == ((2, -1), (-1,))
     assert spec.is_in(torch.zeros(2, 9, dtype=torch.int64))
+
+
+@pytest.fixture
+def gpu() -> Iterator[type[Pretended]]:
+    with pretended_gpu() as found:
+        yield found
+
+
+pretended = pytest.mark.usefixtures("gpu")
+
+
+def devices(value: Any) -> set[torch.device]:
+    leaves = value.values(True, True) if isinstance(value, TensorDictBase) else [value]
+    return {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+
+def there(make: Make, shape: tuple[int, ...]) -> TensorSpec:
+    return make(shape).to(GPU)
+
+
+@pretended
+@every
+@pytest.mark.parametrize("batch", [(), (4,)])
+def test_on_a_gpu_random_values_are_members(make: Make, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
+    spec = there(make, shape)
+    drawn = spec.rand(batch)
+    assert devices(drawn) <= {GPU}
+    assert spec.is_in(drawn)
+    spec.assert_is_in(spec.project(drawn))
+
+
+@pretended
+@every
+def test_on_a_gpu_a_generator_draws_the_same(make: Make, shape: tuple[int, ...]) -> None:
+    here, spec = make(shape), there(make, shape)
+    one, other = (each.rand((5,), generator=torch.Generator().manual_seed(7)) for each in (here, spec))
+    assert str(spec.to_numpy(other)) == str(here.to_numpy(one))
+
+
+@pretended
+@every
+def test_on_a_gpu_zeros_and_ones(make: Make, shape: tuple[int, ...]) -> None:
+    spec = there(make, shape)
+    for value in (spec.zero((2,)), spec.one((2,))):
+        assert devices(value) <= {GPU}
+        spec.type_check(value)
+
+
+@pretended
+@every_tensor
+def test_on_a_gpu_projection_is_the_same(make: Make, shape: tuple[int, ...]) -> None:
+    here, spec = make(shape), there(make, shape)
+    numbers = torch.randn((4, *spec.shape), generator=torch.Generator().manual_seed(1)) * 20
+    values = numbers > 0 if spec.dtype == torch.bool else numbers.abs().to(spec.dtype)
+    found = spec.project(values.to(GPU))
+    assert found.device == GPU
+    assert torch.equal(found.cpu(), here.project(values))
+    assert spec.is_in(values.to(GPU)) == here.is_in(values)
+
+
+@pretended
+@every
+def test_on_a_gpu_numpy_values_come_back_when_encoded(make: Make, shape: tuple[int, ...]) -> None:
+    spec = there(make, shape)
+    value = spec.rand()
+    found = spec.encode(spec.to_numpy(value))
+    assert devices(found) <= {GPU}
+    assert str(spec.to_numpy(found)) == str(spec.to_numpy(value))
+
+
+@pretended
+@every
+def test_on_a_gpu_stacks_members_and_indices(make: Make, shape: tuple[int, ...]) -> None:
+    spec = there(make, shape)
+    stacked = torch.stack([spec, spec.clone()])
+    for one in (stacked, stacked[0], *stacked.unbind(), spec.expand(2, *spec.shape), spec.unsqueeze(0)):
+        assert one.device in (GPU, None)
+        drawn = one.rand()
+        assert devices(drawn) <= {GPU}
+        assert one.is_in(drawn)
+
+
+@pretended
+@every
+def test_on_a_gpu_a_spec_comes_back_to_the_cpu(make: Make, shape: tuple[int, ...]) -> None:
+    here = make(shape)
+    assert here.to(GPU).cpu() == here.cpu()
+    assert here.to(GPU) == make(shape).to(GPU)
+    assert (here.to(GPU) == here) == (here.device is None and here.to(GPU).device is None)
+
+
+@pretended
+@pytest.mark.parametrize(("make", "shape"), [case for case in TENSORS if "unbounded" not in str(case.id)])
+def test_on_a_gpu_all_values_are_counted(make: Make, shape: tuple[int, ...]) -> None:
+    here, spec = make(shape), there(make, shape)
+    assert spec.cardinality() == here.cardinality()
+    if isinstance(here.cardinality(), int) and here.cardinality() < 300:
+        assert np.array_equal(spec.enumerate().cpu(), here.enumerate())

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from forked_scripts import Interpreter
+from processes import Interpreter
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, tensorclass
 
 import rbtool

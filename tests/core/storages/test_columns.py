@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked_scripts import Interpreter
+from processes import Interpreter
 from tensordict import TensorDict
 
 from rbtool import TensorStorage

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from forked_scripts import Interpreter
+from processes import Interpreter
 
 from rbtool import TensorStorage
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError

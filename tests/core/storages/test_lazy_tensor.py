@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from forked_scripts import run_forked
+from processes import run_forked
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, tensorclass
 
 from rbtool.core.errors import CorruptDataError, FormatError, OutOfSpaceError, SchemaError, UsageError

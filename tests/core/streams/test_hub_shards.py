@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 import streaming
-from hub import ALWAYS, Fault, Hub
-from hub_uploads import WRITER, UploadHub
+from hub import ALWAYS, WRITER, Fault, Hub, UploadHub
 from lerobot_files import random_takes, write_dataset
+from machine import files_of
 from streaming import batches_of, in_process
-from upload_machine import files_of
 
 import rbtool
 from rbtool.core.errors import FormatError

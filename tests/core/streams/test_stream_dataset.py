@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from streams import EPISODES as RAGGED
+from streams import Fails, Works, contents, rows, taken
 from torch.utils.data import DataLoader
-from torch_streams import EPISODES as RAGGED
-from torch_streams import Fails, Works, contents, rows, taken
 
 import rbtool
 from rbtool.core.remote import shards

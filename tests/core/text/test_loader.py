@@ -14,9 +14,9 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from download_machine import Machine
-from forked_scripts import Interpreter
 from hub import Hub
+from machine import Machine
+from processes import Interpreter
 from tensordict import TensorDict
 from text_files import PAD, lay_out_text_hub, plain_rows, saved_tldr, tiny_model, tiny_tokenizer
 

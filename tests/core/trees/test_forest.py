@@ -1,21 +1,262 @@
-"""Forests, and the trees made of them."""
+"""Trees and forests against dictionaries: vertices, paths, copies and drawings of small graphs of numbered states."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import pytest
 import torch
-from graph_rollouts import OracleForest, rollout, shape_of, state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import rbtool
-from rbtool import MCTSForest, QueryModule, TensorDictMap
+from rbtool import Categorical, MCTSForest, QueryModule, TensorDictMap, Tree
 from rbtool.core.trees import forest as forests
+
+Step = tuple[int, int, int]
+"""A state, an action and the state that follows."""
+
+
+def rollout(steps: Sequence[Step], *, done: bool = False) -> TensorDict:
+    """Make the TED rows of steps."""
+    state, action, after = torch.tensor(steps, dtype=torch.int64).reshape(-1, 3).unbind(1)
+    last = torch.zeros(len(steps), 1, dtype=torch.bool)
+    last[-1:] = done
+    following = {"observation": after, "reward": after[:, None].float(), "done": last}
+    return TensorDict({"observation": state, "action": action, "next": following}, [len(steps)])
+
+
+def state(number: int) -> TensorDict:
+    """Make the tensordict of a state."""
+    return TensorDict(observation=torch.tensor(number))
+
+
+class Shape(NamedTuple):
+    """What a tree looks like: the steps that lead to each vertex, where they lead, and what is below."""
+
+    steps: tuple[Step, ...]
+    state: int
+    below: tuple[Any, ...]
+
+
+class OracleForest:
+    """Steps by state in a dict; no path repeats a step."""
+
+    def __init__(self) -> None:
+        self.branches: dict[int, list[Step]] = {}
+
+    def extend(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            known = self.branches.setdefault(step[0], [])
+            if step not in known:
+                known.append(step)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.branches.values()))
+
+    def tree(self, root: int, *, compact: bool, max_depth: int | None) -> Shape:
+        return self._vertex((), root, (), 0, compact, max_depth)
+
+    def _vertex(
+        self, steps: tuple[Step, ...], at: int, path: tuple[Step, ...], depth: int, compact: bool, most: int | None
+    ) -> Shape:
+        found = [step for step in self.branches.get(at, []) if step not in path]
+        if compact and len(found) == 1:
+            return self._vertex((*steps, found[0]), found[0][2], (*path, found[0]), depth, compact, most)
+        if most is not None and depth > most:
+            return Shape(steps, at, ())
+        below = [self._vertex((step,), step[2], (*path, step), depth + 1, compact, most) for step in found]
+        return Shape(steps, at, tuple(below))
+
+
+def shape_of(tree: Any) -> Shape:
+    """Describe a tree as the oracle does."""
+    steps: tuple[Step, ...] = ()
+    if tree.rollout is not None:
+        rows = tree.rollout
+        columns = (rows["observation"].tolist(), rows["action"].tolist(), rows["next", "observation"].tolist())
+        steps = tuple(zip(*columns, strict=True))
+    below = tuple(shape_of(tree.subtree[number]) for number in range(tree.num_children))
+    return Shape(steps, int(tree.node_observation), below)
+
+
+@pytest.fixture
+def tree() -> Tree:
+    """0 leads to 1, which leads to 2 by one action, and by 3 to 4 and 5, the end."""
+    forest = MCTSForest()
+    for steps in ([(0, 0, 1), (1, 0, 2)], [(1, 1, 3), (3, 0, 4)], [(3, 1, 5)]):
+        forest.extend(rollout(steps, done=steps[-1][2] == 5))
+    return forest.get_tree(state(0), compact=False)
+
+
+def diamond() -> Tree:
+    """0 leads to 3 by 1 and by 2; then comes 4."""
+    forest = MCTSForest()
+    for steps in ([(0, 1, 1), (1, 0, 3), (3, 0, 4)], [(0, 2, 2), (2, 0, 3)]):
+        forest.extend(rollout(steps))
+    return forest.get_tree(state(0), compact=False)
+
+
+def test_vertices_by_every_key(tree: Tree) -> None:
+    paths = [(), (0,), (0, 0), (0, 1), (0, 1, 0), (0, 1, 1)]
+    by_path, by_id, by_hash = (tree.vertices(key_type=kind) for kind in ("path", "id", "hash"))
+    assert (list(by_path), list(by_id)) == (paths, [*range(6)])
+    assert list(by_hash) == [vertex.hash for vertex in by_id.values()]
+    assert len(by_hash) == 6
+    assert [int(vertex.node_observation) for vertex in by_path.values()] == [0, 1, 2, 3, 4, 5]
+    assert tree.vertices().keys() == by_hash.keys()
+    with pytest.raises(rbtool.UsageError, match="key_type is 'name'"):
+        tree.vertices(key_type="name")  # type: ignore[arg-type]
+
+
+def test_one_vertex(tree: Tree) -> None:
+    vertex = tree.get_vertex_by_id(3)
+    assert vertex.hash == tree.get_vertex_by_hash(vertex.hash).hash
+    assert (vertex.branching_action.item(), vertex.prev_action.item(), vertex.num_children) == (1, 1, 2)
+    assert (vertex.selected_actions.tolist(), vertex.index.tolist()) == ([0, 1], [3, 4])
+    assert vertex.node_observations.keys() == {"observation"}
+    assert (vertex.visits.item(), vertex.wins.item()) == (0, 0)
+    assert (vertex in tree, tree in vertex, "text" in tree) == (True, False, False)
+
+
+def test_vertices_without_hashes_are_in_their_own_tree_only() -> None:
+    above, below, other = (Tree.make_node(state(number)) for number in (1, 2, 2))
+    above.set_children([below])
+    assert (above in above, below in above, above.subtree[0] in above) == (True, True, True)
+    assert (other in above, above in other, above in below) == (False, False, False)
+
+
+def test_a_vertex_that_is_not_there(tree: Tree) -> None:
+    with pytest.raises(ValueError, match="no vertex with the id 99"):
+        tree.get_vertex_by_id(99)
+    with pytest.raises(ValueError, match="no vertex with the hash 99"):
+        tree.get_vertex_by_hash(99)
+    for path in ((1,), (0, 2), (0, 0, 0), (-2,)):
+        with pytest.raises(IndexError, match="goes to child"):
+            tree.rollout_from_path(path)
+
+
+def test_the_root_has_neither_action_nor_parent(tree: Tree) -> None:
+    assert tree.branching_action is None
+    assert tree.prev_action is None
+    assert tree.parent is None
+    assert tree.rollout_from_path(()) is None
+    assert tree.get_vertex_by_id(2).selected_actions is None
+
+
+def test_the_end_of_an_episode(tree: Tree) -> None:
+    found = {number: vertex.is_terminal for number, vertex in tree.vertices(key_type="id").items()}
+    assert found == {0: False, 1: False, 2: False, 3: False, 4: False, 5: True}
+    assert Tree.make_node(state(0)).is_terminal
+
+
+def test_paths_and_edges(tree: Tree) -> None:
+    assert list(tree.valid_paths()) == [(0, 0), (0, 1, 0), (0, 1, 1)]
+    assert MCTSForest.valid_paths(tree) == [(0, 0), (0, 1, 0), (0, 1, 1)]
+    assert tree.edges() == [(0, 1), (1, 2), (1, 3), (3, 4), (3, 5)]
+    assert (tree.max_length(), tree.num_vertices()) == (3, 6)
+    assert tree.rollout_from_path((0, 1, 1))["next", "observation"].tolist() == [1, 3, 5]
+
+
+def test_parents(tree: Tree) -> None:
+    vertex = tree.subtree[0].subtree[1]
+    assert vertex.parent.node_id == 1
+    assert vertex.parent.parent.node_id == 0
+    alone = diamond().get_vertex_by_id(5)
+    assert alone.parent is None
+
+
+def test_a_vertex_that_is_reached_in_two_ways() -> None:
+    tree = diamond()
+    assert (tree.num_vertices(), tree.num_vertices(count_repeat=True)) == (6, 7)
+    assert tree.edges() == [(0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 5)]
+    vertex = tree.get_vertex_by_id(5)
+    assert [parent.node_id for parent in vertex.parent.unbind(0)] == [3, 4]
+    vertex.count += 3
+    assert tree.subtree[1].subtree[0].subtree[0].visits.item() == 3
+
+
+def test_fully_expanded(tree: Tree) -> None:
+    for actions, expanded in ((2, True), (3, False)):
+        env = SimpleNamespace(action_spec=Categorical(actions))
+        assert tree.get_vertex_by_id(3).fully_expanded(env) is expanded
+
+
+def test_a_tree_of_your_own() -> None:
+    tree = Tree.make_node(TensorDict(observation=torch.tensor(1)))
+    below = [Tree.make_node(TensorDict(observation=torch.tensor(number))) for number in (3, 4)]
+    tree.set_children(below)
+    assert tree.subtree[1].parent.node_observation.item() == 1
+    assert list(tree.vertices(key_type="id")) == [(), (0,), (1,)]
+    assert tree.to_string(lambda vertex: int(vertex.node_observation)) == "(0,) 3\n(1,) 4"
+    tree.set_children([])
+    assert tree.num_children == 0
+    batch = Tree.make_node(TensorDict(observation=torch.zeros(3, 2), batch_size=3))
+    assert (batch.batch_size, batch.visits.tolist()) == ((3,), [0, 0, 0])
+
+
+def test_trees_are_copied_and_pickled(tree: Tree) -> None:
+    for copy in (tree.clone(), pickle.loads(pickle.dumps(tree))):
+        assert shape_of(copy) == shape_of(tree)
+        copy.subtree[0].count += 1
+        assert tree.subtree[0].visits.item() == 0
+
+
+# Pictures ------------------------------------------------------------------------------------------
+
+
+def parts_of(svg: str) -> tuple[ElementTree.Element, dict[str, int]]:
+    """Read a picture; count its elements."""
+    root = ElementTree.fromstring(svg)
+    kinds = [element.tag.rpartition("}")[2] for element in root.iter()]
+    return root, {kind: kinds.count(kind) for kind in kinds}
+
+
+@pytest.mark.parametrize(("figure", "drawn"), [("tree", {"circle": 6, "line": 5}), ("box", {"rect": 6})])
+def test_a_picture_has_every_vertex_and_step(tree: Tree, figure: Any, drawn: dict[str, int]) -> None:
+    svg = tree.plot(figure=figure)
+    root, counts = parts_of(svg)
+    assert {kind: counts[kind] for kind in drawn} == drawn
+    texts = [(element.text or "").removeprefix("action: ") for element in root.iter() if element.tag.endswith("text")]
+    assert sorted(texts) == sorted([*"012345", *"00101"])
+    assert svg._repr_svg_() == svg
+
+
+@pytest.mark.parametrize("figure", ["tree", "box"])
+def test_nothing_is_drawn_outside_or_twice_in_one_place(tree: Tree, figure: Any) -> None:
+    root, _ = parts_of(tree.plot(figure=figure))
+    kind, names = ("circle", ("cx", "cy")) if figure == "tree" else ("rect", ("x", "y"))
+    shapes = [element for element in root.iter() if element.tag.endswith(kind)]
+    places = [tuple(float(shape.get(name, "nan")) for name in names) for shape in shapes]
+    assert all(0 < x < float(root.get("width", 0)) and 0 < y < float(root.get("height", 0)) for x, y in places)
+    assert len({*places}) == len(places)
+
+
+def test_labels_of_your_own(tree: Tree) -> None:
+    svg = tree.plot(make_labels=lambda vertex: f"<{int(vertex.node_observation)}> & more", info=["visits", "index"])
+    texts = [element.text for element in parts_of(svg)[0].iter() if element.tag.endswith("text")]
+    assert "<4> & more" in texts
+    assert "visits: 0" in texts
+    assert "index: [1, 2]" in texts
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "plotly"}, "expected 'svg'"),
+        ({"figure": "star"}, "figure is 'star'"),
+        ({"info": ["colour"]}, "info has 'colour'"),
+    ],
+)
+def test_pictures_of_nonsense(tree: Tree, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(rbtool.UsageError, match=message):
+        tree.plot(**options)
+
 
 # The tree that the reference shows: lists of actions and the states that they lead to, all from state 0.
 SHOWN = [

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from damage import flip
-from forked_scripts import run_forked
+from processes import run_forked
 from tensordict import TensorDict
 
 import rbtool

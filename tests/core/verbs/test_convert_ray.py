@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
-from d4rl_files import flat, random_episodes, write
-from local_ray import two_cores
+from processes import two_cores
+from table_files import flat, random_episodes, write_d4rl
 from waiting import HANG, wait_until
 
 import rbtool
@@ -23,7 +23,7 @@ LENGTHS = [3, 1, 9, 4, 1, 30, 2, 5, 6, 40] * 3
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return write(tmp_path / "source.hdf5", flat(random_episodes(LENGTHS)))
+    return write_d4rl(tmp_path / "source.hdf5", flat(random_episodes(LENGTHS)))
 
 
 @pytest.fixture(scope="module")

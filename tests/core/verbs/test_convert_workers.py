@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from d4rl_files import flat, random_episodes, write
-from dataset_bytes import bytes_below
+from made_datasets import bytes_below
+from table_files import flat, random_episodes, write_d4rl
 from waiting import HANG, wait_until
 
 import rbtool
@@ -45,7 +45,7 @@ def source(tmp_path: Path) -> Path:
     columns = flat(random_episodes(LENGTHS, ends=[*kinds, "none"]))
     columns["observations"][::7] = -0.0
     columns["observations"][1::7] = 0.0
-    return write(tmp_path / "source.hdf5", columns)
+    return write_d4rl(tmp_path / "source.hdf5", columns)
 
 
 def same_bytes(source: Path, folder: Path, *, workers: Sequence[int] = (1, 2, 3), **arguments: Any) -> None:
@@ -105,7 +105,7 @@ def test_compressed_fields(tmp_path: Path) -> None:
 def test_next_rows_that_do_not_follow(tmp_path: Path) -> None:
     columns = flat(random_episodes(LENGTHS), following=True)
     columns["next_observations"][[2, 17, 20]] += 1
-    same_bytes(write(tmp_path / "source.hdf5", columns), tmp_path, workers=(2,), layout="packed")
+    same_bytes(write_d4rl(tmp_path / "source.hdf5", columns), tmp_path, workers=(2,), layout="packed")
 
 
 def test_new_interpreters_where_a_fork_is_not_safe(
@@ -116,7 +116,7 @@ def test_new_interpreters_where_a_fork_is_not_safe(
 
 
 def test_a_dataset_without_steps(tmp_path: Path) -> None:
-    file = write(tmp_path / "source.hdf5", flat(random_episodes([1, 1], ends=["timeout", "none"])))
+    file = write_d4rl(tmp_path / "source.hdf5", flat(random_episodes([1, 1], ends=["timeout", "none"])))
     for workers in (0, 2):
         with pytest.raises(FormatError, match="no step is left"):
             rbtool.convert(file, tmp_path / "made", num_workers=workers)
@@ -222,7 +222,7 @@ def test_a_source_that_vanishes_before_the_workers_open_it(
 def test_a_source_that_is_replaced_before_the_workers_open_it(
     source: Path, is_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = write(tmp_path / "other.hdf5", flat(random_episodes(LENGTHS[::-1])))
+    other = write_d4rl(tmp_path / "other.hdf5", flat(random_episodes(LENGTHS[::-1])))
     given = source.parent / "folder" if is_folder else source
     if is_folder:
         given.mkdir()
@@ -301,7 +301,7 @@ def test_zero_of_either_sign_is_the_same_end_of_a_range(tmp_path: Path) -> None:
     columns = flat(random_episodes([4, 4]))
     columns["rewards"][:] = np.float32(-0.0)
     columns["rewards"][3] = 0.0
-    rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out")
     fields = json.loads((tmp_path / "out/.rbtool/manifest.json").read_text())["fields"]
     [reward] = [field for field in fields if field["key"] == ["next", "reward"]]
     assert str(reward["min"]) == str(reward["max"]) == "0.0"
@@ -323,7 +323,7 @@ def resumed_source(tmp_path: Path) -> Path:
     """Episodes of which some have next observations that do not follow."""
     columns = flat(random_episodes(LENGTHS), following=True)
     columns["next_observations"][[2, 17, 20, 60]] += 1
-    return write(tmp_path / "source.hdf5", columns)
+    return write_d4rl(tmp_path / "source.hdf5", columns)
 
 
 class Reads:
@@ -447,7 +447,7 @@ def test_another_source_or_version_is_refused(
     else:
         columns["rewards"][-1] += 1
         resumed_source.unlink()
-        write(resumed_source, columns)
+        write_d4rl(resumed_source, columns)
     with pytest.raises(UsageError, match="version of rbtool differ" if change == "version" else "source"):
         rbtool.convert(resumed_source, resumed_source.parent / "out", num_workers=2, resume=True, layout=layout)
     made = rbtool.convert(resumed_source, resumed_source.parent / "out", num_workers=2, layout=layout)
@@ -554,7 +554,7 @@ rbtool.convert(sys.argv[1], sys.argv[2], num_workers=int(sys.argv[3]), layout=sy
 @pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.slow)])
 def test_a_killed_driver_continues(tmp_path: Path, layout: str, kills: int) -> None:
     lengths = np.random.default_rng(0).integers(1, 9, 150).tolist()
-    resumed_source = write(tmp_path / "source.hdf5", flat(random_episodes(lengths)))
+    resumed_source = write_d4rl(tmp_path / "source.hdf5", flat(random_episodes(lengths)))
     draw = np.random.default_rng(kills)
     out = tmp_path / "out"
     for _ in range(kills):

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from forked_scripts import run_forked
+from processes import run_forked
 from tensordict import TensorDict
 
 import rbtool

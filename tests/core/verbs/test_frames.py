@@ -10,8 +10,8 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from field_files import write_fields
 from lerobot_files import CAMERA, plain_rows, random_takes, write_dataset
+from made_datasets import write_fields
 from PIL import Image
 
 import rbtool

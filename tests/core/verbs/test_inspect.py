@@ -12,8 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from d4rl_files import flat, random_episodes
-from table_files import WRITERS, named, write_csv, write_h5
+from table_files import WRITERS, flat, named, random_episodes, write_csv, write_h5
 
 import rbtool
 from rbtool.cli.inspect import summary_lines

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
-from d4rl_files import flat, random_episodes, write
+from table_files import flat, random_episodes, write_d4rl
 
 import rbtool
 from rbtool.core.declarations import READER_OPTIONS, ReaderOptions, declared
@@ -59,7 +59,7 @@ def test_python_and_the_command_line_have_the_same_options() -> None:
 
 @pytest.mark.parametrize("call", [rbtool.convert, rbtool.inspect, rbtool.check, rbtool.download])
 def test_an_option_that_is_not_there_is_a_type_error(call: Any, tmp_path: Path) -> None:
-    file = write(tmp_path / "a.hdf5", flat(random_episodes((3,))))
+    file = write_d4rl(tmp_path / "a.hdf5", flat(random_episodes((3,))))
     arguments = (file, tmp_path / "out") if call is rbtool.convert else (file,)
     if call is rbtool.download:
         arguments = ("minari", "a/b-v0")
@@ -69,7 +69,7 @@ def test_an_option_that_is_not_there_is_a_type_error(call: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize("given", [{"format": "d4rl"}, {"ends": "terminated"}, {"trust_pickle": True}])
 def test_options_of_raw_datasets_are_refused_for_ted(given: dict[str, Any], tmp_path: Path) -> None:
-    ted = rbtool.convert(write(tmp_path / "a.hdf5", flat(random_episodes((3,)))), tmp_path / "ted").path
+    ted = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", flat(random_episodes((3,)))), tmp_path / "ted").path
     option = {"format": "--from", "ends": "--ends", "trust_pickle": "--trust-pickle"}[next(iter(given))]
     for call in (rbtool.inspect, rbtool.check, lambda path, **more: rbtool.convert(path, tmp_path / "out", **more)):
         with pytest.raises(UsageError, match=f"{option} is about raw datasets"):
@@ -77,7 +77,7 @@ def test_options_of_raw_datasets_are_refused_for_ted(given: dict[str, Any], tmp_
 
 
 def test_a_format_can_be_named(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.hdf5", flat(random_episodes((3, 2))))
+    file = write_d4rl(tmp_path / "a.hdf5", flat(random_episodes((3, 2))))
     assert rbtool.inspect(file, format="d4rl").episodes == 2
     assert rbtool.check(file, format="d4rl").errors == 0
     assert rbtool.convert(file, tmp_path / "out", format="d4rl").request["source"] == "d4rl"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from field_files import write_fields
+from made_datasets import write_fields
 
 import rbtool
 from rbtool.core.charts.figure import Bars, Histogram, Lines

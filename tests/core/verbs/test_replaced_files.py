@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unsynced import unsynced
 
 import rbtool
 from rbtool.core.format import fs
@@ -323,7 +322,7 @@ JOBS: dict[str, Job] = {
 
 @pytest.mark.parametrize("job", JOBS)
 def test_all_of_it_is_on_the_disk_before_it_is_published(
-    job: str, tmp_path: Path, synced_states: dict[int, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    job: str, tmp_path: Path, unsynced: Callable[[Path], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_walks(tmp_path / "data", [(40, "terminated"), (30, "open"), (9, "truncated"), (5, "both")])
     left: list[list[str]] = []
@@ -331,7 +330,7 @@ def test_all_of_it_is_on_the_disk_before_it_is_published(
 
     def looking(place: Callable[[Staging, Path], bool]) -> Callable[[Staging, Path], bool]:
         def placed(staging: Staging, built: Path) -> bool:
-            left.append(unsynced(built, synced_states))
+            left.append(unsynced(built))
             return place(staging, built)
 
         return placed

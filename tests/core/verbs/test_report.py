@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damage import flip
-from report_data import HOSTILE, write_shown
+from made_datasets import HOSTILE, write_shown
 
 import rbtool
 from rbtool.core.errors import DatasetNotFoundError, UsageError

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from upload_machine import ODD_PLAN
+from machine import ODD_PLAN
 
 import rbtool
 from rbtool.core.format.manifest import Dropped, Manifest, Provenance

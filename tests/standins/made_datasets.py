@@ -1,8 +1,11 @@
-"""Datasets for reports: images, text that would be markup, and everything else that a page shows."""
+"""Datasets written from arrays, and all that a report can show; what two datasets are compared by, byte for byte."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +13,30 @@ from rbtool.core.format.contracts import Piece
 from rbtool.core.format.manifest import Dropped, Request
 from rbtool.core.format.memmap.builder import DatasetBuilder, Origin, provenance_step
 from rbtool.core.format.returns import Ingest
-from rbtool.core.ted.schema import Field, Timing, ted_fields
+from rbtool.core.ted.schema import REWARD, Field, Timing, dtype_name, role_of, ted_fields
+
+
+def write_fields(folder: Path, *episodes: Mapping[str, np.ndarray]) -> Path:
+    """Write episodes by the dotted names of their fields, those of `state` T + 1 rows long; rewards count steps."""
+    steps = [len(one["reward"]) for one in episodes]
+    first = {tuple(name.split(".")): rows for name, rows in episodes[0].items()}
+    fields = [
+        (
+            Field(key, dtype_name(rows.dtype), () if key == REWARD else rows.shape[1:], role_of(key)),
+            "result" if key == REWARD else "state" if len(rows) > steps[0] else "step",
+        )
+        for key, rows in first.items()
+    ]
+    with DatasetBuilder(folder, ted_fields(fields)) as builder:
+        ingest = Ingest(builder, fields)
+        for number, (one, count) in enumerate(zip(episodes, steps, strict=True)):
+            columns = {tuple(name.split(".")): rows for name, rows in one.items()}
+            ended = np.arange(count) == count - 1
+            ingest.add(Piece(number, columns, ended, ended & False, first=True, last=True, seed=None, text={}))
+        origin = Origin(Request("made", "made", "made/v0"), (provenance_step("made", {}, {}),), spaces={}, documents={})
+        builder.finish(ingest.table, origin, ingest.text)
+    return folder
+
 
 HOSTILE = (
     "<script>document.title='owned'</script><img src=https://evil.example/x onerror=document.title='owned'>"
@@ -62,3 +88,15 @@ def _piece(number: int, fields: list[Field]) -> Piece:
     flags = np.zeros((2, _STEPS), bool)
     flags[number % 2, -1] = True
     return Piece(number, columns, flags[0], flags[1], first=True, last=True)
+
+
+def bytes_below(folder: Path) -> dict[str, Any]:
+    """Every file with its bytes; the manifest without the time at which it was written."""
+    found: dict[str, Any] = {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+    manifest = json.loads(found.pop(".rbtool/manifest.json"))
+    del manifest["manifest_digest"]
+    for step in manifest["provenance"]:
+        del step["time"]
+    return found | {"manifest": manifest}

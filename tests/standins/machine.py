@@ -1,7 +1,8 @@
-"""A user's machine that downloads from a stand-in hub, by commands in processes of their own."""
+"""A user's machine that downloads from a stand-in hub and uploads to it, by commands in processes of their own."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -9,11 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forked_commands import folder_of_commands
-from hub import Hub
+from commands import folder_of_commands
+from hub import WRITER, Hub, UploadHub
 from waiting import HANG
 
-__all__ = ["ARROW", "DATA", "DOOR", "INFO", "MAIN", "SMALL", "Machine"]
+import rbtool
+from rbtool.core.format.manifest import TRANSFERS
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 
 DATA = Path(__file__).parents[1] / "data" / "minari"
 DOOR = "D4RL/door/human-v2"
@@ -71,3 +74,36 @@ class Machine:
         """Everything below the store that is neither a dataset nor remembers what words mean."""
         hidden = [path for path in self.store.rglob(".*") if path.name not in {".rbtool", ".names.json"}]
         return [path for path in hidden if path.is_file() or any(path.rglob("*"))]
+
+
+ODD_PLAN = DatasetPlan(
+    (3, 1, 4), ("terminated", "truncated", "both"), (False, True, False), ODD_LEAVES, text=True, documents=True
+)
+"""Leaves of every kind, of which some have no elements; names that files cannot have; text; an empty document."""
+
+
+class Uploader(Machine):
+    """Runs commands with a token that may write."""
+
+    def __init__(self, hub: UploadHub, folder: Path) -> None:
+        super().__init__(hub, folder)
+        self.variables |= {"HF_TOKEN": WRITER}
+
+
+def write_layouts(folder: Path) -> dict[str, Path]:
+    """Write datasets of each layout, by name: an hour's walk in three of them, an odd one, and one without a step."""
+    found = {name: folder / name for name in ("ted", "packed", "compressed", "odd", "empty")}
+    write_walks(found["ted"], [(400, "terminated"), (1, "truncated"), (700, "both")])
+    rbtool.convert(found["ted"], found["packed"], layout="packed")
+    rbtool.convert(found["ted"], found["compressed"], layout="packed", compress=["observation=zstd:3"])
+    write_plan(ODD_PLAN, found["odd"])
+    write_walks(found["empty"], [])
+    return found
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """The digest of every file of a dataset, but for the record of its transfers."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    found = {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    found.pop(TRANSFERS, None)
+    return found

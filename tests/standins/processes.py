@@ -1,9 +1,9 @@
-"""Scripts that run in forked processes: what this process has imported costs them nothing.
+"""Processes for tests: scripts that run in forks, lines on a terminal, and Ray.
 
-`Forked` runs a script in a fork of this process. `Interpreter` forks from a process that has imported torch and
-tensordict alone, with an environment of its own.
+What the forking process has imported costs a script nothing. `Forked` forks this process; `Interpreter` forks one that
+has imported a few modules, with an environment of its own.
 
-    python forked_scripts.py MODULE...
+    python processes.py MODULE...
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -21,13 +22,11 @@ import time
 import traceback
 import types
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from waiting import HANG
-
-__all__ = ["Forked", "Interpreter", "run_forked"]
 
 
 class Forked:
@@ -164,6 +163,50 @@ def _serve(modules: list[str]) -> None:
             os.environ.update(environment)
         done = run_forked(script, *arguments)
         print(json.dumps({"returncode": done.returncode, "stdout": done.stdout, "stderr": done.stderr}), flush=True)
+
+
+QUESTION = "[y/N] "
+
+
+def type_line(line: str, folder: Path, environment: Mapping[str, str], answer: str | None = "") -> tuple[int, str]:
+    """Run a line of bash with all its streams on a terminal; return its code and all that was shown.
+
+    Where it asks a question, `answer` is typed, and None interrupts it.
+    """
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        ["bash", "-c", line], cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    shown, answered = b"", False
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+        if not answered and shown.endswith(QUESTION.encode()):
+            answered = True
+            process.send_signal(signal.SIGINT) if answer is None else os.write(ours, answer.encode())
+    os.close(ours)
+    assert answered == (QUESTION in shown.decode())
+    return process.wait(), shown.decode()
+
+
+@contextlib.contextmanager
+def two_cores() -> Iterator[Any]:
+    """Start Ray and give its module; skip without it."""
+    import pytest
+
+    ray = pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20)
+        yield ray
+        ray.shutdown()
 
 
 if __name__ == "__main__":
