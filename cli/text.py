@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -35,7 +34,7 @@ Line: TypeAlias = Sequence[Cell]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows with aligned columns. `right` are right-aligned columns, `glued` ones that stay with the previous column.
+    """Rows with aligned columns. `right` are right-aligned columns.
 
     On a narrow screen each row becomes a block: columns without room continue in indented lines below, also aligned.
     Nothing is left out or cut.
@@ -43,7 +42,6 @@ class Table:
 
     rows: Sequence[Line]
     right: frozenset[int] = frozenset()
-    glued: frozenset[int] = frozenset()
     indent: int = 4
 
     def lines(self, width: int | None = None) -> list[list[Cell]]:
@@ -70,10 +68,9 @@ class Table:
         """Return the range of columns of each line of a block."""
         starts = [0]
         for column in range(1, len(wide)):
-            end = next((n for n in range(column + 1, len(wide)) if n not in self.glued), len(wide))
             first, indent = starts[-1], self.indent if len(starts) > 1 else 0
-            taken = indent + sum(wide[first:end]) + len(_GAP) * (end - first - 1)
-            if column not in self.glued and taken > (width or math.inf):
+            taken = indent + sum(wide[first : column + 1]) + len(_GAP) * (column - first)
+            if taken > (width or math.inf):
                 starts.append(column)
         return [range(*pair) for pair in pairwise([*starts, len(wide)])]
 
@@ -81,7 +78,7 @@ class Table:
         lines: list[list[Cell]] = []
         for span in spans:
             cells = row[span.start : span.stop]
-            if lines and not any(map(width_of, cells)):
+            if lines and not any(map(_cleaned, cells)):
                 continue
             line = self._line(cells, wide[span.start : span.stop], span.start)
             lines += folded([" " * self.indent, *line] if lines else line, width, self.indent)
@@ -93,7 +90,7 @@ class Table:
             text, style = cell if isinstance(cell, Styled) else (cell, "")
             text = clean(text)
             blank = " " * (wide[column] - width_of(text))
-            last = all(not width_of(other) for other in row[column + 1 :])
+            last = not any(map(_cleaned, row[column + 1 :]))
             padded = blank + text if first + column in self.right else text if last else text + blank
             line += [Styled(padded, style), *([] if last else [_GAP])]  # type: ignore[arg-type]
             if last:
@@ -118,10 +115,16 @@ def clean_json(text: str) -> str:
 
 def width_of(cell: Cell) -> int:
     """Return the columns of a text on the screen: two for wide characters, none for combining ones."""
-    text = clean(cell.text if isinstance(cell, Styled) else cell)
+    text = _cleaned(cell)
     if text.isascii():
         return len(text)
-    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
+    from rich.cells import cell_len  # pages of help need no rich
+
+    return cell_len(text)
+
+
+def _cleaned(cell: Cell) -> str:
+    return clean(cell.text if isinstance(cell, Styled) else cell)
 
 
 def folded(line: Line, width: int | None, indent: int) -> list[list[Cell]]:

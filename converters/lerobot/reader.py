@@ -114,7 +114,7 @@ class DatasetSurvey:
         paths = self._paths()
         for path in paths:
             try:
-                self._look_into(path)
+                self._examine(path)
             except FormatError as error:
                 self._unreadable[path] = error
             progress(1)
@@ -151,7 +151,7 @@ class DatasetSurvey:
             )
         return sorted(there)
 
-    def _look_into(self, path: str) -> None:
+    def _examine(self, path: str) -> None:
         info = self._info
         with RowsFile(info.root / path) as file:
             known = info.features.keys()

@@ -31,7 +31,7 @@ from .shards import (
     require_one_dataset,
     shards_at,
 )
-from .survey import Column, EpisodeLookers, EpisodeSurvey, FoundEpisode, keys_of
+from .survey import Column, EpisodeSurvey, FoundEpisode, SurveyPool, keys_of
 
 
 def read_rows(
@@ -194,12 +194,10 @@ class OpenXReader(PartsReader):
         problems: list[RbtoolError] = [*missing_shards(self.path, self._shards.all)]
         headers: list[tuple[int, int]] = []
         number = 0
-        with EpisodeLookers(
-            self._shards.all, self.survey_workers, images=self._images, first=self._unpickler
-        ) as lookers:
+        with SurveyPool(self._shards.all, self.survey_workers, images=self._images, first=self._unpickler) as surveys:
             for place in range(len(self._shards.all)):
                 try:
-                    for member, look in lookers.looks(place):
+                    for member, look in surveys.looks(place):
                         headers.append((place, member.header))
                         try:
                             episodes[number] = survey.take(look(), place, member)
@@ -221,7 +219,7 @@ class OpenXReader(PartsReader):
             raise next(iter([*problems, *damaged.values()]), FormatError(f"{self.path} has no steps"))
         notes = [
             last.note,
-            *self._notes(survey, episodes, lookers.skipped),
+            *self._notes(survey, episodes, surveys.skipped),
             *(f"left out: {one.message}" for one in problems),
         ]
         return ShardSurvey(

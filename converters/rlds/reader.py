@@ -99,7 +99,7 @@ def survey(
     looking = _Looking(found, features, parser, progress)
     first = 0
     for index, shard in enumerate(layout.shards):
-        count = looking.look_into(index, shard, first) if split in (None, shard.split) else _size_of(shard)
+        count = looking.examine(index, shard, first) if split in (None, shard.split) else _size_of(shard)
         start = found.ranges.get(shard.split, (first, first))[0]
         found.ranges[shard.split] = start, first + count
         first += count
@@ -135,7 +135,7 @@ class _Looking:
         self._actions = [one for one in found.columns if one.role == "action" and one.kind in ("numbers", "encoded")]
         self._reward = next((one for one in found.columns if one.role == "reward"), None)
 
-    def look_into(self, index: int, shard: ShardFile, first: int) -> int:
+    def examine(self, index: int, shard: ShardFile, first: int) -> int:
         """Look at all records of a shard, the first of which is episode `first`; return how many have a number."""
         found, count = self._found, 0
         try:

@@ -94,7 +94,7 @@ class RobosetReader(GroupReader):
         """Look at the structure and the flags of every episode of every file."""
         trials = _Trials()
         for index, path in enumerate(self.opened.paths):
-            trials.look_into(index, path, self.opened.open(index), progress)
+            trials.examine(index, path, self.opened.open(index), progress)
         columns = trials.survey.finish()
         mapped = _keys_of(columns)
         self.columns = mapped.columns
@@ -157,7 +157,7 @@ class _Trials:
         self._empty: list[str] = []
         self._paths: dict[Paths, Paths] = {}
 
-    def look_into(self, index: int, path: Path, file: GroupFile, progress: Callable[[int], None]) -> None:
+    def examine(self, index: int, path: Path, file: GroupFile, progress: Callable[[int], None]) -> None:
         """Look at all trials of a file, in the order of their numbers."""
         name = path.name
         self.files.append(name)

@@ -508,7 +508,7 @@ class Reader(Closing, ABC):
     ) -> Iterator[Piece]:
         """Refuse pieces that are not what the facts announce; `complete` states that they have all fields."""
         last: Piece | None = None
-        for piece in _understood(self.path, pieces):
+        for piece in _with_damage_named(self.path, pieces):
             what = f"{self.path}: episode {number}"
             if piece.episode != number:
                 raise FormatError(f"{what} came with a piece of episode {piece.episode}")
@@ -535,7 +535,7 @@ def _kept_ends(block: EpisodeBlock, final_step: FinalStep) -> Array:
     return np.full(len(block.episodes), final_step == "repeat")
 
 
-def _understood(path: Path, pieces: Iterator[Piece]) -> Iterator[Piece]:
+def _with_damage_named(path: Path, pieces: Iterator[Piece]) -> Iterator[Piece]:
     with understood(path):
         yield from pieces
 

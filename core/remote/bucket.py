@@ -88,7 +88,7 @@ class Bucket(Transport):
         require_network(f"asking for {what}")
         client = self._connected()
         found: list[BucketObject] = []
-        with _understood(what):
+        with _as_network_errors(what):
             pages = client.list_blobs(self.name, prefix=prefix, retry=None, timeout=_timeout()).pages
             for number, page in enumerate(pages):
                 found += [self._object(blob) for blob in page if is_inside(blob.name)]  # not so: a folder's own object
@@ -231,7 +231,7 @@ def _pieces(blob: Any, offset: int, size: int, what: str) -> Iterator[bytes]:
     """Yield the bytes from `offset` on, 8 MiB at a time, as they are stored."""
     while offset < size:
         stop = min(offset + _PIECE, size)
-        with _understood(what):
+        with _as_network_errors(what):
             piece: bytes = blob.download_as_bytes(
                 start=offset, end=stop - 1, raw_download=True, checksum=None, retry=None, timeout=_timeout()
             )
@@ -255,7 +255,7 @@ def _hex(text: str | None, length: int) -> str | None:
 
 
 @contextlib.contextmanager
-def _understood(what: str) -> Iterator[None]:
+def _as_network_errors(what: str) -> Iterator[None]:
     """Raise the errors of the client as what they mean."""
     import google.auth.exceptions
     import requests

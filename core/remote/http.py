@@ -138,7 +138,7 @@ class HttpTransport(Transport):
                 headers["If-Range"] = version
         client = self._connected()
         with contextlib.ExitStack() as stack:
-            with _understood(what, self.hint):
+            with _as_network_errors(what, self.hint):
                 request = client.build_request("GET", address, headers=headers, extensions={"trace": self._watch})
                 response = stack.enter_context(answer_to(client, request, self.interrupt))
             if response.status_code not in (200, 206) and not (
@@ -148,7 +148,7 @@ class HttpTransport(Transport):
             yield response
 
     def _blocks(self, response: httpx2.Response, what: str) -> Iterator[bytes]:
-        with _understood(what, self.hint):
+        with _as_network_errors(what, self.hint):
             yield from paced(response.iter_raw(), what)
 
     def _connected(self) -> httpx2.Client:
@@ -272,7 +272,7 @@ def _refused_by_proxy(failed: str) -> NetworkError:
 
 
 @contextlib.contextmanager
-def _understood(what: str, hint: str) -> Iterator[None]:
+def _as_network_errors(what: str, hint: str) -> Iterator[None]:
     """Raise failures of the http client as what they mean."""
     import httpx2
 
