@@ -21,7 +21,7 @@ from ...core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from ...core.storages.dataset import StreamStorage
 from ...core.streams.shards import SourceShards, cached
 from ...core.transforms.base import Compose
-from ...core.transforms.values import DecodeText, channels_first
+from ...core.transforms.keyed import DecodeText, channels_first
 from ..files.rlds_steps import require_rlds_last
 from .shards import shards_at
 from .source import OpenXFolder

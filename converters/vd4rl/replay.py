@@ -9,7 +9,7 @@ from typing import Unpack
 from ...core.errors import UsageError
 from ...core.experience_replay import BufferArguments, SourceExperienceReplay, refuse_env_kwargs
 from ...core.transforms.base import Compose
-from ...core.transforms.values import Resize, ToTensorImage
+from ...core.transforms.keyed import Resize, ToTensorImage
 
 
 class VD4RLExperienceReplay(SourceExperienceReplay):

@@ -19,7 +19,7 @@ from tensordict import TensorDict, is_tensor_collection
 from ..buffers.replay_buffer import ReplayBuffer
 from ..buffers.tensordict import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from ..storages.lazy_tensor import LazyTensorStorage
-from .errors import error_of
+from .rows import error_of
 
 ROWS, LANES = 12, 3
 KNOWN = frozenset({"index", "priority_weight"})  # keys that writers and samplers add to elements

@@ -19,7 +19,7 @@ from ..format import fs
 from ..storages.base import Storage
 from ..storages.cursors import last_row
 from ..storages.lazy_tensor import LazyTensorStorage
-from .errors import error_of
+from .rows import error_of
 
 CAPACITY = 6
 _FEW_BYTES = 64

@@ -19,7 +19,7 @@ from ..format.memmap.reader import TedReader
 from ..format.returns import Ingest
 from ..ted.episodes import Final
 from ..ted.schema import NEXT, REWARD, Key, ted_fields
-from .errors import error_of
+from .rows import error_of
 
 
 def joined(pieces: Iterable[Piece], facts: SourceFacts) -> dict[int, dict[Key, Array]]:

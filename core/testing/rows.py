@@ -1,9 +1,12 @@
-"""Rows of every kind of data for tests of storages and writers, and comparisons of rows."""
+"""Rows of every kind of data for tests of storages and writers, comparisons of rows, and the error that a call raises.
+
+Nothing here depends on pytest.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,6 +15,16 @@ from tensordict import TensorDict
 
 from ..buffers.replay_buffer import ReplayBuffer
 from ..storages.pytree import tree_spec_of
+
+
+def error_of(act: Callable[[], Any]) -> Exception | None:
+    """Return the error that `act` raises, or None."""
+    try:
+        act()
+    except Exception as error:
+        return error
+    return None
+
 
 LANES = 3
 """Elements per row of a storage with two dimensions."""

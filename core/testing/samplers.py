@@ -15,8 +15,7 @@ from ..buffers.replay_buffer import ReplayBuffer
 from ..samplers.base import Index, Sampler
 from ..storages.lazy_tensor import LazyTensorStorage
 from ..storages.tensor import TensorStorage
-from .errors import error_of
-from .rows import restore
+from .rows import error_of, restore
 
 
 class _Closed(TensorStorage):

@@ -15,7 +15,7 @@ from ..format.converter import Chosen, Sink
 from ..format.memmap.reader import TedReader
 from ..ted.schema import Key
 from .datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
-from .errors import error_of
+from .rows import error_of
 
 ROWS = (0, 2, 3)
 """The chosen episodes, with a gap between them."""

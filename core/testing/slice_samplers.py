@@ -25,7 +25,7 @@ from tensordict import TensorDict
 from ..buffers.tensordict import TensorDictReplayBuffer
 from ..samplers.base import Sampler
 from ..storages.lazy_tensor import LazyTensorStorage
-from .errors import error_of
+from .rows import error_of
 
 Signal: TypeAlias = Literal["ids", "done", "either"]
 """What separates episodes: trajectory ids, the done flag, or one of several flags."""

@@ -10,7 +10,7 @@ from ..errors import DatasetNotFoundError, NetworkError
 from ..format import fs
 from ..format.converter import RemoteDataset, Source
 from ..format.manifest import is_inside
-from .errors import error_of
+from .rows import error_of
 
 
 class SourceTests(ABC):

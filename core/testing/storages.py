@@ -20,8 +20,7 @@ import torch
 from ..buffers.replay_buffer import ReplayBuffer
 from ..samplers.slices import SliceSampler
 from ..storages.base import Storage
-from .errors import error_of
-from .rows import LANES, MarkRecorder, episode_steps, overwrite, same, sample_rows, spoiled
+from .rows import LANES, MarkRecorder, episode_steps, error_of, overwrite, same, sample_rows, spoiled
 
 ROWS = 10
 

@@ -25,7 +25,6 @@ from ..storages.lazy_tensor import LazyTensorStorage
 from ..storages.tensor import TensorStorage
 from ..writers.base import Writer
 from ..writers.round_robin import RoundRobinWriter
-from .errors import error_of
 from .rows import (
     CAPACITY,
     FILLED,
@@ -33,6 +32,7 @@ from .rows import (
     LANES,
     Case,
     copied_leaves,
+    error_of,
     layout_of,
     leaves_of,
     restore,

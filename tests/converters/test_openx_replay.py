@@ -21,7 +21,7 @@ import rbtool
 from rbtool import OpenXExperienceReplay
 from rbtool.converters.openx import shards
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
-from rbtool.core.transforms.values import channels_first
+from rbtool.core.transforms.keyed import channels_first
 
 DATA = Path(__file__).parents[1] / "data" / "openx"
 LENGTHS = ((5, 3), (9, 4), (), (6,), (3, 7, 8))
@@ -228,11 +228,11 @@ def test_last_steps_are_the_same_in_all_shards(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import json, sys, rbtool, rbtool.converters.openx.shards, rbtool.core.transforms.values
+import json, sys, rbtool, rbtool.converters.openx.shards, rbtool.core.transforms.keyed
 rbtool.converters.openx.shards.PIECE_BYTES = 8 << 10
 for options in json.loads(sys.argv[1]):
     if options.pop("plain", False):
-        parts = [rbtool.DecodeText(), rbtool.core.transforms.values.channels_first]
+        parts = [rbtool.DecodeText(), rbtool.core.transforms.keyed.channels_first]
         stream = rbtool.load_dataset("openx:toy", 4, streaming=True, seed=3, rlds_last="step", trust_pickle=True,
                                      transform=rbtool.Compose(*parts))
     else:

@@ -1135,7 +1135,7 @@ class ResizeImages(RowOperation):
 def _resize(images: Array, size: tuple[int, int]) -> Any:
     import torch  # only who resizes waits for it
 
-    from ...transforms.values import Resize as Transform
+    from ...transforms.keyed import Resize as Transform
 
     transform = Transform(size)
     out = np.empty((*images.shape[:2], *size), images.dtype)

@@ -21,7 +21,7 @@ from rbtool.core.format.memmap.builder import DatasetBuilder, Origin, Overlapped
 from rbtool.core.format.returns import Ingest
 from rbtool.core.ted.episodes import Final
 from rbtool.core.ted.schema import Field, ted_fields
-from rbtool.core.testing.errors import error_of
+from rbtool.core.testing.rows import error_of
 
 OBSERVATION, ACTION, REWARD = ("observation",), ("action",), ("reward",)
 FIELDS = (

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rbtool.core.kernels.rows import compiled_module
-from rbtool.core.maps import compiled_hashes, hashing
-from rbtool.core.maps.hashing import CompiledTable, KeyTable, PlainTable, key_table, project, siphash
+from rbtool.core.maps import compiled_hashes, tensordict_map
+from rbtool.core.maps.tensordict_map import CompiledTable, KeyTable, PlainTable, key_table, project, siphash
 
 KEY = bytes(range(16))
 
@@ -138,7 +138,7 @@ def test_both_kinds_project_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(1)
     rows, matrix = random.normal(size=(20, 70)), random.normal(size=(70, 5))
     compiled = project(rows, matrix)
-    monkeypatch.setattr(hashing, "compiled_module", lambda name, package: None)
+    monkeypatch.setattr(tensordict_map, "compiled_module", lambda name, package: None)
     assert (project(rows, matrix) == compiled).all()
 
 

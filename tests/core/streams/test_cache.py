@@ -21,7 +21,7 @@ from waiting import HANG
 import rbtool
 from rbtool.core.format import fs
 from rbtool.core.storages.dataset import OpenShard
-from rbtool.core.streams.cache import CachedShards, ShardFiles
+from rbtool.core.streams.shards import CachedShards, ShardFiles
 
 
 class LocalFiles(ShardFiles):
@@ -184,7 +184,7 @@ def test_what_is_on_its_way_ends_with_the_stream(tmp_path: Path) -> None:
 _LEAVING = """
 import os, pathlib, signal, sys, threading, time
 import rbtool
-from rbtool.core.streams.cache import CachedShards, ShardFiles
+from rbtool.core.streams.shards import CachedShards, ShardFiles
 from rbtool.core.storages.dataset import OpenShard
 
 class Slow(ShardFiles):

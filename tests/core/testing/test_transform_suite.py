@@ -12,9 +12,8 @@ from tensordict import TensorDict, TensorDictBase
 from rbtool.core.errors import UsageError
 from rbtool.core.testing.transforms import TransformTests as Suite
 from rbtool.core.transforms.base import Transform
-from rbtool.core.transforms.keyed import KeyedTransform
+from rbtool.core.transforms.keyed import KeyedTransform, Normalize
 from rbtool.core.transforms.returns import MultiStepTransform
-from rbtool.core.transforms.values import Normalize
 from rbtool.core.transforms.windows import FrameStack, RandomCropTensorDict
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.transforms.values import Resize, ToTensorImage
+from rbtool.core.transforms.keyed import Resize, ToTensorImage
 
 
 def batch(pixels: torch.Tensor, shape: tuple[int, ...] = (2,)) -> TensorDict:

@@ -11,8 +11,7 @@ from tensordict import TensorDict
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.transforms.base import Compose
-from rbtool.core.transforms.keyed import CatTensors, RenameTransform
-from rbtool.core.transforms.values import DecodeText, Normalize, Resize, ToTensorImage
+from rbtool.core.transforms.keyed import CatTensors, DecodeText, Normalize, RenameTransform, Resize, ToTensorImage
 from rbtool.core.transforms.windows import FrameStack
 
 

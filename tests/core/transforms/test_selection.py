@@ -10,8 +10,7 @@ from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import MissingKeyError
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.transforms.base import Transform
-from rbtool.core.transforms.keyed import CatTensors, ExcludeTransform, RenameTransform, SelectTransform
-from rbtool.core.transforms.values import Normalize
+from rbtool.core.transforms.keyed import CatTensors, ExcludeTransform, Normalize, RenameTransform, SelectTransform
 
 
 def steps(count: int = 4) -> TensorDict:

@@ -8,8 +8,8 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.errors import SchemaError
+from rbtool.core.transforms.keyed import DecodeText, Normalize
 from rbtool.core.transforms.returns import MultiStep, ReturnToGo
-from rbtool.core.transforms.values import DecodeText, Normalize
 from rbtool.core.transforms.windows import NextStateReconstructor
 
 
