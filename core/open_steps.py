@@ -206,7 +206,7 @@ def _open(path: Path, damaged: bool) -> StepReader:
     if path.is_file():
         return H5Reader(path)
     if not path.exists():
-        raise DatasetNotFoundError(f"there is nothing at {path}")
+        raise DatasetNotFoundError(f"{path} not found")
     refuse_empty(path)
     if not has_manifest(path) and (path / HIDDEN).is_dir():
         lost = CorruptDataError(f"{path} was an rbtool dataset or checkpoint, but {MANIFEST} is missing")

@@ -146,7 +146,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         if os.path.lexists(place):
             return place
         if not os.path.lexists(folder):
-            raise DatasetNotFoundError(f"there is nothing at {folder}, expected the checkpoint of a storage")
+            raise DatasetNotFoundError(f"{folder} not found, expected the checkpoint of a storage")
         writer = f"{self.form.capitalize()}StorageCheckpointer"
         require_writer(folder, writer)
         if not folder.is_dir():

@@ -312,7 +312,7 @@ class Reader(Closing, ABC):
         self.__numbers: frozenset[int] | None = None
         self.__closed = False
         if not path.exists():
-            raise DatasetNotFoundError(f"there is nothing at {path}")
+            raise DatasetNotFoundError(f"{path} not found")
         with understood(path):
             self.on_open()
         self.__state = file_state(path) if path.is_file() else None

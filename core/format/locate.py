@@ -203,7 +203,7 @@ def find_dataset(name: str | os.PathLike[str], root: str | os.PathLike[str] | No
             or _stored_like(os.fspath(name), known_root(root))
             or f"name an existing path, or a dataset like {source_example()}:ID"
         )
-        raise DatasetNotFoundError(f"there is nothing at {path}", hint=hint)
+        raise DatasetNotFoundError(f"{path} not found", hint=hint)
     folder = storage_root(root) / named["source"] / safe_id(named["id"])
     mend(folder)
     if not has_manifest(folder):
@@ -423,7 +423,7 @@ def open_source(
     The rest as for `Reader`. UsageError for a format that is not known.
     """
     if not path.exists():
-        raise DatasetNotFoundError(f"there is nothing at {path}")
+        raise DatasetNotFoundError(f"{path} not found")
     if format is not None:
         known = reader_names()
         if format not in known:

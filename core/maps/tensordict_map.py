@@ -688,8 +688,6 @@ V = TypeVar("V")
 
 WriteFunction = Callable[..., Any]
 
-_LEAST = 1024
-
 
 class TensorMap(ABC, Generic[K, V]):
     """A map from batches of keys to batches of values."""

@@ -64,14 +64,14 @@ def repair(
     cut. Finished episodes that are damaged, follow a damaged one, or are missing from the log are discarded only with
     `yes`. A recording that is a valid dataset already is left as it is.
 
-    Raises DatasetNotFoundError if there is nothing at `path`, FormatError if it is not a recording, CorruptDataError
+    Raises DatasetNotFoundError if `path` does not exist, FormatError if it is not a recording, CorruptDataError
     if episodes would be discarded, none would be kept, or the contents cannot be determined, and UsageError while
     another process records there.
     """
     started, folder, progress = time.perf_counter(), fs.expanded(path).absolute(), progress or Silent()
     mend(folder)
     if not folder.exists():
-        raise DatasetNotFoundError(f"there is nothing at {folder}")
+        raise DatasetNotFoundError(f"{folder} not found")
     progress.start("looking over", None, "episodes")
     state = examine_recording(folder, progress.advance)
     progress.done()

@@ -135,7 +135,7 @@ def test_each_dataset_has_its_heading_and_a_failure_hides_none(bad, shell):
         "cartpole", "bad", "cartpole.h5",
     ]  # fmt: skip
     assert lines.count("") == 2
-    assert "error: there is nothing at ghost\n" in done.stderr
+    assert "error: ghost not found\n" in done.stderr
     assert done.stderr.endswith("2 of 4 datasets failed: bad, ghost\n")
 
 

@@ -36,7 +36,7 @@ def test_json_counts_what_check_finds(shell, folder):
         ("cartpole -o page.txt", 2, "expected .html"),
         ("cartpole -o cartpole/page.html", 2, "is inside the dataset"),
         ("cartpole -o prep.py/page.html", 2, "is a file"),
-        ("nothing -o page.html", 4, "there is nothing at nothing"),
+        ("nothing -o page.html", 4, "nothing not found"),
         ("minari/pendulum/random-v0 -o page.html", 2, "a TED dataset is needed"),
         ("cartpole -o /proc/page.html", 1, "no such file or directory"),
     ],

@@ -93,7 +93,7 @@ def test_traces_of_a_download_do_not_matter(tmp_path: Path) -> None:
 
 
 def test_nothing_there() -> None:
-    with pytest.raises(DatasetNotFoundError, match="there is nothing at"):
+    with pytest.raises(DatasetNotFoundError, match="not found"):
         MinariReader(Path("/nothing/here"))
 
 

@@ -58,7 +58,7 @@ def test_what_nobody_reads_is_refused_with_what_is_read(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"?")
     with pytest.raises(FormatError, match=r"unknown format; supported: minari, d4rl, .*table"):
         open_source(tmp_path / "x.bin")
-    with pytest.raises(DatasetNotFoundError, match="there is nothing at"):
+    with pytest.raises(DatasetNotFoundError, match="not found"):
         open_source(tmp_path / "y.bin")
     with pytest.raises(FormatError, match="no reader for format 'cobol'"):
         reader_class("cobol")

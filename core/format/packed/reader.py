@@ -59,7 +59,7 @@ def _document(path: str, data: bytes) -> FileRecord:
 def _no_dataset(path: Path) -> RbtoolError:
     """Describe what is at a path that has no manifest."""
     if not path.exists():
-        return DatasetNotFoundError(f"there is nothing at {path}")
+        return DatasetNotFoundError(f"{path} not found")
     if is_ours(path):
         said = f"{path} is a checkpoint in one file, expected the folder of a dataset in layout packed here"
         return FormatError(said, hint=_hint(path, "checkpoint load"))

@@ -122,7 +122,7 @@ def test_words_that_a_download_resolved(home: Path) -> None:
     ("name", "said", "hint"),
     [
         ("shelf:D4RL/pen/human-v2", "is not in", "rbtool download shelf D4RL/pen/human-v2"),
-        ("no/such/place", "there is nothing at", f"{source_example()}:ID"),
+        ("no/such/place", "not found", f"{source_example()}:ID"),
     ],
 )
 @pytest.mark.usefixtures("two_sources")

@@ -131,7 +131,7 @@ def test_an_address_of_the_web_is_no_dataset(tmp_path: Path) -> None:
 def test_a_path_needs_no_home(tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", [(3, "open")])
     assert find_dataset(tmp_path / "walks") == tmp_path / "walks"
-    with pytest.raises(DatasetNotFoundError, match="there is nothing at nowhere"):
+    with pytest.raises(DatasetNotFoundError, match="nowhere not found"):
         find_dataset("nowhere")
 
 

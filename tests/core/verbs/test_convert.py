@@ -244,7 +244,7 @@ def test_an_error_halfway_leaves_the_old_one(tmp_path: Path) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match="there is nothing at"):
+    with pytest.raises(DatasetNotFoundError, match="not found"):
         convert(tmp_path / "no", tmp_path / "ted")
     with pytest.raises(DatasetNotFoundError, match="is an empty folder"):
         convert(tmp_path, tmp_path / "ted")

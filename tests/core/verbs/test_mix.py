@@ -108,7 +108,7 @@ def test_a_dry_run_writes_nothing(work):
             "the destination comes last, and data/b does not end in .toml",
         ),
         ((["data/a", "data/b"], "data/a/m.toml"), {}, UsageError, "is inside the dataset"),
-        ((["data/a", "data/c"], "m.toml"), {}, DatasetNotFoundError, "there is nothing at data/c"),
+        ((["data/a", "data/c"], "m.toml"), {}, DatasetNotFoundError, "data/c not found"),
         ((["data/a", "minari:c"], "m.toml"), {}, DatasetNotFoundError, "minari:c is not in"),
         ((["data/a", "data"], "m.toml"), {}, FormatError, "is no dataset and no checkpoint"),
         ((["data/a", "data/b"], "m.toml"), {"p": [1, -1]}, UsageError, "a weight is -1, expected a number from 0"),
@@ -207,7 +207,7 @@ def test_a_missing_dataset_and_a_cycle_are_named(work):
     rbtool.mix(["data/a", "data/b"], "m.toml")
     rbtool.mix(["m.toml", "data/b"], "n.toml")
     shutil.move("data/b", "data/c")
-    with pytest.raises(DatasetNotFoundError, match=r"m.toml: there is nothing at .*data/b"):
+    with pytest.raises(DatasetNotFoundError, match=r"m.toml: .*data/b not found"):
         rbtool.load_dataset("m.toml")
     Path("m.toml").write_text(Path("m.toml").read_text().replace("data/b", "n.toml"))
     with pytest.raises(FormatError, match=r"m.toml contains itself: m.toml → n.toml → m.toml"):
