@@ -34,7 +34,7 @@ def demo(
     """See every step at work, on episodes recorded on the spot.
 
     Plays CartPole and Pendulum, converts, preprocesses, checkpoints, inspects and samples. Prints the commands of one
-    of the two and what each of them proves; with -v those of both, and their results. No network.
+    of the two and what each of them proves; with -v both, and their results. No network.
     """
     from ..core.verbs.demo import demo as run
 
@@ -44,7 +44,7 @@ def demo(
 
 
 class _Screen:
-    """Prints the commands of the first dataset, and what they prove; with -v those of all, and their results."""
+    """Prints the commands of the first dataset, and what they prove; with -v all of them, and their results."""
 
     def __init__(self, out: Output) -> None:
         self._out = out

@@ -440,7 +440,7 @@ _MOST = 16
 
 
 def step_lines(step: Provenance, title: Cell, indent: int, width: int | None) -> Iterator[list[Cell]]:
-    """Return the line of a step of the provenance, which starts with `title`, and those of its operations."""
+    """Return the line of a step of the provenance, which starts with `title`, and the lines of its operations."""
     operations = _operations(step.arguments)
     rest = {name: value for name, value in step.arguments.items() if not operations or name not in _OPERATION_PARTS}
     spec = rest.pop(_SPEC, None)

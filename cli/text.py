@@ -202,7 +202,7 @@ def vector(value: Any) -> str:
 
 
 def _alike(values: Sequence[Any]) -> list[str]:
-    """Format numbers with equal decimals, so that those of other steps align below them."""
+    """Format numbers with equal decimals, so that other steps align below them."""
     if not any(isinstance(value, float) for value in values):
         return [number(value) if isinstance(value, int) else str(value) for value in values]
     top = max((abs(value) for value in values if math.isfinite(value)), default=0.0)

@@ -7,7 +7,7 @@
     /source/<file>         the source's own metadata files, byte for byte
     attributes of the file `format` ("rbtool export") and `about`, a JSON document with fields, shapes and spaces
 
-Rows `start` to `start + length` of every leaf are those of an episode. Flags are HDF5 enumerations of FALSE and TRUE,
+Rows `start` to `start + length` of every leaf belong to one episode. Flags are HDF5 enumerations of FALSE and TRUE,
 as h5py writes bool; complex numbers are compounds of `r` and `i`.
 """
 
@@ -41,7 +41,7 @@ class H5Exporter(Sink):
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Return whether the attribute `format` is that of an export."""
+        """Return whether the attribute `format` names an export."""
         try:
             with h5py.File(open_h5(path)) as file, closing(HeapValues(file.id)) as values:
                 return bool(values.attribute(file["/"].id, "format") == FORMAT)

@@ -41,7 +41,7 @@ class NpzExporter(Sink):
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Return whether the member `about` is that of an export."""
+        """Return whether the member `about` describes an export."""
         try:
             with NpzFile(path) as file:
                 return "about" in file.names and FORMAT in str(file.whole("about", _MOST_ABOUT))

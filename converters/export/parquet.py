@@ -8,7 +8,7 @@
 
     README.md          names both for `datasets.load_dataset(folder)`, as the configurations `steps` and `episodes`
 
-The schema's metadata has `rbtool`, a JSON document with fields, shapes and spaces. The one file is that of the steps;
+The schema's metadata has `rbtool`, a JSON document with fields, shapes and spaces. The one file holds the steps;
 its metadata has `rbtool.episodes`, too: the bytes of episodes.parquet in base64.
 """
 

@@ -262,7 +262,7 @@ class GroupColumn:
 
     Of a `state`, `after` is the column with what came after each step, where the file has one. With `initial`, the rows
     of the column itself are those after each step, and that one's only row is the one before the first step. A
-    `longer` one has a row more than steps: that of the last is what came after the last step.
+    `longer` one has a row more than steps: the last row is what came after the last step.
     """
 
     path: ColumnPath

@@ -372,7 +372,7 @@ class Described:
         return [memoryview(one if isinstance(one, bytes | bytearray) else one.data) for one in kept]
 
     def rows(self, number: int, start: int, stop: int) -> list[memoryview]:
-        """Return the bytes of rows; those of an array in Fortran's order in that order."""
+        """Return the bytes of rows; an array in Fortran's order stays in that order."""
         array: BuiltArray = self._kept[number]
         data = memoryview(array.data)
         size = len(data) // max(1, math.prod(array.shape))

@@ -1,4 +1,4 @@
-"""Columns that are NumPy arrays: those of a npz file, or the `.npy` files in a folder."""
+"""Columns that are NumPy arrays: in a npz file, or as `.npy` files in a folder."""
 
 from __future__ import annotations
 

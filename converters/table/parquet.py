@@ -35,7 +35,7 @@ class _Cursor:
 
 
 class ParquetFile(TableFile):
-    """A Parquet file. A missing value, and a list of another length than that of the first row, is refused."""
+    """A Parquet file. A missing value, and a list of another length than the first row's, is refused."""
 
     kind = "Parquet file"
 

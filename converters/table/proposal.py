@@ -136,7 +136,7 @@ class _Proposal:
             self.doubts.append(f"{named[0]} is taken for time limits; for termination write --ends {named[0]}")
 
     def _complete(self, pairs: dict[str, str | None]) -> None:
-        """Propose the columns that are left where no name is that of an observation."""
+        """Propose the columns that are left where no name stands for an observation."""
         if pairs["observation"] is None:
             free = (one for one in self._free() if not one.pickled)
             left = [one for one in free if not one.shape]

@@ -188,7 +188,7 @@ class TableReader(Reader):
     def _rows_of(
         self, one: Mapped, columns: Sequence[TableColumn], read: Mapping[str, Array], start: int
     ) -> dict[Key, Array]:
-        """The rows of a field by its key, those of a text with their lengths; {} for no columns."""
+        """The rows of a field by its key, a text's with their lengths; {} for no columns."""
         if not columns:
             return {}
         if not one.is_text:
@@ -238,7 +238,7 @@ class TableReader(Reader):
         )  # fmt: skip
 
     def files(self) -> list[Path]:
-        """The file, or those of the folder."""
+        """The file, or the files of the folder."""
         return self._file.files()
 
     def verify_read(self) -> None:

@@ -76,7 +76,7 @@ class _FoundKinds:
     def add_cells(self, cells: Sequence[str | None], row: int) -> bool:
         """Take the text of cells into account that Arrow reads as floats; return whether uint64 holds all of them.
 
-        Arrow makes floats of whole numbers above those of int64, and of those next to a fraction.
+        Arrow makes floats of whole numbers beyond int64, and of whole numbers next to a fraction.
         """
         whole = [None if cell is None else _WHOLE.fullmatch(cell) for cell in cells]
         if self.inexact is None:

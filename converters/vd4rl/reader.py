@@ -41,7 +41,7 @@ class Vd4rlReader(Reader):
     """A folder of V-D4RL, or one of its files: npz of one episode each (64px), or HDF5 shards (84px).
 
     `image` or `observation` becomes `pixels`, in the stored layout; `action`, `reward` and `discount` of a step are
-    those of the row after it, since a row holds what led to it. Any other array with a row for each observation is
+    in the row after it, since a row holds what led to it. Any other array with a row for each observation is
     `state.NAME`. `is_init` is set in the first step after a reset. Episodes are truncated, or terminated where
     `is_terminal` (without it, a `discount` of 0) marks the last row.
 
