@@ -34,7 +34,7 @@ Line: TypeAlias = Sequence[Cell]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows with aligned columns. `right` are right-aligned columns.
+    """Rows with aligned columns. `right` are right-aligned columns, `glued` ones that stay with the previous column.
 
     On a narrow screen each row becomes a block: columns without room continue in indented lines below, also aligned.
     Nothing is left out or cut.
@@ -42,6 +42,7 @@ class Table:
 
     rows: Sequence[Line]
     right: frozenset[int] = frozenset()
+    glued: frozenset[int] = frozenset()
     indent: int = 4
 
     def lines(self, width: int | None = None) -> list[list[Cell]]:
@@ -68,9 +69,10 @@ class Table:
         """Return the range of columns of each line of a block."""
         starts = [0]
         for column in range(1, len(wide)):
+            end = next((n for n in range(column + 1, len(wide)) if n not in self.glued), len(wide))
             first, indent = starts[-1], self.indent if len(starts) > 1 else 0
-            taken = indent + sum(wide[first : column + 1]) + len(_GAP) * (column - first)
-            if taken > (width or math.inf):
+            taken = indent + sum(wide[first:end]) + len(_GAP) * (end - first - 1)
+            if column not in self.glued and taken > (width or math.inf):
                 starts.append(column)
         return [range(*pair) for pair in pairwise([*starts, len(wide)])]
 

@@ -106,14 +106,14 @@ def test_columns_begin_below_each_other_also_after_wide_characters():
     [
         (None, ["next.reward  float64  8 B  1  …  2", "x            bool     1 B"]),
         (34, ["next.reward  float64  8 B  1  …  2", "x            bool     1 B"]),
-        (33, ["next.reward  float64  8 B  1  …", "    2", "x            bool     1 B"]),
+        (33, ["next.reward  float64  8 B", "    1  …  2", "x            bool     1 B"]),
         (20, ["next.reward  float64", "    8 B  1  …  2", "x            bool", "    1 B"]),
-        (12, ["next.reward", "    float64", "    8 B  1", "    …  2", "x", "    bool", "    1 B"]),
+        (12, ["next.reward", "    float64", "    8 B", "    1  …  2", "x", "    bool", "    1 B"]),
     ],
 )
 def test_columns_that_have_no_room_go_on_below(width, shown):
     rows = [["next.reward", "float64", "8 B", "1", "…", "2"], ["x", "bool", "1 B", "", "", ""]]
-    table = Table(rows, right=frozenset({2}))
+    table = Table(rows, right=frozenset({2}), glued=frozenset({4, 5}))
     assert ["".join(map(_text, line)) for line in table.lines(width)] == shown
 
 
