@@ -570,10 +570,9 @@ def fill_storage(
 
     def write(columns: Columns, in_time: bool) -> None:
         order = Order(lead[0], filled.length // max(lead[0], 1), 0 if in_time else filled.oldest)
-        leaves = dict(zip(columns.names, columns.leaves, strict=True))
+        leaves = dict(zip(storage.structure.paths(), columns.leaves, strict=True))
         groups = [
-            [(field, LaneLeaf(leaves[key_name(field.key)], field, storage.ndim)) for field in group]
-            for group in _groups(fields)
+            [(field, LaneLeaf(leaves[field.key], field, storage.ndim)) for field in group] for group in _groups(fields)
         ]
         parts = [
             partial(_fill_part, targets, reader, order, *part) for targets in groups for part in _parts(targets, reader)

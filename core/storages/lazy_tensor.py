@@ -551,7 +551,7 @@ class LazyTensorStorage(TensorStorage):
         """
         if self.initialized:
             self.structure.refuse_other_constants(structure)
-            leaves = in_order(self.columns.names, structure, leaves)
+            leaves = in_order(self.structure, structure, leaves)
             self.columns.check(leaves, tuple(self.columns.lead))
             structure = self.structure
         else:

@@ -557,7 +557,7 @@ def saved_tensors(
 ) -> tuple[TreeSpec, list[torch.Tensor]]:
     """Undo `named_tensors`. Without a description of the data, dots in names separate the keys of a tensordict.
 
-    Classes that are not loaded are taken from `like`, the structure of the receiver's data.
+    Classes that are not loaded are taken from `like`, the structure of the receiver's data, and so are keys with dots.
     """
     if isinstance(saved, torch.Tensor):
         return TensorNode(), [saved]
@@ -565,19 +565,22 @@ def saved_tensors(
     if description:
         structure = spec_from_json(description, like)
     else:
-        structure = TensorDictNode.nested(tuple(name.split(".")) for name in tensors)
+        known = {} if like is None else {".".join(path): path for path in like.paths()}
+        structure = TensorDictNode.nested(known.get(name, tuple(name.split("."))) for name in tensors)
     names = [".".join(path) for path in structure.paths()]
     if sorted(names) != sorted(tensors):
         raise SchemaError(f"the state holds {', '.join(tensors)}, but its description says {', '.join(names)}")
     return structure, [tensors[name] for name in names]
 
 
-def in_order(names: Sequence[str], structure: TreeSpec, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors with this structure in the order of `names`."""
-    found = {".".join(path): tensor for path, tensor in zip(structure.paths(), tensors, strict=True)}
-    if sorted(found) != sorted(names):
-        raise SchemaError(f"the saved data holds {', '.join(found)}, but this storage holds {', '.join(names)}")
-    return [found[name] for name in names]
+def in_order(own: TreeSpec, structure: TreeSpec, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors with this structure in the order of the storage's `own`, by path: a name may mean two."""
+    found = dict(zip(structure.paths(), tensors, strict=True))
+    paths = list(own.paths())
+    if found.keys() != set(paths):
+        saved, held = (", ".join(".".join(path) for path in keys) for keys in (found, paths))
+        raise SchemaError(f"the saved data holds {saved}, but this storage holds {held}")
+    return [found[path] for path in paths]
 
 
 # Files of leaves -----------------------------------------------------------------------------------

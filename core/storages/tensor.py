@@ -583,7 +583,7 @@ class TensorStorage(IndexedStorage):
             columns = self.columns
             structure, tensors = _with_numbers(None if write else self.numbered_by, structure, tensors, columns)
             rows = self._rows_to_fill(length)
-            values = [value[:rows] for value in in_order(columns.names, structure, tensors)]
+            values = [value[:rows] for value in in_order(self.structure, structure, tensors)]
             columns.check(values, (rows, *columns.lead[1:]))
             self._make_room(slice(0, rows))
             if self.journal is not None:

@@ -696,9 +696,9 @@ def _leading(data: Any, name: str) -> int:
 
 
 def _common_length(data: Any) -> int:
-    lengths = {".".join(path): _length_of_leaf(leaf, path) for path, leaf in _leaves(data, ())}
+    lengths = {path: _length_of_leaf(leaf, path) for path, leaf in _leaves(data, ())}
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        found = ", ".join(f"{'.'.join(path)} has {length}" for path, length in lengths.items())
         raise SchemaError(f"expected leaves of one length, {found}")
     return next(iter(lengths.values()), 0)
 

@@ -249,6 +249,18 @@ def test_classes_and_constants_come_back(tmp_path: Path, form: str) -> None:
 
 
 @any_form
+def test_two_keys_with_one_name_in_dots_come_back(tmp_path: Path, form: str) -> None:
+    rows = BufferPlan(batches=(8,)).buffer()._storage[:]
+    for place in (rows, rows["next"]):
+        del place["observation"]
+        place["observation"] = {"a.b": torch.rand(8, 2), "a": {"b": torch.rand(8, 2)}}
+    MAKERS[form]().dumps(TensorStorage(rows), tmp_path / "saved")
+    storage = LazyTensorStorage(8)
+    MAKERS[form]().loads(storage, tmp_path / "saved")
+    assert bits(storage[:]) == bits(rows)
+
+
+@any_form
 def test_memory_maps_are_filled_too(tmp_path: Path, form: str) -> None:
     source = BufferPlan(8, (8, 3), oddities=("types", "jumps")).buffer()._storage
     MAKERS[form]().dumps(source, tmp_path / "saved")

@@ -85,9 +85,18 @@ def test_any_capacity_that_holds_the_rows_takes_them(
     assert same(storage[:], data)
 
 
-def test_keys_with_dots_come_back(tmp_path: Path) -> None:
-    data = {"a.b": torch.arange(10), "a": {"c.d": torch.ones(10)}}
-    assert same(loaded(saved(tmp_path, data))[:], data)
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("inner", ["b", "c.d"])
+def test_keys_with_dots_come_back(tmp_path: Path, kind: type[LazyTensorStorage], filled: bool, inner: str) -> None:
+    data = {"a.b": torch.arange(10), "a": {inner: torch.arange(10, 20)}}
+    for number, (given, compatible) in enumerate([(data, inner != "b"), (TensorDict(data, [10]), False)]):
+        path = saved(tmp_path / str(number), given, compatible=compatible)
+        storage = kind(16)
+        if filled:
+            storage.set(range(10), tree_map(torch.zeros_like, data) if number == 0 else given.apply(torch.zeros_like))
+        storage.loads(path)
+        assert same(storage[:], given)
 
 
 def test_files_have_the_size_of_the_capacity_and_take_room_for_the_rows(tmp_path: Path) -> None:
