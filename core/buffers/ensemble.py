@@ -9,7 +9,7 @@ import contextlib
 import copy
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, Self, TypeAlias, get_args
@@ -97,7 +97,8 @@ class SchemaDifference:
         )
 
 
-Differences: TypeAlias = tuple[SchemaDifference, ...]
+Differences: TypeAlias = dict[Key, SchemaDifference]
+"""By key and not by name: `("a.b",)` and `("a", "b")` are two entries with one name."""
 
 
 def checked_policy(policy: Any) -> Policy | None:
@@ -154,14 +155,13 @@ def _compared(policy: Policy | None, schemas: Mapping[int, Schema]) -> tuple[fro
 def joined_schema(policy: Policy | None, schemas: Mapping[int, Schema]) -> Schema:
     """Return the schema of the batches that a `Joiner` makes for members with these schemas."""
     marked, different = _compared(policy, schemas)
-    apart = {one.key for one in different}
     found: Schema = {}
     for schema in schemas.values():
         found |= schema if policy not in ("intersect", "union") else _without_masks(schema)
     if policy == "union":
-        masked = [key for key in found if ".".join(key) in apart or key in marked]
+        masked = [key for key in found if key in different or key in marked]
     else:
-        found = {key: kind for key, kind in found.items() if ".".join(key) not in apart}
+        found = {key: kind for key, kind in found.items() if key not in different}
         masked = [key for key in found if key in marked]
     return found | {(MASK, *key): ("torch.bool", ()) for key in masked}
 
@@ -171,15 +171,15 @@ def differences(schemas: Mapping[int, Schema]) -> Differences:
     keys: dict[Key, None] = {}
     for schema in schemas.values():
         keys |= dict.fromkeys(schema)
-    found = []
+    found = {}
     for key in keys:
         kinds = {member: schema.get(key) for member, schema in schemas.items()}
         if len(set(kinds.values())) == 1:
             continue
         named = {member: None if kind is None else _text(kind) for member, kind in kinds.items()}
         clash = len({kind for kind in kinds.values() if kind is not None}) > 1
-        found.append(SchemaDifference(".".join(key), named, clash))
-    return tuple(found)
+        found[key] = SchemaDifference(".".join(key), named, clash)
+    return found
 
 
 def _text(kind: Kind) -> str:
@@ -208,7 +208,7 @@ class Joiner:
         self._stack = stack
         self._labels = labels
         self._known: dict[int, Schema] = {}
-        self._different: Differences = ()
+        self._different: Differences = {}
         self._marked: frozenset[Key] = frozenset()  # entries for which some member has a mask
 
     @property
@@ -225,7 +225,7 @@ class Joiner:
     @property
     def dropped_keys(self) -> tuple[str, ...]:
         """The entries that `intersect` leaves out."""
-        return tuple(one.key for one in self._different) if self.policy == "intersect" else ()
+        return tuple(one.key for one in self._different.values()) if self.policy == "intersect" else ()
 
     def join(self, samples: Sequence[tuple[int, Any]]) -> Any:
         """Make a batch from pairs of a member's number and its batch."""
@@ -236,8 +236,8 @@ class Joiner:
         for (member, _), schema in zip(samples, schemas, strict=True):
             self.learn(member, schema)
         if self.policy == "error" and self._different:
-            raise SchemaError(f"members differ in {self._different[0]}", hint=_HINT)
-        for one in self._different:
+            raise SchemaError(f"members differ in {next(iter(self._different.values()))}", hint=_HINT)
+        for one in self._different.values():
             if one.clash:
                 raise SchemaError(
                     f"members differ in {one}", hint="make them equal with a transform of one of the members"
@@ -247,14 +247,13 @@ class Joiner:
     def _joined(self, batches: list[Any], members: list[int], schemas: list[Schema]) -> Any:
         if all(schema == schemas[0] for schema in schemas[1:]):
             return self._dense([_without_empty_nests(batch) for batch in batches])
-        found = differences(dict(enumerate(schemas)))
-        different = [
-            SchemaDifference(one.key, {members[place]: kind for place, kind in one.members.items()}, one.clash)
-            for one in found
-        ]
+        different = {
+            key: replace(one, members={members[place]: kind for place, kind in one.members.items()})
+            for key, one in differences(dict(enumerate(schemas))).items()
+        }
         _refuse_types(schemas, different)
         if not self._stack or not is_tensor_collection(batches[0]):
-            raise SchemaError(f"members differ in {different[0]}", hint=_HINT)
+            raise SchemaError(f"members differ in {next(iter(different.values()))}", hint=_HINT)
         return _lazily_stacked(batches)
 
     def _fitted(self, batch: Any, schema: Schema) -> Any:
@@ -266,17 +265,17 @@ class Joiner:
             everywhere = set(_without_masks(schema)).intersection(*self._known.values())
             labels = [name for name in self._labels if batch.get(name, None) is not None]
             return self._with_masks(batch.select(*everywhere, *labels), batch, schema, self._marked & everywhere)
-        fitted, wanted = batch.copy(), {one.key for one in self._different}
+        fitted = batch.copy()
         kinds: Schema = {}
         for known in self._known.values():
             kinds |= _without_masks(known)
-        missing = [(key, *kind) for key, kind in kinds.items() if key not in schema and ".".join(key) in wanted]
+        missing = [(key, *kind) for key, kind in kinds.items() if key not in schema and key in self._different]
         for key, dtype, row in missing:
             if dtype == "object":
                 raise SchemaError(f"{'.'.join(key)!r} holds objects, for which there is no zero to fill gaps with")
             kind = getattr(torch, dtype.removeprefix("torch."))
             fitted.set(key, torch.zeros((*batch.batch_size, *row), dtype=kind, device=batch.device))
-        masked = [key for key in kinds if ".".join(key) in wanted or key in self._marked]
+        masked = [key for key in kinds if key in self._different or key in self._marked]
         return self._with_masks(fitted, batch, schema, masked)
 
     @staticmethod
@@ -313,13 +312,14 @@ def _lazily_stacked(batches: Sequence[Any]) -> Any:
     return LazyStackedTensorDict.lazy_stack(copies)
 
 
-def _refuse_types(schemas: Sequence[Schema], different: Sequence[SchemaDifference]) -> None:
+def _refuse_types(schemas: Sequence[Schema], different: Differences) -> None:
     """Raise SchemaError if an entry has different element types: a stack would convert one silently."""
     for key in dict.fromkeys(key for schema in schemas for key in schema):
         types = {schema[key][0] for schema in schemas if key in schema}
         if len(types) > 1:
-            one = next(one for one in different if one.key == ".".join(key))
-            raise SchemaError(f"members differ in {one}", hint="cast the entry with a transform of one of the members")
+            raise SchemaError(
+                f"members differ in {different[key]}", hint="cast the entry with a transform of one of the members"
+            )
 
 
 def _without_empty_nests(batch: Any) -> Any:
@@ -955,7 +955,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
         Members without elements are left out. No random stream advances.
         """
-        return differences(self._schemas())
+        return tuple(differences(self._schemas()).values())
 
     @property
     def dropped_keys(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from ..format.mixture import (
 )
 from ..format.packed.reader import PackedReader
 from ..open_steps import open_dataset
-from ..ted.schema import Field
+from ..ted.schema import Field, Key
 
 if TYPE_CHECKING:
     from ..buffers.ensemble import ReplayBufferEnsemble
@@ -130,7 +130,7 @@ class OpenMixture(Generic[T]):
         )  # fmt: skip
 
     @cached_property
-    def differences(self) -> list[FieldDifference]:
+    def differences(self) -> dict[Key, FieldDifference]:
         """The fields that the members do not have alike; masks of mixtures in it are continued, unless it refuses."""
         if self.mixture.schema == "error":
             return field_differences([member.fields for member in self.members])
@@ -142,11 +142,10 @@ class OpenMixture(Generic[T]):
         known = {one.key: one for member in self.members for one in member.fields}
         if self.mixture.schema == "error":
             return tuple(known.values())
-        different = {one.key for one in self.differences}
         found = _without_masks(tuple(known.values()))
         if self.mixture.schema == "intersect":
-            found = [one for one in found if one.name not in different]
-        masked = [one.key for one in found if one.name in different or (_MASK, *one.key) in known]
+            found = [one for one in found if one.key not in self.differences]
+        masked = [one.key for one in found if one.key in self.differences or (_MASK, *one.key) in known]
         return (*found, *(Field((_MASK, *key), "bool", (), "info") for key in masked))
 
     @cached_property
@@ -167,7 +166,7 @@ class OpenMixture(Generic[T]):
     def require_alike(self) -> None:
         """Raise SchemaError for fields that differ, unless the policy resolves them."""
         names = [member.member.name for member in self.members]
-        clashing = [one for one in self.differences if self.mixture.schema == "error" or _clashes(one)]
+        clashing = [one for one in self.differences.values() if self.mixture.schema == "error" or _clashes(one)]
         lines = self.reward_meanings if self.mixture.schema == "error" else []
         lines += [one.sentence(names) for one in clashing]
         if not lines:

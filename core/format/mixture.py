@@ -233,13 +233,16 @@ def require_policy(schema: str) -> Policy:
     )
 
 
-def field_differences(each: Sequence[Sequence[Field]]) -> list[FieldDifference]:
-    """Return the fields, in order of appearance, that are not in all datasets with the same element type and shape."""
-    found = []
+def field_differences(each: Sequence[Sequence[Field]]) -> dict[Key, FieldDifference]:
+    """Return the fields, in order of appearance, that are not in all datasets with the same element type and shape.
+
+    They are found by key and not by name: `("a.b",)` and `("a", "b")` are two fields with one name.
+    """
+    found = {}
     for key, fields in fields_by_key(each):
         looks = tuple("nothing" if one is None else f"{one.dtype} {list(one.shape)}" for one in fields)
         if len(set(looks)) > 1:
-            found.append(FieldDifference(key_name(key), looks))
+            found[key] = FieldDifference(key_name(key), looks)
     return found
 
 

@@ -20,7 +20,7 @@ from ..format.mixture import FieldDifference, field_differences
 from ..progress import Progress, Silent, counted
 from ..results import Result, seconds_since
 from ..ted.episodes import EndReason, Final, rows_equal
-from ..ted.schema import EPISODE, Field, as_numbers
+from ..ted.schema import EPISODE, Field, Key, as_numbers, key_name
 from .merge import PathLike, opened_steps
 from .split import content_keys, episode_digests
 
@@ -132,9 +132,9 @@ class _ContentComparison:
         common = [(field, there[field.key]) for field in a.fields if field.key in there and field.key != EPISODE]
         self._alike = [(x, y) for x, y in common if (x.dtype, x.shape) == (y.dtype, y.shape)]
         self._retyped = [(x, y) for x, y in common if x.dtype != y.dtype and x.shape == y.shape]
-        self._steps: dict[str, int] = defaultdict(int)
-        self._episodes: dict[str, int] = defaultdict(int)
-        self._largest: dict[str, float] = {}
+        self._steps: dict[Key, int] = defaultdict(int)
+        self._episodes: dict[Key, int] = defaultdict(int)
+        self._largest: dict[Key, float] = {}
 
     def result(self, started: float, *, ignore_order: bool) -> DiffResult:
         """Compare everything."""
@@ -157,7 +157,7 @@ class _ContentComparison:
         alone = [np.setdiff1d(np.arange(len(own)), row) for own, row in zip(numbers, rows, strict=True)]
         reordered = bool((np.diff(rows[1]) < 0).any())
         renumbered = int((numbers[0][rows[0]] != numbers[1][rows[1]]).sum())
-        fields = tuple(field_differences([a.fields, b.fields]))
+        fields = tuple(field_differences([a.fields, b.fields]).values())
         entries = (*self._entries(rows[0], rows[1]), *self._texts(pairs), *self._spaces())
         differs = changed or len(alone[0]) or len(alone[1]) or fields or entries
         return DiffResult(
@@ -213,8 +213,8 @@ class _ContentComparison:
         for x, y in fields:
             steps = sum(self._differing(x, y, one, other) for one, other in self._pieces(pair, x, y, lengths[0]))
             if steps:
-                self._steps[x.name] += steps
-                self._episodes[x.name] += 1
+                self._steps[x.key] += steps
+                self._episodes[x.key] += 1
                 found.append(x.name)
         return tuple(found)
 
@@ -247,12 +247,14 @@ class _ContentComparison:
         sizes = apart[~equal]
         sizes = sizes[np.isfinite(sizes)]
         if sizes.size:
-            self._largest[x.name] = max(self._largest.get(x.name, 0.0), float(sizes.max()))
+            self._largest[x.key] = max(self._largest.get(x.key, 0.0), float(sizes.max()))
         return int(rows.sum())
 
     def _values(self) -> tuple[ValueDifference, ...]:
         return tuple(
-            ValueDifference(key=key, steps=steps, episodes=self._episodes[key], largest=self._largest.get(key))
+            ValueDifference(
+                key=key_name(key), steps=steps, episodes=self._episodes[key], largest=self._largest.get(key)
+            )
             for key, steps in self._steps.items()
         )
 

@@ -638,9 +638,9 @@ def merged_schema(readers: Sequence[StepReader], names: Sequence[str], policy: P
     differences = field_differences(each)
     marked = _marked(readers)
     rewards = reward_meanings([reader.manifest for reader in readers], names)
-    unresolved = [one for one in differences if not _resolved(one, policy, cast)]
+    unresolved = [one for one in differences.values() if not _resolved(one, policy, cast)]
     if unresolved or (rewards and policy == "error"):
-        left_out = [one.key for one in differences if policy == "intersect" and one not in unresolved]
+        left_out = [one.key for one in differences.values() if policy == "intersect" and one not in unresolved]
         raise _refusal(unresolved, rewards, names, policy, left_out)
     fields: list[Field] = []
     masks: dict[Key, Key] = {}
@@ -741,12 +741,13 @@ def _refusal(
 
 
 def _require_observation(
-    each: Sequence[Sequence[Field]], left: Sequence[Field], differences: Sequence[FieldDifference], names: Sequence[str]
-) -> None:
+    each: Sequence[Sequence[Field]], left: Sequence[Field], differences: Mapping[Key, FieldDifference],
+    names: Sequence[str],
+) -> None:  # fmt: skip
     """Raise SchemaError if the datasets have observations but the result would have none."""
-    had = {key_name(key) for fields in each for key in _observations(fields)}
+    had = {key for fields in each for key in _observations(fields)}
     if had and not _observations(left):
-        lines = [one.sentence(names) for one in differences if one.key in had]
+        lines = [one.sentence(names) for key, one in differences.items() if key in had]
         raise SchemaError(
             f"the merged dataset would have no observation: {'; '.join(lines[:_FEW])}",
             hint="datasets are merged that have the same observations; those of other tasks stay datasets of their own",

@@ -220,7 +220,7 @@ def described(
     return MixResult(
         path=opened.path, policy=opened.mixture.schema, weights=opened.mixture.weights,
         temperature=opened.mixture.temperature, steps=opened.steps, episodes=opened.episodes, members=members,
-        differences=tuple(opened.differences), notes=tuple(notes), content_digest=opened.content_digest,
+        differences=tuple(opened.differences.values()), notes=tuple(notes), content_digest=opened.content_digest,
         already_there=already_there, dry_run=dry_run, seconds=seconds_since(started),
     )  # fmt: skip
 

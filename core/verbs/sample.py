@@ -687,10 +687,15 @@ def _slice(run: Array, padding: int, drawn: DrawnRows) -> SampledSlice:
 
 def sampled_fields(batch: TensorDictBase, fields: tuple[Field, ...]) -> Iterator[SampledField]:
     """Describe the leaves of a batch: those of the dataset in order, then those that the sampler added."""
+    from tensordict import is_tensor_collection  # lazy: imports torch, which takes seconds
+
     references = reference_keys(fields)  # ids of videos: a mean of them says nothing
     for field in fields:
         described = field.role != "text" and field.key not in references
-        yield _sampled(field.name, field.dtype, batch.get(field.key), described=described)
+        values = batch.get(field.key)
+        if field.name == _INDEX and is_tensor_collection(values):
+            continue  # the dataset has a field of that name, for which an ensemble has its own: places in its members
+        yield _sampled(field.name, field.dtype, values, described=described)
     known = {_INDEX, _SOURCE_ID, *(field.name for field in fields)}
     keys: Iterable[str | Key] = batch.keys(include_nested=True, leaves_only=True)
     for key in keys:

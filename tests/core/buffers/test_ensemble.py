@@ -369,6 +369,18 @@ def test_clashing_dtypes_are_refused_instead_of_converted() -> None:
             ReplayBufferEnsemble(*members, sample_from_all=True, **arguments).sample(4)
 
 
+@pytest.mark.parametrize(("schema", "gone"), [("union", set()), ("intersect", {("a", "b")})])
+def test_entries_with_one_name_in_dots_are_two_entries(schema: Any, gone: set[tuple[str, ...]]) -> None:
+    members = [TensorDictReplayBuffer(storage=LazyTensorStorage(5)) for _ in range(2)]
+    members[0].extend(TensorDict({"a.b": torch.zeros(5), "a": {"b": torch.ones(5, dtype=torch.int64)}}, [5]))
+    members[1].extend(TensorDict({"a.b": torch.zeros(5)}, [5]))
+    made = ReplayBufferEnsemble(*members, sample_from_all=True, schema=schema)
+    batch = made.sample(4)
+    assert {("a.b",), ("a", "b")} - {(key,) if isinstance(key, str) else key for key in batch.keys(True, True)} == gone
+    assert list(batch.get("schema_mask", TensorDict()).keys(True, True)) == ([] if gone else [("a", "b")])
+    assert made.dropped_keys == tuple(".".join(key) for key in gone)
+
+
 def test_an_entry_of_the_name_of_the_source_is_not_overwritten() -> None:
     member = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
     member.extend(TensorDict({"source_id": torch.zeros(5)}, [5]))

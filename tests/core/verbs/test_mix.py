@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 import rbtool
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
 from rbtool.core.format.mixture import read_mixture
+from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.mix import weighted_names
 
@@ -265,6 +266,25 @@ def test_sample_describes_the_fields_of_the_batch(work, schema):
     keys = [field.key for field in rbtool.sample("m.toml", 8).fields]
     assert ("schema_mask.info.success" in keys) == ("info.success" in keys) == (schema == "union")
     assert {field.key for field in rbtool.sample("n.toml", 9).fields} == set(keys)  # the mask is continued
+
+
+@pytest.mark.parametrize(
+    ("schema", "left", "masked"),
+    [("union", {("a.b",), ("a", "b"), ("c",)}, {("a", "b"), ("c",)}), ("intersect", {("a.b",)}, set())],
+)
+def test_fields_with_one_name_in_dots_are_two_fields(work, written, schema, left, masked):
+    for name, keys in {"one": [("a.b",), ("a", "b"), ("c",)], "two": [("a.b",)]}.items():
+        columns = {Field(key, "int64", (), "info"): np.arange(3) for key in [*keys, ("index",)]}
+        columns[Field(("next", "reward"), "float32", (1,), "reward")] = np.zeros((3, 1), np.float32)
+        written(columns, (3,)).rename(name)
+    rbtool.mix(["one", "two"], "m.toml", schema=schema)
+    batch = rbtool.load_dataset("m.toml", batch_size=16).sample()
+    keys = {(key,) if isinstance(key, str) else key for key in batch.keys(True, True)}
+    assert {key for key in keys if key[0] in ("a", "a.b", "c")} == left
+    assert {key[1:] for key in keys if key[0] == "schema_mask"} == masked
+    names = sorted(".".join(key) for key in left | {("schema_mask", *key) for key in masked})
+    found = sorted(field.key for field in rbtool.sample("m.toml", 8).fields)
+    assert [name for name in found if name.startswith(("a.b", "c", "schema_mask"))] == names
 
 
 def test_check_names_the_dataset_that_is_damaged(work):
