@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import FormatError, UsageError
-from ...core.format.contracts import Array
+from ...core.format.contracts import Array, require_truths
 from .columns import TableColumn, TableFile
 from .mapping import columns_text, lookup, parts, unknown_column
 
@@ -281,6 +281,7 @@ def _flag_notes(ends: EndColumns, flagged: Array, stops: Array, rows: int) -> It
 
 def _as_flags(file: TableFile, column: TableColumn, rows: Array, start: int) -> Array:
     values = rows.reshape(len(rows))
+    require_truths(values, column.name, str(file.path))
     odd = (values != 0) & (values != 1)
     if odd.any():
         at = int(odd.argmax())

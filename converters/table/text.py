@@ -226,8 +226,22 @@ class CsvFile(TableFile):
         return self._read({name: self._kinds[name] for name in names}, start, stop)
 
     def read_key(self, column: TableColumn, start: int, stop: int) -> Array:
-        kind = column.dtype if column.dtype in ("int64", "uint64") else TEXT
-        return self._read({column.name: kind}, start, stop)[column.name]
+        if column.dtype not in ("int64", "uint64"):
+            return self._read({column.name: TEXT}, start, stop)[column.name]
+        if self.first_zeros(column.name) is not None:
+            self._require_one_form(column.name, max(0, start - 1), stop)
+        return self._read({column.name: column.dtype}, start, stop)[column.name]
+
+    def _require_one_form(self, name: str, start: int, stop: int) -> None:
+        """Raise FormatError for a row whose key is the number of the row before it in another form, `07` after `7`."""
+        cells = [cell.strip() for cell in self._read({name: TEXT}, start, stop)[name].tolist()]
+        for row, (before, cell) in enumerate(pairwise(cells), start + 1):
+            if before != cell and int(before) == int(cell):
+                found = f"column {name!r} has {cell!r} in {self.place(row)} after {before!r}"
+                raise FormatError(
+                    f"{self.path}: {found}: one episode, or two",
+                    hint="write the key of an episode in one form, or different numbers for two episodes",
+                )
 
     def _read(self, kinds: Mapping[str, str], start: int, stop: int) -> dict[str, Array]:
         parts: dict[str, list[Array]] = {name: [] for name in kinds}

@@ -144,6 +144,22 @@ def test_a_key_of_long_numbers_is_compared_exactly(tmp_path: Path) -> None:
         assert reader.episode_text == [{"id": str(10**20 + number)} for number in range(3)]
 
 
+@pytest.mark.parametrize("rows", [1, 1 << 18])
+def test_a_key_in_two_forms_is_refused(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rbtool.converters.table.boundaries._BLOCK_ROWS", rows)
+    cells = ["007", "007", "08", " 08", "10"]
+    for more, place in ([], None), (["010"], "'010' in line 7 after '10'"), (["11", "10"], "come again"):
+        keys = [*cells, *more]
+        path = written(tmp_path / f"{len(keys)}.csv", "\n".join(["x,id", *(f"1,{cell}" for cell in keys), ""]))
+        options: Any = {"format": "table", "map": ["observation=x"], "episode_key": "id", "final_step": "repeat"}
+        if place is None:
+            with TedReader(rbtool.convert(path, tmp_path / "out", **options).path) as reader:
+                assert reader.episodes.episode.tolist() == [7, 8, 10]
+            continue
+        with pytest.raises(FormatError, match=place):
+            rbtool.convert(path, tmp_path / "no", **options)
+
+
 CELLS = st.text(st.sampled_from('ab",\n \r;'), max_size=4)
 
 
