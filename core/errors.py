@@ -24,6 +24,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -238,7 +239,8 @@ def suggests_keywords(*more: str) -> Callable[[_Function], _Function]:
     """Decorate a function so that a misspelt keyword argument raises a TypeError with a suggestion.
 
     Python 3.13 does so by itself. `more` are names that the function accepts through `**options`; any other name is
-    refused. An argument annotated as `bool` or `bool | None` must be one: `force="no"` raises UsageError.
+    refused. An argument annotated as `bool` or `bool | None` must be one, also by position: `force="no"` raises
+    UsageError.
 
     >>> @suggests_keywords()
     ... def halve(number, *, digits=2):
@@ -251,15 +253,24 @@ def suggests_keywords(*more: str) -> Callable[[_Function], _Function]:
     def decorated(function: _Function) -> _Function:
         known = [*keywords_of(function), *more]
         kinds = function.__annotations__  # texts: all modules postpone their evaluation
-        flags = [name for name in keywords_of(function) if kinds.get(name) in ("bool", "bool | None")]
+        flags = {name for name in keywords_of(function) if kinds.get(name) in ("bool", "bool | None")}
+        code = cast("FunctionType", function).__code__
+        places = [(place, name) for place, name in enumerate(code.co_varnames[: code.co_argcount]) if name in flags]
+
+        def checked(name: str, value: Any) -> bool | None:
+            if value is None and kinds[name] == "bool | None":
+                return None
+            require_flags(**{name: value})
+            return bool(value)  # of NumPy's, no JSON can be written
 
         @functools.wraps(function)
         def call(*arguments: Any, **given: Any) -> Any:
             require_keywords(function.__name__, given, known)
-            for name in flags:
-                if name in given and not (given[name] is None and kinds[name] == "bool | None"):
-                    require_flags(**{name: given[name]})
-                    given[name] = bool(given[name])  # of NumPy's, no JSON can be written
+            for name in flags & given.keys():
+                given[name] = checked(name, given[name])
+            for place, name in places:
+                if place < len(arguments):
+                    arguments = (*arguments[:place], checked(name, arguments[place]), *arguments[place + 1 :])
             return function(*arguments, **given)
 
         call.__keywords__ = known  # type: ignore[attr-defined]

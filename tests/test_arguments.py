@@ -1,4 +1,4 @@
-"""Misspelt arguments of every public function and class name the nearest one."""
+"""Misspelt arguments of every public function and class name the nearest one, and no word passes for a flag."""
 
 from __future__ import annotations
 
@@ -46,11 +46,36 @@ def test_every_public_function_takes_no_words_for_flags() -> None:
         parameters = inspect.signature(function).parameters
         arguments = [torch.nn.Identity() for one in parameters.values() if one.default is one.empty and one.kind < 2]
         for flag in (one.name for one in parameters.values() if one.annotation in ("bool", "bool | None")):
-            if parameters[flag].kind is inspect.Parameter.KEYWORD_ONLY:
+            with pytest.raises(UsageError, match=f"{flag} is 'no', expected True or False"):
+                function(*arguments, **{flag: "no"})
+            if parameters[flag].kind is not inspect.Parameter.KEYWORD_ONLY:
+                before = [one.default for one in list(parameters.values())[len(arguments) : [*parameters].index(flag)]]
                 with pytest.raises(UsageError, match=f"{flag} is 'no', expected True or False"):
-                    function(*arguments, **{flag: "no"})
-                checked += 1
+                    function(*arguments, *before, "no")
+            checked += 1
     assert checked > 70
+
+
+def test_every_method_of_a_spec_takes_no_words_for_flags() -> None:
+    two, three = rbtool.Binary(2), rbtool.Binary(3)
+    specs: list[Any] = [
+        rbtool.Bounded(0, 1, (2,)), rbtool.Categorical(3), two, rbtool.MultiCategorical((2, 3)), rbtool.OneHot(3),
+        rbtool.MultiOneHot((2, 3)), rbtool.NonTensor(), rbtool.Choice([two]), rbtool.Composite(),
+        rbtool.Stacked(two, three, dim=0),
+        rbtool.StackedComposite(rbtool.Composite(a=two), rbtool.Composite(a=three), dim=0),
+    ]  # fmt: skip
+    checked = set()
+    for spec in specs:
+        for name, method in inspect.getmembers(spec, inspect.ismethod):
+            parameters = {} if name.startswith("_") else inspect.signature(method).parameters
+            arguments = [None for one in parameters.values() if one.default is one.empty and one.kind < 2]
+            for flag in (one.name for one in parameters.values() if one.annotation in ("bool", "bool | None")):
+                with pytest.raises(UsageError, match=f"{flag} is 'no', expected True or False"):
+                    method(*arguments, **{flag: "no"})
+                checked.add(f"{name}.{flag}")
+    flags = "include_nested", "leaves_only", "step_mdp_static_only"
+    assert {"enumerate.use_mask", "encode.ignore_device", "to_numpy.safe", "to_one_hot.safe"} <= checked
+    assert {f"{name}.{flag}" for name in ("keys", "values", "items") for flag in flags} <= checked
 
 
 @pytest.mark.parametrize(
@@ -59,6 +84,10 @@ def test_every_public_function_takes_no_words_for_flags() -> None:
         (lambda word: rbtool.FlatStorageCheckpointer(compatible=word), "compatible"),
         (lambda word: rbtool.RecordEpisodes(None, "nowhere", resume=word), "resume"),  # type: ignore[arg-type]
         (lambda word: rbtool.MCTSForest(stochastic=word), "stochastic"),
+        (lambda word: rbtool.Composite(step_mdp_static=word), "step_mdp_static"),
+        (lambda word: rbtool.OneHot(3, use_register=word), "use_register"),
+        (lambda word: rbtool.MultiCategorical((2,), remove_singleton=word), "remove_singleton"),
+        (lambda word: rbtool.NonTensor(batched=word), "batched"),
         (lambda word: rbtool.MinariExperienceReplay("nowhere", 4, split_trajs=word), "split_trajs"),
     ],
 )

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, require_flags, suggests_keywords
 
 Names: TypeAlias = list[str | None]
 
@@ -494,11 +494,13 @@ class TensorSpec(ABC):
             NotInSpecError (an AssertionError): the value is not a member; only checked if the environment variable
                 CHECK_SPEC_ENCODE is 1.
         """
+        require_flags(ignore_device=ignore_device)
         found = self._encode(value, ignore_device)
         if checks_encoding():
             self._check_encoded(found)
         return found
 
+    @suggests_keywords()
     def memoize_encode(self, mode: bool = True) -> None:
         """Cache the results of `encode` for ints and other hashable values. Experimental: emits a warning."""
         warnings.warn("memoize_encode is experimental and may change", stacklevel=2)
@@ -509,6 +511,7 @@ class TensorSpec(ABC):
         for spec in self._within():
             spec.erase_memoize_cache()
 
+    @suggests_keywords()
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
         """Return the value as NumPy arrays.
 
@@ -528,6 +531,7 @@ class TensorSpec(ABC):
         """Return the number of members of one event; infinity for real numbers."""
         raise UndefinedForSpecError(f"the values of {type(self).__name__} cannot be counted")
 
+    @suggests_keywords()
     def enumerate(self, use_mask: bool = False) -> Any:
         """Return all members of one event, stacked along dimension 0."""
         raise UndefinedForSpecError(f"the values of {type(self).__name__} cannot be listed")
@@ -1140,6 +1144,7 @@ class LazyStack(TensorSpec):
         """Return the number of members of one event: the product over the specs in the stack."""
         return math.prod(spec.cardinality() for spec in self._members)
 
+    @suggests_keywords()
     def enumerate(self, use_mask: bool = False) -> Any:
         """Return all members of one event along dimension 0: every combination of the specs' members."""
         listed = [spec.enumerate(use_mask) for spec in self._members]

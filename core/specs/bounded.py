@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, suggests_keywords
 from .base import (
     Box,
     DeviceLike,
@@ -313,6 +313,7 @@ class Bounded(BoxSpec):
         low, high = self._integer_bounds()
         return [last - first + 1 for first, last in zip(low.flatten().tolist(), high.flatten().tolist(), strict=True)]
 
+    @suggests_keywords()
     def enumerate(self, use_mask: bool = False) -> torch.Tensor:
         """List all members of a discrete domain along dimension 0; UndefinedForSpecError for real numbers."""
         if self.domain != "discrete":

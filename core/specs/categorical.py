@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, require_flags, suggests_keywords
 from .base import (
     Box,
     BoxList,
@@ -77,6 +77,7 @@ class CategoriesSpec(LeafSpec):
     def _nearest(self, value: torch.Tensor) -> torch.Tensor:
         return nearest_categories(value, *self._legal()).to(self._dtype)
 
+    @suggests_keywords()
     def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return the value, which already consists of category numbers; `safe` checks it against the spec."""
         if safe:
@@ -209,6 +210,7 @@ class Categorical(CategoriesSpec):
         """Return the number of categories, including masked ones."""
         return self.n
 
+    @suggests_keywords()
     def enumerate(self, use_mask: bool = False) -> torch.Tensor:
         """Return the categories along dimension 0, each filling the whole shape.
 
@@ -233,6 +235,7 @@ class Categorical(CategoriesSpec):
             return tensor[..., number]
         return tensor.gather(-1, number.expand(*tensor.shape[:-1], number.shape[-1]))
 
+    @suggests_keywords()
     def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return the one-hot form of a value, bool `[*value.shape, n]`.
 
@@ -308,6 +311,7 @@ class Binary(Categorical):
         """Count the rows of bits."""
         return int(2**self.bits)
 
+    @suggests_keywords()
     def enumerate(self, use_mask: bool = False) -> torch.Tensor:
         """List the rows of bits along dimension 0; `use_mask` leaves out those with a bit that is not legal."""
         sizes = concrete(self._shape)
@@ -351,6 +355,7 @@ class MultiCategorical(CategoriesSpec):
         mask: torch.Tensor | None = None,
         remove_singleton: bool = True,
     ) -> None:
+        require_flags(remove_singleton=remove_singleton)
         counts = torch.as_tensor(nvec)
         if counts.is_floating_point() or counts.is_complex() or counts.dtype is torch.bool:
             raise UsageError(f"nvec is {nvec}, expected whole numbers")
@@ -451,6 +456,7 @@ class MultiCategorical(CategoriesSpec):
         """Count the values of one event, masked ones included: the product of its numbers of categories."""
         return math.prod(self._row() if self._rows_alike() else self._nvec.flatten().tolist())
 
+    @suggests_keywords()
     def enumerate(self, use_mask: bool = False) -> torch.Tensor:
         """List the values of one event along dimension 0; `use_mask` leaves out those that are not legal."""
         sizes = self._nvec.shape
@@ -467,6 +473,7 @@ class MultiCategorical(CategoriesSpec):
         """Pick from the last dimension of `tensor` by numbers whose leading dimensions broadcast to its own."""
         return tensor.gather(-1, index.to(torch.int64).expand(*tensor.shape[:-1], index.shape[-1]))
 
+    @suggests_keywords()
     def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return truth values in which each column's own category is True, column after column.
 
@@ -620,6 +627,7 @@ class _OneHotSpec(LeafSpec):
         use_register: bool,
         mask: torch.Tensor | None,
     ) -> None:
+        require_flags(use_register=use_register)
         self._counts = tuple(as_count(count, "a number of categories") for count in counts)
         if not self._counts or min(self._counts) < 1:
             raise UsageError(f"the categories are {list(self._counts)}, expected 1 or more in each column")
@@ -786,6 +794,7 @@ class _OneHotSpec(LeafSpec):
         """Return the shape of the category numbers of one value."""
         return torch.Size([*self._shape[:-1], len(self._counts)])
 
+    @suggests_keywords()
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
         """Return the category numbers, or the values registered for them.
 
@@ -807,6 +816,7 @@ class _OneHotSpec(LeafSpec):
             raise SchemaError("no value is registered for a category, because none was encoded as it")
         return np.asarray(known).reshape(numbers.shape)
 
+    @suggests_keywords()
     def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return category numbers, int64 `[*batch, *shape[:-1]]`, and a dimension of columns if there are several.
 
@@ -815,6 +825,7 @@ class _OneHotSpec(LeafSpec):
         numbers = self._numbers(value, safe)
         return numbers if len(self._number_shape) == self.ndim else numbers.squeeze(-1)
 
+    @suggests_keywords()
     def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return the value, which is one-hot already; `safe` checks it against the spec."""
         if safe:
@@ -828,6 +839,7 @@ class _OneHotSpec(LeafSpec):
         """Return the number of rows, including masked ones: the product over the columns."""
         return math.prod(self._counts)
 
+    @suggests_keywords()
     def enumerate(self, use_mask: bool = False) -> torch.Tensor:
         """Return the rows along dimension 0, each filling the whole shape; `use_mask` leaves out masked ones."""
         sizes = concrete(self._shape)

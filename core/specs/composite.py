@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeAlias, TypeVar
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 
-from ..errors import MissingKeyError, SchemaError, UsageError, suggests_keywords
+from ..errors import MissingKeyError, SchemaError, UsageError, require_flags, suggests_keywords
 from .base import (
     DeviceLike,
     LazyStack,
@@ -95,6 +95,13 @@ class Selection:
     is_leaf: Callable[[type], bool] | None = None
     step_mdp_static_only: bool = False
 
+    def __post_init__(self) -> None:
+        require_flags(
+            include_nested=self.include_nested,
+            leaves_only=self.leaves_only,
+            step_mdp_static_only=self.step_mdp_static_only,
+        )
+
 
 _NO_DEFAULT: Any = object()
 _MISSING: Any = object()
@@ -141,6 +148,7 @@ class Composite(TensorSpec):
     ) -> None:
         if len(args) > 1:
             raise SchemaError(f"Composite has {len(args)} positional arguments, expected one dict")
+        require_flags(step_mdp_static=step_mdp_static)
         if shape is not None and batch_size is not None:
             raise UsageError("shape and batch_size are both set, expected one: they mean the same")
         size = batch_size if shape is None else shape
@@ -306,6 +314,7 @@ class Composite(TensorSpec):
         """Return a copy of this Composite without entries."""
         return self._twin({}, self._shape)
 
+    @suggests_keywords()
     def is_empty(self, recurse: bool = False) -> bool:
         """Return whether there are no entries; with `recurse`, empty nested Composites do not count."""
         inner = self._specs.values()
@@ -396,6 +405,7 @@ class Composite(TensorSpec):
     def locked(self) -> bool:
         return self._locked
 
+    @suggests_keywords()
     def lock_(self, recurse: bool | None = None) -> Self:
         """Lock the entries: changing them raises LockedSpecError (a RuntimeError) from now on.
 
@@ -403,6 +413,7 @@ class Composite(TensorSpec):
         """
         return self._with_lock(True, recurse is not False)
 
+    @suggests_keywords()
     def unlock_(self, recurse: bool | None = None) -> Self:
         """Allow changes again, also in nested Composites unless `recurse` is False."""
         return self._with_lock(False, recurse is not False)
@@ -557,6 +568,7 @@ class Composite(TensorSpec):
         """Return the number of members of one event: the product over the entries."""
         return math.prod(entry.cardinality() for entry in self._specs.values() if entry is not None)
 
+    @suggests_keywords()
     def enumerate(self, use_mask: bool = False) -> Any:
         """Return all members of one event along dimension 0: every combination of the entries' members."""
         listed = {name: entry.enumerate(use_mask) for name, entry in self._specs.items() if entry is not None}
@@ -924,6 +936,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         """Return a copy of the stack whose members have no entries."""
         return type(self)(*(spec.empty() for spec in self._members), dim=self._dim)
 
+    @suggests_keywords()
     def is_empty(self, recurse: bool = False) -> bool:
         """Return whether no member has entries; with `recurse`, empty nested Composites do not count."""
         return all(spec.is_empty(recurse) for spec in self._members)

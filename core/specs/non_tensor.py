@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, is_non_tensor, is_tensor_collection
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, require_flags, suggests_keywords
 from .base import (
     BoxList,
     DeviceLike,
@@ -59,6 +59,8 @@ class NonTensor(TensorSpec):
         batched: bool | None = None,
         feature_dims: int | None = None,
     ) -> None:
+        if batched is not None:
+            require_flags(batched=batched)
         if batched and feature_dims is not None:
             raise UsageError("batched and feature_dims are both set, expected at most one of them")
         self._shape = as_shape(shape)
@@ -376,6 +378,7 @@ class Choice(TensorSpec):
                 found.append(choice)
         return found
 
+    @suggests_keywords()
     def enumerate(self, use_mask: bool = False) -> Any:
         """Return the different values of all alternatives along dimension 0."""
         if isinstance(self._choices[0], NonTensor):
