@@ -207,7 +207,7 @@ class LerobotExporter(Sink):
                     name = one.column.field.name
                     raise SchemaError(
                         f"{name} is uint64 and has {largest}, and LeRobot reads whole numbers up to 2**63 - 1",
-                        hint=f"leave it out first: rbtool preprocess DATASET DEST --exclude {name}",
+                        hint=f"leave it out first: rbtool preprocess DATASET --exclude {name} --dest DEST",
                     )
 
     @cached_property

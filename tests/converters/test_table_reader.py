@@ -190,6 +190,14 @@ def test_an_episode_key_that_comes_again_is_refused_with_its_rows(kind: str, tmp
     assert not (tmp_path / "out").exists()
 
 
+def test_a_truth_value_that_is_a_flag_is_zero_or_one(tmp_path: Path) -> None:
+    with h5py.File(path := tmp_path / "a.h5", "w") as file:
+        file["obs"], file["done"] = np.zeros(3), np.array([0, 2, 1], np.uint8).view(bool)
+    with pytest.raises(CorruptDataError, match="'done' has a truth value of 2, expected 0 or 1"):
+        rbtool.convert(path, tmp_path / "out", format="table", map=["observation=obs"], ends="done")
+    assert not (tmp_path / "out").exists()
+
+
 def test_flags_and_a_key_both_end_episodes(tmp_path: Path) -> None:
     columns = named(flat(random_episodes((3, 2, 4)), following=True), traj=np.repeat([0, 1], (3, 6)))
     path = write_h5(tmp_path / "a", columns)
