@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,9 @@ class ParquetFile(TableFile):
             self._rows = self._file.metadata.num_rows
             groups = [self._file.metadata.row_group(number).num_rows for number in range(self._file.num_row_groups)]
             self._groups = np.cumsum([0, *groups])
-            self._paths = dict(_leaves(self._file.schema_arrow))
+            leaves = list(_leaves(self._file.schema_arrow))
+            self._paths = dict(leaves)
+            self._shared = {name for name, count in Counter(name for name, _ in leaves).items() if count > 1}
             self._cursor: _Cursor | None = None
             first = self._first_row()
             self.columns = {name: self._column(name, path, first) for name, path in self._paths.items()}
@@ -91,6 +94,8 @@ class ParquetFile(TableFile):
         return next(batches, None)
 
     def _column(self, name: str, path: tuple[str, ...], first: Any) -> TableColumn:
+        if name in self._shared:  # of `a.b`, and of `b` in a struct `a`
+            return TableColumn(name, "unknown", (), self._rows, "another column has that name")
         kind = _type_at(self._file.schema_arrow, path)
         value = kind.value_type if pa.types.is_dictionary(kind) else kind
         if pa.types.is_string(value) or pa.types.is_large_string(value):

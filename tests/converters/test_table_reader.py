@@ -301,6 +301,23 @@ def test_structs_of_parquet_are_groups(tmp_path: Path) -> None:
         assert found["action"].dtype == np.int8
 
 
+@pytest.mark.parametrize(
+    ("names", "name"),
+    [
+        ({"a.b": [1.0, 2.0], "a": pa.array([{"b": 7.0}, {"b": 8.0}])}, "a.b"),
+        ({"a": pa.array([{"b": 7.0}, {"b": 8.0}]), "a.b": [1.0, 2.0]}, "a.b"),
+        ({"a": pa.array([{"b.c": 7.0, "b": {"c": 1.0}}, {"b.c": 8.0, "b": {"c": 2.0}}])}, "a.b.c"),
+    ],
+)
+def test_a_name_of_two_columns_of_parquet_cannot_be_mapped(names: Any, name: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table(names | {"act": [0, 1], "done": [False, True]}), path := tmp_path / "a.parquet")
+    with converted(path, tmp_path / "out", map=["observation=act"], ends="done") as reader:
+        assert rows_in(reader)["observation"].tolist() == [0, 1]
+    for pattern in (name, "a.*"):
+        with pytest.raises(FormatError, match=f"'{name}' cannot be mapped: another column has that name"):
+            rbtool.convert(path, tmp_path / "no", format="table", map=[f"observation={pattern}"], ends="-")
+
+
 def test_a_map_may_be_a_file(tmp_path: Path) -> None:
     columns = named(flat(random_episodes((3, 2)), following=True))
     path = write_h5(tmp_path / "a", columns | {"my act": columns["act"]})
