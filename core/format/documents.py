@@ -349,7 +349,8 @@ def is_sound_array(dtype: str, shape: tuple[int, ...]) -> bool:
     return all(length >= 0 for length in shape) and size < _LARGEST and len(shape) <= _DIMENSIONS
 
 
-def _is_sound_field(field: Field) -> bool:
+def is_sound_field(field: Field) -> bool:
+    """Return whether a dataset can have such a leaf: the parts of its key are text, and not empty or too many."""
     known = is_sound_array(field.dtype, field.shape)
     return known and 0 < len(field.key) <= _PARTS and field.key != (NEXT,) and all(map(_is_text, field.key))
 
@@ -363,7 +364,7 @@ def _is_text(part: str) -> bool:
 
 
 Count: TypeAlias = Annotated[int, Check("a count", lambda number: 0 <= number < _LARGEST)]
-SOUND_FIELD = Check("the key, the type and the shape of a leaf", _is_sound_field)
+SOUND_FIELD = Check("the key, the type and the shape of a leaf", is_sound_field)
 FieldEntry: TypeAlias = Annotated[Field, SOUND_FIELD]
 
 

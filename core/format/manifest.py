@@ -23,6 +23,7 @@ from .documents import (
     decode,
     document_digest,
     dump_json,
+    is_sound_field,
     load_json,
     newer_version,
     parse_json,
@@ -335,8 +336,14 @@ class Manifest:
     def save(self, folder: Path, *, at_once: bool = False) -> None:
         """Write the manifest of the dataset in `folder`: the last file to be written there.
 
-        With `at_once`, for a folder that is seen already, there is never half of it.
+        With `at_once`, for a folder that is seen already, there is never half of it. SchemaError for a field with which
+        the manifest could not be read again, such as one whose name is empty.
         """
+        odd = next((field for field in self.fields if not is_sound_field(field)), None)
+        if odd is not None:
+            raise SchemaError(
+                f"the field {odd.key!r}, {odd.dtype} {list(odd.shape)}, cannot be stored", hint="rename it"
+            )
         fs.make_folder(folder / HIDDEN)
         (fs.replace_file if at_once else write_file)(folder / MANIFEST, self.to_bytes())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rbtool import CorruptDataError, DatasetNotFoundError, FormatError
+from rbtool import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError
 from rbtool.core.format.documents import dump_json
 from rbtool.core.format.episodes import episode_text_bytes, parse_episode_text
 from rbtool.core.format.files import FileRecord, digest_bytes
@@ -94,6 +94,15 @@ def test_a_path_that_is_not_utf_8_comes_back(folder: Path) -> None:
     assert b"caf\\udce9" in (folder / MANIFEST).read_bytes()
     assert Manifest.load(folder) == manifest
     assert is_canonical((folder / MANIFEST).read_bytes())
+
+
+@pytest.mark.parametrize("key", [("observation", ""), ("info",) * 51, ("half \ud83d",)])
+def test_a_field_that_could_not_be_read_again_is_refused(key: tuple[str, ...], folder: Path) -> None:
+    manifest, before = Manifest.load(folder), (folder / MANIFEST).read_bytes()
+    odd = replace(manifest, fields=(*manifest.fields, replace(manifest.fields[0], key=key)))
+    with pytest.raises(SchemaError, match=r"the field .* cannot be stored"):
+        odd.save(folder)
+    assert (folder / MANIFEST).read_bytes() == before
 
 
 def test_a_folder_without_one_is_no_dataset(tmp_path: Path) -> None:
