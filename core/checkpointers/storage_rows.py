@@ -34,7 +34,7 @@ from ..storages.cursors import last_row
 from ..storages.dataset import tensor_of
 from ..storages.list_storage import CompressedListStorage, ListStorage
 from ..storages.packed import PackedRecording, PackedStorage
-from ..storages.pytree import TensorDictNode, TreeSpec, is_tree, spec_from_json, spec_to_json, tree_spec_of
+from ..storages.pytree import TensorDictNode, TreeSpec, in_order, is_tree, spec_from_json, spec_to_json, tree_spec_of
 from ..storages.tensor import TensorStorage
 from ..ted.schema import (
     DTYPES,
@@ -570,7 +570,7 @@ def fill_storage(
 
     def write(columns: Columns, in_time: bool) -> None:
         order = Order(lead[0], filled.length // max(lead[0], 1), 0 if in_time else filled.oldest)
-        leaves = dict(zip(storage.structure.paths(), columns.leaves, strict=True))
+        leaves = dict(zip(keys, in_order(structure, storage.structure, columns.leaves), strict=True))
         groups = [
             [(field, LaneLeaf(leaves[field.key], field, storage.ndim)) for field in group] for group in _groups(fields)
         ]

@@ -557,7 +557,7 @@ def saved_tensors(
 ) -> tuple[TreeSpec, list[torch.Tensor]]:
     """Undo `named_tensors`. Without a description of the data, dots in names separate the keys of a tensordict.
 
-    Classes that are not loaded are taken from `like`, the structure of the receiver's data, and so are keys with dots.
+    Classes that are not loaded are taken from `like`, the structure of the receiver's data.
     """
     if isinstance(saved, torch.Tensor):
         return TensorNode(), [saved]
@@ -565,8 +565,7 @@ def saved_tensors(
     if description:
         structure = spec_from_json(description, like)
     else:
-        known = {} if like is None else {".".join(path): path for path in like.paths()}
-        structure = TensorDictNode.nested(known.get(name, tuple(name.split("."))) for name in tensors)
+        structure = TensorDictNode.nested(tuple(name.split(".")) for name in tensors)
     names = [".".join(path) for path in structure.paths()]
     if sorted(names) != sorted(tensors):
         raise SchemaError(f"the state holds {', '.join(tensors)}, but its description says {', '.join(names)}")
@@ -574,13 +573,21 @@ def saved_tensors(
 
 
 def in_order(own: TreeSpec, structure: TreeSpec, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors with this structure in the order of the storage's `own`, by path: a name may mean two."""
+    """Return tensors with this structure in the order of the storage's `own`.
+
+    Tensors belong together by path, since `a.b` may be an entry beside the entry `b` of `a`. Where only names with dots
+    agree, and each is there once, they do by name: TorchRL saves some nests under such names.
+    """
     found = dict(zip(structure.paths(), tensors, strict=True))
     paths = list(own.paths())
-    if found.keys() != set(paths):
-        saved, held = (", ".join(".".join(path) for path in keys) for keys in (found, paths))
-        raise SchemaError(f"the saved data holds {saved}, but this storage holds {held}")
-    return [found[path] for path in paths]
+    if found.keys() == set(paths):
+        return [found[path] for path in paths]
+    named = {".".join(path): tensor for path, tensor in found.items()}
+    names = [".".join(path) for path in paths]
+    if len(named) < len(found) or sorted(named) != sorted(names):
+        saved = ", ".join(".".join(path) for path in found)
+        raise SchemaError(f"the saved data holds {saved}, but this storage holds {', '.join(names)}")
+    return [named[name] for name in names]
 
 
 # Files of leaves -----------------------------------------------------------------------------------
