@@ -4,8 +4,8 @@ from .converters.atari.replay import AtariDQNExperienceReplay as AtariDQNExperie
 from .converters.d4rl.replay import D4RLExperienceReplay as D4RLExperienceReplay
 from .converters.gen_dgrl.replay import GenDGRLExperienceReplay as GenDGRLExperienceReplay
 from .converters.lerobot.replay import LeRobotExperienceReplay as LeRobotExperienceReplay
+from .converters.lerobot.replay import VideoClipRef as VideoClipRef
 from .converters.lerobot.replay import lerobot_columns_to_tensordict as lerobot_columns_to_tensordict
-from .converters.lerobot.video_clips import VideoClipRef as VideoClipRef
 from .converters.minari.replay import MinariExperienceReplay as MinariExperienceReplay
 from .converters.openml.replay import OpenMLExperienceReplay as OpenMLExperienceReplay
 from .converters.openx.replay import OpenXExperienceReplay as OpenXExperienceReplay

@@ -18,7 +18,7 @@ _CONVERTERS = "rbtool.converters"
 LEAVES: dict[str, str] = {
     "dataset_specs": "rbtool.core.specs.interop:dataset_specs",
     "download": "rbtool.core.verbs.download:download",
-    "foreign_form": "rbtool.core.torchrl.form:TorchrlForm",
+    "foreign_form": "rbtool.core.torchrl.reader:TorchrlForm",
     "hub_address": "rbtool.core.remote.hub_address:HubAddress",
     "list_remote": "rbtool.core.verbs.list:list_remote",
     "normal_map": "rbtool.converters.table.mapping:normal_map",

@@ -41,12 +41,12 @@ REGISTRY = "rbtool.core.declarations"
 NUMPY_ONLY = (
     "rbtool.converters", "rbtool.core.charts", "rbtool.core.encodings", "rbtool.core.engine",
     "rbtool.core.format", "rbtool.core.open_steps",
-    "rbtool.core.remote", "rbtool.core.report", "rbtool.core.stats", "rbtool.core.ted", "rbtool.core.torchrl.form",
-    "rbtool.core.torchrl.layout", "rbtool.core.torchrl.reader", "rbtool.core.torchrl.writer",
+    "rbtool.core.remote", "rbtool.core.report", "rbtool.core.stats", "rbtool.core.ted", "rbtool.core.torchrl.layout",
+    "rbtool.core.torchrl.reader", "rbtool.core.torchrl.writer",
 )  # fmt: skip
 TORCH = {"tensordict", "torch", "torchrl"}
 # What opens a foreign dataset as a buffer, which the other modules of its converter do not import.
-BUFFERS_OF_CONVERTERS = ("rbtool.converters.lerobot.replay", "rbtool.converters.lerobot.video_clips")
+BUFFERS_OF_CONVERTERS = ("rbtool.converters.lerobot.replay",)
 SCREEN = {"click", "rich", "typer"}
 
 

@@ -19,8 +19,8 @@ from ...core.errors import CorruptDataError, FormatError, SchemaError
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.manifest import Dropped
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name, safe_part
-from ..files.columns import ColumnEpisode, ColumnReader, EpisodeColumn, reading
 from ..files.hdf5 import names_in, require_whole_h5
+from ..files.readers import ColumnEpisode, ColumnReader, EpisodeColumn, reading
 
 _COLUMNS, _COUNT, _VERSION = "columns", "num_episodes", "version"
 _MARKS = {_COLUMNS, _COUNT, _VERSION}

@@ -21,9 +21,17 @@ from ...core.format.documents import dump_json
 from ...core.format.files import no_match, open_regular
 from ...core.format.manifest import Dropped
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name, safe_part
-from ..files.columns import ColumnEpisode, ColumnReader, EpisodeColumn, ReadRows
-from ..files.end_meaning import EndMeaning, meaning_of_ends, refuse_ends
 from ..files.pickles import PickledArray, PickledList, PickleReader, Value
+from ..files.readers import (
+    ColumnEpisode,
+    ColumnReader,
+    EndMeaning,
+    EpisodeColumn,
+    ReadRows,
+    meaning_of_ends,
+    refuse_ends,
+    require_single,
+)
 
 TERMINALS, TIMEOUTS = "terminals", "timeouts"
 FLAGS = (TERMINALS, TIMEOUTS)
@@ -228,8 +236,8 @@ class DapgReader(ColumnReader):
             self._dropped.append(Dropped(name, error.message.removeprefix(f"{self.path}: ")))
             return
         key, role, timing = _PLACES.get(name, (("info", safe_part(name)), "info", "step"))
-        if key == REWARD and int(np.prod(shape)) != 1:
-            raise FormatError(f"{self.path}: rewards have rows of shape {list(shape)}, expected one number")
+        if key == REWARD:
+            require_single(f"{self.path}: rewards have", shape)
         field = Field(key, dtype, () if key == REWARD else shape, role)
         after = self._after(field) if timing == "state" else None
         self.columns.append(EpisodeColumn(field, timing, partial(self._read, name, field), after))

@@ -7,8 +7,8 @@
     /source/<file>         the source's own metadata files, byte for byte
     attributes of the file `format` ("rbtool export") and `about`, a JSON document with fields, shapes and spaces
 
-Rows `start` to `start + length` of every leaf belong to one episode. Flags are HDF5 enumerations of FALSE and TRUE,
-as h5py writes bool; complex numbers are compounds of `r` and `i`.
+Rows `start` to `start + length` of every leaf are an episode. Flags are HDF5 enumerations of FALSE and TRUE, as h5py
+writes bool; complex numbers are compounds of `r` and `i`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ...core.format.converter import Sink
 from ...core.format.episodes import ALL_COLUMNS
 from ...core.format.manifest import is_inside
 from ...core.ted.schema import file_stem
-from ..files.columns import DAMAGED, reading
 from ..files.exports import FORMAT, ExportColumn, columns_of
+from ..files.readers import DAMAGED, reading
 from .columns import ExportFile, about, episode_columns, require_names
 
 _UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)
@@ -41,7 +41,7 @@ class H5Exporter(Sink):
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Return whether the attribute `format` names an export."""
+        """Return whether the attribute `format` says that it is an export."""
         try:
             with h5py.File(open_h5(path)) as file, closing(HeapValues(file.id)) as values:
                 return bool(values.attribute(file["/"].id, "format") == FORMAT)

@@ -28,7 +28,7 @@ from ...core.format.episodes import ALL_COLUMNS
 from ...core.format.files import no_match
 from ...core.ted.schema import Field, file_stem
 from ..files.exports import FORMAT, ExportColumn
-from ..files.npz import NpzFile
+from ..files.numpy_files import NpzFile
 from .columns import ExportFile, about, episode_columns, require_names
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # equal data, equal bytes

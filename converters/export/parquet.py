@@ -8,7 +8,7 @@
 
     README.md          names both for `datasets.load_dataset(folder)`, as the configurations `steps` and `episodes`
 
-The schema's metadata has `rbtool`, a JSON document with fields, shapes and spaces. The one file holds the steps;
+The schema's metadata has `rbtool`, a JSON document with fields, shapes and spaces. A single file has the steps;
 its metadata has `rbtool.episodes`, too: the bytes of episodes.parquet in base64.
 """
 
@@ -36,8 +36,8 @@ from ...core.format.files import require_regular
 from ...core.format.memmap.builder import created_by
 from ...core.ted.schema import SINGLETONS, Field
 from ..files.arrow import nested, parquet_writer, text_columns
-from ..files.columns import reading
 from ..files.exports import FORMAT, ExportColumn, columns_of, decoded
+from ..files.readers import reading
 from ..table.parquet import ParquetFile
 from .columns import ExportFile, about, episode_columns, require_names
 

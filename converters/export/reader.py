@@ -22,7 +22,7 @@ from ...core.format.returns import sum_rewards
 from ...core.ted.episodes import end_reason
 from ...core.ted.schema import EPISODE, NEXT_TERMINATED, NEXT_TRUNCATED, Key, encode_text
 from ..files.exports import ExportColumn, columns_of
-from ..files.npz import begins_as_zip
+from ..files.numpy_files import begins_as_zip
 from .columns import VERSION, ExportFile
 
 _PARQUET = b"PAR1"

@@ -20,15 +20,23 @@ import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece
-from ...core.format.converter import Reader
 from ...core.format.manifest import Dropped
 from ...core.format.open_files import pread_into
 from ...core.ted.episodes import Final
-from ...core.ted.schema import REWARD, Field, Key, Role, Timing, row_bytes, ted_fields
-from .columns import ColumnForm, ColumnPath, StoredColumn, column_name
+from ...core.ted.schema import REWARD, Field, Key, Role, Timing
 from .hdf5 import GroupFile, StoredGroup
+from .readers import (
+    OUTCOME_ROWS,
+    ColumnForm,
+    ColumnPath,
+    FileReader,
+    StoredColumn,
+    column_name,
+    require_single,
+    why_no_key,
+    zero_or_one,
+)
 
-_DEEPEST_KEY = 32
 _Signature: TypeAlias = tuple[tuple[ColumnPath, ColumnForm, int], ...]
 """Columns with their forms and how many rows more than steps they have: 0, 1, or `_NO_ROWS` for any other number."""
 _NO_ROWS = -1
@@ -170,8 +178,8 @@ def _merge(
         why = column.form.why or "its values are no numbers"
     if not why and column.rows != steps:
         why = f"it has {column.rows:,} rows in {name}, which has {steps:,} steps"
-    if not why and len(path) > _DEEPEST_KEY:
-        why = "it is nested too deep"
+    if not why:
+        why = why_no_key(path, (), "column")
     if not why and before is not None and before.form != column.form:
         why = f"it is {_looks(column.form)} in {name}, and {_looks(before.form)} in others"
     others[path] = OtherColumn(column.form, (before.found if before is not None else 0) + 1, why)
@@ -199,12 +207,9 @@ def _looks(form: ColumnForm) -> str:
     return f"{form.dtype} {list(form.shape)}" if form.kind == "array" else form.kind
 
 
-PIECE_BYTES = 16 << 20
-"""TED bytes of the rows in memory at a time."""
 Paths: TypeAlias = tuple[ColumnPath, ...]
 Places: TypeAlias = tuple[Paths, "array[int]"]
 """Paths of columns, and the byte of the file at which the rows of each begin, -1 where it is not known."""
-_TABLE_ROWS = 1 << 20
 _NAMED = 5
 
 
@@ -323,7 +328,7 @@ class GroupFiles:
             self._open = None
 
 
-class GroupReader(Reader):
+class GroupReader(FileReader):
     """Reads episodes from groups. A subclass implements `recognises`, `on_open`, which sets `opened`, and `survey`.
 
     `survey` sets `episodes` by number, `columns`, and what else `surveyed` names. `read_flags` may be overridden.
@@ -331,7 +336,6 @@ class GroupReader(Reader):
 
     surveyed: tuple[str, ...] = ("episodes", "columns")
 
-    piece_bytes = PIECE_BYTES
     opened: GroupFiles
     episodes: Mapping[int, GroupEpisode]
     columns: Sequence[GroupColumn]
@@ -382,14 +386,14 @@ class GroupReader(Reader):
 
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the steps of one episode, about `piece_bytes` at a time."""
-        yield from self._pieces(number, self.columns, max(1, self.piece_bytes // max(1, self._row_bytes)))
+        yield from self._pieces(number, self.columns, self.piece_rows(self.fields))
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
         """Yield the rewards and flags of one episode; all of it where what came after each step is stored apart."""
         if any(column.after is not None for column in self.columns):
             yield from self.read_episode(number)
         else:
-            yield from self._pieces(number, [one for one in self.columns if one.key == REWARD], _TABLE_ROWS)
+            yield from self._pieces(number, [one for one in self.columns if one.key == REWARD], OUTCOME_ROWS)
 
     def _pieces(self, number: int, columns: Sequence[GroupColumn], rows: int) -> Iterator[Piece]:
         episode, lacks = self.episodes[number], self.lacks_final
@@ -409,10 +413,6 @@ class GroupReader(Reader):
                 text=episode.text, next=after, final=Final.MISSING if lacks else Final.OBSERVED,
             )  # fmt: skip
 
-    @property
-    def _row_bytes(self) -> int:
-        return row_bytes(ted_fields(self.fields))
-
     def files(self) -> list[Path]:
         """All files."""
         return list(self.opened.paths)
@@ -422,14 +422,26 @@ class GroupReader(Reader):
         self.opened.close()
 
 
-def zero_or_one(values: Array, path: ColumnPath, name: str, start: int = 0) -> Array:
-    """Return a flag as bool `[n]`; FormatError for numbers that are neither 0 nor 1."""
-    values = values.reshape(len(values))
-    if values.dtype == bool:
-        return values
-    odd = (values != 0) & (values != 1)
-    if odd.any():
-        at = int(odd.argmax())
-        raise FormatError(f"{name}: {column_name(path)!r} is {values[at]} in step {start + at:,}, expected 0 or 1")
-    flags: Array = values != 0
-    return flags
+def flags_of(values: Array, path: ColumnPath, name: str, start: int = 0) -> Array:
+    """Return a flag of steps of the episode `name` as bool `[n]`; FormatError for numbers other than 0 and 1."""
+    return zero_or_one(values, f"{name}: {column_name(path)!r}", "step", start)
+
+
+def single_forms(
+    columns: Mapping[ColumnPath, StoredColumn], paths: Sequence[ColumnPath], name: str
+) -> dict[ColumnPath, ColumnForm]:
+    """Return the forms of those columns that the episode has; FormatError for rows of more than one number."""
+    forms = {path: columns[path].form for path in paths if path in columns}
+    for path, form in forms.items():
+        require_single(f"{name}: {path[0]!r} has", form.shape)
+    return forms
+
+
+@dataclass(slots=True)
+class MappedColumns:
+    """The columns with their keys, those left out, keys with other names than in the file, and sentences on it."""
+
+    columns: list[GroupColumn] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)

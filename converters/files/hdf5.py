@@ -7,6 +7,7 @@ access through the high-level API takes 60 to 100 microseconds.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaErr
 from ...core.format.contracts import Array
 from ...core.format.files import FETCH_AGAIN
 from ...core.ted.schema import dtype_name
-from .columns import DAMAGED, ColumnForm, ColumnPath, StoredColumn, column_name, reading
+from .readers import DAMAGED, ColumnForm, ColumnPath, StoredColumn, column_name, reading
 
 _UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)
 _SHOWN = 3
@@ -85,6 +86,11 @@ def names_in(file: Path, group: str = "") -> list[str]:
         return root_members(file, group) if is_whole_h5(file) else []
     except _UNREADABLE:
         return []
+
+
+def has_name(pattern: re.Pattern[bytes], file: Path, group: str = "") -> bool:
+    """Return whether a name at the root of a file, or in a group there, has the form. Raises nothing."""
+    return any(pattern.fullmatch(name.encode(errors="surrogateescape")) for name in names_in(file, group))
 
 
 def plain_value(value: Any) -> Any:

@@ -1,11 +1,13 @@
-"""Reads Gen-DGRL's episodes of Procgen, a pickled dictionary of arrays each, from an archive or a folder.
+"""Reads and downloads Gen-DGRL's episodes of Procgen (Mediratta et al. 2023), from archives or folders.
 
-An unpacked archive is read as if it were one. Procgen is never imported.
+There are 128 datasets: 16 games in eight categories. An episode is a pickled dictionary of arrays. An unpacked archive
+is read as if it were one. Procgen is never imported.
 """
 
 from __future__ import annotations
 
 import bisect
+import functools
 import io
 import itertools
 import os
@@ -17,18 +19,56 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
+from ...core.errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Closing, Piece, SourceFacts
-from ...core.format.converter import Reader, refuse_damaged, require_trust
+from ...core.format.converter import Ids, LocalCache, Reader, refuse_damaged, require_trust, safe_id
 from ...core.format.files import no_match, open_regular
 from ...core.format.manifest import Dropped
-from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, row_bytes, ted_fields
+from ...core.remote.catalogue import not_found
+from ...core.remote.http import MirrorSource
+from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name
 from ..files.archives import Archive, ArchiveMember, CutError, MemberFile, begins_as_archive
-from ..files.columns import BLOCK_BYTES
-from ..files.episode_files import natural_order
-from ..files.npy import MAGIC, ByteRange, read_header
+from ..files.numpy_files import MAGIC, ByteRange, read_header
 from ..files.pickles import PickledArray, PickledList, PickleReader
-from .datasets import id_of
+from ..files.readers import OUTCOME_ROWS, SurveyedReader, natural_order
+
+GAMES = (
+    "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot", "heist", "jumper",
+    "leaper", "maze", "miner", "ninja", "plunder", "starpilot",
+)  # fmt: skip
+CATEGORIES = {
+    "1M_E": "1M/level_200/expert",
+    "1M_S": "1M/level_200/suboptimal",
+    "10M": "10M/level_200/expert",
+    "25M": "25M/level_200/expert",
+    "level_1_E": "100k/level_1/expert",
+    "level_1_S": "100k/level_1/suboptimal",
+    "level_40_E": "100k/level_40/expert",
+    "level_40_S": "100k/level_40/suboptimal",
+}
+"""The folder of each category below the base URL."""
+SUFFIX = ".tar.xz"
+
+
+@functools.cache
+def published() -> dict[str, str]:
+    """The path of each archive below the base URL, by id, in the order of the ids."""
+    found = {
+        f"{game}-{category}": f"{folder}/{game}{SUFFIX}"
+        for game in GAMES
+        for category, folder in CATEGORIES.items()
+    }  # fmt: skip
+    return dict(sorted(found.items()))
+
+
+def id_of(path: Path) -> str:
+    """The id of a published archive, unpacked or not, by the folders that it is in; else the name of the file."""
+    parts = path.absolute().as_posix()
+    plain = (parts.removesuffix(ending) for ending in (SUFFIX, ".tar", "") if parts.endswith(ending))
+    end = f"{next(plain)}{SUFFIX}"
+    known = next((name for name, file in published().items() if end.endswith(f"/{file}")), None)
+    return known or path.name.partition(".")[0]
+
 
 _EPISODE_SUFFIX = ".npy"
 
@@ -96,8 +136,6 @@ class EpisodeFolder(Closing):
             self._descriptor, self._number = -1, -1
 
 
-PIECE_BYTES = BLOCK_BYTES
-"""TED bytes of the rows in memory at a time."""
 OBSERVATION: Key = ("observation",)
 _NAMES = ("observations", "actions", "rewards", "dones")
 _HEAD = 16 << 10
@@ -105,7 +143,6 @@ _LARGEST = 512 << 20
 _TRIED = 16
 _MOST_DAMAGED = 1000
 _NAMED = re.compile(r"\d{8}T\d{6}_\d+_\d+_(-?\d{1,18})_[^_]+", re.ASCII)
-_OUTCOME_ROWS = 1 << 20
 _AFTER = (
     "the observation after the last step of an episode is the one that the archive has: Procgen resets at once, so it "
     "may show the next level; no target bootstraps from it"
@@ -136,7 +173,7 @@ class ArchiveSurvey:
     notes: tuple[str, ...]
 
 
-class GenDgrlReader(Reader):
+class GenDgrlReader(SurveyedReader[ArchiveSurvey]):
     """A `.tar.xz` archive, or a tar, or a folder with one of them and nothing else, or the folder of an unpacked one.
 
     It has an `.npy` file for each episode: a pickled dictionary of four arrays.
@@ -152,7 +189,6 @@ class GenDgrlReader(Reader):
     files below a folder, CorruptDataError for damage.
     """
 
-    piece_bytes = PIECE_BYTES
     option_names = frozenset({"id", "trust_pickle"})
 
     @classmethod
@@ -166,7 +202,6 @@ class GenDgrlReader(Reader):
 
     def on_open(self) -> None:
         """Open the archive."""
-        self._found: ArchiveSurvey | None = None
         self._unpickler: PickleReader | None = None
         self._archive = _opened(self.path)
         try:
@@ -177,22 +212,15 @@ class GenDgrlReader(Reader):
             self._archive.close()
             raise
 
-    @property
-    def _all(self) -> ArchiveSurvey:
-        if self._found is None:
-            self._found = self._look(lambda episodes: None)
-        return self._found
-
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """Unpack all of the archive, and look at every episode."""
-        self._found = found = self._look(progress)
+        found = self.looked_over(progress)
         episodes = {number: one for number, one in found.episodes.items() if one.length}
         numbers = sorted(episodes.keys() | found.damaged.keys())
         lengths = [episodes[number].length if number in episodes else 0 for number in numbers]
-        asked = self.options.get("id")
         return SourceFacts(
             source="gen_dgrl",
-            id=str(asked) if asked is not None else id_of(self._archive.path),
+            id=self.id_or(id_of(self._archive.path)),
             fields=found.fields,
             episode_numbers=numbers,
             steps=sum(lengths),
@@ -202,7 +230,7 @@ class GenDgrlReader(Reader):
             lengths=lengths,
         )
 
-    def _look(self, progress: Callable[[int], None]) -> ArchiveSurvey:
+    def look(self, progress: Callable[[int], None]) -> ArchiveSurvey:
         forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         episodes: dict[int, ArchivedEpisode] = {}
         damaged: dict[int, RbtoolError] = {}
@@ -298,32 +326,23 @@ class GenDgrlReader(Reader):
     def _rows(self, array: PickledArray, start: int, stop: int) -> Array:
         return self._reader().rows(array, start, stop)
 
-    def survey_state(self) -> ArchiveSurvey:
-        """Return what the archive holds."""
-        return self._all
-
-    def take_survey(self, state: ArchiveSurvey) -> None:
-        """Take over what the archive holds."""
-        self._found = state
-
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
         """Raise what is wrong with the first of these episodes that cannot be read, or with the end of the archive."""
-        found = self._all
+        found = self.found
         refuse_damaged(numbers, found.damaged)
         if everything and found.problem is not None:
             raise found.problem
 
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the steps of one episode, about `piece_bytes` at a time."""
-        rows = max(1, self.piece_bytes // max(1, row_bytes(ted_fields(self._all.fields))))
-        yield from self._pieces(number, rows, outcomes=False)
+        yield from self._pieces(number, self.piece_rows(self.found.fields), outcomes=False)
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
         """Yield the rewards and flags of one episode."""
-        yield from self._pieces(number, _OUTCOME_ROWS, outcomes=True)
+        yield from self._pieces(number, OUTCOME_ROWS, outcomes=True)
 
     def _pieces(self, number: int, rows: int, *, outcomes: bool) -> Iterator[Piece]:
-        one = self._all.episodes[number]
+        one = self.found.episodes[number]
         arrays, _ = self._load(one.member)
         text, seed = {"file": Path(one.member.name).name}, _seed_of(one.member.name)
         for start in range(0, one.length, rows):
@@ -426,3 +445,71 @@ class _Head(ByteRange):
         self._head.seek(position)
         if self._head.readinto(target) < len(target):
             raise CorruptDataError("the header of an array is longer than any header is")
+
+
+_VARIABLE = "GEN_DGRL_URL"
+
+
+class GenDgrlCache(LocalCache):
+    """A folder with archives at their published paths: `.tar.xz`, `.tar`, or the folder of an unpacked one."""
+
+    def find(self, dataset_id: str, reader: type[Reader]) -> Path:
+        """Return the archive of a dataset; DatasetNotFoundError for one that is not there."""
+        path = _path_of(safe_id(dataset_id))
+        found = self._copy(path)
+        if found is None:
+            raise DatasetNotFoundError(
+                f"the local {self.source} folder {self.folder} has no dataset {dataset_id!r}: looked for "
+                f"{self.folder / path}, for a .tar and for a folder",
+                hint=f"{self.variable} names the folder, if it is another",
+            )
+        return found
+
+    def ids(self, reader: type[Reader]) -> Iterator[str]:
+        """Ids of all datasets whose archive is there."""
+        return (name for name, path in published().items() if self._copy(path) is not None)
+
+    def _copy(self, path: str) -> Path | None:
+        packed = self.folder / path
+        plain = packed.with_name(packed.name.removesuffix(SUFFIX))
+        if packed.is_file():
+            return packed
+        archive = plain.with_name(f"{plain.name}.tar")
+        return archive if archive.is_file() else plain if plain.is_dir() else None
+
+
+class GenDgrlSource(MirrorSource):
+    """Gen-DGRL's server, or the mirrors that `GEN_DGRL_URL` names: base URLs (http or https) in the order to try them.
+
+    A dataset is one archive, which must begin as xz does and have an episode, before it is taken.
+    """
+
+    name = "gen_dgrl"
+    title = "Gen-DGRL"
+    variable = _VARIABLE
+    defaults = ("https://dl.fbaipublicfiles.com/DGRL/Procgen/Datasets/Compressed",)
+    signatures = (b"\xfd7zXZ\x00",)
+    server_hint = f"Gen-DGRL's server may be down: try later, or name a mirror: {_VARIABLE}=BASE"
+    pickled = True
+    local_cache = GenDgrlCache("gen_dgrl", "GEN_DGRL_DATASET_DIR", "~/gen_dgrl")
+
+    def list_ids(self) -> Ids:
+        """List the 128 ids, which are part of this package: nothing is requested."""
+        return Ids(tuple(published()))
+
+    def addresses(self, dataset_id: str) -> Mapping[str, Sequence[str]]:
+        """Return the address of the archive on each mirror."""
+        path = _path_of(dataset_id)
+        return {path.rpartition("/")[2]: [f"{base}/{path}" for base in self.bases]}
+
+    def require_readable(self, path: Path) -> None:
+        """Look at the first members; FormatError if none of them is an episode."""
+        if not GenDgrlReader.recognises(path):
+            raise FormatError("it is no archive of episodes")
+
+
+def _path_of(dataset_id: str) -> str:
+    path = published().get(dataset_id)
+    if path is None:
+        raise not_found(dataset_id, list(published()), "gen_dgrl")
+    return path

@@ -1,26 +1,29 @@
-"""Reads datasets of text, Parquet files or Arrow streams: every row is an episode of one step.
+"""Reads and downloads datasets of text, Parquet files or Arrow streams: every row is an episode of one step.
 
-The datasets library is never imported.
+Any repository of a Hugging Face hub with Parquet files is one, and so is what `save_to_disk` of the datasets library
+wrote. The datasets library is never imported.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeGuard
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...core.errors import CorruptDataError, FormatError, RbtoolError
+from ...core.errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ...core.format.contracts import Array, EpisodeBlock, Piece, SourceFacts
-from ...core.format.converter import Reader
-from ...core.format.documents import dump_json
+from ...core.format.converter import RemoteDataset, safe_id
+from ...core.format.documents import dump_json, load_json
 from ...core.format.files import no_match, open_regular, read_regular, refuse_pointer
 from ...core.format.manifest import Dropped
+from ...core.remote.hub import HubRepositorySource
 from ...core.ted.episodes import Final
 from ...core.ted.schema import (
     FLAGS,
@@ -36,7 +39,90 @@ from ...core.ted.schema import (
     text_fields,
 )
 from ..files.arrow import require_bounded_parquet
-from .splits import saved_splits, splits_among
+from ..files.readers import FileReader
+
+STATE = "state.json"
+"""What `save_to_disk` writes next to the Arrow files of a split."""
+INFO = "dataset_info.json"
+SPLITS = "dataset_dict.json"
+"""What `save_to_disk` writes next to the folders of several splits."""
+_SHARD = re.compile(r"(?P<split>.+?)-\d+-of-\d+(-[0-9a-f]+)?")
+_DATA = "data"
+_FIRST = ("train", "valid", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A split of a dataset: its name and its files, in their order; `config` is the folder of its configuration."""
+
+    config: str
+    name: str
+    files: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """How the split is named behind the repository."""
+        return f"{self.config}:{self.name}" if self.config else self.name
+
+
+def splits_among(paths: Iterable[str]) -> list[Split]:
+    """Group the Parquet files of a repository into splits, by the names that the hub gives them.
+
+    `data/train-00000-of-00002-0123abcd.parquet` is of the split `train`, and so is `train.parquet`; another folder than
+    `data` is a configuration. Training data come first, then validation and test data.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for path in sorted(paths):
+        place = PurePosixPath(path)
+        if place.suffix.lower() != ".parquet" or any(part.startswith(".") for part in place.parts):
+            continue
+        shard = _SHARD.fullmatch(place.stem)
+        folder = place.parent.as_posix()
+        config = "" if folder in (".", _DATA) else folder.removeprefix(f"{_DATA}/")
+        found.setdefault((config, shard["split"] if shard else place.stem), []).append(path)
+    splits = [Split(config, name, tuple(files)) for (config, name), files in found.items()]
+    return sorted(splits, key=lambda split: (split.config, *order_of(split.name)))
+
+
+def order_of(split: str) -> tuple[int, str]:
+    """The place of a split among the others."""
+    return next((at for at, start in enumerate(_FIRST) if split.startswith(start)), len(_FIRST)), split
+
+
+def chosen(splits: Sequence[Split], wanted: str) -> list[Split]:
+    """Choose the splits that `wanted` names: a configuration, a split, both as `CONFIG:SPLIT`, or "" for all."""
+    return [split for split in splits if wanted in ("", split.config, split.id)]
+
+
+def saved_splits(path: Path) -> list[tuple[str, list[Path]]]:
+    """List the splits of a folder that `save_to_disk` wrote, each with its Arrow files; one that is alone has no name.
+
+    None of either for another folder; FormatError for one whose lists name no files of it.
+    """
+    if (path / SPLITS).is_file():
+        listed = load_json(path / SPLITS)
+        names = listed.get("splits") if isinstance(listed, dict) else None
+        if not isinstance(names, list) or not all(_is_name(name) for name in names):
+            raise FormatError(f"{path / SPLITS} does not list the splits of the folder")
+        return [(name, _arrow_files(path / name)) for name in sorted(names, key=order_of)]
+    if (path / STATE).is_file() and (path / INFO).is_file():
+        return [("", _arrow_files(path))]
+    return []
+
+
+def _arrow_files(folder: Path) -> list[Path]:
+    state = load_json(folder / STATE)
+    listed = state.get("_data_files") if isinstance(state, dict) else None
+    stated = [one.get("filename") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    names = [name for name in stated if _is_name(name)]
+    if not names or len(names) < len(stated):
+        raise FormatError(f"{folder / STATE} does not list Arrow files of the folder")
+    return [folder / name for name in names]
+
+
+def _is_name(name: object) -> TypeGuard[str]:
+    return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
+
 
 _ROWS = 4096
 _TEXT = (pa.types.is_string, pa.types.is_large_string)
@@ -190,7 +276,7 @@ _TRAJECTORIES = frozenset({"obs", "acts", "terminal"})
 """The columns of folders that the imitation library saves with the same functions: these have steps, and no text."""
 
 
-class HfTextReader(Reader):
+class HfTextReader(FileReader):
     """A folder that `save_to_disk` of the datasets library wrote, or the Parquet files of a repository on a hub.
 
     A column of text becomes the fields `NAME`, UTF-8 bytes padded with zeros to the longest, and `NAME_length`; columns
@@ -249,7 +335,7 @@ class HfTextReader(Reader):
         documents["splits.json"] = (dump_json({"splits": self._splits}, indent=1) + "\n").encode()
         return SourceFacts(
             source="hf-text",
-            id=str(self.options.get("id", self.path.name)),
+            id=self.id_or(self.path.name),
             fields=tuple((field, "step") for field in self._fields()),
             episode_numbers=range(rows),
             steps=rows,
@@ -340,3 +426,52 @@ def _block(numbers: Array, columns: dict[Key, Array]) -> EpisodeBlock:
         numbers, np.arange(1, count + 1), columns, np.ones(count, bool), np.zeros(count, bool),
         np.full(count, Final.OBSERVED, np.uint8),
     )  # fmt: skip
+
+
+CARD = "README.md"
+"""The card of a repository, which states the licence."""
+_NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<part>.+))?", re.ASCII)
+
+
+class HfTextSource(HubRepositorySource):
+    """Any dataset repository with Parquet files.
+
+    An id is `OWNER/NAME`, for all splits, or `OWNER/NAME:SPLIT`; where a repository has several configurations,
+    `OWNER/NAME:CONFIG` or `OWNER/NAME:CONFIG:SPLIT`. It is taken as it is. The repositories of `CarperAI` are listed.
+    """
+
+    name = "hf-text"
+    owner = "CarperAI"
+
+    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
+        """Find the files of a dataset: a request for the commit, and one for every 1,000 files or so."""
+        named = _NAME.fullmatch(safe_id(dataset_id))
+        if named is None:
+            raise UsageError(f"{dataset_id!r} is no repository", hint="write it like OWNER/NAME or OWNER/NAME:SPLIT")
+        repository = named["repository"]
+        commit = self.hub.commit(repository, revision)
+        listed = {file.path: file for file in self.hub.tree(repository, commit)}
+        where = f"hf://{repository} at {revision or commit[:7]}"
+        splits = _wanted(splits_among(listed), named["part"] or "", where)
+        paths = [path for split in splits for path in split.files]
+        files = [listed[path] for path in (*paths, *([CARD] if CARD in listed else []))]
+        return self.described(dataset_id, repository, commit, files)
+
+
+def _wanted(splits: Sequence[Split], part: str, where: str) -> list[Split]:
+    """Choose the splits of one configuration."""
+    if not splits:
+        raise DatasetNotFoundError(
+            f"{where} has no Parquet files, and these are what is read", hint="--revision takes a branch or a commit"
+        )
+    found = chosen(splits, part)
+    if not found:
+        there = ", ".join(dict.fromkeys(split.id for split in splits))
+        raise DatasetNotFoundError(f"{where} has no split {part!r}", hint=f"there are {there}")
+    configs = list(dict.fromkeys(split.config for split in found))
+    if len(configs) > 1:
+        raise UsageError(
+            f"{where} has {len(configs)} configurations, and one at a time is read",
+            hint=f"write one of these behind the id, after a colon: {', '.join(filter(None, configs))}",
+        )
+    return found

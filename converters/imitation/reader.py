@@ -29,10 +29,17 @@ from ...core.format.files import no_match, open_regular
 from ...core.format.manifest import Dropped
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name, row_bytes, safe_part
 from ..files.arrow import require_bounded_parquet
-from ..files.columns import ColumnEpisode, ColumnReader, EpisodeColumn, RowBlocks
-from ..files.end_meaning import EndMeaning, meaning_of_ends, refuse_ends
-from ..files.npz import NpzFile, array_names, first_name_of_cut
+from ..files.numpy_files import NpzFile, array_names, first_name_of_cut
 from ..files.pickles import PickledArray, PickledList, PickleReader, Value
+from ..files.readers import (
+    ColumnEpisode,
+    ColumnReader,
+    EndMeaning,
+    EpisodeColumn,
+    RowBlocks,
+    meaning_of_ends,
+    refuse_ends,
+)
 
 OBS, ACTS, REWS, TERMINAL, INFOS = "obs", "acts", "rews", "terminal", "infos"
 TIME_LIMIT = "TimeLimit.truncated"

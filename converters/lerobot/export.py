@@ -35,8 +35,7 @@ from ...core.format.videos import VIDEO_SUFFIX, image_key, index_name, reference
 from ...core.ted.schema import EPISODE, NEXT, NEXT_REWARD, SINGLETONS, Field, Key, key_name, state_keys
 from ..files.arrow import nested, parquet_writer
 from ..files.exports import FORMAT, ExportColumn, columns_of, decoded
-from .fields import EPISODE_INDEX, FRAME_INDEX, INDEX, LANGUAGE, TASK_INDEX, TIMESTAMP
-from .metadata import INFO, VIDEO
+from .metadata import EPISODE_INDEX, FRAME_INDEX, INDEX, INFO, LANGUAGE, TASK_INDEX, TIMESTAMP, VIDEO
 
 Kind: TypeAlias = Literal["numbers", "text", "image", "video"]
 _OWN = (

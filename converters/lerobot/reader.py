@@ -1,34 +1,47 @@
-"""Reads LeRobot's folders: rows of Parquet files, with the frames of videos. Never imports lerobot or torch.
+"""Reads and downloads LeRobot's datasets: rows of Parquet files, with the frames of videos.
 
-A first pass over the small columns of all files finds which rows are which episode, and what is wrong with the
-episodes that cannot be read.
+Never imports lerobot or torch. A Parquet file has a row for each frame, with columns of numbers, text and encoded
+images. A first pass over the small columns of all files finds which rows are which episode, and what is wrong with the
+episodes that cannot be read. Videos must have the frames of the rows.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+import math
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from ...core.errors import CorruptDataError, FormatError, RbtoolError
-from ...core.format.contracts import Array, Piece, SourceFacts
-from ...core.format.converter import PartsReader, refuse_damaged
+from ...core.encodings.video import VideoFile, VideoIndex
+from ...core.errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
+from ...core.format.contracts import Array, Closing, Piece, SourceFacts
+from ...core.format.converter import PartsReader, RemoteDataset, RemoteFile, RemoteShard, refuse_damaged, safe_id
 from ...core.format.documents import dump_json, parse_json
-from ...core.format.files import FETCH_AGAIN, no_match, read_regular
+from ...core.format.episodes import EpisodeRanges, select_episodes
+from ...core.format.files import FETCH_AGAIN, LEAVES_OUT, digest_file, no_match, open_regular, read_regular
 from ...core.format.manifest import Dropped
+from ...core.format.videos import index_name, video_id, video_name
+from ...core.remote.hub import HubRepositorySource
 from ...core.ted.episodes import Final
-from ...core.ted.schema import REWARD, row_bytes, ted_fields
-from ..files.columns import BLOCK_BYTES
-from ..files.end_meaning import EndMeaning, meaning_of_ends, refuse_ends
-from ..files.images import Images, require_images
-from .fields import (
+from ...core.ted.schema import REWARD
+from ..files.arrow import require_bounded_parquet
+from ..files.images import ImageForm, Images, decode_image, require_images
+from ..files.readers import EndMeaning, SurveyedReader, meaning_of_ends, refuse_ends
+from .metadata import (
     EPISODE_INDEX,
     FRAME_INDEX,
+    IMAGE,
+    INFO,
     LANGUAGE,
     NEXT_DONE,
     NEXT_FLAGS,
@@ -37,26 +50,361 @@ from .fields import (
     NEXT_TRUNCATED,
     TASK_INDEX,
     TIMESTAMP,
-    EndFlags,
-    FeatureColumn,
-    FeatureColumns,
-    columns_of,
-)
-from .metadata import (
-    IMAGE,
-    INFO,
     VIDEO,
     DatasetInfo,
+    EndFlags,
     EpisodeEntry,
+    FeatureColumn,
+    FeatureColumns,
     FrameEpisode,
+    as_stated,
+    columns_of,
     looks_like_lerobot,
+    paths_of,
     read_episodes,
     read_info,
     read_tasks,
+    require_content,
     runs_of,
 )
-from .rows import RowsFile, column_images, numbers_of, stored_form, texts_of
-from .videos import WITHOUT_IMAGES, EpisodeVideos, FoundVideo, VideoSurvey, kept_contents
+
+_BATCH_BYTES = 4 << 20
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+_TEXT = (pa.types.is_string, pa.types.is_large_string)
+
+
+@dataclass
+class _RowCursor:
+    """Reading continues at row `position`; `left` has rows from there on, `batches` gives those after them."""
+
+    names: tuple[str, ...]
+    position: int
+    batches: Iterator[Any]
+    left: list[Any]
+
+
+class RowsFile(Closing):
+    """A Parquet file, of which ranges of rows are read; ranges that follow one another are read once."""
+
+    def __init__(self, path: Path) -> None:
+        require_content(path, "it has the rows of episodes")
+        self.path = path
+        self._opened = os.fdopen(open_regular(path), "rb")
+        try:
+            with damage_of(path):
+                require_bounded_parquet(path)
+                self._file = pq.ParquetFile(self._opened, buffer_size=1 << 20, pre_buffer=False)
+                self.schema = self._file.schema_arrow
+                self.rows = int(self._file.metadata.num_rows)
+                groups = [self._file.metadata.row_group(place).num_rows for place in range(self._file.num_row_groups)]
+            names = self.schema.names
+            if len(set(names)) < len(names):
+                raise FormatError(f"{path} has several columns of one name")
+            self._groups = np.cumsum([0, *groups])
+            self._cursor: _RowCursor | None = None
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, names: Sequence[str], start: int, stop: int) -> Any:
+        """Read rows `[start, stop)` of these columns as an Arrow table."""
+        wanted = tuple(names)
+        cursor = self._cursor
+        with damage_of(self.path):
+            if cursor is None or cursor.names != wanted or cursor.position > start:
+                cursor = self._cursor = self._started(wanted, start)
+            try:
+                self._pass_over(cursor, start - cursor.position)
+                parts = list(self._take(cursor, stop - start))
+                if not parts:
+                    return self.schema.empty_table().select(list(wanted))
+                return pa.Table.from_batches(parts).combine_chunks()
+            except BaseException:
+                self._cursor = None
+                raise
+
+    def _started(self, names: tuple[str, ...], start: int) -> _RowCursor:
+        group = max(0, int(np.searchsorted(self._groups, start, side="right")) - 1)
+        groups = list(range(group, self._file.num_row_groups))
+        size = self._file.metadata.row_group(group).total_byte_size if groups else 0
+        rows = max(1, int(self._groups[group + 1] - self._groups[group])) if groups else 1
+        batches = self._file.iter_batches(
+            batch_size=max(1, min(4096, _BATCH_BYTES // max(1, size // rows))),
+            row_groups=groups, columns=list(names), use_threads=False,
+        )  # fmt: skip
+        return _RowCursor(names, int(self._groups[group]), iter(batches), [])
+
+    def _pass_over(self, cursor: _RowCursor, count: int) -> None:
+        for _ in self._take(cursor, count):
+            pass
+
+    def _take(self, cursor: _RowCursor, count: int) -> Iterator[Any]:
+        """Yield the next `count` rows, in batches."""
+        while count > 0:
+            batch = cursor.left.pop() if cursor.left else next(cursor.batches, None)
+            if batch is None:
+                raise CorruptDataError(f"{self.path} ends before its row {cursor.position + count:,}")
+            if batch.num_rows > count:
+                cursor.left.append(batch.slice(count))
+                batch = batch.slice(0, count)
+            cursor.position += batch.num_rows
+            count -= batch.num_rows
+            if batch.num_rows:
+                yield batch
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+class damage_of:  # reads as a function where it is used
+    """Turns what pyarrow raises for damaged files into CorruptDataError that names the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, OSError | ValueError | LookupError | pa.ArrowException):
+            return
+        if isinstance(error, FormatError) or getattr(error, "errno", None) is not None:
+            return
+        reason = " ".join(str(error).split())[:200]
+        raise CorruptDataError(f"{self._path} cannot be read, it is damaged or was cut: {reason}") from error
+
+
+def stored_form(kind: Any) -> str:
+    """Return what the elements of a column are: the name of a type of numbers, `string`, or Arrow's name."""
+    while any(test(kind) for test in _LISTS):
+        kind = kind.value_type
+    if any(test(kind) for test in _NUMBERS):
+        return str(np.dtype(kind.to_pandas_dtype()))
+    return "string" if any(test(kind) for test in _TEXT) else str(kind)
+
+
+def numbers_of(table: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], path: Path) -> Array:
+    """Return a column as `[rows, *shape]`; FormatError for missing values and lists of other lengths."""
+    values = column_of(table, name)
+    sizes: list[int] = []
+    while any(test(values.type) for test in _LISTS):
+        _require_values(values, name, path)
+        if pa.types.is_fixed_size_list(values.type):
+            lengths = [values.type.list_size]
+        else:
+            lengths = pc.unique(pc.list_value_length(values)).to_pylist() or [0]
+        if len(lengths) > 1:
+            raise FormatError(
+                f"{path}: {name!r} has lists of {lengths[0]} and of {lengths[1]} elements, info.json states the shape "
+                f"{list(shape)}"
+            )
+        sizes += lengths
+        values = values.flatten()
+    _require_values(values, name, path)
+    array: Array = values.to_numpy(zero_copy_only=False)
+    size = math.prod(shape)
+    # A vector of one number may be a plain column, and an array one list.
+    if table.num_rows and (math.prod(sizes) != size or (len(sizes) > 1 and tuple(sizes) != shape)):
+        raise FormatError(f"{path}: {name!r} has rows of the shape {sizes}, info.json states {list(shape)}")
+    return np.ascontiguousarray(array.astype(dtype, copy=False)).reshape(table.num_rows, *shape)
+
+
+def texts_of(table: Any, name: str, path: Path) -> list[str]:
+    """Return a column of text; FormatError for missing values."""
+    values = column_of(table, name)
+    _require_values(values, name, path)
+    return [str(one) for one in values.to_pylist()]
+
+
+def column_of(table: Any, name: str) -> Any:
+    """Return a column as one array, its structure checked."""
+    values = pa.concat_arrays(table.column(name).chunks) if table.num_rows else table.column(name).combine_chunks()
+    values.validate(full=True)
+    return values
+
+
+def _require_values(values: Any, name: str, path: Path) -> None:
+    if values.null_count:
+        raise FormatError(f"{path}: {name!r} has missing values (null)")
+
+
+def column_images(table: Any, column: FeatureColumn, path: Path, start: int) -> Array:
+    """Decode a column of structs with the bytes of images into uint8 `[rows, *shape]`; `start` is the first row."""
+    shape = column.field.shape
+    height, width, channels = (*shape[1:], shape[0]) if column.channels_first else shape
+    form = ImageForm("uint8", (height, width, channels))
+    images = np.empty((table.num_rows, *shape), np.uint8)
+    for row, value in enumerate(column_of(table, column.name).to_pylist()):
+        what = f"{path}: {column.name!r}, row {start + row:,}"
+        data = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(data, bytes) or not data:
+            raise FormatError(f"{what} has no bytes of an image")
+        images[row] = as_stated(decode_image(data, form, what), column, what)
+    return images
+
+
+WITHOUT_IMAGES = f"--images skip takes the steps without images{LEAVES_OUT}"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundVideo:
+    """A file of a video: the number of frames that its header states, and, if it is kept, its id and its index."""
+
+    frames: int
+    number: int = 0
+    index: VideoIndex | None = None
+
+
+class VideoSurvey:
+    """Looks at the videos of the features `columns`; of those that are kept, reads the packets and takes digests."""
+
+    def __init__(self, info: DatasetInfo, columns: Iterable[FeatureColumn]) -> None:
+        self._info = info
+        self._columns = list(columns)
+        self._looked: dict[str, FoundVideo | FormatError] = {}
+        self._longer: Counter[str] = Counter()
+        # The frames of each video that rows need, and the episode of the rows.
+        self._spans: dict[tuple[str, str], list[tuple[int, int, int]]] = defaultdict(list)
+        self._short = 0
+
+    def require(self, episode: FrameEpisode) -> None:
+        """Raise FormatError where a video is missing, is damaged, or has not the frames of the rows of an episode."""
+        longer, spans, fps, short = [], [], self._info.fps, False
+        for column in self._columns:
+            place = episode.videos[column.name]
+            path = self._info.root / place.path
+            found = self._look_at(place.path, column)
+            if isinstance(found, FormatError):
+                raise type(found)(f"{found.message}; episode {episode.number} needs it", hint=found.hint)
+            first = round(place.start * fps) + episode.frame
+            needed = first + len(episode)
+            spans.append(((column.name, place.path), (first, needed, episode.number)))
+            short |= place.stop is not None and (place.stop - place.start) * fps < len(episode) - 0.5
+            if found.frames and found.frames < needed:
+                raise FormatError(
+                    f"{path} has {found.frames:,} frames, and the rows of episode {episode.number} need {needed:,}",
+                    hint=WITHOUT_IMAGES,
+                )
+            if found.index is not None:
+                frames_of(episode, column.name, found.index, self._info)
+            longer += [column.name] if not self._info.shares_files and found.frames > needed else []
+        self._longer.update(longer)
+        self._short += short
+        for file, span in spans:
+            self._spans[file].append(span)
+
+    def shared(self) -> dict[int, FormatError]:
+        """Return the episodes that have a frame in common with another one: of one of them it is another's."""
+        found: dict[int, FormatError] = {}
+        for (_, path), spans in self._spans.items():
+            _, furthest, one = min(spans)
+            for first, stop, other in sorted(spans)[1:]:
+                if first < furthest:
+                    error = FormatError(
+                        f"{self._info.root / path}: frame {first:,} would be of a row of episode {one} and of one of "
+                        f"episode {other}, by the times in the metadata",
+                        hint=WITHOUT_IMAGES,
+                    )
+                    found.setdefault(one, error)
+                    found.setdefault(other, error)
+                furthest, one = max((furthest, one), (stop, other))
+        return found
+
+    def _look_at(self, path: str, column: FeatureColumn) -> FoundVideo | FormatError:
+        if path not in self._looked:
+            try:
+                self._looked[path] = self._found(self._info.root / path, column)
+            except FormatError as error:
+                self._looked[path] = error
+        return self._looked[path]
+
+    def _found(self, path: Path, column: FeatureColumn) -> FoundVideo:
+        require_content(path, f"it has frames of {column.name}", hint=WITHOUT_IMAGES)
+        with VideoFile(path) as video:
+            if not column.is_kept:
+                return FoundVideo(video.stated_frames)
+            as_stated(np.empty((0, *video.shape), np.uint8), column, str(path))
+            return FoundVideo(len(video), video_id(digest_file(path)), video.index)
+
+    def found(self) -> dict[str, FoundVideo]:
+        """Return the videos that can be read, by path."""
+        return {path: one for path, one in self._looked.items() if isinstance(one, FoundVideo)}
+
+    def notes(self) -> Iterator[str]:
+        """State what is kept, and count the videos that have frames beyond the rows."""
+        if kept := [column.name for column in self._columns if column.is_kept]:
+            yield f"videos are kept, and frames decoded when batches are read ({', '.join(kept)})"
+        if self._short:
+            yield (
+                f"to_timestamp of {self._short:,} episode{'s' * (self._short > 1)} leaves fewer frames than there are "
+                "rows: the frames of the rows are found from from_timestamp on"
+            )
+        for name, count in self._longer.items():
+            yield (
+                f"{count:,} video{'s' if count > 1 else ''} of {name} have more frames than there are rows: the frames "
+                "of the rows are found by their times, the others are left out"
+            )
+
+
+def frames_of(episode: FrameEpisode, name: str, index: VideoIndex, info: DatasetInfo) -> Array:
+    """Return the frames of the rows of an episode in its video: int64 `[rows]`; FormatError where there are none."""
+    place = episode.videos[name]
+    times = place.start + (episode.frame + np.arange(len(episode))) / info.fps
+    return index.frames_at(times, info.fps, info.root / place.path)
+
+
+def kept_contents(info: DatasetInfo, videos: Mapping[str, FoundVideo]) -> dict[str, Path | bytes]:
+    """Return the files of kept videos under the names that they have in a dataset, with their indexes."""
+    found: dict[str, Path | bytes] = {}
+    for path, video in videos.items():
+        if video.index is not None:
+            found[video_name(video.number)] = info.root / path
+            found[index_name(video.number)] = video.index.to_bytes()
+    return found
+
+
+class EpisodeVideos(Closing):
+    """The videos of one episode at a time, one of each feature; `known` are those that were looked at."""
+
+    def __init__(self, info: DatasetInfo, known: Mapping[str, FoundVideo]) -> None:
+        self._info = info
+        self._known = known
+        self._open: dict[str, VideoFile] = {}
+        self._frames: dict[str, tuple[int, Array]] = {}
+
+    def read(self, episode: FrameEpisode, column: FeatureColumn, start: int, stop: int) -> Array:
+        """Decode the frames of rows `[start, stop)` into uint8 `[rows, *shape]`; of a kept video, refer to them.
+
+        References are int64 `[rows, 2]`: the id of the file, and the frame.
+        """
+        path = episode.videos[column.name].path
+        found = self._known[path]
+        if found.index is not None:
+            frames = self._frames_of(episode, column.name, found.index)[start:stop]
+            return np.stack((np.full(len(frames), found.number), frames), axis=1)
+        video = self._open.get(column.name)
+        if video is None or video.path != self._info.root / path:
+            if video is not None:
+                video.close()
+            video = self._open[column.name] = VideoFile(self._info.root / path)
+            self._frames.pop(column.name, None)
+        as_stated(np.empty((0, *video.shape), np.uint8), column, str(video.path))
+        frames = self._frames_of(episode, column.name, video.index)
+        return as_stated(video.read(frames[start:stop]), column, str(video.path))
+
+    def _frames_of(self, episode: FrameEpisode, name: str, index: VideoIndex) -> Array:
+        known = self._frames.get(name)
+        if known is None or known[0] != episode.number:
+            known = self._frames[name] = episode.number, frames_of(episode, name, index, self._info)
+        return known[1]
+
+    def close(self) -> None:
+        """Close all videos."""
+        while self._open:
+            self._open.popitem()[1].close()
+        self._frames.clear()
+
 
 _ROWS = 1 << 16
 _OLDER, _NEWER = "episode_", "file-"
@@ -337,14 +685,12 @@ class _RowBlock:
         return {name: list(dict.fromkeys(texts[low:high])) for name, texts in self._texts.items()}
 
 
-PIECE_BYTES = BLOCK_BYTES
-"""TED bytes of the rows in memory at a time."""
 _OUTCOME_ROWS = 1 << 18
 _DOCUMENT_BYTES = 4 << 20
 _METADATA = frozenset({".json", ".jsonl", ".parquet"})
 
 
-class LerobotReader(PartsReader):
+class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
     """The folder of a dataset of LeRobot, v2.0, v2.1 or v3.0, as `codebase_version` in `meta/info.json` states.
 
     Rows come from the Parquet files in `data`; an episode is the rows of one `episode_index`, and `frame_index`
@@ -362,7 +708,6 @@ class LerobotReader(PartsReader):
     Raises FormatError for what contradicts itself, CorruptDataError for damaged files.
     """
 
-    piece_bytes = PIECE_BYTES
     option_names = frozenset({"id", "images", "ends"})
 
     @classmethod
@@ -379,7 +724,6 @@ class LerobotReader(PartsReader):
         self._info: DatasetInfo = read_info(self.path)
         self._meaning = self._meaning_of_ends()
         self._end_flags = EndFlags(self._meaning.terminated)
-        self._state: FoundDataset | None = None
         self._files: dict[str, RowsFile] = {}
         self._open_videos: EpisodeVideos | None = None
 
@@ -395,32 +739,25 @@ class LerobotReader(PartsReader):
             self.options, "terminated", "next.done is set at terminal states and at time limits alike"
         )  # fmt: skip
 
-    @property
-    def _found(self) -> FoundDataset:
-        return self._surveyed(lambda files: None)
-
-    def _surveyed(self, progress: Callable[[int], None]) -> FoundDataset:
-        if self._state is None:
-            survey = DatasetSurvey(self._info, self._images, ends_terminated=self._meaning.terminated)
-            self._state = survey.find(progress)
-        return self._state
+    def look(self, progress: Callable[[int], None]) -> FoundDataset:
+        """Read the small columns of all files and find the episodes."""
+        return DatasetSurvey(self._info, self._images, ends_terminated=self._meaning.terminated).find(progress)
 
     @property
     def _videos(self) -> EpisodeVideos:
         if self._open_videos is None:
-            self._open_videos = EpisodeVideos(self._info, self._found.videos)
+            self._open_videos = EpisodeVideos(self._info, self.found.videos)
         return self._open_videos
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """Read the small columns of all files and find the episodes."""
-        found = self._surveyed(progress)
+        """State what was found."""
+        found = self.looked_over(progress)
         numbers = sorted(found.episodes.keys() | found.damaged.keys())
         chosen = [found.episodes.get(number) for number in numbers]
         lengths = [0 if one is None else len(one) for one in chosen]
-        asked = self.options.get("id")
         return SourceFacts(
             source="lerobot",
-            id=str(asked) if asked is not None else self.path.absolute().name,
+            id=self.id_or(self.path.absolute().name),
             fields=found.columns.fields,
             episode_numbers=numbers,
             steps=sum(lengths),
@@ -447,14 +784,6 @@ class LerobotReader(PartsReader):
         known = (path for path in (self.path / "meta").rglob("*") if path.suffix in _METADATA and path.is_file())
         return sorted(known)
 
-    def survey_state(self) -> FoundDataset:
-        """Return what the files hold."""
-        return self._found
-
-    def take_survey(self, state: FoundDataset) -> None:
-        """Take over what the files hold."""
-        self._state = state
-
     def shard_starts(self) -> list[int]:
         """The first episodes of the runs that a stream reads."""
         entries = list(read_episodes(self._info).values())
@@ -464,11 +793,11 @@ class LerobotReader(PartsReader):
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
         """Raise what is wrong with the first of these episodes that cannot be read."""
-        refuse_damaged(numbers, self._found.damaged)
+        refuse_damaged(numbers, self.found.damaged)
 
     def videos_of(self, numbers: Sequence[int]) -> dict[str, Path | bytes]:
         """The videos of these episodes that are kept."""
-        found = self._found
+        found = self.found
         names = [column.name for column in found.columns.columns if column.is_kept]
         chosen = [found.episodes[number] for number in numbers if number in found.episodes]
         paths = sorted({one.videos[name].path for one in chosen for name in names})
@@ -476,17 +805,16 @@ class LerobotReader(PartsReader):
 
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the steps of one episode, about `piece_bytes` at a time."""
-        columns = self._found.columns
-        rows = max(1, self.piece_bytes // max(1, row_bytes(ted_fields(columns.fields))))
-        yield from self._pieces(number, columns.columns, rows)
+        columns = self.found.columns
+        yield from self._pieces(number, columns.columns, self.piece_rows(columns.fields))
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
         """Yield the rewards and flags of one episode."""
-        rewards = [column for column in self._found.columns.columns if column.field.key == REWARD]
+        rewards = [column for column in self.found.columns.columns if column.field.key == REWARD]
         yield from self._pieces(number, rewards, _OUTCOME_ROWS)
 
     def _pieces(self, number: int, columns: Sequence[FeatureColumn], rows: int) -> Iterator[Piece]:
-        one = self._found.episodes[number]
+        one = self.found.episodes[number]
         held: dict[str, Array] = {}
         for start in range(0, len(one), rows):
             stop = min(start + rows, len(one))
@@ -496,7 +824,7 @@ class LerobotReader(PartsReader):
             found = {name: np.concatenate((held[name], array)) if held else array for name, array in found.items()}
             held = {} if last else {name: array[-1:].copy() for name, array in found.items()}
             steps = stop - start
-            flags = self._end_flags.of({name: found[name][:steps] for name in self._found.columns.flags}, steps)
+            flags = self._end_flags.of({name: found[name][:steps] for name in self.found.columns.flags}, steps)
             terminated, truncated = flags.terminated.copy(), flags.truncated.copy()
             if last:
                 terminated[-1] = one.terminated
@@ -512,7 +840,7 @@ class LerobotReader(PartsReader):
 
     def _rows(self, one: FrameEpisode, columns: Sequence[FeatureColumn], start: int, stop: int) -> dict[str, Array]:
         """Read rows `[start, stop)` of an episode, by the names of features; flags are bool `[rows]`."""
-        flags = self._found.columns.flags
+        flags = self.found.columns.flags
         names = [column.name for column in columns if column.feature.dtype != VIDEO]
         file = self._file(one.path)
         table = file.read(list(dict.fromkeys([*names, *flags])), one.start + start, one.start + stop)
@@ -543,7 +871,7 @@ class LerobotReader(PartsReader):
 
     def files(self) -> list[Path]:
         """The metadata, the files of rows, and the videos that are decoded."""
-        found = self._found
+        found = self.found
         names = [column.name for column in found.columns.columns if column.feature.dtype == VIDEO]
         videos = {one.videos[name].path for one in found.episodes.values() for name in names}
         return [*self._metadata(), *(self.path / name for name in (*found.files, *sorted(videos)))]
@@ -553,3 +881,72 @@ class LerobotReader(PartsReader):
         self._close_files()
         if self._open_videos is not None:
             self._open_videos.close()
+
+
+_METADATA, _VIDEO = "meta/", ".mp4"
+_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_FILES = re.compile(r"(meta|data|videos?|images)/.*\.(json|jsonl|parquet|mp4)", re.ASCII)
+_EPISODE = re.compile(r".*/episode_(\d{1,9})\.(?:parquet|mp4)", re.ASCII)
+
+
+class LerobotSource(HubRepositorySource):
+    """Any dataset repository with a LeRobot dataset.
+
+    An id is `OWNER/NAME`, and is taken as it is. The repositories of `lerobot` are listed, and found by their words.
+    LeRobot tags the revisions of a dataset by version, like `v3.0`; the newest commit may be of another one.
+    """
+
+    name = "lerobot"
+    owner = "lerobot"
+
+    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
+        """Find the files of a dataset: a request for the commit, and one for every 1,000 files or so."""
+        if not _NAME.fullmatch(safe_id(dataset_id)):
+            raise UsageError(f"{dataset_id!r} is no repository", hint="write it like OWNER/NAME")
+        commit = self.hub.commit(dataset_id, revision)
+        found = [file for file in self.hub.tree(dataset_id, commit) if _FILES.fullmatch(file.path)]
+        if all(file.path != INFO for file in found):
+            raise DatasetNotFoundError(
+                f"hf://{dataset_id} has no {INFO} at {revision or commit[:7]}: it holds no dataset of LeRobot",
+                hint="--revision takes a branch, a tag like v3.0, or a commit",
+            )
+        return self.described(dataset_id, dataset_id, commit, found)
+
+    def choose_files(self, dataset: RemoteDataset, episodes: EpisodeRanges) -> Sequence[RemoteFile]:
+        """Return the files of these episodes and all shared ones; in v3 every file is shared."""
+        numbers = {file.path: _episode_of(file.path) for file in dataset.files}
+        known = sorted({number for number in numbers.values() if number is not None})
+        chosen = {None, *(select_episodes(episodes, known) if known else ())}
+        return [file for file in dataset.files if numbers[file.path] in chosen]
+
+    def files_read(self, files: Sequence[RemoteFile], options: Mapping[str, Any]) -> Sequence[RemoteFile]:
+        """Return the files less the videos where images are left out."""
+        skips = options.get("images") == "skip"
+        return [file for file in files if not (skips and file.path.endswith(_VIDEO))]
+
+    def shards(self, dataset: RemoteDataset, folder: Path) -> list[RemoteShard]:
+        """Return runs of episodes that are in files of their own: one file of rows in v3, else about 64 MiB.
+
+        The metadata are fetched into `folder` for it. A video that holds frames of two shards is a file of both.
+        """
+        metadata = [file for file in dataset.files if file.path.startswith(_METADATA)]
+        self.fetch(metadata, folder)
+        entries = list(read_episodes(read_info(folder)).values())
+        known = {file.path: file for file in dataset.files}
+        sizes = {file.path: file.known_size for file in dataset.files}
+        found: list[RemoteShard] = []
+        for run in runs_of(entries, sizes):
+            paths = dict.fromkeys(path for entry in run for path in paths_of(entry, sizes))
+            files = (*metadata, *(known[path] for path in paths))
+            found.append(RemoteShard(files, ",".join(str(entry.number) for entry in run)))
+        return found
+
+    def episode_numbers(self, dataset: RemoteDataset) -> Sequence[int] | None:
+        """Return the numbers of the episodes that have files of their own; None in v3."""
+        rows = (_episode_of(path) for path in dataset.paths if path.endswith(".parquet"))
+        return sorted({number for number in rows if number is not None}) or None
+
+
+def _episode_of(path: str) -> int | None:
+    found = _EPISODE.fullmatch(path)
+    return None if found is None else int(found[1])

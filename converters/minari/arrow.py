@@ -23,7 +23,7 @@ from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
 from ...core.format.documents import load_json
 from ..files.arrow import require_bounded_ipc, require_bounded_parquet
-from ..files.columns import ColumnForm, ColumnPath, StoredColumn, column_name, reading
+from ..files.readers import ColumnForm, ColumnPath, StoredColumn, column_name, reading
 from .metadata import METADATA_FILE, SpacePath
 from .store import EpisodeStore, StoredEpisode
 

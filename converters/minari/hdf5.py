@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import FormatError
-from ..files.columns import ColumnPath, reading
 from ..files.hdf5 import GroupFile, StoredGroup, text_of_name
+from ..files.readers import ColumnPath, reading
 from .metadata import HDF5_FILE, SpacePath
 from .store import DERIVED, EpisodeStore, StoredEpisode
 

@@ -10,7 +10,7 @@ from typing import Any
 from ...core.errors import FormatError
 from ...core.format.contracts import Array
 from ...core.ted.schema import LONGEST_ROW
-from ..files.columns import ColumnForm, ColumnPath, StoredColumn, column_name
+from ..files.readers import ColumnForm, ColumnPath, StoredColumn, column_name
 from .metadata import SpacePath
 
 DERIVED = frozenset({"id", "total_steps", *(f"rewards_{part}" for part in ("sum", "mean", "std", "max", "min"))})

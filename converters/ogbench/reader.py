@@ -1,23 +1,313 @@
-"""Reads OGBench's npz files: trajectories whose last row holds the last observation. Never imports ogbench."""
+"""Reads and downloads OGBench's npz files: trajectories whose last row holds the last observation.
+
+A trajectory of T steps has T + 1 rows; what came of the action in the last one is not in the file. In the files that
+OGBench publishes, `terminals` marks this row:
+
+    observations  s0 s1 s2 s3     terminals  0 0 0 1
+
+In the compact form, in which `ogbench.load_dataset` returns a dataset, `valids` is 0 in this row, and `terminals` marks
+the row before it, too:
+
+    observations  s0 s1 s2 s3     terminals  0 0 1 1     valids  1 1 1 0
+
+ogbench is never imported.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ...core.errors import FormatError, UsageError
-from ...core.format.contracts import Array, Piece, SourceFacts
-from ...core.format.converter import Reader
-from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
-from ..files.columns import BLOCK_BYTES, RowBlocks
-from .datasets import VALIDATION, file_name, names_task
-from .file import NpzColumn, OgbenchFile, looks_like_ogbench, opened
+from ...core.errors import DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
+from ...core.format.contracts import Array, Closing, SourceFacts
+from ...core.format.converter import Ids, LocalCache, Reader, RemoteFile, require_trust, safe_id
+from ...core.format.manifest import Dropped
+from ...core.remote.catalogue import not_found
+from ...core.remote.http import MirrorSource
+from ...core.ted.schema import (
+    ACTION,
+    REWARD,
+    Field,
+    Key,
+    Timing,
+    dtype_name,
+    key_name,
+    role_of,
+    safe_part,
+)
+from ..files.numpy_files import NpzFile, array_names, first_name_of_cut
+from ..files.readers import (
+    BLOCK_BYTES,
+    ColumnEpisode,
+    ColumnReader,
+    EpisodeColumn,
+    ReadRows,
+    RowBlocks,
+    blocks,
+    require_single,
+    why_no_key,
+    zero_or_one,
+)
 
-PIECE_BYTES = BLOCK_BYTES
-"""TED bytes of the rows in memory at a time."""
+VALIDATION = "-val"
+"""The end of the name of a validation file."""
+_TABLE = Path(__file__).with_name("datasets.tsv")
+_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+-v\d+", re.ASCII)
+
+
+@functools.cache
+def published() -> tuple[str, ...]:
+    """The ids of all datasets, sorted."""
+    return tuple(sorted(_TABLE.read_text(encoding="ascii").split()[1:]))
+
+
+def is_id(name: str) -> bool:
+    """Whether a name has the form of an id, like `cube-single-play-v0`."""
+    return _ID.fullmatch(name) is not None
+
+
+def is_large(dataset_id: str) -> bool:
+    """Whether an id names an edition of 100 million steps, which is not published as two files."""
+    return "100m" in dataset_id.split("-")
+
+
+def names_task(dataset_id: str) -> bool:
+    """Whether an id names one task of a dataset, whose rewards are not in the file."""
+    return "singletask" in dataset_id.split("-")
+
+
+def file_name(dataset_id: str) -> str:
+    """Return the name of the file of a dataset, without its suffix.
+
+    Ids of single tasks and of goal representations add words to the id of their file.
+    """
+    parts = dataset_id.split("-")
+    for word in ("singletask", "oraclerep"):
+        if word in parts:
+            parts = [*parts[: parts.index(word)], parts[-1]]
+    return "-".join(parts)
+
+
+OBSERVATIONS = "observations"
+ACTIONS = "actions"
+TERMINALS = "terminals"
+VALIDS = "valids"
+REWARDS = "rewards"
+NEXT_OBSERVATIONS = "next_observations"
+REQUIRED = (OBSERVATIONS, ACTIONS, TERMINALS)
+OBSERVATION: Key = ("observation",)
+_OTHERS = {
+    NEXT_OBSERVATIONS: "in OGBench's files the following row is the next observation",
+    "timeouts": "OGBench's files have none",
+}
+"""Columns that show another layout with the same names, and why; `rewards` do where there are no `valids`."""
+_REGULAR = (
+    "where these are arrays of ogbench.load_dataset, terminals are time limits: add --from table --map "
+    "observation=observations,next.observation=next_observations,action=actions --ends -,terminals"
+)
+
+
+def looks_like_ogbench(path: Path) -> bool:
+    """Return whether a file is an npz with OGBench's columns and none of another layout, or begins as one was cut."""
+    names = set(array_names(path))
+    if names:
+        return names >= set(REQUIRED) and not names & _OTHERS.keys() and (VALIDS in names or REWARDS not in names)
+    return first_name_of_cut(path) == OBSERVATIONS
+
+
+@dataclass(frozen=True, slots=True)
+class NpzColumn:
+    """A column of the file as a field of TED: `name` in the file, and when it is known."""
+
+    name: str
+    field: Field
+    timing: Timing
+
+
+class OgbenchFile(Closing):
+    """An open file; FormatError for columns that contradict each other, CorruptDataError for damaged files.
+
+    `rows` counts the rows. `is_compact` states whether the file is in the compact form. `columns` lists observation,
+    action, the rewards that a compact file of a single task has, and further columns with a row each, which are states;
+    `dropped` names what is none of these. `starts` and `stops` have the first row of each trajectory and the one after
+    its last; `unfinished` states that the row of the last observation of the last trajectory is not marked. `trusted`
+    allows arrays of Python objects to be read, which are pickles; without it UsageError for a column that has to be
+    there.
+    """
+
+    def __init__(self, path: Path, *, trusted: bool = False) -> None:
+        self.path = path
+        self._trusted = trusted
+        self._unread: dict[str, str] = {}
+        self._file = NpzFile(path)
+        try:
+            with self._file.damage_first():
+                self._unpickle()
+                self._require_layout()
+                self.rows = self._file.form(OBSERVATIONS)[1][0]
+                self.columns, self.dropped = self._look_around()
+                self.starts, self.stops, self.unfinished = self._trajectories()
+            self._file.verify(one.key for one in self.dropped if one.key in self._file.names)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, name: str, start: int, stop: int) -> Array:
+        """Read rows `[start, stop)` of a column."""
+        return self._file.read(name, start, stop)
+
+    def verify(self) -> None:
+        """Raise CorruptDataError if a column has not the checksum that the archive states of it."""
+        self._file.verify()
+
+    def verify_read(self) -> None:
+        """Raise what `verify` raises, of the columns that were read."""
+        self._file.verify_read()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _unpickle(self) -> None:
+        """Read the arrays of Python objects, where they are trusted, and note why one has no rows of one type."""
+        for name in self._file.names if self._trusted else ():
+            if self._file.is_pickled(name) and self._file.form(name)[1]:
+                try:
+                    self._file.unpickle(name)
+                except FormatError as error:
+                    self._unread[name] = f"it{error.message.removeprefix(f'{self.path}: {name!r}')}"
+
+    def _require_layout(self) -> None:
+        names = self._file.names
+        self.is_compact = VALIDS in names
+        for name, why in _OTHERS.items():
+            if name in names:
+                raise FormatError(
+                    f"{self.path} has {name!r}, and is not in OGBench's layout: {why}",
+                    hint=_REGULAR if name == NEXT_OBSERVATIONS else "",
+                )
+        if REWARDS in names and not self.is_compact:
+            raise FormatError(f"{self.path} has 'rewards', and is not in OGBench's layout: OGBench's files have none")
+        self._flags = (TERMINALS, VALIDS) if self.is_compact else (TERMINALS,)
+        required = (*REQUIRED, *self._flags[1:])
+        for name in required:
+            if name not in names:
+                raise FormatError(f"{self.path} has no {name!r}; OGBench's files have {', '.join(REQUIRED)}")
+            if self._file.is_pickled(name):
+                require_trust(
+                    self.path, self._trusted, f"{name!r} is a pickle of Python objects, which can run anything"
+                )
+            if why := self._not_rows(name):
+                raise FormatError(f"{self.path}: {name!r} cannot be read as rows: {why}")
+        lengths = {name: self._file.form(name)[1][0] for name in required}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name} {rows:,}" for name, rows in lengths.items())
+            raise FormatError(f"{self.path}: its columns have different numbers of rows ({listed})")
+        for name in (*self._flags, *([REWARDS] if REWARDS in names and not self._not_rows(REWARDS) else [])):
+            require_single(f"{self.path}: {name!r} has", self._file.form(name)[1][1:])
+        if not lengths[OBSERVATIONS]:
+            raise FormatError(f"{self.path} has no steps: its columns are empty")
+
+    def _not_rows(self, name: str) -> str:
+        """Return why an array cannot be rows of numbers; empty where it can."""
+        dtype, shape = self._file.form(name)
+        if self._file.is_pickled(name):
+            return self._unread.get(name) or "it is a pickle of Python objects, which --trust-pickle reads"
+        if dtype.hasobject:
+            return "it is text"
+        try:
+            dtype_name(dtype)
+        except SchemaError as error:
+            return str(error)
+        return "" if shape else "it is a single value"
+
+    def _look_around(self) -> tuple[tuple[NpzColumn, ...], tuple[Dropped, ...]]:
+        columns = [
+            self._column(OBSERVATIONS, OBSERVATION, "state"),
+            self._column(ACTIONS, ACTION, "step"),
+        ]
+        dropped = [Dropped(name, "it is no array") for name in self._file.others]
+        taken: list[Key] = []
+        for name in sorted(set(self._file.names) - {*REQUIRED, *self._flags}):
+            key = REWARD if name == REWARDS else ("info", *map(safe_part, name.split("/")))
+            if why := self._why_not(name, key, taken):
+                dropped.append(Dropped(name, why))
+                continue
+            taken.append(key)
+            columns.append(self._column(name, key, "result" if name == REWARDS else "state"))
+        return tuple(columns), tuple(dropped)
+
+    def _why_not(self, name: str, key: Key, taken: list[Key]) -> str:
+        if why := self._not_rows(name):
+            return why
+        if why := why_no_key(key, taken, "column"):
+            return why
+        rows = self._file.form(name)[1][0]
+        return "" if rows == self.rows else f"it has {rows:,} rows, and the observations {self.rows:,}"
+
+    def _column(self, name: str, key: Key, timing: Timing) -> NpzColumn:
+        dtype, shape = self._file.form(name)
+        row = () if key == REWARD else shape[1:]
+        return NpzColumn(name, Field(key, dtype_name(dtype), row, role_of(key)), timing)
+
+    def _trajectories(self) -> tuple[Array, Array, bool]:
+        last = self._rows_where(TERMINALS, 1)
+        if self.is_compact:
+            marked, last = last, self._rows_where(VALIDS, 0)
+            expected = np.union1d(last, last[last > 0] - 1)
+            wrong = np.setxor1d(marked, expected)
+            wrong = wrong[wrong != self.rows - 1]  # set there by ogbench, also where a trajectory is unfinished
+            if len(wrong):
+                raise FormatError(
+                    f"{self.path}: terminals and valids contradict each other in row {wrong[0]:,}: terminals mark the "
+                    "rows in which valids is 0, and each row before one"
+                )
+        stops = last + 1
+        unfinished = not len(stops) or int(stops[-1]) != self.rows
+        if unfinished:
+            stops = np.append(stops, self.rows)
+        return np.concatenate(([0], stops[:-1])), stops, unfinished
+
+    def _rows_where(self, name: str, value: int) -> Array:
+        """Return the rows in which a flag has a value, int64."""
+        width = self._file.form(name)[0].itemsize
+        found = [np.zeros(0, np.int64)]
+        for start, stop in blocks(self.rows, max(1, BLOCK_BYTES // (8 * width))):
+            rows = zero_or_one(self.read(name, start, stop).reshape(-1), f"{self.path}: {name}", start=start)
+            found.append(start + np.flatnonzero(rows == value))
+        return np.concatenate(found)
+
+
+def opened(paths: list[Path], *, trusted: bool) -> list[OgbenchFile]:
+    """Open files that have the same columns; FormatError where they differ. Closes all of them if one is refused.
+
+    `trusted` is passed to `OgbenchFile`.
+    """
+    files: list[OgbenchFile] = []
+    try:
+        for path in paths:
+            files.append(OgbenchFile(path, trusted=trusted))
+            if files[-1].columns != files[0].columns:
+                raise FormatError(
+                    f"{path} has other columns than {paths[0].name}: {_listed(files[-1])}, and {_listed(files[0])}",
+                    hint="convert each of them by itself",
+                )
+    except (RbtoolError, OSError):
+        for file in files:
+            file.close()
+        raise
+    return files
+
+
+def _listed(file: OgbenchFile) -> str:
+    return ", ".join(f"{column.name} {column.field.dtype} {list(column.field.shape)}" for column in file.columns)
+
+
 SPLITS = ("train", "val")
 _ZERO = "zero"
 
@@ -36,7 +326,7 @@ class _Trajectory:
         return self.stop - self.start - 1
 
 
-class OgbenchReader(Reader):
+class OgbenchReader(ColumnReader):
     """One OGBench file, or a folder with `NAME.npz` and, if it is there, `NAME-val.npz` and no other npz file.
 
     `observations` become `observation`, `actions` `action`; `qpos`, `qvel`, `button_states` and any other column with
@@ -53,7 +343,6 @@ class OgbenchReader(Reader):
     Raises FormatError for columns that contradict each other, and CorruptDataError for damaged files.
     """
 
-    piece_bytes = PIECE_BYTES
     option_names = frozenset({"reward", "filter_key", "id", "trust_pickle"})
 
     @classmethod
@@ -79,64 +368,59 @@ class OgbenchReader(Reader):
         if self._zeros and self._reads_rewards:
             raise UsageError(f"{self._files[0].path} has rewards of its own", hint="leave out --reward")
         self._all = _trajectories(self._files)
-        self._episodes = {one.number: one for one in self._chosen() if len(one)}
-        if not self._episodes:
+        kept = {one.number for one in self._chosen()}
+        several = len(self._files) > 1
+        self.episodes = [
+            ColumnEpisode(
+                len(one) if one.number in kept else 0, truncated=not one.unfinished, observed=True,
+                text={"split": SPLITS[one.file]} if several else None,
+            )
+            for one in self._all
+        ]  # fmt: skip
+        if not any(one.length for one in self.episodes):
             raise FormatError(f"{self.path} has no steps: each of its trajectories is a single row")
-        self._columns = [_NpzColumns(file, self.fields, self.piece_bytes) for file in self._files]
+        columns = self._files[0].columns
+        rows = self.piece_rows((column.field, column.timing) for column in columns)
+        self.columns = [EpisodeColumn(one.field, one.timing, self._rows_of(one, rows)) for one in columns]
+        if self._zeros:
+            rewards = Field(REWARD, "float32", (), "reward")
+            self.columns.append(
+                EpisodeColumn(rewards, "result", lambda number, start, stop: np.zeros(stop - start, np.float32))
+            )
 
-    @property
-    def fields(self) -> tuple[tuple[Field, Timing], ...]:
-        """The fields, each with when it is known."""
-        found = [(column.field, column.timing) for column in self._files[0].columns]
-        rewards: list[tuple[Field, Timing]] = [(Field(REWARD, "float32", (), "reward"), "result")]
-        return (*found, *(rewards if self._zeros else ()))
+    def _rows_of(self, column: NpzColumn, rows: int) -> ReadRows:
+        """Return what reads the rows of a column of an episode, in blocks of so many rows of the file."""
+        shape = column.field.shape
+
+        def blocks_of(file: OgbenchFile) -> RowBlocks:
+            def read(start: int, stop: int) -> Array:
+                return file.read(column.name, start, stop).reshape(stop - start, *shape)
+
+            return RowBlocks(read, file.rows, rows)
+
+        blocks = [blocks_of(file) for file in self._files]
+
+        def read(number: int, start: int, stop: int) -> Array:
+            one = self._all[number]
+            return blocks[one.file].read(one.start + start, one.start + stop)
+
+        return read
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """State the facts; opening read where episodes end."""
-        progress(len(self._episodes))
-        lengths = [len(one) for one in self._episodes.values()]
-        columns = self._files[0].columns
-        return SourceFacts(
-            source="ogbench",
-            id=str(self.id) if self.id is not None else self._files[0].path.stem,
-            fields=self.fields,
-            episode_numbers=list(self._episodes),
-            steps=sum(lengths),
-            renamed_keys={column.name: key_name(column.field.key) for column in columns},
-            dropped_keys=self._files[0].dropped,
-            notes=tuple(self._notes()),
-            lengths=lengths,
+        progress(sum(one.length > 0 for one in self.episodes))
+        file = self._files[0]
+        return self.facts_of(
+            "ogbench",
+            self.id_or(file.path.stem),
+            list(self._notes()),
+            dropped=file.dropped,
+            renamed={column.name: key_name(column.field.key) for column in file.columns},
         )
 
-    def read_episode(self, number: int) -> Iterator[Piece]:
-        """Yield the steps of one episode, about `piece_bytes` at a time."""
-        one = self._episodes[number]
-        columns = self._columns[one.file]
-        for start in range(one.start, one.stop - 1, columns.rows):
-            stop = min(start + columns.rows, one.stop - 1)
-            found = {key: columns.read(key, start, stop) for key in columns.keys}
-            yield self._piece(one, found, start, stop)
-
-    def read_outcomes(self, number: int) -> Iterator[Piece]:
-        """Yield the flags of one episode, and the rewards if there are any: no other column is read."""
-        one = self._episodes[number]
-        columns = self._columns[one.file]
-        size = columns.rows if self._reads_rewards else 1 << 20
-        for start in range(one.start, one.stop - 1, size):
-            stop = min(start + size, one.stop - 1)
-            found = {REWARD: columns.read(REWARD, start, stop)} if self._reads_rewards else {}
-            yield self._piece(one, found, start, stop)
-
-    def _piece(self, one: _Trajectory, columns: dict[Key, Array], start: int, stop: int) -> Piece:
-        last, steps = stop == one.stop - 1, stop - start
-        truncated = np.zeros(steps, bool)
-        truncated[-1] = last and not one.unfinished
-        if self._zeros:
-            columns[REWARD] = np.zeros(steps, np.float32)
-        text = {"split": SPLITS[one.file]} if len(self._files) > 1 else {}
-        return Piece(
-            one.number, columns, np.zeros(steps, bool), truncated, first=start == one.start, last=last, text=text
-        )
+    def note_of_empty(self, numbers: Sequence[int]) -> str:
+        """None: `_notes_on` names them."""
+        return ""
 
     def _chosen(self) -> list[_Trajectory]:
         split = self.options.get("filter_key")
@@ -188,28 +472,6 @@ class OgbenchReader(Reader):
             file.close()
 
 
-class _NpzColumns:
-    """The columns of one file under their TED keys; `rows` is how many rows a piece has at most."""
-
-    def __init__(self, file: OgbenchFile, fields: tuple[tuple[Field, Timing], ...], piece_bytes: int) -> None:
-        self.rows = max(1, piece_bytes // max(1, row_bytes(ted_fields(fields))))
-        self.keys = [column.field.key for column in file.columns]
-        self._states = {column.field.key for column in file.columns if column.timing == "state"}
-        self._blocks = {column.field.key: self._block(file, column) for column in file.columns}
-
-    def _block(self, file: OgbenchFile, column: NpzColumn) -> RowBlocks:
-        shape = column.field.shape
-
-        def read(start: int, stop: int) -> Array:
-            return file.read(column.name, start, stop).reshape(stop - start, *shape)
-
-        return RowBlocks(read, file.rows, self.rows)
-
-    def read(self, key: Key, start: int, stop: int) -> Array:
-        """Read the rows of the steps `[start, stop)`: of a state, the one after them too."""
-        return self._blocks[key].read(start, stop + (key in self._states))
-
-
 def _trajectories(files: list[OgbenchFile]) -> list[_Trajectory]:
     found: list[_Trajectory] = []
     for number, file in enumerate(files):
@@ -247,3 +509,86 @@ def _files_at(path: Path) -> list[Path]:
     found = sorted(file for file in path.iterdir() if file.suffix == ".npz" and file.is_file())
     plain = [file for file in found if _validation_of(file) in found] if len(found) > 1 else found
     return [*plain, *(file for file in found if file not in plain)] if len(plain) == 1 and len(found) <= 2 else []
+
+
+_SUFFIX = ".npz"
+
+
+def file_names(dataset_id: str) -> tuple[str, str]:
+    """Return the names of the file of a dataset and of its validation file."""
+    name = file_name(dataset_id)
+    return f"{name}{_SUFFIX}", f"{name}{VALIDATION}{_SUFFIX}"
+
+
+class OgbenchCache(LocalCache):
+    """The folder in which ogbench keeps what it downloaded: two files a dataset, without any folders."""
+
+    def find(self, dataset_id: str, reader: type[Reader]) -> Path:
+        """Return the file of a dataset, next to which its validation file is; DatasetNotFoundError if one lacks."""
+        safe_id(dataset_id)
+        if not is_id(dataset_id):
+            raise not_found(dataset_id, list(published()), self.source)
+        for name in file_names(dataset_id):
+            if not (self.folder / name).is_file():
+                raise DatasetNotFoundError(
+                    f"the local {self.source} cache {self.folder} has no dataset {dataset_id!r}: looked for {name}",
+                    hint=f"rbtool download ogbench {dataset_id} fetches it; {self.variable} names the folder, if it is "
+                    "another",
+                )
+        return self.folder / file_names(dataset_id)[0]
+
+    def ids(self, reader: type[Reader]) -> Iterator[str]:
+        """Ids of all datasets of which both files are there."""
+        for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
+            if is_id(path.stem) and path.with_name(file_names(path.stem)[1]).is_file():
+                yield path.stem
+
+
+class OgbenchSource(MirrorSource):
+    """OGBench's server, or the mirrors that `OGBENCH_URL` names: base URLs (http or https) in the order to try them.
+
+    A dataset is two files. Each must have OGBench's columns, and the checksums that the archive states of them, before
+    it is taken; the next mirror is asked where it has not. Ids that are not published are asked for if they have the
+    form of one.
+    """
+
+    name = "ogbench"
+    title = "OGBench"
+    variable = "OGBENCH_URL"
+    defaults = ("https://rail.eecs.berkeley.edu/datasets/ogbench",)
+    signatures = (b"PK\x03\x04",)
+    server_hint = "OGBench's server is down at times: try later, or name a mirror: OGBENCH_URL=BASE"
+    local_cache = OgbenchCache("ogbench", "OGBENCH_DATASET_DIR", "~/.ogbench/data")
+
+    def list_ids(self) -> Ids:
+        """List the published ids, which are part of this package: nothing is requested."""
+        return Ids(published())
+
+    def addresses(self, dataset_id: str) -> Mapping[str, Sequence[str]]:
+        """Return the addresses of both files on each mirror."""
+        return {name: [f"{base}/{name}" for base in self.bases] for name in file_names(dataset_id)}
+
+    def find_files(self, dataset_id: str) -> Sequence[RemoteFile]:
+        """Ask for size and version of both files."""
+        if not is_id(dataset_id):
+            raise not_found(dataset_id, list(published()), self.name)
+        if is_large(dataset_id):
+            raise DatasetNotFoundError(
+                f"{dataset_id} is published as a folder of many files, which cannot be downloaded as one dataset",
+                hint=f"fetch its files from {self.remote}/{dataset_id}, and convert each: rbtool convert FILE.npz DEST",
+            )
+        files: list[RemoteFile] = []
+        for path, addresses in self.addresses(dataset_id).items():
+            try:
+                with self.explained():
+                    files.append(self.described(path, addresses))
+            except DatasetNotFoundError as error:
+                if file_name(dataset_id) in published():
+                    raise
+                raise not_found(dataset_id, list(published()), self.name) from error
+        return files
+
+    def require_readable(self, path: Path) -> None:
+        """Read a file; FormatError if it is not in OGBench's layout, or has not the checksums that it states."""
+        with OgbenchFile(path) as file:
+            file.verify()

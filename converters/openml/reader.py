@@ -1,27 +1,193 @@
-"""Reads a table of OpenML as it was downloaded, an ARFF file and its description: every row is an episode.
+"""Reads and downloads tables of OpenML, an ARFF file and its description each: every row is an episode.
 
-The columns become numbers, a vector for each row and a label, as each of the seven datasets encodes them.
+The columns become numbers, a vector for each row and a label, as each of the seven datasets encodes them. ARFF is the
+text format of OpenML: attributes in the header, then rows separated by commas. Tables come through OpenML's JSON
+interface; neither scikit-learn nor pandas is needed.
 """
 
 from __future__ import annotations
 
+import io
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
 
-from ...core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError, did_you_mean
+from ...core.errors import CorruptDataError, DatasetNotFoundError, FormatError, NetworkError, UsageError, did_you_mean
+from ...core.format import fs
 from ...core.format.contracts import Array, EpisodeBlock, Piece, SourceFacts
-from ...core.format.converter import Reader
+from ...core.format.converter import Advance, Ids, Note, Reader, RemoteDataset, RemoteFile
 from ...core.format.documents import dump_json, parse_json
-from ...core.format.files import read_regular
+from ...core.format.files import open_regular, read_regular
 from ...core.format.manifest import Dropped
+from ...core.remote.http import HttpSource
+from ...core.remote.transport import matches, read_small, require_network
 from ...core.stats import Moments
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key
-from .arff import ArffFile, Attribute
+
+_BLOCK_BYTES = 1 << 20
+_LONGEST_LINE = 4 << 20
+_MOST_ATTRIBUTES = 10_000
+_NUMBERS = frozenset({"numeric", "real", "integer"})
+_ATTRIBUTE = re.compile(
+    r"""@attribute\s+(?P<name>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s{]+)\s*(?P<type>\{.*\}|[A-Za-z]+.*)""",
+    re.IGNORECASE | re.DOTALL,
+)
+_VALUE = re.compile(r"""\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^,'"]*))\s*(,|$)""", re.DOTALL)
+_MISSING = ["?", " ?", "? ", " ? ", "\t?"]
+"""A missing value, with the blanks around it that occur."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A column: the categories that it declares, in their order, or None for one of numbers."""
+
+    name: str
+    categories: tuple[str, ...] | None
+
+
+class ArffFile:
+    """An ARFF file with rows of numbers and categories. FormatError for other types and for sparse rows.
+
+    `blocks` gives the columns of consecutive rows: float64 with NaN for a missing number, and the position of the
+    category in `Attribute.categories`, int64 with -1 for a missing one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with os.fdopen(open_regular(path), "rb") as file:
+            self.attributes, self._begin, self._line = _header(file, path)
+
+    def blocks(self) -> Iterator[Mapping[str, Array]]:
+        """Yield all rows. CorruptDataError, which names the line, for a row that is no row of the header's columns."""
+        with os.fdopen(open_regular(self.path), "rb") as file:
+            file.seek(self._begin)
+            row = 0
+            for batch in self._batches(file):
+                yield {one.name: self._values(one, batch.column(at), row) for at, one in enumerate(self.attributes)}
+                row += batch.num_rows
+
+    def _batches(self, file: Any) -> Iterator[Any]:
+        names = [str(number) for number in range(len(self.attributes))]
+        kinds = [pa.float64() if one.categories is None else pa.string() for one in self.attributes]
+
+        try:
+            yield from arrow_csv.open_csv(
+                pa.PythonFile(_WithoutComments(file), "r"),
+                arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=_BLOCK_BYTES),
+                arrow_csv.ParseOptions(quote_char="'", double_quote=False, escape_char="\\"),
+                arrow_csv.ConvertOptions(
+                    column_types=dict(zip(names, kinds, strict=True)), null_values=_MISSING, strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                ),
+            )  # fmt: skip
+        except pa.ArrowInvalid as error:
+            said = " ".join(str(error).split())[:200]
+            raise CorruptDataError(
+                f"{self.path}: the rows, which begin in line {self._line + 1:,}, cannot be read: {said}"
+            ) from error
+
+    def _values(self, attribute: Attribute, values: Any, row: int) -> Array:
+        if attribute.categories is None:
+            return np.asarray(values.to_numpy(zero_copy_only=False), np.float64)
+        trimmed = pc.utf8_trim_whitespace(values)
+        codes = pc.index_in(trimmed, value_set=pa.array(attribute.categories, pa.string()), skip_nulls=True)
+        known = np.asarray(pc.fill_null(codes, -1).to_numpy(zero_copy_only=False), np.int64)
+        odd = (known < 0) & ~np.asarray(values.is_null())
+        if odd.any():
+            at = int(odd.argmax())
+            raise CorruptDataError(
+                f"{self.path}: {attribute.name!r} is {values[at].as_py()!r} in row {row + at:,}, which is none of the "
+                f"{len(attribute.categories)} categories that the header declares"
+            )
+        return known
+
+
+class _WithoutComments(io.RawIOBase):
+    """The remaining lines of a file, without comments."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._left = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        wanted = _BLOCK_BYTES if size is None or size < 0 else size
+        while not self._left:
+            lines = self._file.readlines(wanted)
+            if not lines:
+                return b""
+            self._left = b"".join(line for line in lines if not line.lstrip().startswith(b"%"))
+        given, self._left = self._left[:wanted], self._left[wanted:]
+        return given
+
+
+def _header(file: Any, path: Path) -> tuple[tuple[Attribute, ...], int, int]:
+    """Read the attributes; return them with the offset of the rows and the number of the line before them."""
+    found: list[Attribute] = []
+    for number in range(1, 10 * _MOST_ATTRIBUTES):
+        raw = file.readline(_LONGEST_LINE)
+        try:
+            line = raw.decode().strip()
+        except UnicodeDecodeError as error:
+            raise CorruptDataError(f"{path}: line {number:,} is no text in UTF-8") from error
+        word = line.split(None, 1)[0].lower() if line else ""
+        if word == "@data":
+            if not found:
+                raise CorruptDataError(f"{path} has no @attribute before its rows")
+            return tuple(found), file.tell(), number
+        if word == "@attribute":
+            found.append(_attribute(line, path, number))
+            if found[-1].name in {one.name for one in found[:-1]}:
+                raise CorruptDataError(f"{path}: line {number:,} has the attribute {found[-1].name!r} again")
+        elif not raw or (line and not line.startswith("%") and word != "@relation"):
+            break
+    raise CorruptDataError(f"{path} is no ARFF file, or was cut: its header does not end in @data")
+
+
+def _attribute(line: str, path: Path, number: int) -> Attribute:
+    match = _ATTRIBUTE.fullmatch(line)
+    if match is None:
+        raise CorruptDataError(f"{path}: line {number:,} is no attribute: {line[:80]!r}")
+    name, kind = _unquoted(match["name"]), match["type"].strip()
+    if kind.startswith("{"):
+        return Attribute(name, _categories(kind[1:-1], path, number))
+    if kind.lower() not in _NUMBERS:
+        raise FormatError(f"{path}: {name!r} is of type {kind[:40]!r}; numbers and categories are supported")
+    return Attribute(name, None)
+
+
+def _categories(text: str, path: Path, number: int) -> tuple[str, ...]:
+    found: list[str] = []
+    at = 0
+    while at < len(text):
+        match = _VALUE.match(text, at)
+        if match is None or match.end() == at:
+            raise CorruptDataError(
+                f"{path}: line {number:,} has categories that cannot be read: {text[at : at + 40]!r}"
+            )
+        single, double, plain, _ = match.groups()
+        quoted = single if single is not None else double
+        found.append(plain.strip() if quoted is None else re.sub(r"\\(.)", r"\1", quoted).strip())
+        at = match.end()
+    if len(set(found)) < len(found) or not all(found):
+        raise CorruptDataError(f"{path}: line {number:,} has a category twice, or an empty one")
+    return tuple(found)
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text[1:-1]) if text[0] in "'\"" else text
 
 
 class UnknownTableError(DatasetNotFoundError, RuntimeError):
@@ -348,3 +514,127 @@ def _names(description: dict[str, Any], entry: str) -> list[str]:
     """The names in an entry: a list, or text that separates them by commas."""
     value = description.get(entry) or []
     return [str(one) for one in value] if isinstance(value, list) else [one.strip() for one in str(value).split(",")]
+
+
+_URL = "OPENML_URL"
+_DEFAULT = "https://api.openml.org"
+_ADDRESS = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", re.ASCII)  # no password: addresses are recorded
+_ANSWER_BYTES = 16 << 20
+_MD5 = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+class OpenmlSource(HttpSource):
+    """OpenML, or the server that `OPENML_URL` names; the tables are compared with the md5 that OpenML states."""
+
+    name = "openml"
+    namespaced = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._md5: dict[str, str] = {}
+        """By path, of files whose size is not known before all of it is there."""
+
+    @property
+    def remote(self) -> str:
+        """The base URL, without a slash at the end; UsageError if the variable has another form."""
+        named = os.environ.get(_URL) or _DEFAULT
+        if not _ADDRESS.fullmatch(named):
+            raise UsageError(
+                f"{_URL} has {re.sub('//[^/]*@', '//…@', named)!r}, expected a base URL like {_DEFAULT}",
+                hint=f"unset it for {_DEFAULT}",
+            )
+        return named.rstrip("/")
+
+    def list_ids(self) -> Ids:
+        """List the ids, which are part of this package: nothing is requested."""
+        return Ids(tuple(sorted(DATASETS)))
+
+    def addresses(self, dataset_id: str) -> Mapping[str, Sequence[str]]:
+        """Return the address of the table and of its description, which OpenML is asked for."""
+        file, description, _ = self._resolved(dataset_named(dataset_id))
+        return {**file, **description}
+
+    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
+        """Ask OpenML which file the table is, and its server for the size."""
+        if revision is not None:
+            raise UsageError(f"{self.remote} keeps no revisions", hint="leave out --revision")
+        dataset = dataset_named(dataset_id)
+        file, description, md5 = self._resolved(dataset)
+        ((path, places),) = file.items()
+        try:
+            table = self.probe(path, places, md5)
+        except NetworkError:
+            table = self.probe(path, places)  # of unknown size: then the md5 is compared once all of it is there
+            if table.size is not None or md5 is None:
+                raise
+            self._md5[path] = md5
+        ((name, where),) = description.items()
+        address = f"{self.remote}: {dataset.table}, version {dataset.version}"
+        return RemoteDataset(dataset_id, address, None, (self.probe(name, where), table))
+
+    def _resolved(self, dataset: OpenmlDataset) -> tuple[dict[str, list[str]], dict[str, list[str]], str | None]:
+        """Return the addresses of the table and of its description, and the checksum of the table."""
+        require_network(f"asking {urlsplit(self.remote).hostname}")
+        number = self._number_of(dataset)
+        where = f"{self.remote}/api/v1/json/data/{number}"
+        found = description_in(read_small(self.transport, where, limit=_ANSWER_BYTES), where)
+        if (found.get("name"), str(found.get("version"))) != (dataset.table, str(dataset.version)):
+            raise FormatError(
+                f"{where} describes {found.get('name')!r} in version {found.get('version')!r}, expected "
+                f"{dataset.table!r} in version {dataset.version}"
+            )
+        md5 = found.get("md5_checksum")
+        if md5 is not None and not (isinstance(md5, str) and _MD5.fullmatch(md5.lower())):
+            raise FormatError(f"{where} states the md5 {md5!r}, expected 32 hexadecimal digits")
+        places = (
+            [f"{self.remote}/data/v1/download/{quote(str(found['file_id']), safe='')}"] if "file_id" in found else []
+        )
+        stated = found.get("url")
+        if isinstance(stated, str) and re.match("https?://", stated):
+            places.append(stated)
+        if not places:
+            raise FormatError(f"{where} does not state where the file is")
+        checksum = None if md5 is None else f"md5:{md5.lower()}"
+        return {f"{dataset.table}.arff": list(dict.fromkeys(places))}, {DESCRIPTION: [where]}, checksum
+
+    def _number_of(self, dataset: OpenmlDataset) -> int:
+        """The number of the table, by which OpenML is asked for anything else."""
+        where = (
+            f"{self.remote}/api/v1/json/data/list/data_name/{quote(dataset.table, safe='')}/limit/2/data_version/"
+            f"{dataset.version}"
+        )
+        try:
+            document: Any = parse_json(read_small(self.transport, where, limit=_ANSWER_BYTES), where)
+        except NetworkError as error:
+            if "412" in error.message:  # OpenML's answer where no table is found
+                raise DatasetNotFoundError(
+                    f"{self.remote} has no table {dataset.table!r} in version {dataset.version}"
+                ) from error
+            raise
+        try:
+            listed = document["data"]["dataset"]
+            numbers = [int(one["did"]) for one in listed if (one["name"], int(one["version"])) == _wanted(dataset)]
+        except (TypeError, LookupError, ValueError) as error:
+            raise FormatError(f"{where} is no list of tables of OpenML") from error
+        if not numbers:
+            raise DatasetNotFoundError(f"{self.remote} has no table {dataset.table!r} in version {dataset.version}")
+        return numbers[0]
+
+    def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
+        """The id, which states the encoding."""
+        return {"id": dataset_id}
+
+    def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:
+        """Bring the files to `folder`; CorruptDataError for a table of another md5 than OpenML states."""
+        super().download(files, folder, progress, note)
+        for file in files:
+            path, md5 = folder / file.path, self._md5.get(file.path)
+            if file.checksum is None and md5 is not None and not matches(path, path.stat().st_size, md5):
+                fs.remove(path)
+                raise CorruptDataError(
+                    f"{file.path} has not the {md5} that OpenML states, and is not kept", hint="try again later"
+                )
+
+
+def _wanted(dataset: OpenmlDataset) -> tuple[str, int]:
+    return dataset.table, dataset.version

@@ -1,37 +1,441 @@
-"""Reads Open X-Embodiment's shards of pickled episodes, an episode at a time. Never imports datasets or torch."""
+"""Reads Open X-Embodiment's shards of pickled episodes, an episode at a time. Never imports datasets or torch.
+
+A first pass over all episodes finds where they are, how they end, the form of their leaves, and what is wrong with
+them. Several episodes are looked into at a time, each unpickled by a process of its own; the results come in order.
+"""
 
 from __future__ import annotations
 
 import bisect
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...core.errors import CorruptDataError, FormatError, RbtoolError
-from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
+from ...core.format.contracts import Array, Closing, Piece, SourceFacts
 from ...core.format.converter import PartsReader, refuse_damaged, require_trust
 from ...core.format.files import no_match
 from ...core.format.manifest import Dropped
 from ...core.progress import counted
 from ...core.ted.episodes import Final
-from ...core.ted.schema import REWARD, Field, Key, Timing, encode_text, key_name, row_bytes, ted_fields
+from ...core.ted.schema import (
+    ACTION,
+    DTYPES,
+    LONGEST_ROW,
+    REWARD,
+    Field,
+    Key,
+    Role,
+    Timing,
+    dtype_name,
+    encode_text,
+    key_name,
+    length_key,
+    text_fields,
+)
 from ..files.archives import ArchiveMember, CutError
-from ..files.columns import BLOCK_BYTES
-from ..files.images import decode_image, require_images
-from ..files.rlds_steps import IS_INIT, LastStep, LastSteps, require_rlds_last
-from .episodes import Episode, EpisodeUnpickler, Step, load_episode, numbers
+from ..files.images import ImageForm, decode_image, require_images
+from ..files.pickles import PickledArray, PickledBytes, Value
+from ..files.readers import SurveyedReader
+from ..files.rlds_steps import (
+    IS_FIRST,
+    IS_INIT,
+    IS_LAST,
+    IS_TERMINAL,
+    STEP_FLAGS,
+    LastStep,
+    LastSteps,
+    fillers,
+    require_rlds_last,
+    step_meaning,
+)
 from .shards import (
+    Episode,
+    EpisodeArchive,
     EpisodeArchives,
+    EpisodeUnpickler,
+    LeafForm,
+    LeafPath,
+    Step,
     dataset_name,
     has_episodes,
+    is_episode,
+    is_single_precision,
+    joined_form,
+    load_episode,
     missing_shards,
+    numbers,
     pieces_of,
     require_one_dataset,
     shards_at,
 )
-from .survey import Column, EpisodeSurvey, FoundEpisode, SurveyPool, keys_of
+
+_STEPS = "steps."
+
+
+@dataclass(frozen=True, slots=True)
+class FoundEpisode:
+    """An episode of `length` steps, in a member of the archive in place `shard`; the flags belong to its last one."""
+
+    shard: int
+    member: ArchiveMember
+    length: int
+    is_last: bool
+    is_terminal: bool
+    text: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class Column:
+    """A leaf of all steps: `single` states that float32 holds its values, `width` is the longest text in bytes."""
+
+    path: LeafPath
+    form: LeafForm
+    image: ImageForm | None = None
+    single: bool = True
+    width: int = 1
+
+    @property
+    def name(self) -> str:
+        """The path as people type it."""
+        return key_name(self.path)
+
+    @property
+    def dtype(self) -> str:
+        """The element type of the field: Python writes every number as float64."""
+        if self.image is not None:
+            return self.image.dtype
+        return "float32" if self.form.python and self.form.dtype == "float64" and self.single else self.form.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a row."""
+        return self.form.shape if self.image is None else self.image.shape
+
+
+@dataclass(slots=True)
+class Look:
+    """What one episode has: the forms of its leaves, `text` next to the steps, its flags, and where fillers are.
+
+    `others` are the entries next to the steps that are left out.
+    """
+
+    what: str
+    length: int
+    text: Mapping[str, str]
+    others: Mapping[str, str]
+    forms: dict[LeafPath, LeafForm] = field(default_factory=dict)
+    images: dict[LeafPath, ImageForm] = field(default_factory=dict)
+    doubles: set[LeafPath] = field(default_factory=set)
+    widths: dict[LeafPath, int] = field(default_factory=dict)
+    filler: Array = field(default_factory=lambda: np.zeros(0, bool))
+    is_started: bool = True
+    is_last: bool = False
+    is_terminal: bool = False
+
+
+def look_into(episode: Episode, member: ArchiveMember, *, images: bool) -> Look:
+    """Read all of an episode but its images and arrays that need no look; FormatError for what contradicts itself."""
+    text, others = _text(episode, member)
+    look = Look(episode.what, episode.length, text, others)
+    flags: dict[str, list[bool]] = {}
+    filler: list[Array] = []
+    for steps in episode.steps(0, episode.length):
+        forms = episode.forms(steps)
+        if not look.forms:
+            look.forms = forms
+            paths = [path for path, form in forms.items() if form.kind == "image"] if images else []
+            look.images = {
+                path: episode.image_form(steps[0][path], f"{episode.what}: {key_name(path)}") for path in paths
+            }
+        else:
+            look.forms = {path: _across(look.forms.get(path), forms.get(path)) for path in look.forms | forms}
+        _read_values(episode, steps, look, flags, filler)
+    if filler:
+        look.filler = np.concatenate(filler)
+        look.is_last, look.is_terminal = _ends(flags, episode.what)
+        look.is_started = IS_FIRST not in flags or flags[IS_FIRST][0]
+    return look
+
+
+def _text(episode: Episode, member: ArchiveMember) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the entries next to the steps that are text or a number each, and why the others are left out."""
+    found, others = {"file": member.name.rpartition("/")[2]}, {}
+    for name, value in _flat(episode.others):
+        plain: Any = value
+        if isinstance(value, PickledBytes) or (isinstance(value, PickledArray) and not value.shape):
+            [plain] = episode.fetched([value])
+            plain = plain.item() if isinstance(plain, np.ndarray) else plain
+        if isinstance(plain, bytes):
+            plain = plain.decode("utf-8", "backslashreplace")
+        if isinstance(plain, str | int | float):
+            found[name.removeprefix("episode_metadata.")] = str(plain)
+        elif value is not None and value != {}:
+            others[name] = "an entry next to the steps that is neither text nor a number"
+    return found, others
+
+
+def _read_values(
+    episode: Episode, steps: list[Step], look: Look, flags: dict[str, list[bool]], filler: list[Array]
+) -> None:
+    asked = {path: form for path, form in look.forms.items() if _is_looked_at(path, form)}
+    found = episode.columns(steps, asked)
+    actions, rewards = [], None
+    for path, form in asked.items():
+        what = f"{episode.what}: {key_name(path)}"
+        if form.kind == "text":
+            look.widths[path] = max(look.widths.get(path, 1), *map(len, found[path]))
+            if look.widths[path] > LONGEST_ROW:
+                raise FormatError(f"{what} is text of more than {LONGEST_ROW:,} bytes")
+            continue
+        rows = numbers(found[path], form.dtype, form.shape, what)
+        if form.python and rows.dtype == np.float64 and not is_single_precision(rows):
+            look.doubles.add(path)
+        if len(path) == 1 and path[0] in STEP_FLAGS:
+            flags.setdefault(path[0], []).extend(_flag(rows, what))
+        elif path[0] == ACTION[0]:
+            actions.append(rows)
+        elif path == REWARD:
+            rewards = rows
+    filler.append(fillers(actions, rewards, len(steps)))
+
+
+class EpisodeSurvey:
+    """Looks at one episode after the other; the first one that can be read decides about the form of all."""
+
+    def __init__(self, *, images: bool) -> None:
+        self._with_images = images
+        self.columns: dict[LeafPath, Column] = {}
+        self.dropped: dict[LeafPath, str] = {}
+        self.others: dict[str, str] = {}
+        self.last = LastSteps()
+        self.unstarted = 0
+
+    def look_at(self, episode: Episode, shard: int, member: ArchiveMember) -> FoundEpisode:
+        """Take the structure and the flags of an episode; FormatError for one that is not like the first."""
+        return self.take(look_into(episode, member, images=self._with_images), shard, member)
+
+    def take(self, look: Look, shard: int, member: ArchiveMember) -> FoundEpisode:
+        """Take what an episode has, in the order of the episodes; FormatError for one that is not like the first."""
+        self.others |= look.others
+        if not look.length:
+            return FoundEpisode(shard, member, 0, False, False, look.text)
+        if self.columns:
+            self._require_alike(look)
+        else:
+            self._take_first(look)
+        for path, form in look.forms.items():
+            if path in self.columns:
+                column = self.columns[path]
+                column.form = joined_form(column.form, form) or column.form
+                column.single &= path not in look.doubles
+                column.width = max(column.width, look.widths.get(path, 1))
+        self.last.add(look.filler, is_last=look.is_last)
+        self.unstarted += not look.is_started
+        return FoundEpisode(shard, member, look.length, look.is_last, look.is_terminal, look.text)
+
+    def _take_first(self, look: Look) -> None:
+        for path, form in look.forms.items():
+            if form.kind == "image" and not self._with_images:
+                self.dropped[path] = "an image, left out by --images skip"
+            elif form.kind in ("none", "other"):
+                self.dropped[path] = form.why or "it has no value"
+            elif step_meaning(path) is not None:
+                self.columns[path] = Column(path, form, look.images.get(path))
+        if not any(path[0] == ACTION[0] for path in self.columns):
+            self.columns.clear()
+            raise FormatError(f"{look.what}: its steps have no action" + _why(self.dropped, ACTION))
+        if REWARD in self.columns and self.columns[REWARD].form.shape not in ((), (1,)):
+            self.columns.clear()
+            raise FormatError(f"{look.what}: rewards have a shape, expected a number a step")
+
+    def _require_alike(self, look: Look) -> None:
+        what = look.what
+        for path in look.forms.keys() | self.columns.keys() | self.dropped.keys():
+            if step_meaning(path) is None or path in self.dropped:
+                continue
+            name, form, column = key_name(path), look.forms.get(path), self.columns.get(path)
+            if form is None or column is None:
+                has = "lacks" if form is None else "has"
+                raise FormatError(f"{what}: {name} is not in all episodes: this one {has} it")
+            if joined_form(column.form, form) is None:
+                said = f": {form.why}" if form.why else f" is {form}, in other episodes {column.form}"
+                raise FormatError(f"{what}: {name}{said}")
+            if column.image is not None and look.images[path] != column.image:
+                raise FormatError(f"{what}: {name} is {look.images[path]}, in other episodes {column.image}")
+
+    def fields(self) -> tuple[tuple[tuple[Field, Timing], ...], tuple[Dropped, ...]]:
+        """Return the fields of all columns, and what is left out; columns without a field are removed."""
+        found: dict[Key, tuple[Field, Timing]] = {IS_INIT: (Field(IS_INIT, "bool", (1,), "info"), "step")}
+        for path, column in [*self.columns.items()]:
+            made = _fields_of(column)
+            if isinstance(made, str) or any(field.key in found for field, _ in made):
+                self.dropped[path] = made if isinstance(made, str) else "another field has its name"
+                del self.columns[path]
+            else:
+                found |= {field.key: (field, timing) for field, timing in made}
+        names = {f"{_STEPS}{key_name(path)}": why for path, why in self.dropped.items()} | self.others
+        return tuple(found.values()), tuple(Dropped(name, why) for name, why in sorted(names.items()))
+
+
+def _fields_of(column: Column) -> list[tuple[Field, Timing]] | str:
+    """Return the fields of a column, or why it has none."""
+    key, role, timing = meaning_of(column)
+    if column.form.kind == "text":
+        return [(one, timing) for one in text_fields(key, column.width)]
+    try:
+        dtype = dtype_name(DTYPES[column.dtype]) if column.dtype in DTYPES else dtype_name(np.dtype(column.dtype))
+    except SchemaError as error:
+        return str(error)
+    return [(Field(key, dtype, () if key == REWARD else column.shape, role), timing)]
+
+
+def meaning_of(column: Column) -> tuple[Key, Role, Timing]:
+    """Return key, role and timing of a column."""
+    found = step_meaning(column.path)
+    assert found is not None  # flags are no columns
+    return found
+
+
+def keys_of(column: Column) -> tuple[Key, ...]:
+    """Return the keys of the fields of a column."""
+    key = meaning_of(column)[0]
+    return (key, length_key(key)) if column.form.kind == "text" else (key,)
+
+
+def _is_looked_at(path: LeafPath, form: LeafForm) -> bool:
+    """Whether the values decide something: about flags, last steps, the width of text, or the precision."""
+    if form.kind == "text":
+        return True
+    essential = path[0] == ACTION[0] or path == REWARD or (len(path) == 1 and path[0] in STEP_FLAGS)
+    return form.kind == "number" and (essential or (form.python and form.dtype != "bool"))
+
+
+def _across(one: LeafForm | None, other: LeafForm | None) -> LeafForm:
+    found = None if one is None or other is None else joined_form(one, other)
+    return (
+        LeafForm("other", why="its values differ in form between the steps of an episode") if found is None else found
+    )
+
+
+def _flag(rows: Array, what: str) -> list[bool]:
+    if rows.size != len(rows) or ((rows != 0) & (rows != 1)).any():
+        raise FormatError(f"{what} is not true or false in every step")
+    found: list[bool] = (rows.reshape(-1) != 0).tolist()
+    return found
+
+
+def _ends(flags: Mapping[str, Sequence[bool]], what: str) -> tuple[bool, bool]:
+    """Return `is_last` and `is_terminal` of the last step; FormatError where a flag is set in the middle."""
+    for name, values in flags.items():
+        inside = values[1:] if name == IS_FIRST else values[:-1]
+        if any(inside):
+            at = list(inside).index(True) + (name == IS_FIRST)
+            raise FormatError(f"{what}: {name} is set in step {at} of {len(values)}, which is inside the episode")
+    is_terminal = bool(flags.get(IS_TERMINAL, (False,))[-1])
+    return bool(flags.get(IS_LAST, (False,))[-1]) or is_terminal, is_terminal
+
+
+def _why(dropped: Mapping[LeafPath, str], path: LeafPath) -> str:
+    return f" that can be read: {dropped[path]}" if path in dropped else ""
+
+
+def _flat(nested: Mapping[str, Value], before: str = "") -> Iterator[tuple[str, Value]]:
+    for name, value in nested.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+_AHEAD = 3
+"""Episodes for each thread that are looked into before their turn comes."""
+FoundLook: TypeAlias = tuple[ArchiveMember, Callable[[], Look]]
+
+
+class EpisodeLookers(Closing):
+    """`workers` threads, each with its own archives and its own process that unpickles; without, this thread alone.
+
+    While a process unpickles, this one looks into an episode of another. `skipped` counts the files that are none.
+    `first` is one of the processes, and stays open: it takes longer to start than to unpickle most episodes.
+    """
+
+    def __init__(
+        self, shards: Sequence[EpisodeArchive], workers: int, *, images: bool, first: EpisodeUnpickler
+    ) -> None:
+        self.skipped = 0
+        self._images = images
+        self._shards = EpisodeArchives(shards)
+        self._own = [EpisodeUnpickler() for _ in range(workers - 1)]
+        self._all = [(EpisodeArchives(shards), unpickler) for unpickler in (first, *self._own)]
+        self._free: SimpleQueue[tuple[EpisodeArchives, EpisodeUnpickler]] = SimpleQueue()
+        for one in self._all:
+            self._free.put(one)
+        self._pool = ThreadPoolExecutor(workers, "look") if workers > 1 else None
+
+    def looks(self, place: int) -> Iterator[FoundLook]:
+        """Yield the members of a shard that are episodes, each with a function that returns the look or raises.
+
+        Raises, after them, what `Archive.members` does.
+        """
+        waiting: deque[tuple[ArchiveMember, Future[Look]]] = deque()
+        wrong: FormatError | None = None
+        members = self._episodes(place)
+        try:
+            while True:
+                try:
+                    member = next(members, None)
+                except FormatError as error:  # those before it come first
+                    member, wrong = None, error
+                if member is None:
+                    break
+                if self._pool is None:
+                    yield member, lambda member=member: self._look(place, member)  # type: ignore[misc]
+                    continue
+                waiting.append((member, self._pool.submit(self._look, place, member)))
+                if len(waiting) > _AHEAD * len(self._all):
+                    first, look = waiting.popleft()
+                    yield first, look.result
+            while waiting:
+                first, look = waiting.popleft()
+                yield first, look.result
+        finally:
+            for _, look in waiting:
+                look.cancel()
+        if wrong is not None:
+            raise wrong
+
+    def _episodes(self, place: int) -> Iterator[ArchiveMember]:
+        for member in self._shards.members(place):
+            if is_episode(member):
+                yield member
+            else:
+                self.skipped += 1
+
+    def _look(self, place: int, member: ArchiveMember) -> Look:
+        archives, unpickler = one = self._free.get()
+        try:
+            episode = load_episode(unpickler, archives.archive(place), member)
+            with unpickler.explained(episode.what):
+                return look_into(episode, member, images=self._images)
+        finally:
+            self._free.put(one)
+
+    def close(self) -> None:
+        """Wait for the looks that are under way, and end all processes but the first."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._shards.close()
+        for archives, _ in self._all:
+            archives.close()
+        for unpickler in self._own:
+            unpickler.close()
 
 
 def read_rows(
@@ -82,8 +486,6 @@ def _fill(
             target[...] = numbers(found, column.dtype, column.shape, what).reshape(target.shape)
 
 
-PIECE_BYTES = BLOCK_BYTES
-"""TED bytes of the rows in memory at a time."""
 _MOST_DAMAGED = 1000
 _MOST_ROWS = 512
 _OUTCOME_ROWS = 1 << 12
@@ -117,7 +519,7 @@ class ShardSurvey:
         return max(0, one.length - self.is_observed(one))
 
 
-class OpenXReader(PartsReader):
+class OpenXReader(SurveyedReader[ShardSurvey], PartsReader):
     """A folder of shards, `NAME_00000.tar` and so on, or one of them: tar archives with a pickle for each episode.
 
     The pickle is a dictionary with the list `steps`, as `datasets` writes the examples of RLDS. `observation` and what
@@ -134,7 +536,6 @@ class OpenXReader(PartsReader):
     is missing, are refused once they are asked for.
     """
 
-    piece_bytes = PIECE_BYTES
     option_names = frozenset({"id", "images", "rlds_last", "trust_pickle"})
     settled_names = frozenset({"rlds_last"})
 
@@ -148,7 +549,6 @@ class OpenXReader(PartsReader):
 
     def on_open(self) -> None:
         """Find the shards."""
-        self._found: ShardSurvey | None = None
         self._unpickler = EpisodeUnpickler()
         shards = shards_at(self.path)
         if not shards:
@@ -159,23 +559,17 @@ class OpenXReader(PartsReader):
         require_trust(self.path, self.options.get("trust_pickle"), "its episodes are pickles, which can run anything")
         self._shards = EpisodeArchives(shards)
 
-    @property
-    def _all(self) -> ShardSurvey:
-        if self._found is None:
-            self._found = self._look(lambda episodes: None)
-        return self._found
-
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """Read all shards, and look at every episode."""
-        self._found = found = self._look(progress)
+        found = self.looked_over(progress)
         kept = {number: one for number, one in found.episodes.items() if found.steps_of(one)}
         listed = sorted(kept.keys() | found.damaged.keys())
         lengths = [found.steps_of(kept[number]) if number in kept else 0 for number in listed]
-        asked, lacking = self.options.get("id"), [one for one in kept.values() if not found.is_observed(one)]
+        lacking = [one for one in kept.values() if not found.is_observed(one)]
         all_lack = len(lacking) == len(kept)
         return SourceFacts(
             source="openx",
-            id=str(asked) if asked is not None else dataset_name(self.path, self._shards.all),
+            id=self.id_or(dataset_name(self.path, self._shards.all)),
             fields=found.fields,
             episode_numbers=listed,
             steps=sum(lengths),
@@ -187,7 +581,7 @@ class OpenXReader(PartsReader):
             last_terminated=[number in kept and kept[number].is_terminal for number in listed] if all_lack else None,
         )
 
-    def _look(self, progress: Callable[[int], None]) -> ShardSurvey:
+    def look(self, progress: Callable[[int], None]) -> ShardSurvey:
         survey = EpisodeSurvey(images=self._images)
         episodes: dict[int, FoundEpisode] = {}
         damaged: dict[int, RbtoolError] = {}
@@ -254,23 +648,15 @@ class OpenXReader(PartsReader):
     def _load(self, place: int, member: ArchiveMember) -> Episode:
         return load_episode(self._unpickler, self._shards.archive(place), member)
 
-    def survey_state(self) -> ShardSurvey:
-        """Return what the shards hold."""
-        return self._all
-
-    def take_survey(self, state: ShardSurvey) -> None:
-        """Take over what the shards hold."""
-        self._found = state
-
     def shard_starts(self) -> list[int]:
         """The first episodes of the parts of archives that a stream reads."""
         sizes = [shard.path.stat().st_size for shard in self._shards.all]
         parts = [(place, start) for place, size in enumerate(sizes) for start, _ in pieces_of(size)]
-        return [bisect.bisect_left(self._all.headers, part) for part in parts]
+        return [bisect.bisect_left(self.found.headers, part) for part in parts]
 
     def evidence(self) -> Mapping[str, int]:
         """What is counted of last steps."""
-        return asdict(self._all.last_steps)
+        return asdict(self.found.last_steps)
 
     @classmethod
     def settled(cls, evidence: Mapping[str, int]) -> tuple[dict[str, str], bool]:
@@ -281,24 +667,24 @@ class OpenXReader(PartsReader):
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
         """Raise what is wrong with the first of these episodes that cannot be read, or with the shards."""
-        found = self._all
+        found = self.found
         refuse_damaged(numbers, found.damaged)
         if everything and found.problems:
             raise found.problems[0]
 
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the steps of one episode, about `piece_bytes` at a time."""
-        found = self._all
-        rows = max(1, min(_MOST_ROWS, self.piece_bytes // max(1, row_bytes(ted_fields(found.fields)))))
+        found = self.found
+        rows = min(_MOST_ROWS, self.piece_rows(found.fields))
         yield from self._pieces(number, rows, found.columns)
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
         """Yield the rewards and flags of one episode."""
-        rewards = [column for column in self._all.columns if column.path == REWARD]
+        rewards = [column for column in self.found.columns if column.path == REWARD]
         yield from self._pieces(number, _OUTCOME_ROWS, rewards)
 
     def _pieces(self, number: int, rows: int, columns: Sequence[Column]) -> Iterator[Piece]:
-        found = self._all
+        found = self.found
         one = found.episodes[number]
         timings = {field.key: timing for field, timing in found.fields}
         fields = {field.key: field for field, _ in found.fields}

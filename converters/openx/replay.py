@@ -23,8 +23,7 @@ from ...core.streams.shards import SourceShards, cached
 from ...core.transforms.base import Compose
 from ...core.transforms.keyed import DecodeText, channels_first
 from ..files.rlds_steps import require_rlds_last
-from .shards import shards_at
-from .source import OpenXFolder
+from .shards import OpenXFolder, shards_at
 
 
 class SplitTrajectoriesError(RbtoolError, NotImplementedError):

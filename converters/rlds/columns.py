@@ -34,7 +34,7 @@ from ...core.ted.schema import (
 from ..files.images import ImageForm, Jpeg, decode_image, image_form
 from ..files.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, step_meaning
 from .example import Example, ExampleParser, Floats, Ints, Strings, Values
-from .features import STEPS, Leaf
+from .shards import STEPS, Leaf
 
 RAGGED, ROW_LENGTHS = "ragged_flat_values", "ragged_row_lengths_0"
 """What is behind the name of a sequence of any length in an Example: all values, and how many each step has."""

@@ -52,8 +52,7 @@ from ..files.exports import ExportColumn, columns_of, decoded
 from ..files.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, STEP_FLAGS
 from .columns import METADATA, NUMBER, RAGGED, ROW_LENGTHS, SEED, columns_of_steps
 from .example import Listed, example_bytes, framed
-from .features import FEATURES, STEPS, parse_features
-from .shards import INFO, TRUNCATED, WRITTEN_HERE
+from .shards import FEATURES, INFO, STEPS, TRUNCATED, WRITTEN_HERE, parse_features
 
 _SPLIT, _VERSION = "train", "1.0.0"
 _SHARD_BYTES = 256 << 20

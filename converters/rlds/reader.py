@@ -1,10 +1,13 @@
-"""Reads RLDS datasets that TensorFlow Datasets prepared. Never imports TensorFlow.
+"""Reads and downloads RLDS datasets as TensorFlow Datasets prepares them; TensorFlow is never imported.
 
-A first pass over all records finds where episodes are, how they end, and what their columns have in common.
+A first pass over all records finds where episodes are, how they end, and what their columns have in common. The RLDS
+originals of Open X-Embodiment come from public buckets, over https.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,29 +17,51 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...core.errors import CorruptDataError, FormatError, RbtoolError
+from ...core.errors import (
+    AuthorisationError,
+    CorruptDataError,
+    DatasetNotFoundError,
+    FormatError,
+    RbtoolError,
+    UsageError,
+)
 from ...core.format.contracts import Array, Piece, SourceFacts
-from ...core.format.converter import Reader, refuse_damaged
+from ...core.format.converter import (
+    Advance,
+    Ids,
+    LocalCache,
+    Note,
+    RemoteDataset,
+    RemoteFile,
+    Source,
+    refuse_damaged,
+    safe_id,
+)
 from ...core.format.files import LEAVES_OUT, no_match, read_regular
 from ...core.format.manifest import Dropped
+from ...core.remote.bucket import Bucket, BucketObject
+from ...core.remote.fetch import fetch_files
+from ...core.remote.transport import Transport
 from ...core.ted.episodes import Final
-from ...core.ted.schema import Field, Key, Timing, row_bytes, ted_fields
-from ..files.columns import BLOCK_BYTES
+from ...core.ted.schema import Field, Key, Timing
 from ..files.images import require_images, require_jpeg
-from ..files.rlds_steps import (
-    IS_FIRST,
-    IS_INIT,
-    IS_LAST,
-    IS_TERMINAL,
-    LastStep,
-    LastSteps,
-    fillers,
-    require_rlds_last,
-)
+from ..files.readers import OUTCOME_ROWS, SurveyedReader
+from ..files.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, LastStep, LastSteps, fillers, require_rlds_last
 from .columns import OWN, EpisodeRecord, MetadataTexts, StepColumn, columns_of_steps, source_name, stored_seed
 from .example import ExampleParser
-from .features import Features, Leaf, load_features
-from .shards import AGAIN, TRUNCATED, RecordPlace, RecordShard, ShardFile, VersionLayout, layout_at, looks_like_rlds
+from .shards import (
+    AGAIN,
+    TRUNCATED,
+    Features,
+    Leaf,
+    RecordPlace,
+    RecordShard,
+    ShardFile,
+    VersionLayout,
+    layout_at,
+    load_features,
+    looks_like_rlds,
+)
 
 _SHOWN = 8
 _MOST_DAMAGED = 100_000
@@ -239,14 +264,11 @@ def notes_of(found: RldsSurvey, layout: VersionLayout) -> Iterator[str]:
         yield f"left out: {len(found.problems) - _SHOWN:,} more shards"
 
 
-PIECE_BYTES = BLOCK_BYTES
-"""TED bytes of the rows in memory at a time."""
 COMPILED_BYTES = 512 << 20
 """Bytes of the shards from which on records are parsed by compiled loops, which take 0.4 s to import."""
-_OUTCOME_ROWS = 1 << 20
 
 
-class RldsReader(Reader):
+class RldsReader(SurveyedReader[RldsSurvey]):
     """The folder of a version of a dataset, or a folder around it: shards of records, each an episode.
 
     What is under `steps/observation`, and features of steps with other names, is there before and after a step;
@@ -261,7 +283,6 @@ class RldsReader(Reader):
     is refused once it is asked for.
     """
 
-    piece_bytes = PIECE_BYTES
     option_names = frozenset({"rlds_last", "filter_key", "images", "jpeg"})
 
     @classmethod
@@ -275,7 +296,6 @@ class RldsReader(Reader):
     def on_open(self) -> None:
         """Read the documents."""
         self._opened: tuple[int, RecordShard] | None = None
-        self._found: RldsSurvey | None = None
         self._choice = require_rlds_last(self.options.get("rlds_last"))
         self._images = require_images(self.options.get("images"), known=("decode", "skip"))
         self._jpeg = require_jpeg(self.options.get("jpeg"))
@@ -289,13 +309,15 @@ class RldsReader(Reader):
         """The folder of the version."""
         return self._layout.folder
 
-    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
+    def look(self, progress: Callable[[int], None]) -> RldsSurvey:
         """Look at all records."""
-        if self._found is None:
-            self._found = survey(
-                self._layout, self._features, self._parser, self._split, progress, images=self._images == "decode"
-            )
-        found = self._found
+        return survey(
+            self._layout, self._features, self._parser, self._split, progress, images=self._images == "decode"
+        )
+
+    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
+        """State what was found."""
+        found = self.looked_over(progress)
         sound = {number: one for number, one in found.episodes.items() if self._rows(one)}
         if not sound:
             raise next(iter((*found.problems, *found.damaged.values())), FormatError(f"{self.path} has no steps"))
@@ -325,26 +347,16 @@ class RldsReader(Reader):
         if alone:
             yield f"{alone:,} episode{'s' if alone > 1 else ''} of an observation and no step left out"
 
-    @cached_property
-    def _piece_rows(self) -> int:
-        return max(1, self.piece_bytes // row_bytes(ted_fields(self._fields)))
-
     @property
     def _fields(self) -> tuple[tuple[Field, Timing], ...]:
-        fields = [(field, column.timing) for column in self._all.columns for field in column.fields()]
+        fields = [(field, column.timing) for column in self.found.columns for field in column.fields()]
         return (*fields, (Field(IS_INIT, "bool", (1,), "info"), "step"))
-
-    @property
-    def _all(self) -> RldsSurvey:
-        if self._found is None:
-            raise FormatError(f"{self.path} was not looked over")
-        return self._found
 
     @cached_property
     def _decision(self) -> LastStep:
         if self._choice == "auto" and self._layout.is_export:
             return LastStep(True, False, "the last step of every episode is an observation only: rbtool wrote it so")
-        return self._all.last_steps.decide(self._choice)
+        return self.found.last_steps.decide(self._choice)
 
     def _is_observed(self, one: RldsEpisode) -> bool:
         return self._decision.observed(is_last=one.is_last)
@@ -354,25 +366,25 @@ class RldsReader(Reader):
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
         """Raise what is wrong with the first of these episodes that cannot be read, or with a shard."""
-        found = self._all
+        found = self.found
         if everything and found.problems:
             raise found.problems[0]
         refuse_damaged(numbers, found.damaged)
 
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the steps of one episode, about `piece_bytes` at a time; its record is in memory."""
-        columns = [replace(column, jpeg=self._jpeg) for column in self._all.columns]
-        for piece in self._pieces(number, columns, self._piece_rows):
+        columns = [replace(column, jpeg=self._jpeg) for column in self.found.columns]
+        for piece in self._pieces(number, columns, self.piece_rows(self._fields)):
             begins = np.zeros((len(piece), 1), bool)
             begins[0] = piece.first
             yield replace(piece, columns={**piece.columns, IS_INIT: begins})
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
         """Yield the rewards and flags of one episode."""
-        yield from self._pieces(number, [one for one in self._all.columns if one.role == "reward"], _OUTCOME_ROWS)
+        yield from self._pieces(number, [one for one in self.found.columns if one.role == "reward"], OUTCOME_ROWS)
 
     def _pieces(self, number: int, columns: Sequence[StepColumn], rows: int) -> Iterator[Piece]:
-        one = self._all.episodes[number]
+        one = self.found.episodes[number]
         what = f"episode {number} in {self._path_of(one).name}"
         record = EpisodeRecord(self._data(one), self._parser, self._leaves, what)
         observed, length = self._is_observed(one), self._rows(one)
@@ -381,7 +393,7 @@ class RldsReader(Reader):
             cut = record.flags(TRUNCATED)
         if observed:  # a step ends with the observation after it
             terminal, cut = terminal[1:], cut[1:]
-        text = self._all.texts.read(record.example, record.what)
+        text = self.found.texts.read(record.example, record.what)
         seed = stored_seed(record.example) if self._layout.is_export else None
         for start in range(0, length, rows):
             stop = min(start + rows, length)
@@ -422,14 +434,6 @@ class RldsReader(Reader):
         """The documents and the shards that are there."""
         return self._layout.files()
 
-    def survey_state(self) -> RldsSurvey | None:
-        """Return what was found in the records."""
-        return self._found
-
-    def take_survey(self, state: RldsSurvey) -> None:
-        """Take over what was found in the records."""
-        self._found = state
-
     def _close_shard(self) -> None:
         if self._opened is not None:
             self._opened[1].close()
@@ -438,3 +442,105 @@ class RldsReader(Reader):
     def on_close(self) -> None:
         """Close the shard that is open."""
         self._close_shard()
+
+
+_VARIABLE = "RLDS_REMOTE"
+_DEFAULTS = "gs://gresearch/robotics gs://gdm-robotics-open-x-embodiment"
+_ADDRESS = re.compile(r"gs://(?P<bucket>[\w.-]+)(?:/(?P<prefix>[\w./-]*))?", re.ASCII)
+_FEATURES = "features.json"
+
+
+class BucketFolder(NamedTuple):
+    """A folder of a bucket with datasets in it."""
+
+    bucket: Bucket
+    prefix: str
+
+    @property
+    def address(self) -> str:
+        """Where it is, for people."""
+        return f"gs://{self.bucket.name}/{self.prefix}".rstrip("/")
+
+
+class RldsSource(Source):
+    """The buckets of Open X-Embodiment, or those that `RLDS_REMOTE` names: `gs://BUCKET/FOLDER`, several with spaces.
+
+    An id is the path of a version below the folder, like `bridge/0.1.0`: a folder with `features.json`. The first
+    bucket that has it counts. Sizes and checksums come from the bucket. `--local` takes datasets from the folder of
+    TensorFlow Datasets.
+    """
+
+    name = "rlds"
+    local_cache = LocalCache("rlds", "TFDS_DATA_DIR", "~/tensorflow_datasets")
+
+    @property
+    def remote(self) -> str:
+        """The buckets."""
+        return os.environ.get(_VARIABLE) or _DEFAULTS
+
+    @cached_property
+    def _folders(self) -> list[BucketFolder]:
+        found = []
+        for address in self.remote.split():
+            match = _ADDRESS.fullmatch(address)
+            if match is None:
+                raise UsageError(f"{_VARIABLE} is {address!r}, expected gs://BUCKET or gs://BUCKET/FOLDER")
+            prefix = (match["prefix"] or "").strip("/")
+            found.append(BucketFolder(Bucket(match["bucket"]), f"{prefix}/" if prefix else ""))
+        return found
+
+    def list_ids(self) -> Ids:
+        """List the versions of all datasets: a request for every 1,000 files or so."""
+        found: set[str] = set()
+        closed: list[RbtoolError] = []
+        for folder in self._folders:
+            names = (one.name.removeprefix(folder.prefix) for one in _objects(folder, folder.prefix, closed))
+            found |= {name.removesuffix(f"/{_FEATURES}") for name in names if name.endswith(f"/{_FEATURES}")}
+        if not found:
+            raise next(iter(closed), DatasetNotFoundError(f"{self.remote} has no datasets"))
+        return Ids(tuple(sorted(found)), tuple(one.message for one in closed), unreachable=bool(closed))
+
+    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
+        """List the files of a version in the first bucket that has it."""
+        if revision is not None:
+            raise UsageError(f"{self.remote} keeps no revisions", hint="leave out --revision")
+        closed: list[RbtoolError] = []
+        for folder in self._folders:
+            prefix = f"{folder.prefix}{safe_id(dataset_id)}/"
+            files = _files(_objects(folder, prefix, closed), prefix)
+            if any(file.path == _FEATURES for file in files):
+                return RemoteDataset(dataset_id, f"{folder.address}/{dataset_id}", None, files)
+        said = f"{self.remote} has no dataset {dataset_id!r}: no folder of that name has a {_FEATURES}"
+        raise next(iter(closed), DatasetNotFoundError(said))
+
+    def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:
+        """Bring the files to `folder`, a few at a time; all are of one bucket."""
+        transport: Transport = self._folders[0].bucket
+        for one in self._folders:
+            if files and files[0].addresses[0].startswith(f"gs://{one.bucket.name}/"):
+                transport = one.bucket
+        fetch_files(files, folder, transport, progress=progress, note=note)
+
+    def on_close(self) -> None:
+        """Close the connections, if there are any."""
+        for folder in self.__dict__.get("_folders", ()):
+            folder.bucket.close()
+
+
+def _objects(folder: BucketFolder, prefix: str, closed: list[RbtoolError]) -> list[BucketObject]:
+    """List objects; a bucket that is closed or gone has none, and its error is added to `closed`."""
+    try:
+        return folder.bucket.objects(prefix)
+    except (AuthorisationError, DatasetNotFoundError) as error:
+        closed.append(error)
+        return []
+
+
+def _files(objects: Sequence[BucketObject], prefix: str) -> tuple[RemoteFile, ...]:
+    """Return the visible files directly in a folder."""
+    found = [
+        RemoteFile(one.name.removeprefix(prefix), one.size, one.checksum, (one.address,))
+        for one in objects
+        if not one.name.removeprefix(prefix).startswith(".") and "/" not in one.name.removeprefix(prefix)
+    ]
+    return tuple(sorted(found, key=lambda file: file.path))

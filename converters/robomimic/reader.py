@@ -1,4 +1,4 @@
-"""Reads robomimic's HDF5 files: a group `data/demo_N` for each episode, in the variants of several tools.
+"""Reads and downloads robomimic's HDF5 files: a group `data/demo_N` for each episode, in the variants of several tools.
 
 Attributes, models of the simulator and splits are read next to the rows. Imports h5py; never robomimic, robosuite or
 torch.
@@ -10,6 +10,7 @@ import hashlib
 import math
 import re
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +22,9 @@ from ...core.errors import FormatError, RbtoolError, UsageError, did_you_mean
 from ...core.format.contracts import SourceFacts
 from ...core.format.documents import dump_json, parse_json
 from ...core.format.manifest import Dropped
+from ...core.progress import counted
+from ...core.remote.hub import HubFile, HubFolderSource
 from ...core.ted.schema import ACTION, REWARD, Key, Role, Timing, key_name, safe_part
-from ..files.columns import ColumnForm, ColumnPath, StoredColumn, column_name
 from ..files.episode_groups import (
     GroupColumn,
     GroupEpisode,
@@ -30,22 +32,25 @@ from ..files.episode_groups import (
     GroupReader,
     GroupRows,
     GroupSurvey,
+    MappedColumns,
     Paths,
     Places,
     SurveyedColumns,
+    flags_of,
     places_of,
-    zero_or_one,
+    single_forms,
 )
 from ..files.hdf5 import (
     GroupFile,
     StoredGroup,
     h5_file_at,
-    names_in,
+    has_name,
     other_files_note,
     plain_value,
     require_whole_h5,
     text_of_name,
 )
+from ..files.readers import ColumnForm, ColumnPath, StoredColumn, column_name, stated_ends
 
 ACTIONS: ColumnPath = ("actions",)
 REWARDS: ColumnPath = ("rewards",)
@@ -64,16 +69,6 @@ def is_required(path: ColumnPath) -> bool:
 def most_more_rows(path: ColumnPath) -> int | None:
     """How many rows more than steps a column may have; None where it may have any number of rows."""
     return {_OBS: 1, _NEXT_OBS: 0}.get(path[0])
-
-
-@dataclass(slots=True)
-class MappedColumns:
-    """The columns with their keys, those left out, keys with other names than in the file, and sentences on it."""
-
-    columns: list[GroupColumn] = field(default_factory=list)
-    dropped: list[Dropped] = field(default_factory=list)
-    renamed: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 def keys_of(found: SurveyedColumns, file: Path, *, zero_reward: bool) -> MappedColumns:
@@ -345,7 +340,6 @@ def _parsed(value: Any) -> Any:
 
 
 _BLOCK_ROWS = 1 << 20
-_ENDS = ("terminated", "truncated")
 
 
 class RobomimicReader(GroupReader):
@@ -368,15 +362,14 @@ class RobomimicReader(GroupReader):
     def recognises(cls, path: Path) -> bool:
         """Return whether it is a whole HDF5 file with a group `data` in which there is `demo_N`."""
         file = h5_file_at(path)
-        return file is not None and any(DEMO.fullmatch(_bytes(name)) for name in names_in(file, DATA.decode()))
+        return file is not None and has_name(DEMO, file, DATA.decode())
 
     def on_open(self) -> None:
         """Open the file."""
         file = h5_file_at(self.path)
         if file is None:
             raise FormatError(f"{self.path} is no HDF5 file, and has not one inside")
-        if self.options.get("ends") not in (None, *_ENDS):
-            raise UsageError(f"--ends is {self.options['ends']!r}, expected {' or '.join(_ENDS)}")
+        self._ends = stated_ends(self.options)
         if self.options.get("reward") not in (None, "zero"):
             raise UsageError(f"--reward is {self.options['reward']!r}, expected zero")
         require_whole_h5(file)
@@ -399,7 +392,7 @@ class RobomimicReader(GroupReader):
         columns = demos.survey.finish()
         mapped = keys_of(columns, file.path, zero_reward=self.options.get("reward") == "zero")
         self.columns = mapped.columns
-        self.episodes = demos.episodes(self.options.get("ends"))
+        self.episodes = demos.episodes(self._ends)
         kept = [self.episodes[number] for number in numbers if number in self.episodes]
         if not kept:
             raise FormatError(
@@ -413,11 +406,11 @@ class RobomimicReader(GroupReader):
         ]  # fmt: skip
         notes = [
             *(splits.notes(known) if key is None else [f"only the episodes of the split {key!r} are read"]),
-            *mapped.notes, *demos.notes(attributes.total if key is None else None), *demos.end_notes(self.options),
+            *mapped.notes, *demos.notes(attributes.total if key is None else None), *demos.end_notes(self._ends),
         ]  # fmt: skip
         return SourceFacts(
             source="robomimic",
-            id=str(self.options.get("id") or file.path.stem),
+            id=self.id_or(file.path.stem),
             fields=self.fields,
             episode_numbers=[episode.number for episode in kept],
             steps=sum(episode.steps for episode in kept),
@@ -485,7 +478,7 @@ class _Demos:
 
     def _read_ends(self, demo: _Demo, name: str, rows: GroupRows, columns: Mapping[ColumnPath, StoredColumn]) -> None:
         """Read rewards and flags, some at a time."""
-        forms = {path: _single(columns[path].form, path, name) for path in (REWARDS, DONES) if path in columns}
+        forms = single_forms(columns, (REWARDS, DONES), name)
         for start in range(0, demo.steps, _BLOCK_ROWS):
             stop = min(start + _BLOCK_ROWS, demo.steps)
             if REWARDS in forms:
@@ -495,7 +488,7 @@ class _Demos:
                 demo.last_reward = float(rewards[-1])
             if DONES in forms:
                 self._has_dones = True
-                flags = zero_or_one(rows.array(DONES, start, stop, forms[DONES]), DONES, name, start)
+                flags = flags_of(rows.array(DONES, start, stop, forms[DONES]), DONES, name, start)
                 demo.done_before += int(flags.sum())
                 demo.done = bool(flags[-1])
         demo.done_before -= demo.done
@@ -527,10 +520,9 @@ class _Demos:
         if self._nan:
             yield f"the reward is NaN in {self._nan:,} of {steps:,} steps"
 
-    def end_notes(self, options: Mapping[str, object]) -> Iterator[str]:
+    def end_notes(self, ends: str | None) -> Iterator[str]:
         """Sentences on how episodes end, and why."""
-        count, ends = len(self._found), options.get("ends")
-        demos = self._found.values()
+        count, demos = len(self._found), self._found.values()
         if ends is not None:
             yield f"all episodes end {ends}, as --ends states"
         elif not self._has_dones:
@@ -541,7 +533,7 @@ class _Demos:
             marked, terminated = sum(demo.done for demo in demos), sum(map(self._is_terminated, demos))
             yield f"{_marked(marked, terminated, count)} (--ends states otherwise)"
         if before := sum(demo.done_before for demo in demos):
-            yield f"dones is set in {before:,} {_steps(before)} inside episodes: next.info.dones has them"
+            yield f"dones is set in {counted(before, 'step')} inside episodes: next.info.dones has them"
 
 
 def _group(number: int) -> bytes:
@@ -560,12 +552,6 @@ def _with_initial_rows(columns: Mapping[ColumnPath, StoredColumn], steps: int) -
     }
 
 
-def _single(form: ColumnForm, path: ColumnPath, name: str) -> ColumnForm:
-    if math.prod(form.shape) != 1:
-        raise FormatError(f"{name}: {path[0]!r} has rows of shape {list(form.shape)}, expected one number")
-    return form
-
-
 def _others(file: GroupFile) -> Sequence[str]:
     return sorted(text_of_name(name, str(file.path)) for name in file.names() if name not in (DATA, MASK))
 
@@ -582,9 +568,55 @@ def _marked(marked: int, terminated: int, count: int) -> str:
     return f"{text}; the others end truncated" if terminated < count else text
 
 
-def _steps(count: int) -> str:
-    return "step" if count == 1 else "steps"
+_RELEASE = re.compile(r"v\d+(\.\d+)*/")
+_VERSION = re.compile(r"_v\d+$")
 
 
-def _bytes(name: str) -> bytes:
-    return name.encode(errors="surrogateescape")
+class RobomimicSource(HubFolderSource):
+    """The repository `robomimic/robomimic_datasets`, of which every HDF5 file is a dataset.
+
+    The id of `v1.5/lift/ph/low_dim_v15.hdf5` is `lift/ph/low_dim`. Files that would have the same id keep their
+    version, `lift/ph/low_dim_v15`, and their whole path where that is the same, too.
+    """
+
+    name = "robomimic"
+    repository = "robomimic/robomimic_datasets"
+    suffixes = (".hdf5", ".h5")
+
+    def datasets_among(self, files: Sequence[HubFile]) -> Mapping[str, Sequence[HubFile]]:
+        """Every file by its id."""
+        data = {file.path: file for file in self.data_files(files)}
+        return {name: [data[path]] for name, path in ids_of(data).items()}
+
+    def place_of(self, dataset_id: str) -> str | None:
+        """None: which file an id names depends on the others."""
+        return None
+
+    def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
+        """The id, which the name of the file does not state."""
+        return {"id": dataset_id}
+
+
+def ids_of(paths: Iterable[str]) -> dict[str, str]:
+    """Return ids of files, each the shortest that no other file could have, with the path of its file."""
+    left, found = sorted(paths), dict[str, str]()
+    for shorten in (_without_version, _without_release, _without_suffix):
+        alike = defaultdict(list)
+        for path in left:
+            alike[shorten(path)].append(path)
+        single = {name: same[0] for name, same in alike.items() if len(same) == 1 and name not in found}
+        found |= single
+        left = [path for path in left if path not in single.values()]
+    return found | {path: path for path in left}
+
+
+def _without_suffix(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _without_release(path: str) -> str:
+    return _RELEASE.sub("", _without_suffix(path), count=1)
+
+
+def _without_version(path: str) -> str:
+    return _VERSION.sub("", _without_release(path))

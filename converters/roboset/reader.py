@@ -1,26 +1,26 @@
-"""Reads RoboSet's HDF5 files: a group `TrialN` for each episode, in one file or in one for each seed.
+"""Reads and downloads RoboSet's HDF5 files: a group `TrialN` for each episode, in one file or in one for each seed.
 
 Imports h5py; never robohive or torch.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ...core.errors import FormatError, RbtoolError, UsageError
+from ...core.errors import FormatError, RbtoolError
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.converter import FinalStep
 from ...core.format.documents import dump_json
 from ...core.format.manifest import Dropped
+from ...core.progress import counted
+from ...core.remote.hub import HubFolderSource
 from ...core.ted.schema import ACTION, REWARD, Key, Role, Timing, key_name, safe_part
-from ..files.columns import ColumnForm, ColumnPath, StoredColumn, column_name
-from ..files.episode_files import natural_order, notes_on_identical
 from ..files.episode_groups import (
     GroupColumn,
     GroupEpisode,
@@ -28,13 +28,22 @@ from ..files.episode_groups import (
     GroupReader,
     GroupRows,
     GroupSurvey,
+    MappedColumns,
     Paths,
     Places,
     SurveyedColumns,
+    flags_of,
     places_of,
-    zero_or_one,
+    single_forms,
 )
-from ..files.hdf5 import GroupFile, h5_files_in, names_in, plain_value, require_whole_h5, text_of_name
+from ..files.hdf5 import GroupFile, h5_files_in, has_name, plain_value, require_whole_h5, text_of_name
+from ..files.readers import (
+    ColumnPath,
+    column_name,
+    natural_order,
+    notes_on_identical,
+    stated_ends,
+)
 
 _TRIAL = re.compile(rb"Trial(0|[1-9]\d{0,17})")
 _SEED = re.compile(r"(?:^|[^a-z])seed_?(\d{1,18})(?!\d)", re.IGNORECASE)
@@ -50,7 +59,6 @@ _REQUIRED: Mapping[ColumnPath, tuple[Key, Role, Timing]] = {
 _INFOS = "env_infos"
 _OWN_KEYS = frozenset({("time",), ("user_cmd",)})
 _BLOCK_ROWS = 1 << 20
-_ENDS = ("terminated", "truncated")
 _EPISODES = "episodes.json"
 _SHOWN = 8
 
@@ -76,15 +84,14 @@ class RobosetReader(GroupReader):
     def recognises(cls, path: Path) -> bool:
         """Return whether it is a whole HDF5 file with a group `TrialN`, or a folder whose first HDF5 file is one."""
         file = next(_files_at(path), None)
-        return file is not None and any(_TRIAL.fullmatch(_bytes(name)) for name in names_in(file))
+        return file is not None and has_name(_TRIAL, file)
 
     def on_open(self) -> None:
         """Look for the files; all must be whole."""
         files = list(_files_at(self.path))
         if not files:
             raise FormatError(f"{self.path} is no HDF5 file, and has none inside")
-        if self.options.get("ends") not in (None, *_ENDS):
-            raise UsageError(f"--ends is {self.options['ends']!r}, expected {' or '.join(_ENDS)}")
+        self._ends = stated_ends(self.options)
         for file in files:
             require_whole_h5(file)
         self.opened = GroupFiles(files)
@@ -99,21 +106,21 @@ class RobosetReader(GroupReader):
         mapped = _keys_of(columns)
         self.columns = mapped.columns
         self._done_form = columns.required.get(_DONE)
-        self.episodes, mapping = trials.episodes(self.options.get("ends"))
+        self.episodes, mapping = trials.episodes(self._ends)
         if not self.episodes:
             raise FormatError(f"{self.path} has no trials with steps")
         documents = {} if len(trials.files) == 1 else {_EPISODES: (dump_json(mapping, indent=1) + "\n").encode()}
         kept = self.episodes.values()
         return SourceFacts(
             source="roboset",
-            id=str(self.options.get("id") or (self.path.name if self.path.is_dir() else self.path.stem)),
+            id=self.id_or(self.path.name if self.path.is_dir() else self.path.stem),
             fields=self.fields,
             episode_numbers=list(self.episodes),
             steps=sum(episode.steps for episode in kept),
             renamed_keys=mapped.renamed,
             dropped_keys=(*columns.dropped, *mapped.dropped, *trials.dropped),
             notes=(
-                *trials.notes(self.options.get("ends"), mapping, self.final_step),
+                *trials.notes(self._ends, mapping, self.final_step),
                 *notes_on_identical(self.opened.paths),
             ),
             documents=documents,
@@ -126,8 +133,8 @@ class RobosetReader(GroupReader):
         """Read `done`, as the option `ends` has it; the end of a group without it is truncated."""
         done, none = np.zeros((2, stop - start), bool)
         if self._done_form is not None:
-            done = zero_or_one(group.array(_DONE, start, stop, self._done_form), _DONE, episode.name, start)
-        terminated, truncated = (none, done.copy()) if self.options.get("ends") == "truncated" else (done, none)
+            done = flags_of(group.array(_DONE, start, stop, self._done_form), _DONE, episode.name, start)
+        terminated, truncated = (none, done.copy()) if self._ends == "truncated" else (done, none)
         if stop == episode.steps:
             truncated[-1] = not terminated[-1]
         return terminated, truncated
@@ -190,12 +197,12 @@ class _Trials:
             self._empty.append(name)
             self._found.pop()
             return
-        _require_single(columns, name)
+        single_forms(columns, (_REWARDS, _DONE), name)
         self.survey.add(name, columns, trial.steps)
         trial.places = places_of(columns, self._paths)
         for start in range(0, trial.steps if _DONE in columns else 0, _BLOCK_ROWS):
             stop = min(start + _BLOCK_ROWS, trial.steps)
-            flags = zero_or_one(group.array(_DONE, start, stop, columns[_DONE].form), _DONE, name, start)
+            flags = flags_of(group.array(_DONE, start, stop, columns[_DONE].form), _DONE, name, start)
             trial.done_before += int(flags.sum())
             trial.done_next_to_last = bool(flags[-2]) if len(flags) > 1 else trial.done
             trial.done = bool(flags[-1])
@@ -226,8 +233,7 @@ class _Trials:
         yield from self._done_notes(ends, final_step)
         if self._empty:
             shown = ", ".join(self._empty[:_SHOWN]) + (", …" if len(self._empty) > _SHOWN else "")
-            which = "1 trial" if len(self._empty) == 1 else f"{len(self._empty):,} trials"
-            yield f"{which} without steps left out: {shown}"
+            yield f"{counted(len(self._empty), 'trial')} without steps left out: {shown}"
 
     def _done_notes(self, ends: object, final_step: FinalStep) -> Iterator[str]:
         whole: list[_Trial] = []
@@ -246,21 +252,14 @@ class _Trials:
         if early and ends != "truncated":
             yield f"{early:,} of them {'is' if early == 1 else 'are'} truncated too: the step after is left out"
         if left := sum(trial.done for trial in cut):
-            yield f"done is set in {left:,} last {_steps(left)} that --final-step leaves out"
+            yield f"done is set in {counted(left, 'last step')} that --final-step leaves out"
         if before := sum(trial.done_before for trial in self._found) - early:
-            yield f"done is set in {before:,} {_steps(before)} inside episodes, and stays a flag there"
+            yield f"done is set in {counted(before, 'step')} inside episodes, and stays a flag there"
 
 
-class _Mapped:
-    def __init__(self) -> None:
-        self.columns: list[GroupColumn] = []
-        self.dropped: list[Dropped] = []
-        self.renamed: dict[str, str] = {}
-
-
-def _keys_of(found: SurveyedColumns) -> _Mapped:
+def _keys_of(found: SurveyedColumns) -> MappedColumns:
     """Give every column its key; a column of another name than RoboSet's becomes an info, unless one has its key."""
-    mapped = _Mapped()
+    mapped = MappedColumns()
     if not found.required:  # every episode has a problem
         return mapped
     mapped.columns += [GroupColumn(path, *meaning, found.required[path]) for path, meaning in _REQUIRED.items()]
@@ -279,13 +278,6 @@ def _keys_of(found: SurveyedColumns) -> _Mapped:
         if path not in _OWN_KEYS:
             mapped.renamed[column_name(path)] = key_name(key)
     return mapped
-
-
-def _require_single(columns: Mapping[ColumnPath, StoredColumn], name: str) -> None:
-    for path in (_REWARDS, _DONE):
-        form: ColumnForm | None = columns[path].form if path in columns else None
-        if form is not None and math.prod(form.shape) != 1:
-            raise FormatError(f"{name}: {path[0]!r} has rows of shape {list(form.shape)}, expected one number")
 
 
 def _ranges(files: Sequence[str], mapping: Sequence[Mapping[str, object]]) -> Iterator[str]:
@@ -310,9 +302,13 @@ def _files_at(path: Path) -> Iterator[Path]:
         yield from sorted(h5_files_in(path), key=lambda file: natural_order(file.name))
 
 
-def _steps(count: int) -> str:
-    return "step" if count == 1 else "steps"
+class RobosetSource(HubFolderSource):
+    """The repository `jdvakil/RoboSet_Sim`, of which every folder with HDF5 files is a dataset."""
 
+    name = "roboset"
+    repository = "jdvakil/RoboSet_Sim"
+    suffixes = (".h5", ".hdf5")
 
-def _bytes(name: str) -> bytes:
-    return name.encode(errors="surrogateescape")
+    def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
+        """The id, which the folder of the files does not state."""
+        return {"id": dataset_id}

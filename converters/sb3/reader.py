@@ -27,10 +27,19 @@ from ...core.format.files import no_match, open_regular
 from ...core.format.manifest import Dropped
 from ...core.progress import counted
 from ...core.ted.schema import ACTION, REWARD, Field, Key, dtype_name, safe_part
-from ..files.columns import BLOCK_BYTES, ColumnEpisode, ColumnReader, EpisodeColumn, RowBlocks, blocks
-from ..files.end_meaning import EndMeaning, meaning_of_ends, refuse_ends
-from ..files.npz import NpzFile, array_names
+from ..files.numpy_files import NpzFile, array_names
 from ..files.pickles import PickledArray, PickledList, PickledObject, PickleReader, Value
+from ..files.readers import (
+    BLOCK_BYTES,
+    ColumnEpisode,
+    ColumnReader,
+    EndMeaning,
+    EpisodeColumn,
+    RowBlocks,
+    blocks,
+    meaning_of_ends,
+    refuse_ends,
+)
 
 OBSERVATIONS, NEXT_OBSERVATIONS, ACTIONS, REWARDS = "observations", "next_observations", "actions", "rewards"
 DONES, TIMEOUTS, POSITION, FULL = "dones", "timeouts", "pos", "full"
@@ -166,9 +175,9 @@ class Buffer(Closing):
 
     `observations` are the names of the arrays with observations, by the part of a Dict space, "" where it is none.
     `dones` and `timeouts` are bool `[rows, environments]`, `timeouts` None where none is set; `has_timeouts` states
-    whether they are stored. `has_next` states whether next observations are stored apart, `has_newest` whether those of
-    the newest row are known otherwise. `unwritten` counts the rows at the end that are left out: where `pos` is not
-    stored, those of zeros in every array.
+    whether they are stored. `has_next` states whether next observations are stored apart, `has_newest` whether the one
+    after the newest row is known otherwise. `unwritten` counts the rows at the end that are left out: where `pos` is
+    not stored, rows with zeros in every array.
     """
 
     def __init__(self, path: Path, piece_bytes: int, *, trusted: bool) -> None:

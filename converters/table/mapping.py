@@ -225,7 +225,7 @@ _MOST_SHOWN = 40
 class Mapped:
     """A field made of columns, one after the other in a row where there are several.
 
-    A column of strings makes a field of text, as wide as the longest. `after` are the columns with the same
+    A column of strings makes a field of text, as wide as the longest one. `after` are the columns with the same
     after each step; None where the following row has it.
     """
 

@@ -36,7 +36,7 @@ class _Cursor:
 
 
 class ParquetFile(TableFile):
-    """A Parquet file. A missing value, and a list of another length than the first row's, is refused."""
+    """A Parquet file. A missing value is refused, and so is a list that is not as long as in the first row."""
 
     kind = "Parquet file"
 

@@ -115,7 +115,7 @@ class FlatPlan:
 def _choose_leaves(
     source: StorageRows, header: TorchrlHeader, ends: Array, keys: TorchrlKeys
 ) -> tuple[dict[Key, Field], dict[Key, Field]]:
-    """Choose the leaves that have one row more behind every end, and those of one row a step."""
+    """Choose the leaves that have one row more behind every end, and leaves with one row a step."""
     known = {field.key: field for field in source.fields}
     results = {*keys.dones, *keys.rewards}
     states: dict[Key, Field] = {}
@@ -169,7 +169,7 @@ class WrongTypeError(UsageError, TypeError):
 class TED2Flat:
     """Lays rows `[time, ...]` out flat; a save hook.
 
-    Before a call `is_full` and `shift` must be set: whether the rows are those of a full ring, and the row that
+    Before a call `is_full` and `shift` must be set: whether the rows are a full ring, and the row that
     would be written next (1 to the number of rows); checkpointers set them. A full ring is turned so that the oldest
     row comes first; of one that is not full, the row in front of `shift` counts as an end. Lanes, which are the other
     dimensions of the batch, lie one behind the other.
@@ -179,7 +179,7 @@ class TED2Flat:
     are those below `next`. Nothing is lost: where next observations do not follow they are kept below `next`, as are
     keys that are only there, and done flags and rewards of the root below `at_root`.
 
-    Names, arguments and the layout are those of TorchRL, which loses the latter.
+    Names, arguments and the layout match TorchRL, which loses the latter.
     """
 
     writes_in_place = True
@@ -199,7 +199,7 @@ class TED2Flat:
 
     @property
     def is_full(self) -> bool | None:
-        """Whether the rows are those of a full ring; None until it is set."""
+        """Whether the rows are a full ring; None until it is set."""
         return self._is_full
 
     @is_full.setter
@@ -408,7 +408,7 @@ class TED2Nested(TED2Flat):
     """Lays rows out as `TED2Flat` does, in ragged tensors `[episodes, rows, ...]`; a save hook.
 
     The result has the batch size `[episodes]`. Episodes end where the flag is set, in front of `shift` where the ring
-    is not full, and with every lane. The arguments are those of `TED2Flat`.
+    is not full, and with every lane. The arguments are the same as for `TED2Flat`.
     """
 
     _nested = True

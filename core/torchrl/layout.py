@@ -1,6 +1,6 @@
 """TorchRL's layouts of whole episodes: header, names of entries, and the contracts to read and to write leaves.
 
-The rows are those of the whole capacity, lane after lane (a lane is one element of the dimensions after the first).
+The rows are the whole capacity, lane after lane (a lane is one element of the dimensions after the first).
 A full ring is turned so that the oldest row comes first; of one that is not full the rows stay where they are, and
 rows that were never written follow in every lane. A leaf has one row per step or, if it is a state, one more after
 every end of an episode. The files do not record which; the ends, and with them both numbers of rows, follow from the

@@ -4,41 +4,54 @@ Flat and nested have one file per leaf, nested also a table of the trajectories'
 same in both. A file may be longer than its shape: over an older, larger checkpoint TorchRL leaves the rest of it, and
 after a trajectory that ends an unfinished lane a row that no table counts. Rows that were never written are holes.
 
-H5 has a group a trajectory, and in it a dataset a leaf. Put one behind the other, the groups' rows are those of the
+H5 has a group a trajectory, and in it a dataset a leaf. Put one behind the other, the groups' rows are the rows of the
 flat layout. Datasets to which nothing was written, as for rows that the storage never had, have no place in the file.
 
 What the layout lost is lost: next observations of steps that end nothing are the observations of the steps behind
 them, root done flags are false, and there is no root reward.
+
+`TorchrlForm` is what the trunk knows of these layouts: where they are, opening them, writing them.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..encodings.compact import CompactForm, FilledStorage, flags_at, table_of_ends, without_ends
-from ..encodings.foreign import ForeignReader
-from ..encodings.h5 import H5Source
+from ..encodings.compact import (
+    BUFFER,
+    STORAGE_FOLDER,
+    CompactForm,
+    FilledStorage,
+    flags_at,
+    table_of_ends,
+    without_ends,
+)
+from ..encodings.foreign import ForeignForm, ForeignReader
+from ..encodings.h5 import Compression, H5Source, begins_as_h5
 from ..encodings.saved_digests import DIGESTS, noted_files, require_digests
-from ..errors import CorruptDataError, FormatError, SchemaError
-from ..format.contracts import Array
-from ..format.documents import parse_json
+from ..errors import CorruptDataError, FormatError, RbtoolError, SchemaError, UsageError
+from ..format.contracts import Array, StepReader
+from ..format.documents import load_json, parse_json
 from ..format.episodes import EpisodeTable
-from ..format.manifest import Manifest, Request
+from ..format.manifest import Manifest, Request, has_manifest
 from ..format.memmap.builder import created_by
 from ..format.memmap.tree import MappedLeaf, leaf_path, read_tree
 from ..format.open_files import OpenFiles
+from ..progress import Progress
 from ..ted.schema import NEXT, Field, Key, dtype_name, file_stem, key_name, role_of
 from .layout import H5_LENGTH, LENGTH, STORAGE_SHAPE, TRAJECTORY, Counts, StoredLeaves, TorchrlHeader, TorchrlKeys
+from .writer import TorchrlPlan, write_torchrl
 
 if TYPE_CHECKING:
     import h5py
+
 
 _TABLE = ".shape.memmap"
 
@@ -455,3 +468,74 @@ class TorchrlReader(ForeignReader):
         valid = row < rows
         last = np.arange(1, self._header.lanes + 1, dtype=np.int64) * rows - 1
         return np.union1d(lane[valid] * rows + row[valid], last)
+
+
+class TorchrlForm(ForeignForm):
+    """TorchRL's flat, nested and H5 layouts of whole episodes."""
+
+    def form_at(self, path: Path) -> CompactForm | None:
+        try:
+            if path.is_file():
+                return "h5" if _is_h5(path) else None
+            if has_manifest(path) or not (path / "meta.json").is_file():
+                return None
+            document = load_json(path / "meta.json")
+        except UsageError:
+            raise  # the file is in use
+        except (RbtoolError, OSError):
+            return None
+        if not isinstance(document, dict) or STORAGE_SHAPE not in document:
+            return None
+        return "nested" if _is_nested(path) else "flat"
+
+    def find(self, path: Path) -> Path | None:
+        if self.form_at(path) is not None:
+            return path
+        if not path.is_dir() or has_manifest(path):
+            return None
+        folder = path / STORAGE_FOLDER if (path / BUFFER).is_file() else path
+        if folder != path and self.form_at(folder) is not None:
+            return folder
+        files = sorted(folder.glob("*.h5")) if folder.is_dir() else []
+        return files[0] if len(files) == 1 and self.form_at(files[0]) == "h5" else None
+
+    def open(
+        self, path: Path, options: Mapping[str, Any] | None = None, held: Collection[Key] | None = None
+    ) -> TorchrlReader:
+        form, keys = self.form_at(path), TorchrlKeys.of(options or {})
+        if form is None:
+            raise FormatError(f"{path} is not in TorchRL's flat, nested or H5 layout")
+        return TorchrlReader(path, form, keys, frozenset() if held is None else frozenset(keys.dones).difference(held))
+
+    def done_key(self, options: Mapping[str, Any]) -> Key:
+        return TorchrlKeys.of(options).done
+
+    def bytes(self, fields: Sequence[Field], filled: FilledStorage, form: CompactForm, episodes: int) -> int:
+        return TorchrlPlan.of(fields, filled, TorchrlKeys(), form).bytes(episodes)
+
+    def write(
+        self, source: StepReader, target: Path, form: CompactForm, filled: FilledStorage, options: Mapping[str, Any],
+        progress: Progress, compression: Compression | None = None,
+    ) -> None:  # fmt: skip
+        write_torchrl(source, target, form, filled, TorchrlKeys.of(options), progress, compression)
+
+
+def _is_nested(folder: Path) -> bool:
+    """Whether the leaves are ragged; a damaged folder raises where it is read."""
+    try:
+        with OpenFiles(folder) as files:
+            return any(leaf.nested for leaf in read_tree(files, exact=False).values())
+    except (RbtoolError, OSError):
+        return False
+
+
+def _is_h5(path: Path) -> bool:
+    """Whether a file is HDF5 in TorchRL's layout. A file of ours has a manifest in front of the HDF5 data."""
+    if not begins_as_h5(path):
+        return False
+    from ..encodings.hdf5_files import root_members  # loads h5py, which is needed for such files alone
+
+    try:
+        return STORAGE_SHAPE in root_members(path)
+    except (OSError, RuntimeError, ValueError):
+        return False

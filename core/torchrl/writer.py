@@ -153,7 +153,7 @@ def _refused(found: str, expected: str, hint: str = OWN_FORM) -> SchemaError:
 class StatePart:
     """Consecutive rows of a state, at the root and below `next`.
 
-    `ends` are those of them behind which an episode ends, counted from the first. `broken` is the first row of the
+    `ends` are the rows behind which an episode ends, counted from the first. `broken` is the first row of the
     lane up to here whose next observation is not what follows though nothing ends there, None if there is none.
     """
 
@@ -234,8 +234,8 @@ def write_leaves(
 ) -> None:
     """Write all leaves, one after the other, lane after lane: the loop of every layout and of the hooks.
 
-    `states` and `steps` map the TED key of the rows to the leaf that stores them; `ends` are those of `step_ends`, and
-    `every` is that of `Counts`. SchemaError for a state whose next rows do not follow.
+    `states` and `steps` map the TED key of the rows to the leaf that stores them; `ends` come from `step_ends`,
+    and `every` is as in `Counts`. SchemaError for a state whose next rows do not follow.
     """
     counts = Counts(header, ends, every=every)
     for key, leaf in states.items():

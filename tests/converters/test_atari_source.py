@@ -14,7 +14,7 @@ from shard_files import random_rows, steps_of, write_run
 from static_server import SOUND, Fault, StaticServer, mirror
 
 import rbtool
-from rbtool.converters.atari.source import AtariSource
+from rbtool.converters.atari.reader import AtariSource
 from rbtool.core.errors import (
     AuthorisationError,
     CorruptDataError,

@@ -11,7 +11,7 @@ from shard_files import random_dgrl, write_dgrl, write_dgrl_folder
 from static_server import SOUND, Fault, StaticServer, mirror
 
 import rbtool
-from rbtool.converters.gen_dgrl.source import GenDgrlSource
+from rbtool.converters.gen_dgrl.reader import GenDgrlSource
 from rbtool.core.errors import (
     AuthorisationError,
     CorruptDataError,

@@ -17,8 +17,7 @@ from machine import Machine
 from text_files import COMPARISONS, SPLITS, TLDR, lay_out_text_hub, plain_rows, saved_tldr, write_parquet
 
 import rbtool
-from rbtool.converters.hf_text.reader import HfTextReader
-from rbtool.converters.hf_text.splits import splits_among
+from rbtool.converters.hf_text.reader import HfTextReader, splits_among
 from rbtool.core.errors import CorruptDataError, FormatError
 from rbtool.core.format.contracts import Piece, SourceFacts
 from rbtool.core.format.memmap.reader import TedReader

@@ -10,8 +10,7 @@ from static_server import SOUND, Fault, StaticServer, mirror
 from table_files import plain_ogbench, random_ogbench, write_ogbench
 
 import rbtool
-from rbtool.converters.ogbench.datasets import file_name, published
-from rbtool.converters.ogbench.source import OgbenchSource
+from rbtool.converters.ogbench.reader import OgbenchSource, file_name, published
 from rbtool.core.errors import (
     AuthorisationError,
     CheckFailed,

@@ -16,10 +16,7 @@ from static_server import Fault, StaticServer, mirror
 from table_files import openml_server, plain_reading, tables
 
 import rbtool
-from rbtool.converters.openml import arff
-from rbtool.converters.openml.arff import ArffFile
-from rbtool.converters.openml.reader import DATASETS, OpenmlReader
-from rbtool.converters.openml.source import OpenmlSource
+from rbtool.converters.openml.reader import DATASETS, ArffFile, OpenmlReader, OpenmlSource
 from rbtool.core.errors import (
     CorruptDataError,
     DatasetNotFoundError,
@@ -232,7 +229,7 @@ def written(folder: Path, rows: int) -> OpenmlReader:
 def test_blocks_of_rows_are_the_rows_one_by_one(
     numbers: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arff, "_BLOCK_BYTES", 4096)
+    monkeypatch.setattr("rbtool.converters.openml.reader._BLOCK_BYTES", 4096)
     with written(tmp_path, 3000) as reader:
         reader.facts()
         blocks = list(reader.read_episodes(numbers))

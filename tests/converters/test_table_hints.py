@@ -10,8 +10,7 @@ from table_files import WRITERS, flat, named, random_episodes, write_csv, write_
 
 import rbtool
 from rbtool.converters.table import reader
-from rbtool.converters.table.proposal import overview
-from rbtool.converters.table.reader import TableReader
+from rbtool.converters.table.reader import TableReader, overview
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
 
 

@@ -26,8 +26,7 @@ from rbtool.converters.d4rl.reader import D4rlReader
 from rbtool.converters.minari.reader import MinariReader
 from rbtool.converters.robomimic.reader import RobomimicReader
 from rbtool.converters.roboset.reader import RobosetReader
-from rbtool.converters.table.proposal import overview
-from rbtool.converters.table.reader import TableReader
+from rbtool.converters.table.reader import TableReader, overview
 from rbtool.core.errors import RbtoolError
 from rbtool.core.format.converter import Reader
 from rbtool.core.format.files import understood

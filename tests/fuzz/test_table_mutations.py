@@ -12,9 +12,8 @@ import pytest
 from damage import LONGEST, mutated, processor_seconds
 from table_files import WRITERS, column_map, flat, named, random_episodes, tables
 
-from rbtool.converters.openml.arff import ArffFile
-from rbtool.converters.table.proposal import overview
-from rbtool.converters.table.reader import TableReader
+from rbtool.converters.openml.reader import ArffFile
+from rbtool.converters.table.reader import TableReader, overview
 from rbtool.core.errors import RbtoolError
 from rbtool.core.format.files import understood
 

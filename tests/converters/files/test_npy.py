@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rbtool.converters.files.npy import NpyFile
-from rbtool.converters.files.npz import NpzFile
+from rbtool.converters.files.numpy_files import NpyFile, NpzFile
 from rbtool.core.errors import CorruptDataError, FormatError
 
 

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from shard_files import random_vd4rl, write_vd4rl
 
-from rbtool.converters.files.npy import NpyFile
-from rbtool.converters.files.npz import NpzFile, array_names, begins_as_zip
+from rbtool.converters.files.numpy_files import NpyFile, NpzFile, array_names, begins_as_zip
 from rbtool.core.errors import CorruptDataError, FormatError, MissingKeyError, RbtoolError, SchemaError
 from rbtool.core.format.locate import open_source
 from rbtool.core.verbs.check import check

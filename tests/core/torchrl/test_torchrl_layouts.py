@@ -33,7 +33,7 @@ from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorag
 from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_packed, write_plan, write_walks
-from rbtool.core.torchrl.form import TorchrlForm
+from rbtool.core.torchrl.reader import TorchrlForm
 
 DATA = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 CASES = sorted(path.name for path in DATA.iterdir() if path.name.startswith(("flat_", "nested_", "h5_")))

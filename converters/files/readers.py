@@ -1,23 +1,28 @@
-"""Columns of episodes as files of other libraries store them, and the base class of readers of arrays of steps.
+"""What readers of other libraries' files share: columns of episodes, and a base class of readers of columns.
 
 Rows are read in blocks: many short episodes then cost few reads, and ascending reads never go back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import os
+import re
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from ...core.errors import CorruptDataError, RbtoolError
+from ...core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.converter import Reader
-from ...core.format.files import FETCH_AGAIN, disk_failed, reading_from
+from ...core.format.files import FETCH_AGAIN, digest_file, disk_failed, open_regular, reading_from
 from ...core.format.manifest import Dropped
 from ...core.progress import counted
 from ...core.ted.episodes import Final
@@ -121,9 +126,90 @@ class RowBlocks:
         return self._block[start - self._start : stop - self._start]
 
 
+_DEEPEST_KEY = 32
+OUTCOME_ROWS = 1 << 20
+"""Rows of rewards and flags in memory at a time."""
+Survey = TypeVar("Survey")
+
+
+class FileReader(Reader):
+    """A reader whose pieces have about `piece_bytes` as TED; `id` is an option of many."""
+
+    piece_bytes = BLOCK_BYTES
+
+    def piece_rows(self, fields: Iterable[tuple[Field, Timing]]) -> int:
+        """Return how many rows of these source fields a piece has."""
+        return max(1, self.piece_bytes // max(1, row_bytes(ted_fields(fields))))
+
+    def id_or(self, name: str) -> str:
+        """Return the id that the user stated, else a name."""
+        stated = self.options.get("id")
+        return name if stated is None else str(stated)
+
+
+class SurveyedReader(FileReader, Generic[Survey]):
+    """A reader that looks over its source once, when `found` is first needed; readers in other processes take it over.
+
+    A subclass implements `look`.
+    """
+
+    _found: Survey | None = None
+
+    @abstractmethod
+    def look(self, progress: Callable[[int], None]) -> Survey:
+        """Look over the source; `progress` takes how many more episodes were looked at."""
+
+    def looked_over(self, progress: Callable[[int], None]) -> Survey:
+        """Return what was found."""
+        if self._found is None:
+            self._found = self.look(progress)
+        return self._found
+
+    @property
+    def found(self) -> Survey:
+        """What was found in the source."""
+        return self.looked_over(lambda episodes: None)
+
+    def survey_state(self) -> Survey:
+        """Return what was found."""
+        return self.found
+
+    def take_survey(self, state: Survey) -> None:
+        """Take over what was found."""
+        self._found = state
+
+
+def require_single(what: str, shape: Sequence[int]) -> None:
+    """Raise FormatError unless rows of this shape are one number; `what` begins the sentence: `rewards have`."""
+    if math.prod(shape) != 1:
+        raise FormatError(f"{what} rows of shape {list(shape)}, expected one number")
+
+
+def zero_or_one(values: Array, what: str, row: str = "row", start: int = 0) -> Array:
+    """Return a flag as bool `[n]`; FormatError for numbers that are neither 0 nor 1.
+
+    `what` names the flag in the message, `row` the kind of rows, of which the first has the number `start`.
+    """
+    values = values.reshape(len(values))
+    if values.dtype == bool:
+        return values
+    odd = (values != 0) & (values != 1)
+    if odd.any():
+        at = int(odd.argmax())
+        raise FormatError(f"{what} is {values[at]} in {row} {start + at:,}, expected 0 or 1")
+    flags: Array = values != 0
+    return flags
+
+
+def why_no_key(key: Key, taken: Iterable[Key], what: str) -> str:
+    """Return why a column cannot have a key next to those that are taken, empty where it can; `what` has the name."""
+    if len(key) > _DEEPEST_KEY:
+        return "it is nested too deep"
+    return f"another {what} has its name" if any(key[: len(one)] == one[: len(key)] for one in taken) else ""
+
+
 ReadRows: TypeAlias = Callable[[int, int, int], Array]
 """Reads rows `[start, stop)` of one episode: its number, start, stop."""
-_OUTCOME_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +239,11 @@ class ColumnEpisode:
     text: Mapping[str, str] | None = None
 
 
-class ColumnReader(Reader):
+class ColumnReader(FileReader):
     """A reader whose `on_open` sets `columns` and `episodes`; the facts and the pieces are made of these.
 
     Episodes without steps are left out, and a note names them.
     """
-
-    piece_bytes = 16 << 20
 
     columns: Sequence[EpisodeColumn]
     """The columns under their root keys."""
@@ -178,6 +262,7 @@ class ColumnReader(Reader):
     ) -> SourceFacts:
         """Return the facts; `name` is the id of the dataset."""
         numbers = [number for number, one in enumerate(self.episodes) if one.length]
+        empty = [number for number, one in enumerate(self.episodes) if not one.length]
         chosen = [self.episodes[number] for number in numbers]
         has_after = all(column.after is not None for column in self.columns if column.timing == "state")
         missing = not has_after and not all(one.observed for one in chosen)
@@ -190,23 +275,21 @@ class ColumnReader(Reader):
             steps=sum(one.length for one in chosen),
             renamed_keys=dict(renamed or {}),
             dropped_keys=tuple(sorted(dropped, key=lambda one: one.key)),
-            notes=(*notes, *self._empty()),
+            notes=(*notes, *filter(None, [self.note_of_empty(empty)] if empty else [])),
             documents=dict(documents or {}),
             lengths=[one.length for one in chosen],
             final_missing=missing,
             last_terminated=[one.terminated for one in chosen] if never else None,
         )
 
-    def _empty(self) -> Iterator[str]:
-        empty = [number for number, one in enumerate(self.episodes) if not one.length]
-        if empty:
-            names = ", ".join(map(str, empty[:10])) + (", …" if len(empty) > 10 else "")
-            yield f"{counted(len(empty), 'episode')} without steps left out: {names}"
+    def note_of_empty(self, numbers: Sequence[int]) -> str:
+        """Return the sentence on episodes without steps."""
+        names = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
+        return f"{counted(len(numbers), 'episode')} without steps left out: {names}"
 
     @cached_property
     def _rows(self) -> int:
-        fields = ted_fields((column.field, column.timing) for column in self.columns)
-        return max(1, self.piece_bytes // max(1, row_bytes(fields)))
+        return self.piece_rows((column.field, column.timing) for column in self.columns)
 
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the steps of one episode, about `piece_bytes` at a time."""
@@ -218,7 +301,7 @@ class ColumnReader(Reader):
             yield from self.read_episode(number)
         else:
             columns = [column for column in self.columns if column.field.role == "reward"]
-            yield from self._pieces(number, columns, _OUTCOME_ROWS)
+            yield from self._pieces(number, columns, OUTCOME_ROWS)
 
     def _pieces(self, number: int, columns: Sequence[EpisodeColumn], rows: int) -> Iterator[Piece]:
         one = self.episodes[number]
@@ -243,3 +326,88 @@ class ColumnReader(Reader):
     @cached_property
     def _has_all_after(self) -> bool:
         return all(column.after is not None for column in self.columns if column.timing == "state")
+
+
+_CHOICES = ("terminated", "truncated")
+
+
+@dataclass(frozen=True, slots=True)
+class EndMeaning:
+    """Whether ends are terminal states, or time limits; `note` is a sentence on it, "" where the user stated it."""
+
+    terminated: bool
+    note: str = ""
+
+
+def meaning_of_ends(options: Mapping[str, Any], default: str, why: str) -> EndMeaning:
+    """Return what the ends of episodes are: what `options["ends"]` states, else `default`, which `why` explains.
+
+    `why` is the start of the note: `dones are set at terminal states and at time limits alike, and RLlib …`. Raises
+    UsageError for another value than `terminated` and `truncated`.
+    """
+    asked = stated_ends(options)
+    if asked is None:
+        other = next(choice for choice in _CHOICES if choice != default)
+        return EndMeaning(default == "terminated", f"{why}: taken as {default} (--ends {other} takes them otherwise)")
+    return EndMeaning(asked == "terminated")
+
+
+def stated_ends(options: Mapping[str, Any]) -> str | None:
+    """Return the option `ends`; UsageError for another value than `terminated` and `truncated`."""
+    asked: str | None = options.get("ends")
+    if asked not in (None, *_CHOICES):
+        raise UsageError(f"--ends is {asked!r}, expected {' or '.join(_CHOICES)}")
+    return asked
+
+
+def refuse_ends(path: Path, options: Mapping[str, Any], why: str) -> None:
+    """Raise UsageError for a file that states how each episode ends, if `ends` is given all the same."""
+    if options.get("ends") is not None:
+        raise UsageError(f"{path} {why}", hint="leave out --ends")
+
+
+def natural_order(name: str) -> list[tuple[bool, int, str]]:
+    """Return a key that sorts names as people count: `seed2` comes before `seed10`.
+
+    >>> sorted(["seed10", "seed2", "seed"], key=natural_order)
+    ['seed', 'seed2', 'seed10']
+    """
+    parts = re.split(r"(\d+)", name)
+    return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
+
+
+_HEAD = 64 << 10
+_SHOWN = 5
+
+
+def notes_on_identical(files: Iterable[Path]) -> Iterator[str]:
+    """Yield a sentence that names files with identical contents, none where all differ.
+
+    Only files of equal size are read, and beyond their first 64 KB only those that begin alike.
+    """
+    same = _alike(_alike(_alike([list(files)], lambda file: file.stat().st_size), _head), digest_file)
+    if same:
+        shown = "; ".join(" = ".join(file.name for file in group[:_SHOWN]) for group in same[:_SHOWN])
+        more = ", …" if len(same) > _SHOWN or any(len(group) > _SHOWN for group in same) else ""
+        extra = sum(len(group) - 1 for group in same)
+        have = "file has" if extra == 1 else "files have"
+        yield f"{extra:,} {have} the same contents as another, and all of them are converted: {shown}{more}"
+
+
+def _alike(groups: Iterable[Sequence[Path]], value_of: Callable[[Path], Hashable]) -> list[list[Path]]:
+    """Split groups of files by a value, and keep groups of several files."""
+    found: list[list[Path]] = []
+    for group in groups:
+        by_value: dict[Hashable, list[Path]] = {}
+        for file in group:
+            by_value.setdefault(value_of(file), []).append(file)
+        found += [files for files in by_value.values() if len(files) > 1]
+    return found
+
+
+def _head(file: Path) -> int:
+    descriptor = open_regular(file)
+    try:
+        return zlib.crc32(os.pread(descriptor, _HEAD, 0))
+    finally:
+        os.close(descriptor)
