@@ -883,7 +883,7 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
             self._open_videos.close()
 
 
-_METADATA, _VIDEO = "meta/", ".mp4"
+_META_FOLDER, _VIDEO = "meta/", ".mp4"
 _NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _FILES = re.compile(r"(meta|data|videos?|images)/.*\.(json|jsonl|parquet|mp4)", re.ASCII)
 _EPISODE = re.compile(r".*/episode_(\d{1,9})\.(?:parquet|mp4)", re.ASCII)
@@ -929,7 +929,7 @@ class LerobotSource(HubRepositorySource):
 
         The metadata are fetched into `folder` for it. A video that holds frames of two shards is a file of both.
         """
-        metadata = [file for file in dataset.files if file.path.startswith(_METADATA)]
+        metadata = [file for file in dataset.files if file.path.startswith(_META_FOLDER)]
         self.fetch(metadata, folder)
         entries = list(read_episodes(read_info(folder)).values())
         known = {file.path: file for file in dataset.files}

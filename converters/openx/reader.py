@@ -140,7 +140,7 @@ class Look:
     is_terminal: bool = False
 
 
-def look_into(episode: Episode, member: ArchiveMember, *, images: bool) -> Look:
+def examine(episode: Episode, member: ArchiveMember, *, images: bool) -> Look:
     """Read all of an episode but its images and arrays that need no look; FormatError for what contradicts itself."""
     text, others = _text(episode, member)
     look = Look(episode.what, episode.length, text, others)
@@ -219,7 +219,7 @@ class EpisodeSurvey:
 
     def look_at(self, episode: Episode, shard: int, member: ArchiveMember) -> FoundEpisode:
         """Take the structure and the flags of an episode; FormatError for one that is not like the first."""
-        return self.take(look_into(episode, member, images=self._with_images), shard, member)
+        return self.take(examine(episode, member, images=self._with_images), shard, member)
 
     def take(self, look: Look, shard: int, member: ArchiveMember) -> FoundEpisode:
         """Take what an episode has, in the order of the episodes; FormatError for one that is not like the first."""
@@ -359,7 +359,7 @@ _AHEAD = 3
 FoundLook: TypeAlias = tuple[ArchiveMember, Callable[[], Look]]
 
 
-class EpisodeLookers(Closing):
+class SurveyPool(Closing):
     """`workers` threads, each with its own archives and its own process that unpickles; without, this thread alone.
 
     While a process unpickles, this one looks into an episode of another. `skipped` counts the files that are none.
@@ -423,7 +423,7 @@ class EpisodeLookers(Closing):
         try:
             episode = load_episode(unpickler, archives.archive(place), member)
             with unpickler.explained(episode.what):
-                return look_into(episode, member, images=self._images)
+                return examine(episode, member, images=self._images)
         finally:
             self._free.put(one)
 
