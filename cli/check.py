@@ -12,7 +12,7 @@ import typer
 from ..core.errors import UsageError
 from ..core.progress import counted
 from .help import Example
-from .options import FromFormat, RawOptions, Root, ends, verb
+from .options import FromFormat, ReaderOptions, Root, ends, verb
 from .output import Output
 from .several import SomeDatasets, of_each, require_datasets
 from .text import Cell, Line, Style, Styled, Table, folded
@@ -54,7 +54,7 @@ def check(
     full: Annotated[bool, typer.Option("--full", help="Decode all frames of kept videos, not some.")] = False,
     root: Root = None,
     source_format: FromFormat = None,
-    raw: RawOptions,
+    raw: ReaderOptions,
 ) -> int:
     """Check a dataset or a checkpoint against every rule of TED, or a raw dataset before it is converted.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..core.progress import counted
+from ..core.verbs.options import LoadOptions, SaveOptions
 from .help import STORED, Example
-from .options import Compress, Dataset, DryRun, Force, Layout, LayoutName, Root, show_published, verb, verb_group
+from .options import Dataset, OptionGroup, Root, show_published, verb, verb_group
 from .output import Output
 from .text import Cell, Styled, folded
 
@@ -37,29 +37,6 @@ _DESCRIPTIONS = {"episodes_text": ("text of episodes", "differs")}
 _Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="The checkpoint: a folder, or an HDF5 file.")]
 
 
-class FormName(StrEnum):
-    """The forms of a checkpoint."""
-
-    TED = "ted"
-    FLAT = "flat"
-    NESTED = "nested"
-    H5 = "h5"
-
-
-class DurableName(StrEnum):
-    """What is on the disk when a checkpoint is in place."""
-
-    FULL = "full"
-    DATA = "data"
-    NONE = "none"
-
-
-class LibraryName(StrEnum):
-    """The library whose layout a checkpoint is written in."""
-
-    TORCHRL = "torchrl"
-
-
 def add(app: typer.Typer) -> None:
     """Add the group of verbs to the command line."""
     group = verb_group(app, "checkpoint", "Save, load and verify checkpoints of datasets.", SAVE_EXAMPLES)
@@ -71,35 +48,16 @@ def add(app: typer.Typer) -> None:
 def save(
     dataset: Dataset,
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write, or the file for h5.")],
-    form: Annotated[
-        FormName, typer.Option("--as", help="ted: plain rows; flat, nested: no row twice; h5: that in one file.")
-    ],
     *,
     out: Output,
-    compression: Annotated[
-        str | None, typer.Option("--compression", metavar="NAME", help="For h5: gzip or lzf, gzip:9 for a level.")
-    ] = None,
-    library: Annotated[
-        LibraryName | None, typer.Option("--for", help="Write the rows as that library lays them out, for it to load.")
-    ] = None,
-    durable: Annotated[
-        DurableName,
-        typer.Option("--durable", help="What a power cut leaves: full: all; data: the files' bytes; none: no promise."),
-    ] = DurableName.FULL,
-    root: Root = None,
-    force: Force = False,
-    dry_run: DryRun = False,
+    options: Annotated[dict[str, Any], OptionGroup.of(SaveOptions)],
 ) -> None:
     """Save a dataset as a checkpoint."""
     from ..core.verbs import checkpoint
 
     with out.progress() as progress:
-        result = checkpoint.save(
-            dataset, dest, form=form.value, compression=compression,
-            for_library=None if library is None else "torchrl", durable=durable.value, root=root, force=force,
-            dry_run=dry_run, progress=progress,
-        )  # fmt: skip
-    after = None if library else f"rbtool checkpoint verify {shlex.join([dest, dataset])}"
+        result = checkpoint.save(dataset, dest, progress=progress, **options)
+    after = None if "for_library" in options else f"rbtool checkpoint verify {shlex.join([dest, dataset])}"
     show_published(out, result, dest, after)
 
 
@@ -108,19 +66,13 @@ def load(
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write.")],
     *,
     out: Output,
-    layout: Layout = LayoutName.TED,
-    compress: Compress = None,
-    force: Force = False,
-    dry_run: DryRun = False,
+    options: Annotated[dict[str, Any], OptionGroup.of(LoadOptions)],
 ) -> None:
     """Load a checkpoint into a dataset folder."""
     from ..core.verbs import checkpoint as verbs
 
     with out.progress() as progress:
-        result = verbs.load(
-            checkpoint, dest, layout=layout.value, compress=compress or (), force=force, dry_run=dry_run,
-            progress=progress,
-        )  # fmt: skip
+        result = verbs.load(checkpoint, dest, progress=progress, **options)
     show_published(out, result, dest)
 
 

@@ -10,7 +10,7 @@ import typer
 from ..core.verbs.options import ConvertOptions
 from .failures import stdout_to_stderr
 from .help import EXAMPLE_SOURCE, SOURCE, Example
-from .options import OptionGroup, RawOptions, show_published, verb
+from .options import OptionGroup, show_published, verb
 from .output import Output
 
 EXAMPLES = (
@@ -47,7 +47,6 @@ def convert(
     *,
     out: Output,
     options: Annotated[dict[str, Any], OptionGroup.of(ConvertOptions)],
-    raw: RawOptions,
 ) -> None:
     """Turn a dataset on this machine into TED.
 
@@ -59,5 +58,5 @@ def convert(
     # Ray prints about its workers.
     apart = stdout_to_stderr() if options["engine"] == "ray" else contextlib.nullcontext()
     with apart, out.progress() as progress:
-        result = run(path, dest, progress=progress, **options, **raw)
+        result = run(path, dest, progress=progress, **options)
     show_published(out, result, dest)

@@ -13,7 +13,6 @@ from ..core.verbs.options import DownloadOptions
 from .help import EXAMPLE_SOURCE, SOURCE, Example
 from .options import (
     OptionGroup,
-    RawOptions,
     show_published,
     verb,
 )
@@ -69,7 +68,6 @@ def download(
     *,
     out: Output,
     options: Annotated[dict[str, Any], OptionGroup.of(DownloadOptions)],
-    raw: RawOptions,
 ) -> None:
     """Fetch a dataset, verify it, and store it as TED.
 
@@ -81,7 +79,7 @@ def download(
     from ..core.verbs.download import download as run
 
     with out.progress() as progress:
-        result = run(source, id, progress=progress, **options, **raw)
+        result = run(source, id, progress=progress, **options)
     if out.quiet and result.resolved == "words":  # with -q no note has named it
         out.warn(f"{substitution_text(result.asked, result.id)} (disable with --exact-id)")
     _show_fetch(out, result)

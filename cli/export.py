@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import enum
 import shlex
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ..core.declarations import declared
+from ..core.verbs.options import ExportOptions
 from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
-from .options import (
-    Dataset,
-    DryRun,
-    Episodes,
-    Force,
-    Root,
-    SkipBad,
-    show_published,
-    verb,
-)
+from .options import Dataset, OptionGroup, show_published, verb
 from .output import Output
-
-if TYPE_CHECKING:
-    pass
 
 
 def add(app: typer.Typer) -> None:
@@ -44,10 +32,6 @@ EXAMPLES = (
 )
 
 _FORMATS = {one.name: one for one in declared() if one.sink is not None}
-_SUFFIXES = ", ".join(suffix for one in _FORMATS.values() for suffix in one.suffixes)
-_TO = "; ".join(f"{name}: {one.written}" if one.written else name for name, one in _FORMATS.items())
-
-Format = enum.StrEnum("Format", {name.upper(): name for name in _FORMATS})  # type: ignore[misc]  # from declarations
 
 
 def export(
@@ -55,18 +39,7 @@ def export(
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The file (h5, npz, parquet) or folder to write.")],
     *,
     out: Output,
-    to: Annotated[
-        Format | None, typer.Option("--to", help=f"{_TO}. Default: by the suffix of DEST, {_SUFFIXES}.")
-    ] = None,
-    episodes: Episodes = None,
-    root: Root = None,
-    fps: Annotated[
-        float | None,
-        typer.Option("--fps", metavar="N", help="Steps a second, for lerobot. Default: as the source states it."),
-    ] = None,
-    skip_bad: SkipBad = False,
-    force: Force = False,
-    dry_run: DryRun = False,
+    options: Annotated[dict[str, Any], OptionGroup.of(ExportOptions)],
 ) -> None:
     """Write a dataset in a format of other tools.
 
@@ -76,18 +49,7 @@ def export(
     from ..core.verbs.export import export as run
 
     with out.progress() as progress:
-        result = run(
-            dataset,
-            dest,
-            to=to and to.value,
-            episodes=episodes,
-            skip_bad=skip_bad,
-            root=root,
-            force=force,
-            dry_run=dry_run,
-            fps=fps,
-            progress=progress,
-        )
+        result = run(dataset, dest, progress=progress, **options)
     form = _FORMATS[result.layout]
     inside, code = form.opened
     opened = dest if dest.lower().endswith(form.suffixes) else dest + inside

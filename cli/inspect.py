@@ -15,7 +15,7 @@ from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
 from .mix import member_lines, mixture_counts
-from .options import FromFormat, RawOptions, Root, ends, not_following, verb, without_final
+from .options import FromFormat, ReaderOptions, Root, ends, not_following, verb, without_final
 from .output import Output
 from .several import Datasets, of_each
 from .streams import CacheSize, Streaming, inspect_stream, refuse_stream_options, refuse_without_stream
@@ -317,7 +317,7 @@ def inspect(
     source_format: FromFormat = None,
     streaming: Streaming = False,
     cache_size: CacheSize = None,
-    raw: RawOptions,
+    raw: ReaderOptions,
 ) -> int:
     """Show what is in a dataset, a checkpoint or a raw dataset.
 

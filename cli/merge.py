@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ..core.verbs.options import MergeOptions
 from .help import Example
-from .options import Compress, DryRun, Force, KeptLayout, Root, SchemaName, show_published, verb
+from .options import OptionGroup, show_published, verb
 from .output import Output
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = (
     Example(
@@ -41,22 +39,7 @@ def merge(
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write.")],
     *,
     out: Output,
-    schema: Annotated[
-        SchemaName,
-        typer.Option(
-            "--schema",
-            help="Fields that are not alike: refuse them; keep what all have; or keep all, zeros and a mask where one "
-            "is missing.",
-        ),
-    ] = SchemaName.ERROR,
-    cast: Annotated[
-        bool, typer.Option("--cast", help="Convert different element types to the one that holds all their values.")
-    ] = False,
-    layout: KeptLayout = None,
-    compress: Compress = None,
-    root: Root = None,
-    force: Force = False,
-    dry_run: DryRun = False,
+    options: Annotated[dict[str, Any], OptionGroup.of(MergeOptions)],
 ) -> None:
     """Make one dataset of several: the episodes of each, in its order.
 
@@ -66,10 +49,7 @@ def merge(
     from ..core.verbs.merge import merge as run
 
     with out.progress() as progress:
-        result = run(
-            datasets, dest, schema=schema.value, cast=cast, layout=layout and layout.value, compress=compress,
-            root=root, force=force, dry_run=dry_run, progress=progress,
-        )  # fmt: skip
+        result = run(datasets, dest, progress=progress, **options)
     if result.renumbered:
         for name, source in zip(datasets, result.sources, strict=True):
             shown = f"episodes {_short(source.episodes)} are episodes {_short(source.numbers)} of {name}"

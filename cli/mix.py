@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ import typer
 
 from ..core.progress import counted
 from .help import Example
-from .options import DryRun, Force, Root, SchemaName, verb
+from .options import DryRun, Force, Root, verb
 from .output import Output
 from .text import Line, Styled, Table, folded, number
 
@@ -36,6 +37,8 @@ EXAMPLES = (
         "small datasets more often than by their size; what would be written",
     ),
 )
+
+SchemaName = enum.StrEnum("SchemaName", {"ERROR": "error", "INTERSECT": "intersect", "UNION": "union"})
 
 
 def add(app: typer.Typer) -> None:

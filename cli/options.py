@@ -13,16 +13,17 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 import typer
 
 from ..core import __version__
-from ..core.declarations import READER_OPTIONS
 from ..core.errors import UsageError
+from ..core.options import Option, RawOptions, VerbOptions
 from ..core.progress import counted
 from ..core.progress import readable_size as size
+from ..core.verbs.options import ConvertOptions, FramesOptions
 from .failures import Stopped, report
 from .help import CONTEXT, EXAMPLE_SOURCE, SOURCE, Example, VerbCommand, VerbGroup, examples_text
 from .output import Output
@@ -32,48 +33,31 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..core.results import Published
-    from ..core.verbs.options import Option, VerbOptions
 
 _Function: TypeAlias = Callable[..., int | None]
 
 
-EngineName = enum.StrEnum("EngineName", {"LOCAL": "local", "RAY": "ray"})
-LayoutName = enum.StrEnum("LayoutName", {"TED": "ted", "PACKED": "packed"})
 ColorName = enum.StrEnum("ColorName", {"AUTO": "auto", "ALWAYS": "always", "NEVER": "never"})
-SchemaName = enum.StrEnum("SchemaName", {"ERROR": "error", "INTERSECT": "intersect", "UNION": "union"})
 
-Compress: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option("--compress", metavar="FIELD=HOW", help="For packed: observation.image=zstd:3, or lz4. Repeatable."),
-]
+
+def _typed(name: str, about: Option) -> Any:
+    """Return the option of the command line; `name` is that of its field."""
+    flags = (about.flag or f"--{name.replace('_', '-')}").split()
+    return typer.Option(*flags, metavar=about.metavar, help=about.help, rich_help_panel=about.panel)
+
+
+_CONVERT, _FRAMES = ConvertOptions.described(), FramesOptions.described()
+
 Dataset: TypeAlias = Annotated[
     str,
     typer.Argument(metavar="DATASET", help=f"A path, or a stored dataset like {SOURCE}:{EXAMPLE_SOURCE.example[0]}."),
 ]
-DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")]
-Episodes: TypeAlias = Annotated[
-    str | None, typer.Option("--episodes", metavar="A:B,C", help="Only these episodes, by the source's numbers.")
-]
-Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace an existing dataset or checkpoint.")]
-ForceFile: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace the file that is there.")]
-KeptLayout: TypeAlias = Annotated[
-    LayoutName | None, typer.Option("--layout", help="ted or packed. Default: packed if all sources are.")
-]
-Layout: TypeAlias = Annotated[
-    LayoutName,
-    typer.Option("--layout", help="ted: plain tensors; packed: smaller, faster random batches when I/O-bound."),
-]
-Root: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--root",
-        metavar="DIR",
-        help="Where datasets are stored. Default: $RBTOOL_HOME, else the user's cache.",
-    ),
-]
-SkipBad: TypeAlias = Annotated[
-    bool, typer.Option("--skip-bad", help="Convert the sound episodes of a damaged dataset, and name the others.")
-]
+DryRun: TypeAlias = Annotated[bool, _typed("dry_run", _CONVERT["dry_run"])]
+Episodes: TypeAlias = Annotated[str | None, _typed("episodes", _CONVERT["episodes"])]
+Force: TypeAlias = Annotated[bool, _typed("force", _CONVERT["force"])]
+ForceFile: TypeAlias = Annotated[bool, _typed("force", _FRAMES["force"])]
+FromFormat: TypeAlias = Annotated[str | None, _typed("format", _CONVERT["format"])]
+Root: TypeAlias = Annotated[str | None, _typed("root", _CONVERT["root"])]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before removing.")]
 
 
@@ -107,31 +91,46 @@ def _common(
 
 @dataclass(frozen=True, slots=True)
 class OptionGroup:
-    """The annotation of a parameter that receives several options as a dict, by the names of their `parameters`."""
+    """The annotation of a parameter that receives several options as a dict, by the names of their `parameters`.
+
+    `sets` has the values of switches that do not mean True.
+    """
 
     parameters: tuple[inspect.Parameter, ...]
+    sets: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, options: type[VerbOptions]) -> OptionGroup:
-        """Return the options of a verb, as its options object describes them."""
-        types, fields = get_type_hints(options), dataclasses.fields(options)
-        return cls(tuple(_parameter(one.name, types[one.name], one.default, one.metadata["option"]) for one in fields))
+    def of(cls, options: type[VerbOptions], **after: Sequence[inspect.Parameter]) -> OptionGroup:
+        """Return the options of a verb, as its class of arguments describes them.
+
+        `after` names a field, and options of the command line alone that follow it on the help page.
+        """
+        types, known = get_type_hints(options), {one.name: one for one in dataclasses.fields(options)}
+        described = options.described()
+        made = {name: (_parameter(name, types[name], known[name].default, one),) for name, one in described.items()}
+        return cls(
+            tuple(one for name in made for one in (*made[name], *after.get(name, ()))),
+            {name: one.sets for name, one in described.items() if one.sets is not None},
+        )
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options that are given as functions take them; those without a value have their defaults there."""
         found = {one.name: given[one.name] for one in self.parameters if given[one.name] is not None}
+        found = {name: self.sets.get(name, value) for name, value in found.items() if name not in self.sets or value}
         return {name: value.value if isinstance(value, enum.Enum) else value for name, value in found.items()}
 
 
 def _parameter(name: str, values: Any, default: Any, about: Option) -> inspect.Parameter:
+    default = ... if default is dataclasses.MISSING else default
     if about.choices:
         names = enum.StrEnum(name.title(), {one.upper(): one for one in about.choices})  # type: ignore[misc]
-        values, default = (names, names(default)) if default is not None else (names | None, None)
+        default = None if default is None or about.unset else default if default is ... else names(default)
+        values = names if default is not None else names | None
     elif about.values is not None:
         values, default = about.values | None, default or None
-    flag = about.flag or f"--{name.replace('_', '-')}"
-    option = typer.Option(flag, metavar=about.metavar, help=about.help, rich_help_panel=about.panel)
-    return optional(name, values, option, default)
+    elif about.sets is not None:
+        values, default = bool, False
+    return optional(name, values, _typed(name, about), default)
 
 
 def optional(name: str, values: Any, option: Any, default: Any = None) -> inspect.Parameter:
@@ -146,30 +145,7 @@ def switch_or_value(name: str, values: Any, option: Any) -> inspect.Parameter:
     return optional(name, bool, option, False) if values is bool else optional(name, values | None, option)
 
 
-_RAW = "Datasets of other libraries"
-
-FromFormat: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--from",
-        metavar="FORMAT",
-        help="The format, instead of detecting it; see rbtool list --formats.",
-        rich_help_panel=_RAW,
-    ),
-]
-RawOptions: TypeAlias = Annotated[
-    dict[str, Any],
-    OptionGroup(
-        tuple(
-            switch_or_value(
-                one.name,
-                one.values,
-                typer.Option(f"--{one.name}", metavar=one.metavar, help=one.help, rich_help_panel=_RAW),
-            )
-            for one in READER_OPTIONS
-        )
-    ),
-]
+ReaderOptions: TypeAlias = Annotated[dict[str, Any], OptionGroup.of(RawOptions)]
 
 
 def _group_of(parameter: inspect.Parameter) -> OptionGroup | None:

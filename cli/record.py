@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ..core.verbs.options import RecordOptions
 from .help import Example
-from .options import show_published, verb
+from .options import OptionGroup, show_published, verb
 from .output import Output
 
 EXAMPLES = (
@@ -33,24 +34,7 @@ def record(
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write.")],
     *,
     out: Output,
-    episodes: Annotated[int, typer.Option("--episodes", metavar="N", help="How many episodes to record.")],
-    policy: Annotated[
-        str,
-        typer.Option(
-            "--policy", metavar="random|FILE.py:NAME", help="Actions: random, or a function of the observation."
-        ),
-    ] = "random",
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Episode k is reset with the seed N + k. Default: drawn.")
-    ] = None,
-    num_envs: Annotated[
-        int, typer.Option("--num-envs", metavar="K", help="Environments in parallel; the episodes stay the same.")
-    ] = 1,
-    max_steps: Annotated[
-        int | None, typer.Option("--max-steps", metavar="N", help="Truncate episodes after so many steps.")
-    ] = None,
-    render: Annotated[bool, typer.Option("--render", help="Record the rendered frames, as pixels.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a recording that was interrupted.")] = False,
+    options: Annotated[dict[str, Any], OptionGroup.of(RecordOptions)],
 ) -> None:
     """Run a policy in a gymnasium environment and record its episodes.
 
@@ -59,8 +43,5 @@ def record(
     from ..core.verbs.record import record as run
 
     with out.progress() as progress:
-        result = run(
-            env_id, dest, episodes=episodes, policy=policy, seed=seed, num_envs=num_envs, max_steps=max_steps,
-            render=render, resume=resume, progress=progress,
-        )  # fmt: skip
+        result = run(env_id, dest, progress=progress, **options)
     show_published(out, result, dest)

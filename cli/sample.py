@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..core.progress import counted
 from ..core.progress import readable_size as size
+from ..core.verbs.options import SampleOptions
 from .help import STORED, Example
-from .options import Dataset, RawOptions, Root, verb
+from .options import Dataset, OptionGroup, ReaderOptions, verb
 from .output import Output
 from .streams import CacheSize, Streaming, refuse_stream_options, stream_opener
 from .text import Cell, Line, Styled, Table, folded, number
@@ -39,60 +39,6 @@ _SHOWN = 6
 _TITLE = 9
 
 
-class SamplerName(StrEnum):
-    """The samplers."""
-
-    RANDOM = "random"
-    WITHOUT_REPLACEMENT = "without-replacement"
-    SLICE = "slice"
-    SLICE_WITHOUT_REPLACEMENT = "slice-without-replacement"
-    PRIORITIZED = "prioritized"
-    PRIORITIZED_SLICE = "prioritized-slice"
-
-
-class WeightName(StrEnum):
-    """What is drawn with equal probability."""
-
-    EPISODE = "episode"
-    STEP = "step"
-
-
-class AnchorName(StrEnum):
-    """The position of a slice in its episode."""
-
-    ANY = "any"
-    START = "start"
-    END = "end"
-
-
-Alpha = Annotated[float | None, typer.Option("--alpha", metavar="A", help="By priority: its exponent. Default: 0.6.")]
-Beta = Annotated[
-    float | None, typer.Option("--beta", metavar="B", help="By priority: exponent of the weights. Default: 0.4.")
-]
-Anchor = Annotated[
-    AnchorName | None, typer.Option("--anchor", help="For slices: anywhere, or where episodes start or end.")
-]
-Priority = Annotated[
-    str | None, typer.Option("--priority", metavar="KEY", help="By priority: |KEY|. Default: all equal.")
-]
-FrameStack = Annotated[
-    int | None,
-    typer.Option("--frame-stack", metavar="N", help="Join N frames of an episode, zeros before its start."),
-]
-FrameKey = Annotated[
-    list[str] | None,
-    typer.Option("--frame-key", metavar="KEY", help="For --frame-stack: which frames. Default: all images."),
-]
-Sampler = Annotated[
-    SamplerName | None,
-    typer.Option("--sampler", metavar="NAME", help=f"How to draw: {', '.join(SamplerName)}. Default: random."),
-]
-Weight = Annotated[
-    WeightName | None,
-    typer.Option("--weight", help="For slice: make episodes equally likely, as by default, or steps."),
-]
-
-
 def add(app: typer.Typer) -> None:
     """Add the verb to the command line."""
     verb(app, "sample", EXAMPLES)(sample)
@@ -100,49 +46,12 @@ def add(app: typer.Typer) -> None:
 
 def sample(
     dataset: Dataset,
-    n: Annotated[
-        int | None,
-        typer.Option(
-            "--number", "-n", "--batch-size", metavar="N", help="How many steps. Default: 256 or close to it."
-        ),
-    ] = None,
     *,
     out: Output,
-    sampler: Sampler = None,
-    slice_len: Annotated[
-        int | None, typer.Option("--slice-len", metavar="L", help="For slices: how many steps each has.")
-    ] = None,
-    num_slices: Annotated[
-        int | None, typer.Option("--num-slices", metavar="K", help="For slices: how many make a batch.")
-    ] = None,
-    weight: Weight = None,
-    anchor: Anchor = None,
-    strict: Annotated[
-        bool | None, typer.Option("--strict/--no-strict", help="For slices: leave short episodes out, or take them.")
-    ] = None,
-    pad: Annotated[
-        bool, typer.Option("--pad", help="For slices: take short episodes, their last step repeated.")
-    ] = False,
-    batched: Annotated[bool, typer.Option("--batched", help="For slices: batches of slices by steps.")] = False,
-    drop_last: Annotated[
-        bool, typer.Option("--drop-last", help="Without replacement: leave out an incomplete last batch.")
-    ] = False,
-    no_shuffle: Annotated[bool, typer.Option("--no-shuffle", help="Without replacement: in order.")] = False,
-    alpha: Alpha = None,
-    beta: Beta = None,
-    priority: Priority = None,
-    frame_stack: FrameStack = None,
-    frame_key: FrameKey = None,
-    time: Annotated[bool, typer.Option("--time", help="Measure how fast batches come.")] = False,
-    seconds: Annotated[
-        float | None, typer.Option("--seconds", metavar="S", help="For how long to measure. Default: 2.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="S", help="The same seed, the same batch.")] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare all files with their digests first.")] = False,
-    root: Root = None,
+    options: Annotated[dict[str, Any], OptionGroup.of(SampleOptions)],
     streaming: Streaming = False,
     cache_size: CacheSize = None,
-    raw: RawOptions,
+    raw: ReaderOptions,
 ) -> None:
     """Draw steps or slices of a dataset, a mixture or a stream at random, as training would.
 
@@ -150,24 +59,16 @@ def sample(
     one per line, after that of its dataset for a mixture; with --time, the steps per second. Streams are drawn from
     without replacement, shard by shard.
     """
-    options: dict[str, Any] = {
-        "slice_len": slice_len, "num_slices": num_slices, "weight": weight and weight.value,
-        "anchor": anchor and anchor.value, "strict": strict, "pad": pad, "batched": batched, "drop_last": drop_last,
-        "shuffle": False if no_shuffle else None, "alpha": alpha, "beta": beta, "priority": priority,
-        "frame_stack": frame_stack, "frame_keys": frame_key or (), "time": time, "seconds": seconds, "seed": seed,
-        "verify": verify,
-    }  # fmt: skip
-    if sampler is not None:
-        options["sampler"] = sampler.value
     if streaming:
         from ..core.verbs.streams import sample_stream
 
-        result = sample_stream(stream_opener(dataset, root, cache_size, raw), n, **options)
+        root = options.pop("root", None)
+        result = sample_stream(stream_opener(dataset, root, cache_size, raw), **options)
     else:
         from ..core.verbs.sample import sample as run
 
         refuse_stream_options(cache_size, raw)
-        result = run(dataset, n, **options, root=root)
+        result = run(dataset, **options)
     out.show(result, _names(result), lambda width: lines(result, width))
 
 

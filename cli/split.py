@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import enum
 import shlex
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..core.progress import counted
 from ..core.progress import readable_size as size
+from ..core.verbs.options import SplitOptions
 from .help import Example
-from .options import Compress, Dataset, DryRun, Force, KeptLayout, Root, verb
+from .options import Dataset, OptionGroup, optional, verb
 from .output import Output
 from .text import Cell, Styled, Table, number
 
@@ -30,7 +30,11 @@ EXAMPLES = (
         "the last episodes for validation; what would be written",
     ),
 )
-StratifyName = enum.StrEnum("StratifyName", {"RETURN": "return"})
+_DEST = optional(
+    "dest",
+    str | None,
+    typer.Option("--dest", metavar="DIR", help="Parts are DIR/train, DIR/val, DIR/test. Default: ./NAME-split."),
+)
 
 
 def add(app: typer.Typer) -> None:
@@ -42,35 +46,7 @@ def split(
     dataset: Dataset,
     *,
     out: Output,
-    train: Annotated[float | None, typer.Option("--train", metavar="F", help="Fraction of the episodes.")] = None,
-    val: Annotated[float | None, typer.Option("--val", metavar="F", help="Fraction for validation.")] = None,
-    test: Annotated[float | None, typer.Option("--test", metavar="F", help="Fraction for tests.")] = None,
-    dest: Annotated[
-        str | None,
-        typer.Option("--dest", metavar="DIR", help="Parts are DIR/train, DIR/val, DIR/test. Default: ./NAME-split."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Draws the episodes. Default: 0.")] = None,
-    by: Annotated[
-        str,
-        typer.Option(
-            "--by",
-            metavar="episode|content|KEY",
-            help="What stays together: an episode, identical episodes, or those with one value of a field, a text or "
-            "seed.",
-        ),
-    ] = "episode",
-    stratify: Annotated[
-        StratifyName | None, typer.Option("--stratify", help="Spread low and high returns over all parts.")
-    ] = None,
-    in_order: Annotated[bool, typer.Option("--in-order", help="Not at random: the first episodes to train.")] = False,
-    allow_duplicates: Annotated[
-        bool, typer.Option("--allow-duplicates", help="Allow identical episodes in two parts.")
-    ] = False,
-    layout: KeptLayout = None,
-    compress: Compress = None,
-    root: Root = None,
-    force: Force = False,
-    dry_run: DryRun = False,
+    options: Annotated[dict[str, Any], OptionGroup.of(SplitOptions, test=(_DEST,))],
 ) -> None:
     """Divide the episodes of a dataset into parts, at random.
 
@@ -80,12 +56,8 @@ def split(
     from ..core.verbs.split import split as run
 
     with out.progress() as progress:
-        result = run(
-            dataset, dest, train=train, val=val, test=test, seed=seed, by=by, stratify=stratify and stratify.value,
-            in_order=in_order, allow_duplicates=allow_duplicates, layout=layout and layout.value, compress=compress,
-            root=root, force=force, dry_run=dry_run, progress=progress,
-        )  # fmt: skip
-    _show_split(out, result, dest)
+        result = run(dataset, progress=progress, **options)
+    _show_split(out, result, options.get("dest"))
 
 
 def _show_split(out: Output, result: SplitResult, dest: str | None) -> None:

@@ -46,7 +46,7 @@ def stream_opener(
     """Return a function that opens a dataset as a stream, with options of its reader."""
     from ..core.results import given_options
 
-    given = given_options(options)  # type: ignore[arg-type]
+    given = given_options(options)
 
     def opened() -> StreamStorage:
         from ..core.streams.shards import open_stream  # lazy: loads torch, which takes seconds

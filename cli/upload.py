@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..core.progress import counted
 from ..core.progress import readable_size as size
+from ..core.verbs.options import UploadOptions
 from .help import Example
-from .options import Dataset, Root, verb
+from .options import Dataset, OptionGroup, verb
 from .output import Output
 from .text import Styled
 
@@ -34,25 +35,7 @@ def upload(
     address: Annotated[str, typer.Argument(metavar="hf://OWNER/NAME", help="The repository; it is made if need be.")],
     *,
     out: Output,
-    private: Annotated[
-        bool, typer.Option("--private", help="Make the repository private; refuse a public one.")
-    ] = False,
-    license: Annotated[
-        str | None,
-        typer.Option("--license", metavar="ID", help="The licence: mit, cc-by-4.0. Default: that of the card there."),
-    ] = None,
-    message: Annotated[str | None, typer.Option("--message", metavar="TEXT", help="The message of the commit.")] = None,
-    revision: Annotated[
-        str | None, typer.Option("--revision", metavar="BRANCH", help="The branch, made if need be. Default: main.")
-    ] = None,
-    allow_errors: Annotated[
-        bool, typer.Option("--allow-errors", help="Upload data in which check finds errors; the card states them.")
-    ] = False,
-    root: Root = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace what the repository has; its history keeps that.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and send nothing.")] = False,
+    options: Annotated[dict[str, Any], OptionGroup.of(UploadOptions)],
 ) -> None:
     """Put a dataset on the Hugging Face hub, as it is.
 
@@ -62,13 +45,10 @@ def upload(
     from ..core.verbs.upload import upload as run
 
     with out.progress() as progress:
-        result = run(
-            dataset, address, private=private, license=license, message=message, revision=revision,
-            allow_errors=allow_errors, force=force, dry_run=dry_run, root=root, progress=progress,
-        )  # fmt: skip
+        result = run(dataset, address, progress=progress, **options)
     _summarise(out, result)
     out.show(result, [result.address], lambda width: [[result.address]])
-    if not dry_run:
+    if not result.dry_run:
         branch = "" if result.branch == "main" else f"@{result.branch}"
         out.suggest(f"rbtool download {shlex.quote(result.address.partition('@')[0] + branch)}")
 

@@ -138,72 +138,8 @@ def declared_sources() -> str:
     return ", ".join(one.name for one in declared() if one.source is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderOption:
-    """An option for reading datasets of other libraries; a reader lists the ones it supports in `option_names`.
-
-    `values` is the type of the value: bool for a switch, `list[str]` if the option may be repeated. `metavar` and
-    `help` appear on the help page.
-    """
-
-    name: str
-    values: Any
-    metavar: str | None
-    help: str
-
-    @property
-    def key(self) -> str:
-        """The name in Python, as in `ReaderOptions` and `Reader.options`."""
-        return self.name.replace("-", "_")
-
-
-READER_OPTIONS = (
-    ReaderOption("horizon", int, "N", "Time limit of episodes in steps, for D4RL files without timeouts."),
-    ReaderOption(
-        "ends", str, "HOW",
-        "What a flag that marks terminations and time limits alike means: terminated or truncated. Of a table: the "
-        "columns of termination and of time limit, like terminals,timeouts, or - for none.",
-    ),
-    ReaderOption("filter-key", str, "NAME", "Only the episodes of this split, like train."),
-    ReaderOption("reward", str, "zero", "zero: rewards of 0, for a dataset that has none."),
-    ReaderOption(
-        "map", list[str], "KEY=COLUMN",
-        "Columns of a table by TED key, like observation=obs.* or action=a_0,a_1, or a TOML file of them. Several may "
-        "follow one --map.",
-    ),
-    ReaderOption(
-        "episode-key", str, "COLUMN",
-        "The column of a table that numbers episodes. In a folder file,COLUMN if each file counts its own, -,COLUMN if "
-        "they go on over files.",
-    ),
-    ReaderOption(
-        "files", str, "PATTERN",
-        "The CSV or Parquet files of a folder that are one table, like '*.csv' or 'runs/**/*.parquet'. Default: all.",
-    ),
-    ReaderOption(
-        "images", str, "HOW",
-        "What becomes of images and video: decode (pixels), keep (the files as they are, where the format allows it) "
-        "or skip.",
-    ),
-    ReaderOption(
-        "jpeg", str, "HOW",
-        "How JPEG images of RLDS are decoded: exact, or fast: the pixels that TensorFlow gives by default.",
-    ),
-    ReaderOption(
-        "trust-pickle", bool, None,
-        "Read pickled data, in a process of its own: arrays, numbers, text and plain containers, and nothing else.",
-    ),
-    ReaderOption(
-        "rlds-last", str, "HOW",
-        "What the last step of an RLDS episode is: observation (what follows the step before it, and nothing else), "
-        "flagged (that where the episode ends with is_last) or step. By default, auto, the actions and rewards of all "
-        "last steps decide.",
-    ),
-)  # fmt: skip
-
-
 class ReaderOptions(TypedDict, total=False):
-    """The options in `READER_OPTIONS` as keyword arguments of `convert`, `check`, `inspect` and `download`."""
+    """The options of `RawOptions` as keyword arguments of functions without an options object."""
 
     horizon: int | None
     ends: str | None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .declarations import ReaderOptions, from_leaf
+from .declarations import from_leaf
 from .errors import CorruptDataError, RbtoolError, UsageError
 from .format.checks import SoundSteps
 from .format.contracts import StepReader
@@ -182,7 +182,7 @@ def final_step_arguments(final_step: str) -> dict[str, Any]:
     return {} if final_step == "auto" else {"final_step": final_step}
 
 
-def given_options(options: ReaderOptions) -> dict[str, Any]:
+def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a reader that are given; {} for none.
 
     A map of columns is in its normal form, with what its files have: UsageError for one that makes no sense.

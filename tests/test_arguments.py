@@ -45,7 +45,8 @@ def test_every_public_function_takes_no_words_for_flags() -> None:
             continue
         parameters = inspect.signature(function).parameters
         arguments = [torch.nn.Identity() for one in parameters.values() if one.default is one.empty and one.kind < 2]
-        for flag in (one.name for one in parameters.values() if one.annotation in ("bool", "bool | None")):
+        flags = ("bool", "bool | None", bool, bool | None)
+        for flag in (one.name for one in parameters.values() if one.annotation in flags):
             with pytest.raises(UsageError, match=f"{flag} is 'no', expected True or False"):
                 function(*arguments, **{flag: "no"})
             if parameters[flag].kind is not inspect.Parameter.KEYWORD_ONLY:

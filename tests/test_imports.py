@@ -28,7 +28,7 @@ FLOORS = (
     {"encodings"},
     {"engine", "remote", "stats"},
     {"format"},
-    {"charts", "ted"},
+    {"charts", "options", "ted"},
     {"declarations", "errors", "progress"},
 )
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..engine.tasks import Limits
 from ..engine.workspace import RESULT
-from ..errors import UsageError, suggests_keywords
+from ..errors import UsageError
 from ..format import fs
 from ..format.checks import SoundSteps, damage_explained, sound_steps
 from ..format.contracts import StepReader
@@ -21,12 +21,12 @@ from ..format.memmap.builder import provenance_step
 from ..format.returns import table_with_returns
 from ..format.staging import Outcome, Publication, Staging
 from ..open_steps import finished_manifest, open_steps, whole_episodes
-from ..progress import Progress, Silent
+from ..options import PreprocessOptions, takes
 from ..results import Published, Result, published_entries, require_engine
 from ..saved_steps import has_steps
 from ..ted.schema import row_bytes
 from .functions import find_function
-from .processor import Processor, Unit
+from .processor import Processor
 from .run import Preprocessing, Settings
 from .selection import Plan, StepSelection
 
@@ -47,81 +47,79 @@ class PreprocessResult(Published):
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-@suggests_keywords()
-def preprocess(
-    dataset: str | os.PathLike[str],
-    fn: Callable[[Any], Any] | str | None = None,
-    dest: str | os.PathLike[str] | None = None,
-    *,
-    unit: Unit = "step",
-    hindsight: str | Mapping[str, Any] | None = None,
-    operations: Mapping[str, Any] | None = None,
-    pipeline: str | os.PathLike[str] | None = None,
-    replay: str | os.PathLike[str] | None = None,
-    replay_filters: bool = False,
-    num_workers: int | None = None,
-    chunk_size: int | None = None,
-    num_frames: int | None = None,
-    seed: int = 0,
-    vmap: bool | None = None,
-    resume: bool = False,
-    keep_going: bool = False,
-    skip_bad: bool = False,
-    timeout: float | None = None,
-    retries: int = 1,
-    start_method: str | None = None,
-    engine: str = "local",
-    force: bool = False,
-    dry_run: bool = False,
-    root: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-) -> PreprocessResult:
-    """Apply `fn` or built-in operations to `dataset` (a path or `source:id`) and write the result to `dest`.
+@takes(PreprocessOptions)
+def preprocess(asked: PreprocessOptions) -> PreprocessResult:
+    """Apply a function or built-in operations to a dataset and write the result as a new one.
 
-    `fn` is a callable, `FILE.py:NAME` or `module:name`. By `unit` it takes
+    One of `fn`, `operations`, `pipeline` and `replay` says what to do. A function takes, by `unit`,
 
     - `step`: a tensordict of some consecutive steps, batch size `[K]`, and returns any number of rows;
     - `row`: one step, batch size `[]`, and returns one; under `torch.vmap` if results are equal, or as set by `vmap`;
     - `episode`: a whole episode, batch size `[T]`, and returns any number of rows.
 
-    With `hindsight` (`"future:0.8"`, or a mapping of the options) it gets steps with goals that their episode achieved,
-    and returns their (reward, terminated). Else it returns a tensordict or a dict of tensors under any keys; the first
-    chunk fixes keys, dtypes and shapes. It may edit its input. Episodes are kept if as many rows come back; returns,
-    flags and continuity are taken from the result. Instead of `fn`: `operations` maps the options of the command line
-    to their values (`{"n_step": 3}`), `pipeline` is a TOML file of them, and `replay` is a dataset or a `manifest.json`
-    whose last step is repeated, its choice of episodes and rows only with `replay_filters`.
+    It returns a tensordict or a dict of tensors under any keys; the first chunk fixes keys, dtypes and shapes. It may
+    edit its input. Episodes are kept if as many rows come back; returns, flags and continuity are taken from the
+    result. Finished chunks of an interrupted run are kept. The `content_digest` does not depend on `num_workers`.
 
-    Chunks of `chunk_size` steps (by default 16 or more, of 16 MB at most) are processed by `num_workers` processes, by
-    default one per core; 0 uses this process. The `content_digest` does not depend on `num_workers`. Random numbers are
-    seeded by `seed` and the chunk, row or episode. A chunk that fails, or takes longer than `timeout` seconds, is
-    retried `retries` times; with `keep_going` the others finish before the error is raised. Finished chunks of an
-    interrupted run are kept, and `resume` continues from them. `start_method` is `fork`, `spawn` or `forkserver`;
-    `engine` is `local` or `ray`. `num_frames` limits the steps (an episode cut there is marked truncated); `skip_bad`
-    takes the valid episodes of a damaged dataset, and notes name the others. `dest` is replaced only with `force`; a
-    result of the same work on the same data is left as it is. Raises UsageError for invalid arguments and functions
-    that cannot be found, imported or sent to a worker; RbtoolError if the function raises, SchemaError if its result
-    differs from the first, both naming steps and episodes; OutOfSpaceError. `dest` is unchanged then.
+    Args:
+        dataset: a path or `source:id`.
+        fn: a callable, `FILE.py:NAME` or `module:name`.
+        dest: the folder to write.
+        unit: what a call of `fn` takes.
+        seed: seeds random numbers of `fn`, together with the chunk, row or episode.
+        hindsight: `"future:0.8"`, or a mapping of the options: `fn` gets steps with goals that their episode achieved,
+            and returns their (reward, terminated).
+        operations: options of the command line and their values, like `{"n_step": 3}`.
+        pipeline: a TOML file of operations.
+        replay: a dataset or a `manifest.json`, whose last step is repeated.
+        replay_filters: repeat its choice of episodes and rows, too.
+        num_workers: processes; 0: this one alone. Default: one per core.
+        chunk_size: rows of a call. Default: 16 chunks or more, of 256 rows at least and 16 MB at most.
+        num_frames: take only the first steps; an episode cut there is marked truncated.
+        resume: continue an interrupted run.
+        keep_going: if a chunk fails, finish the others before the error is raised.
+        timeout: seconds after which a chunk is ended.
+        retries: how often a chunk that failed or was ended is tried again.
+        start_method: `fork`, `spawn` or `forkserver`.
+        engine: where the processes are: `local` or `ray`.
+        root: where stored datasets are.
+        skip_bad: take the valid episodes of a damaged dataset; notes name the others.
+        force: replace what is at `dest`.
+        dry_run: do everything but writing.
+        vmap: whether `fn` runs under `torch.vmap`, for `unit="row"`.
+        progress: shows how far it is; default: nothing is shown.
+
+    Returns:
+        What was written. A result of the same work on the same data is left as it is, and `already_there` is True.
+
+    Raises:
+        UsageError: arguments make no sense, or the function cannot be found, imported or sent to a worker. `dest` is
+            unchanged after any error.
+        RbtoolError: the function raises; the message names steps and episodes.
+        SchemaError: its result differs from the first.
+        OutOfSpaceError: the disk has no room for the result.
     """
-    started, destination, path = time.perf_counter(), _destination(dest), find_dataset(dataset, root)
-    num_frames = _frames(replay, num_frames, replay_filters)
-    settings = Settings(_limits(timeout, retries), start_method, require_engine(engine), resume, keep_going)
-    with damage_explained(path, can_skip=not skip_bad), _opened(path, skip_bad) as reader:
+    started, destination = time.perf_counter(), _destination(asked.dest)
+    path, asked = find_dataset(asked.dataset, asked.root), _with_replayed_frames(asked)
+    engine = require_engine(asked.engine)
+    settings = Settings(_limits(asked), asked.start_method, engine, asked.resume, asked.keep_going)
+    with damage_explained(path, can_skip=not asked.skip_bad), _opened(path, asked.skip_bad) as reader:
         require_apart(reader.path, destination)
-        processor = _processor(reader, fn, unit, vmap, seed, hindsight, operations, pipeline, replay, replay_filters)
-        selection = _selection(reader, processor, num_frames)
-        apart = settings.needs_workers
-        plan = Plan.of(selection, chunk_size, num_workers, whole_episodes=processor.whole_episodes, apart=apart)
-        whole = Preprocessing(selection, processor, plan, seed, settings)
-        step = _step(whole, num_frames)
+        processor = _processor(reader, asked)
+        selection = _selection(reader, processor, asked.num_frames)
+        whole_episodes, apart = processor.whole_episodes, settings.needs_workers
+        plan = Plan.of(selection, asked.chunk_size, asked.num_workers, whole_episodes=whole_episodes, apart=apart)
+        whole = Preprocessing(selection, processor, plan, asked.seed, settings)
+        step = _step(whole, asked.num_frames)
         publication = Publication(
-            staging=Staging(destination, replace=force, takes=whole.same_run if resume else None),
+            staging=Staging(destination, replace=asked.force, takes=whole.same_run if asked.resume else None),
             find=lambda: _already_there(destination, step) if processor.is_described() else None,
-            dry_run=dry_run,
+            dry_run=asked.dry_run,
             name=RESULT,
         )
         found, arguments = publication.prepare(lambda: _preview(whole)), dict(processor.arguments())
         if found is None:
-            found = whole.publish(publication, os.fspath(dataset), step, progress or Silent())
+            found = whole.publish(publication, os.fspath(asked.dataset), step, asked.reporter)
             arguments = dict(found.content.provenance[-1].arguments)  # with what was measured
         manifest, changes = found
         return PreprocessResult(
@@ -150,30 +148,21 @@ def _destination(dest: str | os.PathLike[str] | None) -> Path:
     return fs.expanded(dest).absolute()
 
 
-def _processor(
-    reader: StepReader,
-    fn: Callable[[Any], Any] | str | None,
-    unit: Unit,
-    vmap: bool | None,
-    seed: int,
-    hindsight: str | Mapping[str, Any] | None,
-    operations: Mapping[str, Any] | None,
-    pipeline: str | os.PathLike[str] | None,
-    replay: str | os.PathLike[str] | None,
-    replay_filters: bool,
-) -> Processor:
+def _processor(reader: StepReader, asked: PreprocessOptions) -> Processor:
     from .operations.program import ProgramProcessor, different_past, filters_left_out, given_operations, program_of
 
-    ways = {"operations": given_operations(operations) or None, "a pipeline": pipeline, "a replay": replay}
+    fn, unit, vmap, replay = asked.fn, asked.unit, asked.vmap, asked.replay
+    operations = given_operations(asked.operations) or None
+    ways = {"operations": operations, "a pipeline": asked.pipeline, "a replay": replay}
     given = [name for name, value in ways.items() if value is not None]
-    if hindsight is not None:
+    if asked.hindsight is not None:
         if given:
             raise UsageError(f"hindsight and {given[0]} are both set, expected one: relabel first, then preprocess")
         if unit != "step" or vmap is not None:
             raise UsageError("hindsight works on whole episodes: unit and vmap are for functions without it")
         from .hindsight import HindsightProcessor
 
-        return HindsightProcessor.of(fn, hindsight, reader.fields)
+        return HindsightProcessor.of(fn, asked.hindsight, reader.fields)
     if (fn is None) != bool(given):
         found = f"there are a function and {' and '.join(given)}" if given else "there is nothing to run"
         raise UsageError(
@@ -184,28 +173,30 @@ def _processor(
         from .functions import FunctionProcessor
 
         return FunctionProcessor(find_function(fn), unit, vmap)
-    if unit != "step" or vmap is not None or seed:
+    if unit != "step" or vmap is not None or asked.seed:
         raise UsageError(f"unit, vmap and seed are for functions, found {given[0]}")
-    program = program_of(operations, pipeline, replay, replay_filters=replay_filters)
+    program = program_of(asked.operations, asked.pipeline, replay, replay_filters=asked.replay_filters)
     remarks = different_past(replay, reader.manifest) if replay is not None else ()
-    if replay is not None and not replay_filters:
+    if replay is not None and not asked.replay_filters:
         remarks += filters_left_out(replay)
     return ProgramProcessor(program, reader.fields, remarks)
 
 
-def _frames(replay: str | os.PathLike[str] | None, given: int | None, replay_filters: bool) -> int | None:
-    """Return how many steps to take: as given, else as many as the replayed run took if its choices are repeated."""
+def _with_replayed_frames(asked: PreprocessOptions) -> PreprocessOptions:
+    """Take as many steps as the replayed run if its choices are repeated, unless another number is given."""
     from .operations.program import replayed_frames
 
-    return replayed_frames(replay) if given is None and replay is not None and replay_filters else given
+    if asked.num_frames is not None or asked.replay is None or not asked.replay_filters:
+        return asked
+    return replace(asked, num_frames=replayed_frames(asked.replay))
 
 
-def _limits(timeout: float | None, retries: int) -> Limits:
-    if timeout is not None and not timeout > 0:
-        raise UsageError(f"timeout is {timeout} s, expected more than 0")
-    if retries < 0:
-        raise UsageError(f"retries is {retries}, expected 0 or more")
-    return Limits(timeout, retries)
+def _limits(asked: PreprocessOptions) -> Limits:
+    if asked.timeout is not None and not asked.timeout > 0:
+        raise UsageError(f"timeout is {asked.timeout} s, expected more than 0")
+    if asked.retries < 0:
+        raise UsageError(f"retries is {asked.retries}, expected 0 or more")
+    return Limits(asked.timeout, asked.retries)
 
 
 def _selection(reader: StepReader, processor: Processor, num_frames: int | None) -> StepSelection:

@@ -63,6 +63,7 @@ from ..storages.packed import PackedStorage
 from ..ted.schema import EPISODE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, key_name
 from ..transforms.video import frames_below, with_frames
 from ..verbs.convert import SourceConversion, facts_of
+from ..verbs.options import DownloadOptions
 
 
 class Fetchers:
@@ -974,25 +975,27 @@ class SourceShards(ShardFiles):
 
     def _convert(self, shard: RemoteShard, files: Path, destination: Path, options: Mapping[str, Any]) -> list[str]:
         """Convert a shard, unless it has no steps; return sentences on the episodes that are left out."""
-        layout = default_layout(self.name)
         with self._reader(shard, files, options) as reader:
             if not reader.stated().episode_numbers:
                 return []
             facts, left_out = self._facts(reader, shard)
             if not facts.steps:
                 return left_out
+            asked = DownloadOptions(self.name)
+            request = Request(
+                self.name, self.id, self.id, self.remote.revision, shard.episodes, default_layout(self.name), "remote"
+            )
+            inputs = {file.path: file.checksum or "" for file in shard.files}
             SourceConversion(
-                reader=reader, facts=facts, source=files, destination=destination,
-                request=Request(self.name, self.id, self.id, self.remote.revision, shard.episodes, layout, "remote"),
-                verb="download", arguments={"from": self.address}, force=False, dry_run=False, progress=Silent(),
-                inputs={file.path: file.checksum or "" for file in shard.files}, revision=self.remote.revision,
+                asked, reader, facts, files, destination, request, {"from": self.address}, inputs=inputs,
+                revision=self.remote.revision,
             ).run()  # fmt: skip
             return left_out
 
     def _facts(self, reader: Reader, shard: RemoteShard) -> tuple[SourceFacts, list[str]]:
         """Return the facts of the episodes of a shard, and sentences on those that are left out."""
         if not self.skip_bad:
-            return facts_of(reader, shard.episodes, Silent()), []
+            return facts_of(reader, shard.episodes, DownloadOptions(self.name)), []
         numbers = reader.stated().episode_numbers
         chosen = numbers if shard.episodes is None else select_episodes(parse_episodes(shard.episodes), numbers)
         sound, left_out = sound_episodes(reader, chosen, Silent())

@@ -18,12 +18,12 @@ from ..format.locate import HUB, fits, last_use, stored_datasets, stored_name, s
 from ..format.manifest import Manifest
 from ..format.open_files import ListedFiles
 from ..format.staging import leftovers, lock_folder, remove_at_once, remove_dataset, remove_leftover, require_removable
+from ..options import PathLike
 from ..progress import Progress, Silent
 from ..remote.originals import Originals, stored_originals
 from ..results import Result, seconds_since
 from .list import existing_root
 
-PathLike: TypeAlias = str | os.PathLike[str]
 _DATASETS = frozenset({"dataset", "checkpoint"})
 _ORIGINALS = frozenset({"original", "partial"})
 
@@ -98,7 +98,16 @@ _Removal = TypeVar("_Removal", bound=CacheRemoval)
 def ls(*, root: PathLike | None = None) -> CacheLsResult:
     """List everything below the root: datasets, originals, partial downloads, leftovers, listings of remotes.
 
-    Links are not followed. A missing root is empty. Raises UsageError if the root is not a folder.
+    Links are not followed. A missing root counts as empty.
+
+    Args:
+        root: where datasets are stored.
+
+    Returns:
+        The entries.
+
+    Raises:
+        UsageError: the root is not a folder.
     """
     folder = existing_root(root)
     entries = _cache_entries(folder)
@@ -121,13 +130,22 @@ def rm(
 ) -> CacheRmResult:
     """Remove datasets and checkpoints below the root, and the originals they were made from.
 
-    Each name is `source:id`, a path below the root, or a shell pattern of names (`source:group/*`). An original
-    is removed with the dataset of its name, and with the last dataset made from it. `confirm` is called with the
-    planned removal; if it returns False, nothing is removed. After an interruption each dataset is either complete
-    or a leftover for `prune`.
+    An original is removed with the dataset of its name, and with the last dataset made from it. After an interruption
+    each dataset is either complete or a leftover for `prune`.
 
-    Raises, before anything is removed, DatasetNotFoundError for a name without a match, and UsageError for a path
-    outside the root or not written by rbtool, for a dataset that contains foreign files, and for one in use.
+    Args:
+        names: each is `source:id`, a path below the root, or a shell pattern of names (`source:group/*`).
+        root: where datasets are stored.
+        dry_run: remove nothing.
+        confirm: is called with the planned removal; if it returns False, nothing is removed.
+
+    Returns:
+        What was removed.
+
+    Raises:
+        DatasetNotFoundError: a name has no match; as after any error, nothing is removed.
+        UsageError: a path outside the root or not written by rbtool, a dataset that contains foreign files, or one in
+            use.
     """
     folder = existing_root(root)
     if not names:
@@ -160,8 +178,18 @@ def prune(
 ) -> CachePruneResult:
     """Remove leftovers of dead processes, partial downloads, shards of streams, and listings older than 30 days.
 
-    Datasets, checkpoints, kept originals and anything in use stay. `confirm` is called with the planned removal; if
-    it returns False, nothing is removed. Raises UsageError if the root is not a folder.
+    Datasets, checkpoints, kept originals and anything in use stay.
+
+    Args:
+        root: where datasets are stored.
+        dry_run: remove nothing.
+        confirm: is called with the planned removal; if it returns False, nothing is removed.
+
+    Returns:
+        What was removed.
+
+    Raises:
+        UsageError: the root is not a folder.
     """
     folder = existing_root(root)
     chosen = [entry for entry in _cache_entries(folder) if entry.prunable]
@@ -183,9 +211,17 @@ def prune(
 def verify(*names: PathLike, root: PathLike | None = None, progress: Progress | None = None) -> CacheVerifyResult:
     """Compare the files of datasets with the digests in their manifests, and kept originals with the remote's.
 
-    Verifies everything below the root, or the entries named as for `rm`. Problems are returned, not raised. Raises
-    DatasetNotFoundError for a name without a match and for a missing root, UsageError for a path that is not a
-    stored entry.
+    Args:
+        names: as for `rm`; default: everything below the root.
+        root: where datasets are stored.
+        progress: shows how far it is; default: nothing is shown.
+
+    Returns:
+        The problems found.
+
+    Raises:
+        DatasetNotFoundError: a name has no match, or the root does not exist.
+        UsageError: a path is not a stored entry.
     """
     started, folder, progress = time.perf_counter(), existing_root(root), progress or Silent()
     if not folder.exists():

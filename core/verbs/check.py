@@ -96,15 +96,27 @@ def check(
 ) -> CheckResult:
     """Run every rule on a dataset, a checkpoint, or a TED folder that another tool wrote.
 
-    `dataset` is a path or `source:id`. The checkpoint of a buffer (rbtool's or TorchRL's) is also checked for
-    consistency between its parts; its contents need not be steps, and its last episodes may be unfinished. All files
-    are read once for the digests and once for the rows, in bounded memory. Of a raw dataset of another library, the
-    rules about rows run on what a conversion would make of it; `format` and `options` are those of `convert`. Of a
-    mixture every dataset is checked once, and that it has not changed since it was mixed. Of kept videos about 1,000
-    frames are decoded, evenly spread, or all that rows refer to if `full`; a note says how many.
+    All files are read once for the digests and once for the rows, in bounded memory. The checkpoint of a buffer
+    (rbtool's or TorchRL's) is also checked for consistency between its parts; its contents need not be steps, and its
+    last episodes may be unfinished. For a dataset of another library, the rules about rows run on what a conversion
+    would make of it. A mixture has each of its datasets checked once, and that they have not changed since it was
+    mixed.
 
-    Problems are returned as findings, not raised; so is a file that this version cannot read below a valid manifest.
-    Raises DatasetNotFoundError and FormatError if there is nothing to check.
+    Args:
+        dataset: a path or `source:id`.
+        format: the name of the format, instead of detecting it, as in `convert`.
+        full: decode all frames of kept videos that rows refer to; by default about 1,000, evenly spread. A note says
+            how many.
+        root: where stored datasets are.
+        progress: shows how far it is; default: nothing is shown.
+        options: for some formats only, as in `convert`.
+
+    Returns:
+        The findings. A file that this version cannot read below a valid manifest is one of them.
+
+    Raises:
+        DatasetNotFoundError, FormatError: there is no data to check.
+        UsageError: arguments make no sense.
     """
     started, path, given = time.perf_counter(), find_dataset(dataset, root), given_options(options)
     if is_mixture(path):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, get_args
 
 from ..encodings.compact import BUFFER, CompactForm, CompactLayout, Difference, FilledStorage, Form, compare_steps
 from ..encodings.foreign import foreign_form
@@ -22,17 +21,17 @@ from ..format.manifest import Manifest
 from ..format.memmap.builder import Origin, provenance_step
 from ..format.packed.builder import write_dataset
 from ..format.staging import Outcome, Publication, Staging, files_below, is_ours, named_files
-from ..format.syncing import Durable
 from ..format.videos import refuse_videos
 from ..open_steps import BufferSteps, ForeignSteps, finished_manifest, open_steps
-from ..progress import Progress, Silent
+from ..options import PathLike, takes
+from ..progress import Progress
 from ..results import Published, Result, published_entries, require_layout, seconds_since
 from ..saved_steps import open_saved, verified_steps
 from ..ted.schema import row_bytes
 from .convert import Rewriting
+from .options import LoadOptions, SaveOptions
 
-PathLike: TypeAlias = str | os.PathLike[str]
-Library: TypeAlias = Literal["torchrl"]
+_LIBRARIES = ("torchrl",)
 _H5_NAME = "checkpoint.h5"
 _LOAD = "checkpoint load"
 _LOST = frozenset({"episodes.seed", "episodes.has_seed", "episodes.end_reason", "episodes_text"})
@@ -81,33 +80,35 @@ class CheckpointVerifyResult(Result):
     seconds: float
 
 
-@suggests_keywords()
-def save(
-    dataset: PathLike,
-    dest: PathLike,
-    *,
-    form: Form,
-    compression: str | None = None,
-    for_library: Library | None = None,
-    durable: Durable = "full",
-    force: bool = False,
-    dry_run: bool = False,
-    root: PathLike | None = None,
-    progress: Progress | None = None,
-) -> CheckpointSaveResult:
-    """Save a dataset, or a checkpoint in another form, as a checkpoint at `dest`.
+@takes(SaveOptions)
+def save(asked: SaveOptions) -> CheckpointSaveResult:
+    """Save a dataset, or a checkpoint in another form, as a checkpoint.
 
-    `dataset` is a path or `source:id`. `form` is `ted` (a copy), `flat` (each observation once), `nested` (flat,
-    and ragged tensors for tensordict) or `h5` (one file, which `compression` may make smaller: `gzip`, `gzip:1` to
-    `gzip:9`, `lzf`). `for_library="torchrl"` writes the rows as TorchRL lays out a storage in that form; SchemaError
-    is raised for what that cannot hold. `dest` is replaced only with `force`; an equal checkpoint there is left as it
-    is, except in TorchRL's layout, which does not record what it was made from. `durable` is that of
-    `ReplayBuffer.dumps`. Raises UsageError, DatasetNotFoundError, FormatError, CorruptDataError for a damaged source,
-    OutOfSpaceError.
+    Args:
+        dataset: a path or `source:id`.
+        dest: the folder to write, or the file if `form` is `h5`.
+        form: `ted` (a copy), `flat` (each observation once), `nested` (flat, and ragged tensors for tensordict) or `h5`
+            (one file).
+        compression: for `h5`: `gzip`, `gzip:1` to `gzip:9`, or `lzf`.
+        for_library: `torchrl` writes the rows as TorchRL lays out a storage in that form.
+        durable: what a power failure leaves, as for `ReplayBuffer.dumps`.
+        root: where stored datasets are.
+        force: replace what is at `dest`.
+        dry_run: do everything but writing.
+        progress: shows how far it is; default: nothing is shown.
+
+    Returns:
+        What was written. An equal checkpoint at `dest` is left as it is, and `already_there` is True; not in TorchRL's
+        layout, which does not record what it was made from.
+
+    Raises:
+        UsageError: arguments make no sense, or something else is at `dest`.
+        DatasetNotFoundError, FormatError, CorruptDataError: the dataset does not exist, cannot be read, or is damaged.
+        SchemaError: TorchRL's layout cannot hold the data.
+        OutOfSpaceError: the disk has no room for the result.
     """
-    started = time.perf_counter()
-    chosen = _require_form(form, compression, for_library)
-    path, target = find_dataset(dataset, root), fs.expanded(dest).absolute()
+    started, chosen = time.perf_counter(), _require_form(asked)
+    path, target = find_dataset(asked.dataset, asked.root), fs.expanded(asked.dest).absolute()
     require_apart(path, target)
     with open_saved(path) as source:
         if isinstance(source, BufferSteps) and source.manifest.kind == "checkpoint":
@@ -115,99 +116,101 @@ def save(
             what = "in TorchRL's layout, with no manifest" if isinstance(source, ForeignSteps) else "of a buffer"
             raise UsageError(f"{path} is a checkpoint {what}, expected a dataset", hint=hint)
         digest = steps_digest(source)
-        if for_library is not None and form != "ted":
-            theirs = _TorchrlStaging(target, replace=force, durable=durable)
-            manifest, changes = _save_for_torchrl(source, theirs, form, chosen, dry_run, progress or Silent())
+        if asked.for_library is None:
+            manifest, changes = _save(asked, source, target, chosen, digest)
         else:
-            name, size = _H5_NAME if form == "h5" else None, _size(source, form)
-            arguments = {"dataset": str(dataset), "form": form, "compression": str(chosen)}
-
-            def build(staging: Staging) -> Outcome[Manifest]:
-                place = staging.path / name if name else staging.path
-                made = save_checkpoint(source, place, form, compression=chosen, arguments=arguments, progress=progress)
-                return Outcome(made)
-
-            publication = Publication(
-                staging=Staging(target, replace=force, durable=durable),
-                find=lambda: _equal_checkpoint(target, digest, form, chosen),
-                needed=lambda: size if chosen.method is None else None,
-                dry_run=dry_run,
-                name=name,
-            )
-            planned = Outcome(source.manifest, {"layout": form, "bytes": size, "content_digest": None})
-            manifest, changes = publication.run(lambda: planned, build)
+            manifest, changes = _save_for_torchrl(asked, source, target, chosen)
         return CheckpointSaveResult(
-            **{**published_entries(manifest, target, started, source), **changes},
+            **published_entries(manifest, target, started, source) | changes,
             compression=str(chosen),
             explicit_next=manifest.boundary.explicit_next,
             dataset_digest=digest,
         )
 
 
+def _save(
+    asked: SaveOptions, source: StepReader, target: Path, compression: Compression, digest: str
+) -> Outcome[Manifest]:
+    form, size = asked.form, _size(source, asked.form)
+    name = _H5_NAME if form == "h5" else None
+    arguments = {"dataset": str(asked.dataset), "form": form, "compression": str(compression)}
+
+    def build(staging: Staging) -> Outcome[Manifest]:
+        place = staging.path / name if name else staging.path
+        made = save_checkpoint(
+            source, place, form, compression=compression, arguments=arguments, progress=asked.progress
+        )
+        return Outcome(made)
+
+    publication = Publication(
+        staging=Staging(target, replace=asked.force, durable=asked.durable),
+        find=lambda: _equal_checkpoint(target, digest, form, compression),
+        needed=lambda: size if compression.method is None else None,
+        dry_run=asked.dry_run,
+        name=name,
+    )
+    planned = Outcome(source.manifest, {"layout": form, "bytes": size, "content_digest": None})
+    return publication.run(lambda: planned, build)
+
+
 def _save_for_torchrl(
-    source: StepReader,
-    staging: Staging,
-    form: CompactForm,
-    compression: Compression,
-    dry_run: bool,
-    progress: Progress,
+    asked: SaveOptions, source: StepReader, target: Path, compression: Compression
 ) -> Outcome[Manifest]:
     """Write TorchRL's layout. It has no manifest, so an equal checkpoint that is there cannot be recognised."""
+    form: CompactForm = asked.form  # type: ignore[assignment]  # not ted, which `_require_form` refuses
     filled = FilledStorage.of_dataset(source.manifest.steps)
     size = foreign_form().bytes(source.fields, filled, form, source.manifest.episodes)
     notes = (*source.manifest.notes, _ROWS_ONLY)
     manifest = replace(source.manifest, kind="checkpoint", layout=form, notes=notes)
 
     def build(staging: Staging) -> Outcome[Manifest]:
-        written = _build_for_torchrl(source, staging.path, form, compression, progress)
+        written = _build_for_torchrl(source, staging.path, form, compression, asked.reporter)
         return Outcome(manifest, {"bytes": written, "content_digest": None})
 
     # An H5 file is published as it is if the destination is named like one, else in a folder.
-    name = _H5_NAME if form == "h5" and staging.destination.suffix == ".h5" else None
+    name = _H5_NAME if form == "h5" and target.suffix == ".h5" else None
+    staging = _TorchrlStaging(target, replace=asked.force, durable=asked.durable)
     planned = Outcome(manifest, {"bytes": size, "content_digest": None})
-    publication = Publication[Manifest](staging=staging, dry_run=dry_run, name=name)
+    publication = Publication[Manifest](staging=staging, dry_run=asked.dry_run, name=name)
     return publication.run(lambda: planned, build)
 
 
-@suggests_keywords()
-def load(
-    checkpoint: PathLike,
-    dest: PathLike,
-    *,
-    layout: str = "ted",
-    compress: Sequence[str] = (),
-    force: bool = False,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-) -> CheckpointLoadResult:
-    """Restore the dataset of a checkpoint at `dest`, with the same content digest.
-
-    `layout` and `compress` are those of `convert`: a dataset in layout `packed` equals the one that converting
-    afterwards makes, and is compared with the digest of the saved dataset.
+@takes(LoadOptions)
+def load(asked: LoadOptions) -> CheckpointLoadResult:
+    """Restore the dataset of a checkpoint, with the same content digest.
 
     The valid rows of the checkpoint of a buffer or of a storage of steps, rbtool's or TorchRL's (a folder or a file),
     become a dataset, lane by lane and oldest first. An unfinished episode is marked truncated, with a note.
 
-    `dest` is replaced only with `force`; an equal dataset there is left as it is. Raises CorruptDataError, with
-    nothing at `dest`, for a damaged checkpoint; UsageError, DatasetNotFoundError, FormatError, OutOfSpaceError.
+    Args:
+        checkpoint: the folder or the file.
+        dest: the folder to write.
+        layout, compress: as in `convert`. A dataset in layout `packed` equals the one that converting afterwards makes,
+            and is compared with the digest of the saved dataset.
+        force: replace what is at `dest`.
+        dry_run: do everything but writing.
+        progress: shows how far it is; default: nothing is shown.
+
+    Returns:
+        What was written. An equal dataset at `dest` is left as it is, and `already_there` is True.
+
+    Raises:
+        CorruptDataError: the checkpoint is damaged; nothing is written.
+        UsageError: arguments make no sense, or something else is at `dest`.
+        DatasetNotFoundError, FormatError: there is no checkpoint that can be read.
+        OutOfSpaceError: the disk has no room for the result.
     """
     started = time.perf_counter()
-    path, target = find_dataset(checkpoint), fs.expanded(dest).absolute()
+    path, target = find_dataset(asked.checkpoint), fs.expanded(asked.dest).absolute()
     require_apart(path, target)
-    wanted = require_layout(layout, compress)
+    layout = require_layout(asked.layout, asked.compress)
     with open_saved(path) as source:
         _require_checkpoint(source)
         form = source.manifest.layout
-        if wanted != "ted":
-            rewriting = Rewriting(
-                source=path, asked=os.fspath(checkpoint), destination=target, layout=wanted, compress=tuple(compress),
-                force=force, dry_run=dry_run, progress=progress or Silent(), verb=_LOAD,
-            )  # fmt: skip
-            return CheckpointLoadResult(**rewriting.run(), form=form)
-        digest, size = (
-            None if isinstance(source, BufferSteps) else dataset_digest(source.manifest),
-            _size(source, "ted"),
-        )
+        if layout != "ted":
+            return CheckpointLoadResult(**Rewriting(asked, path, target, layout).run(), form=form)
+        digest = None if isinstance(source, BufferSteps) else dataset_digest(source.manifest)
+        size = _size(source, "ted")
 
         def find() -> Manifest | None:
             if isinstance(source, BufferSteps):
@@ -215,13 +218,13 @@ def load(
             return _equal_dataset(target, dataset_digest(source.manifest))
 
         def build(staging: Staging) -> Outcome[Manifest]:
-            arguments = {"checkpoint": str(checkpoint)}
+            arguments = {"checkpoint": str(asked.checkpoint)}
             if isinstance(source, BufferSteps):
-                return Outcome(_build_dataset(source, staging.path, arguments, progress))
-            return Outcome(load_checkpoint(source, staging.path, arguments=arguments, progress=progress))
+                return Outcome(_build_dataset(source, staging.path, arguments, asked.reporter))
+            return Outcome(load_checkpoint(source, staging.path, arguments=arguments, progress=asked.progress))
 
         publication = Publication(
-            staging=Staging(target, replace=force), find=find, needed=lambda: size, dry_run=dry_run
+            staging=Staging(target, replace=asked.force), find=find, needed=lambda: size, dry_run=asked.dry_run
         )
         planned = Outcome(
             source.planned if isinstance(source, BufferSteps) else source.manifest,
@@ -241,9 +244,20 @@ def verify(
 ) -> CheckpointVerifyResult:
     """Check a checkpoint against its own digests, then compare it value for value with a dataset.
 
-    Bits are compared: NaN equals NaN, 0.0 does not equal -0.0. `dataset` is a path or `source:id` of a dataset or of
-    another checkpoint. Entries that TorchRL's layout cannot store are named in a note and are not differences.
-    Differences are returned; CorruptDataError is raised if the checkpoint is damaged.
+    Bits are compared: NaN equals NaN, 0.0 does not equal -0.0.
+
+    Args:
+        checkpoint: the folder or the file.
+        dataset: a path or `source:id` of a dataset or of another checkpoint.
+        root: where stored datasets are.
+        progress: shows how far it is; default: nothing is shown.
+
+    Returns:
+        The differences. Entries that TorchRL's layout cannot store are named in a note and do not count.
+
+    Raises:
+        CorruptDataError: the checkpoint is damaged.
+        UsageError, DatasetNotFoundError, FormatError: there is no checkpoint, or no dataset.
     """
     started = time.perf_counter()
     with open_saved(find_dataset(checkpoint)) as saved, open_steps(find_dataset(dataset, root)) as steps:
@@ -265,14 +279,15 @@ def verify(
         )
 
 
-def _require_form(form: str, compression: str | None, library: str | None) -> Compression:
-    if library not in {None, *get_args(Library)}:
-        raise UsageError(f"checkpoints are not written for {library!r}", hint=f"take {', '.join(get_args(Library))}")
+def _require_form(asked: SaveOptions) -> Compression:
+    form, library = asked.form, asked.for_library
+    if library not in (None, *_LIBRARIES):
+        raise UsageError(f"checkpoints are not written for {library!r}", hint=f"take {', '.join(_LIBRARIES)}")
     if library is not None and form == "ted":
         raise UsageError(f"for {library} whole episodes are saved", hint="use --as flat, nested or h5")
     if form not in get_args(Form):
         raise UsageError(f"there is no checkpoint form {form!r}", hint=f"choose from {', '.join(get_args(Form))}")
-    chosen = Compression.parse(compression)
+    chosen = Compression.parse(asked.compression)
     if form != "h5" and chosen.method is not None:
         raise UsageError(
             f"form {form} cannot be compressed, only h5 can", hint="leave out --compression, or use --as h5"
@@ -341,11 +356,8 @@ def _build_for_torchrl(
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _build_dataset(
-    source: BufferSteps, folder: Path, arguments: Mapping[str, Any], progress: Progress | None
-) -> Manifest:
+def _build_dataset(source: BufferSteps, folder: Path, arguments: Mapping[str, Any], progress: Progress) -> Manifest:
     """Write the steps of a saved buffer as a dataset into a new folder, and verify their digests."""
-    progress = progress or Silent()
     source.verify_files()
     progress.start("loading", source.manifest.steps, "steps")
     step = provenance_step(_LOAD, arguments, {"content_digest": source.manifest.content_digest})

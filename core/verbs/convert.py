@@ -11,15 +11,15 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..declarations import ReaderOptions, default_layout
+from ..declarations import default_layout
 from ..encodings.save import dataset_digest
 from ..engine.workspace import RESULT
-from ..errors import CheckFailed, CorruptDataError, FormatError, RbtoolError, UsageError, suggests_keywords
+from ..errors import CheckFailed, CorruptDataError, FormatError, RbtoolError, UsageError
 from ..format import fs
 from ..format.checks import SoundSteps, damage_explained, sound_episodes, sound_steps
 from ..format.contracts import SourceFacts, StepReader
@@ -28,7 +28,7 @@ from ..format.documents import decode, dump_json, load_json
 from ..format.episodes import normal_form, parse_episodes, select_episodes
 from ..format.files import LEAVES_OUT, digest_text, reading_from
 from ..format.locate import find_source, open_source, require_apart
-from ..format.manifest import ENV_METADATA, HIDDEN, SHARDS_DOCUMENT, Layout, Manifest, Request
+from ..format.manifest import ENV_METADATA, HIDDEN, SHARDS_DOCUMENT, Layout, Manifest, Provenance, Request
 from ..format.memmap.builder import Origin, OverlappedBuilder, created_by, env_metadata_bytes, provenance_step
 from ..format.packed.builder import row_builder, rows_bytes, write_dataset
 from ..format.packed.reader import PackedReader
@@ -37,7 +37,8 @@ from ..format.returns import Ingest
 from ..format.staging import Outcome, Publication, Staging, share_files
 from ..format.videos import UNDECODED, size_of_videos
 from ..open_steps import BufferSteps, is_steps, refuse_several
-from ..progress import Progress, Silent
+from ..options import takes
+from ..progress import Progress
 from ..remote.transport import matches
 from ..results import (
     Published,
@@ -55,7 +56,7 @@ from ..results import (
 )
 from ..saved_steps import is_of_buffer, open_saved, verified_steps
 from ..ted.schema import Field, Key, ted_fields
-from .options import ConvertOptions
+from .options import ConvertOptions, DownloadOptions, LoadOptions
 
 if TYPE_CHECKING:
     from .convert_workers import ConversionWorkers
@@ -69,109 +70,97 @@ class ConvertResult(Published):
     source: Path
 
 
-@suggests_keywords(*ReaderOptions.__annotations__)
-def convert(
-    path: str | os.PathLike[str],
-    dest: str | os.PathLike[str],
-    *,
-    episodes: str | None = None,
-    max_episodes: int | None = None,
-    layout: str | None = None,
-    compress: Sequence[str] = (),
-    skip_bad: bool = False,
-    root: str | os.PathLike[str] | None = None,
-    force: bool = False,
-    dry_run: bool = False,
-    final_step: str = "auto",
-    format: str | None = None,
-    num_workers: int = 0,
-    engine: str = "local",
-    resume: bool = False,
-    progress: Progress | None = None,
-    **options: Unpack[ReaderOptions],
-) -> ConvertResult:
-    """Convert the dataset at `path`, whose format is detected from its content, into a TED dataset at `dest`.
+@takes(ConvertOptions)
+def convert(asked: ConvertOptions) -> ConvertResult:
+    """Convert a dataset, whose format is detected from its content, into a TED dataset.
 
-    `path` may also be an rbtool dataset (`source:id` or a path) or a checkpoint of rbtool or TorchRL, which is then
-    written in another `layout`: `ted`, or `packed`, which is smaller and faster to sample from; None is `packed` for
-    formats that declare it, such as Atari frames, and `ted` for all others. `compress` compresses fields of layout
-    `packed`: `observation.image=zstd:3` (a level of 1 to 22, or lz4). Values and types are those of the source.
-    `episodes` selects episodes of a foreign dataset by number, like `0:100,250`; `max_episodes` takes the first
-    ones of them. `skip_bad` takes the sound episodes of a damaged dataset, which is then read twice; notes name the
-    others. `final_step` applies to a last step without a next observation in the source: `auto` keeps it if it is
-    terminated, with the last observation repeated, and drops it otherwise, so that the step before it is the
-    truncated end; `drop` drops all of them, `repeat` keeps all. The episode table records which. `format` names the
-    format in place of its detection; with `table`, `path` may be a folder of CSV or Parquet files, or a pattern
-    like `runs/*.csv`, which are one dataset. `options` are those that only some formats have (`ReaderOptions`).
-    `num_workers` processes read and write a foreign dataset (0: this one alone), here or, with `engine="ray"`, on a
-    Ray cluster that shares the folders. The bytes are the same. `resume` continues what they left unfinished.
-    `dest` is replaced only with `force`; an equal conversion of an unchanged source is left as it is
-    (`already_there`). `dry_run` does everything but writing. Raises DatasetNotFoundError, FormatError or
-    CorruptDataError for the source, UsageError for arguments, OutOfSpaceError; `dest` is then unchanged.
+    Values and types stay as they are in the source. The result appears when it is complete, or not at all.
+
+    Args:
+        path: a dataset of another library; or a dataset of rbtool (a path or `source:id`) or a checkpoint of rbtool or
+            TorchRL, which is written in another layout.
+        dest: the folder to write.
+        episodes: episodes of a dataset of another library by number, like `0:100,250`; default: all.
+        max_episodes: take at most so many of them, the first ones.
+        layout: `ted`, or `packed`, which is smaller and faster to sample from. Default: `packed` for formats that
+            declare it, such as Atari frames, else `ted`.
+        compress: fields of layout `packed` to compress, like `observation.image=zstd:3` (a level of 1 to 22, or lz4).
+        final_step: what to do with a last step that has no next observation. `auto` keeps it if it is terminated, with
+            the last observation repeated, and drops it otherwise, so that the step before it becomes the truncated
+            end; `drop` drops all of them, `repeat` keeps all. The episode table records which.
+        root: where stored datasets are.
+        skip_bad: take the sound episodes of a damaged dataset, which is then read twice; notes name the others.
+        force: replace what is at `dest`.
+        dry_run: do everything but writing.
+        num_workers: processes that read and write a dataset of another library; 0: this one alone. The bytes of the
+            result are the same.
+        engine: where these processes are: `local`, or `ray` for a Ray cluster that shares the folders.
+        resume: continue what they left unfinished.
+        format: the name of the format, instead of detecting it. With `table`, `path` may be a folder of CSV or Parquet
+            files, or a pattern like `runs/*.csv`, which are one dataset.
+        progress: shows how far it is; default: nothing is shown.
+        horizon, ends, filter_key, reward, map, episode_key, files, images, jpeg, trust_pickle, rlds_last: for some
+            formats only; the pages of the formats explain them.
+
+    Returns:
+        What was written. An equal conversion of an unchanged source is left as it is, and `already_there` is True.
+
+    Raises:
+        DatasetNotFoundError: nothing is at `path`.
+        FormatError, CorruptDataError: the source cannot be read. `dest` is unchanged after any error.
+        UsageError: arguments make no sense, or something else is at `dest`.
+        OutOfSpaceError: the disk has no room for the result.
     """
-    asked = ConvertOptions.of(locals())
-    source, pattern = find_source(path, root, format)
-    destination, progress = fs.expanded(dest), progress or Silent()
-    require_layout(layout or "packed", methods := tuple(compress))  # before anything is read
-    ends, workers = require_final_step(final_step), require_workers(num_workers, resume=resume)
-    given, engine = given_options(options), require_engine(engine, workers)
+    named, methods = os.fspath(asked.path), tuple(asked.compress)
+    source, pattern = find_source(asked.path, asked.root, asked.format)
+    destination = fs.expanded(asked.dest)
+    require_layout(asked.layout or "packed", methods)  # before anything is read
+    ends = require_final_step(asked.final_step)
+    require_engine(asked.engine, require_workers(asked.num_workers, resume=asked.resume))
+    given = given_options(asked.of_reader())
     if pattern and "files" in given:
-        raise UsageError(f"{path} is a pattern, and --files another one", hint="leave out --files")
+        raise UsageError(f"{named} is a pattern, and --files another one", hint="leave out --files")
     given |= pattern
-    if is_steps(source, format) or is_of_buffer(source):
+    if is_steps(source, asked.format) or is_of_buffer(source):
         refuse_raw_options(source, asked.raw() | given)
-        rewriting = Rewriting(
-            source=source, asked=os.fspath(path), destination=destination, compress=methods, progress=progress,
-            layout=require_layout(layout or "ted", compress), force=force, dry_run=dry_run, skip_bad=skip_bad,
-        )  # fmt: skip
+        rewriting = Rewriting(asked, source, destination, require_layout(asked.layout or "ted", methods))
         return ConvertResult(**rewriting.run(), source=source)
     refuse_several(source)
-    chosen = normal_form(episodes) if episodes is not None else None
+    chosen = normal_form(asked.episodes) if asked.episodes is not None else None
     with (
         reading_from(source),
-        open_source(source, format=format, final_step=ends, options=given) as reader,
-        hinting_at_skip_bad(reader, possible=not skip_bad),
+        open_source(source, format=asked.format, final_step=ends, options=given) as reader,
+        hinting_at_skip_bad(reader, possible=not asked.skip_bad),
     ):
-        facts = facts_of(
-            reader, episodes if chosen else None, progress, skip_bad=skip_bad, num_workers=workers,
-            max_episodes=max_episodes,
-        )  # fmt: skip
-        wanted = require_layout(layout or default_layout(facts.source), compress)
+        facts = facts_of(reader, asked.episodes if chosen else None, asked, max_episodes=asked.max_episodes)
+        wanted = require_layout(asked.layout or default_layout(facts.source), methods)
         given |= asked.recorded()
         ends = ends if facts.final_missing else "auto"
         request = Request(
-            facts.source, os.fspath(path), facts.id, episodes=chosen, layout=wanted, origin="file",
-            final_step=ends, options=given,
+            facts.source, named, facts.id, episodes=chosen, layout=wanted, origin="file", final_step=ends,
+            options=given,
         )  # fmt: skip
-        conversion = SourceConversion(
-            reader=reader, facts=facts, source=source, destination=destination, request=request, verb="convert",
-            arguments={"path": os.fspath(path), "episodes": chosen} | layout_arguments(wanted, methods)
-            | final_step_arguments(ends) | given, force=force, dry_run=dry_run, progress=progress, compress=methods,
-            num_workers=workers, engine=engine, resume=resume,
-        )  # fmt: skip
+        arguments = {"path": named, "episodes": chosen} | layout_arguments(wanted, methods)
+        arguments |= final_step_arguments(ends) | given
+        conversion = SourceConversion(asked, reader, facts, source, destination, request, arguments)
         return ConvertResult(**conversion.run(), source=source)
 
 
 _REWRITING = ("convert", "checkpoint load")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rewriting:
-    """Rewrites a dataset or checkpoint of rbtool or TorchRL, or a tensordict folder, as a dataset at `destination`.
+    """Rewrites a dataset or checkpoint of rbtool or TorchRL, or a tensordict folder, as a dataset at `destination`."""
 
-    `verb` is the verb that is recorded in the provenance.
-    """
-
+    asked: ConvertOptions | LoadOptions
     source: Path
-    asked: str
     destination: Path
     layout: Layout
-    compress: tuple[str, ...]
-    force: bool
-    dry_run: bool
-    progress: Progress
-    verb: str = "convert"
-    skip_bad: bool = False
+
+    @property
+    def _skip_bad(self) -> bool:
+        return isinstance(self.asked, ConvertOptions) and self.asked.skip_bad
 
     def run(self) -> dict[str, Any]:
         """Write the dataset unless an equal one exists; return the entries of a `Published`.
@@ -182,10 +171,12 @@ class Rewriting:
         """
         started = time.perf_counter()
         require_apart(self.source, self.destination)
-        explained = damage_explained(self.source, can_skip=self.verb == "convert" and not self.skip_bad)
-        with explained, open_saved(self.source, damaged=self.skip_bad) as opened:
-            reader = sound_steps(opened) if self.skip_bad else opened
-            PackedSchema.of(reader.fields, parse_codecs(self.compress, reader.fields))
+        explained = damage_explained(
+            self.source, can_skip=isinstance(self.asked, ConvertOptions) and not self._skip_bad
+        )
+        with explained, open_saved(self.source, damaged=self._skip_bad) as opened:
+            reader = sound_steps(opened) if self._skip_bad else opened
+            PackedSchema.of(reader.fields, parse_codecs(self.asked.compress, reader.fields))
             size = rows_bytes(reader.fields, self.layout, reader.manifest.steps, reader.manifest.episodes)
 
             def plan() -> Outcome[Manifest]:
@@ -198,14 +189,14 @@ class Rewriting:
                 return Outcome(manifest, {"shared_bytes": shared})
 
             publication = Publication(
-                staging=Staging(self.destination, replace=self.force),
+                staging=Staging(self.destination, replace=self.asked.force),
                 find=lambda: self._existing(reader),
-                needed=lambda: None if self.compress else size,
-                dry_run=self.dry_run,
+                needed=lambda: None if self.asked.compress else size,
+                dry_run=self.asked.dry_run,
             )
             manifest, changes = publication.run(plan, build)
             entries = published_entries(manifest, self.destination, started, reader) | changes
-            if self.skip_bad and reader.videos() and UNDECODED not in entries["notes"]:
+            if self._skip_bad and reader.videos() and UNDECODED not in entries["notes"]:
                 entries["notes"] = (*entries["notes"], UNDECODED)
             return entries
 
@@ -223,7 +214,7 @@ class Rewriting:
         sound = isinstance(reader, SoundSteps)  # whose notes name the damaged files and the episodes left out
         if sound != bool(made.arguments.get("skip_bad")) or (sound and there.notes != reader.manifest.notes):
             raise occupied_error(self.destination, "was made while other files of the dataset were damaged")
-        refuse_other_compression(self.destination, there, self.compress)
+        refuse_other_compression(self.destination, there, self.asked.compress)
         return there
 
     def _request(self, manifest: Manifest) -> Request:
@@ -231,27 +222,30 @@ class Rewriting:
 
     def _write(self, reader: StepReader, folder: Path) -> Manifest:
         manifest = reader.manifest
-        codecs = parse_codecs(self.compress, reader.fields)
+        codecs = parse_codecs(self.asked.compress, reader.fields)
         origin = replace(
             Origin.of(_planned(reader), reader.documents(), reader.videos()),
             request=self._request(manifest),
             provenance=(*manifest.provenance, self._step(reader)),
         )
         with verified_steps(reader) as steps:
-            self.progress.start("converting", manifest.steps, "steps")
-            made = write_dataset(steps, folder, self.layout, origin, codecs, self.progress.advance)
+            self.asked.reporter.start("converting", manifest.steps, "steps")
+            made = write_dataset(steps, folder, self.layout, origin, codecs, self.asked.reporter.advance)
         if _is_saved(reader):
             _require_digest(reader, folder, made)
-        self.progress.done()
+        self.asked.reporter.done()
         return made
 
-    def _step(self, reader: StepReader) -> Any:
-        named = "path" if self.verb == "convert" else "checkpoint"
-        arguments: Mapping[str, Any] = {named: self.asked, "layout": self.layout}
-        arguments = {**arguments, **layout_arguments(self.layout, self.compress)}
+    def _step(self, reader: StepReader) -> Provenance:
+        verb, arguments = "convert", dict[str, Any]()
+        if isinstance(self.asked, LoadOptions):
+            verb, arguments["checkpoint"] = "checkpoint load", os.fspath(self.asked.checkpoint)
+        else:
+            arguments["path"] = os.fspath(self.asked.path)
+        arguments |= {"layout": self.layout} | layout_arguments(self.layout, self.asked.compress)
         if isinstance(reader, SoundSteps):
             arguments["skip_bad"] = True
-        return provenance_step(self.verb, arguments, {"content_digest": reader.manifest.content_digest})
+        return provenance_step(verb, arguments, {"content_digest": reader.manifest.content_digest})
 
 
 def _planned(reader: StepReader) -> Manifest:
@@ -282,21 +276,15 @@ _SOON = 1.0  # seconds before reading the facts of a source is shown as a stage
 
 
 def facts_of(
-    reader: Reader,
-    selection: str | None,
-    progress: Progress,
-    *,
-    skip_bad: bool = False,
-    num_workers: int = 0,
-    max_episodes: int | None = None,
+    reader: Reader, selection: str | None, asked: ConvertOptions | DownloadOptions, *, max_episodes: int | None = None
 ) -> SourceFacts:
     """Return the facts of the first `max_episodes` episodes chosen; with `skip_bad`, of the sound ones among them."""
-    reader.survey_workers = num_workers
-    if not skip_bad and max_episodes is None:
+    reader.survey_workers, progress = asked.num_workers, asked.reporter
+    if not asked.skip_bad and max_episodes is None:
         return _with_notes(_stated_facts(reader, selection, progress))
     numbers = reader.stated().episode_numbers
     chosen = list(select_episodes(parse_episodes(selection), numbers) if selection else numbers)[:max_episodes]
-    chosen, notes = sound_episodes(reader, chosen, progress) if skip_bad else (chosen, [])
+    chosen, notes = sound_episodes(reader, chosen, progress) if asked.skip_bad else (chosen, [])
     return _with_notes(reader.facts([(number, number + 1) for number in chosen]), notes)
 
 
@@ -338,35 +326,28 @@ def _stated_facts(reader: Reader, selection: str | None, progress: Progress) -> 
     return facts
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SourceConversion:
     """Converts a source, or some of its episodes, into the dataset at `destination`, unless an equal one exists.
 
-    `arguments` are recorded in the provenance of the result; the layout is that of `request`. `compress` holds the
-    codecs of fields. `root` is the storage root above the destination, if any: the path from it to the destination
-    must contain no link. `inputs` are the digests of the source's files and `revision` the state of the source, as
-    the remote gives them; by default both are computed from the files. `num_workers` processes of `engine`
-    (`local` or `ray`) read and write; 0 is this one alone. They keep what is finished when they are interrupted:
-    `resume` continues from there, a download whenever that is of the same data.
+    `arguments` are recorded in the provenance of the result; the layout is in `request`. `root` is the storage root
+    above the destination, if any: the path from it to the destination must contain no link. `inputs` are the digests
+    of the source's files and `revision` the state of the source, as the remote gives them; by default both are
+    computed from the files. With `asked.num_workers` what is finished is kept after an interruption: `convert` with
+    `resume` continues from there, a download whenever it is of the same data.
     """
 
+    asked: ConvertOptions | DownloadOptions
     reader: Reader
     facts: SourceFacts
     source: Path
     destination: Path
     request: Request
-    verb: str
     arguments: Mapping[str, Any]
-    force: bool
-    dry_run: bool
-    progress: Progress
+    _: KW_ONLY
     inputs: Mapping[str, str] | None = None
     revision: str | None = None
-    compress: tuple[str, ...] = ()
     root: Path | None = None
-    num_workers: int = 0
-    engine: str = "local"
-    resume: bool = False
 
     def run(self) -> dict[str, Any]:
         """Convert, unless an equal dataset exists; return the entries of a `Published`.
@@ -387,17 +368,21 @@ class SourceConversion:
         if self._codecs or self._layout == "packed":
             PackedSchema.of(self._fields, self._codecs)  # raises for unsupported codecs before anything is done
         publication = Publication(
-            staging=Staging(self.destination, replace=self.force, below=self.root),
+            staging=Staging(self.destination, replace=self.asked.force, below=self.root),
             find=self._existing,
             needed=lambda: self._expected_bytes,
-            dry_run=self.dry_run,
+            dry_run=self.asked.dry_run,
         )
         manifest, changes = publication.prepare(self._plan) or self._published(publication)
         return published_entries(manifest, self.destination, started) | changes
 
+    @property
+    def _verb(self) -> str:
+        return "convert" if isinstance(self.asked, ConvertOptions) else "download"
+
     @cached_property
     def _codecs(self) -> Mapping[Key, RowCodec]:
-        return parse_codecs(self.compress, self._fields)
+        return parse_codecs(self.asked.compress, self._fields)
 
     @cached_property
     def _fields(self) -> tuple[Field, ...]:
@@ -405,7 +390,7 @@ class SourceConversion:
 
     @property
     def _layout(self) -> Layout:
-        return require_layout(self.request.layout, self.compress)
+        return require_layout(self.request.layout, self.asked.compress)
 
     @cached_property
     def _inputs(self) -> Mapping[str, str]:
@@ -432,7 +417,7 @@ class SourceConversion:
         if manifest is not None and not self._is_of_this_state(manifest):
             raise occupied_error(self.destination, "was made from another state of the source")
         if manifest is not None and manifest.provenance:
-            refuse_other_compression(self.destination, manifest, self.compress)
+            refuse_other_compression(self.destination, manifest, self.asked.compress)
         return manifest
 
     def _is_of_this_state(self, manifest: Manifest) -> bool:
@@ -455,34 +440,36 @@ class SourceConversion:
 
     def _published(self, publication: Publication[Manifest]) -> Outcome[Manifest]:
         """Build and publish, in this process or with workers."""
-        if not (self.num_workers and self.facts.steps):
+        if not (self.asked.num_workers and self.facts.steps):
             return publication.publish(lambda staging: Outcome(self._build(staging.path)))
         with self._workers() as workers:
-            resumed = workers.is_same_run if self.verb == "download" else workers.require_same_run
-            takes = resumed if self.resume or self.verb == "download" else None
-            staging = Staging(self.destination, replace=self.force, takes=takes, below=self.root)
-            how = "run it again" if self.verb == "download" else "add --resume"
+            resumes: Callable[[Path], bool] | None = workers.is_same_run
+            how = "run it again"
+            if isinstance(self.asked, ConvertOptions):
+                resumes, how = workers.require_same_run if self.asked.resume else None, "add --resume"
+            staging = Staging(self.destination, replace=self.asked.force, takes=resumes, below=self.root)
             return replace(publication, staging=staging, name=RESULT).publish(
-                lambda staging: Outcome(workers.build(staging, self._codecs, self._origin(), self.progress)),
-                lambda staging: workers.keeping(staging, self.progress, how),
+                lambda staging: Outcome(workers.build(staging, self._codecs, self._origin(), self.asked.reporter)),
+                lambda staging: workers.keeping(staging, self.asked.reporter, how),
             )
 
     def _workers(self) -> ConversionWorkers:
         from .convert_workers import ConversionWorkers
 
         identity = {  # with the revision, which is read before the reader is closed
-            "source": self._revision, "request": self.request.identity(), "compression": sorted(self.compress),
+            "source": self._revision, "request": self.request.identity(), "compression": sorted(self.asked.compress),
         }  # fmt: skip
-        return ConversionWorkers(self.reader, self.facts, self._layout, self.num_workers, self.engine, identity)
+        engine = self.asked.engine if isinstance(self.asked, ConvertOptions) else "local"
+        return ConversionWorkers(self.reader, self.facts, self._layout, self.asked.num_workers, engine, identity)
 
     def _build(self, folder: Path) -> Manifest:
         made = row_builder(folder, self._fields, self._layout, self._codecs, self.facts.steps)
         with OverlappedBuilder(made) as builder:
             ingest = Ingest(builder, self.facts.fields)
-            self.progress.start("converting", self.facts.steps, "steps")
-            ingest.run(self.reader.blocks(self.facts.episode_numbers), self.progress.advance)
+            self.asked.reporter.start("converting", self.facts.steps, "steps")
+            ingest.run(self.reader.blocks(self.facts.episode_numbers), self.asked.reporter.advance)
             manifest = builder.finish(ingest.table, self._origin(), ingest.text)
-        self.progress.done()
+        self.asked.reporter.done()
         return manifest
 
     def _origin(self) -> Origin:
@@ -496,7 +483,7 @@ class SourceConversion:
             documents[_CHECKSUMS] = dump_json(self.inputs, indent=1).encode()
         return Origin(
             request=self.request,
-            provenance=(provenance_step(self.verb, self.arguments, _recorded_inputs(self._inputs)),),
+            provenance=(provenance_step(self._verb, self.arguments, _recorded_inputs(self._inputs)),),
             resolved_revision=self._revision,
             spaces=self.facts.spaces,
             renamed_keys=self.facts.renamed_keys,

@@ -145,10 +145,20 @@ def demo(
     progress: Progress | None = None,
     view: DemoView | None = None,
 ) -> DemoResult:
-    """Record CartPole and Pendulum episodes and run every verb on them, all inside `folder`.
+    """Record CartPole and Pendulum episodes and run every verb on them, all inside one folder. Needs no network.
 
-    `view` receives the shell command of each step, and what it proves. A second run keeps the recordings and
-    `prep.py` and replaces the rest. Needs no network. Raises UsageError if `folder` is not empty and not from a demo.
+    A second run keeps the recordings and `prep.py` and replaces the rest.
+
+    Args:
+        folder: a new folder, or the one of a demo.
+        progress: shows how far it is; default: nothing is shown.
+        view: receives the shell command of each step, and what it proves.
+
+    Returns:
+        What was proved.
+
+    Raises:
+        UsageError: `folder` is not empty and not from a demo.
     """
     started, home = time.perf_counter(), Path(folder)
     progress, view = progress or Silent(), view or _NoView()

@@ -17,11 +17,12 @@ from ..errors import UsageError, suggests_keywords
 from ..format.contracts import Array, StepReader
 from ..format.locate import find_dataset
 from ..format.mixture import FieldDifference, field_differences
+from ..options import PathLike
 from ..progress import Progress, Silent, counted
 from ..results import Result, seconds_since
 from ..ted.episodes import EndReason, Final, rows_equal
 from ..ted.schema import EPISODE, Field, Key, as_numbers, key_name
-from .merge import PathLike, opened_steps
+from .merge import opened_steps
 from .split import content_keys, episode_digests
 
 _PIECE_BYTES = 4 << 20
@@ -93,15 +94,26 @@ def diff(
     root: PathLike | None = None,
     progress: Progress | None = None,
 ) -> DiffResult:
-    """Compare two datasets, paths or `source:id`, in any layouts; checkpoints too.
+    """Compare two datasets or checkpoints in any layouts.
 
-    Episodes are matched by their rows: those that are byte-identical in all fields that both datasets have alike are
-    the same, at any place. Of the others those with the same number are compared value by value: two numbers are
-    equal if `|a - b| <= atol + rtol * |b|`, NaN equals NaN. Without tolerances bits are compared, so that 0.0 differs
-    from -0.0. Differences in the order and the numbers of episodes count unless `ignore_order` is set. Notes,
-    provenance and the source's own documents are not compared.
+    Episodes whose rows are byte-identical, in all fields that both datasets have alike, are the same, wherever they
+    are. The others are compared value by value with the episode of the same number. Notes, provenance and the source's
+    own documents are not compared.
 
-    Raises UsageError, DatasetNotFoundError and CorruptDataError; differences are returned.
+    Args:
+        a, b: paths or `source:id`.
+        rtol, atol: two numbers are equal if `|a - b| <= atol + rtol * |b|`, and NaN equals NaN. Without tolerances bits
+            are compared, so that 0.0 differs from -0.0.
+        ignore_order: do not count differences in the order and the numbers of episodes.
+        root: where stored datasets are.
+        progress: shows how far it is; default: nothing is shown.
+
+    Returns:
+        The differences.
+
+    Raises:
+        UsageError, DatasetNotFoundError, CorruptDataError: arguments make no sense, or a dataset does not exist or is
+            damaged.
     """
     started = time.perf_counter()
     for name, tolerance in (("rtol", rtol), ("atol", atol)):

@@ -1,22 +1,21 @@
 """`download`: fetch a dataset of a known source by id and store it as TED below the root.
 
-A dataset comes from the remote of its source (`RemoteDownload`), from a Hugging Face hub that `upload` put it on, as it
+A dataset comes from the remote of its source (`SourceDownload`), from a Hugging Face hub that `upload` put it on, as it
 is (`HubDownload`), or from the local cache of the source's own library.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, Unpack
+from typing import Any, ClassVar, TypeAlias
 
-from ..declarations import ReaderOptions, declared, default_layout, example_source
+from ..declarations import declared, default_layout, example_source
 from ..errors import (
     CheckFailed,
     CorruptDataError,
@@ -26,11 +25,11 @@ from ..errors import (
     RbtoolError,
     UsageError,
     nearest,
-    suggests_keywords,
 )
 from ..format import fs
 from ..format.converter import (
     FinalStep,
+    Reader,
     RemoteDataset,
     RemoteFile,
     Source,
@@ -58,7 +57,8 @@ from ..format.open_files import ListedFiles
 from ..format.packed.schema import named_codecs, parse_codecs
 from ..format.staging import Outcome, Publication, Staging, remove_at_once, sweep
 from ..open_steps import open_steps
-from ..progress import Progress, Silent, counted, readable_size
+from ..options import takes
+from ..progress import Progress, counted, readable_size
 from ..remote.catalogue import is_complete, not_found, resolve
 from ..remote.fetch import fetch_files
 from ..remote.hub import Hub, HubFile, hub_endpoint
@@ -112,100 +112,76 @@ class DownloadResult(Published):
     originals: Path | None = None
 
 
-@suggests_keywords(*ReaderOptions.__annotations__)
-def download(
-    source: str,
-    id: str | None = None,
-    *,
-    local: bool = False,
-    root: str | os.PathLike[str] | None = None,
-    episodes: str | None = None,
-    revision: str | None = None,
-    layout: str | None = None,
-    compress: Sequence[str] = (),
-    force: bool = False,
-    dry_run: bool = False,
-    keep_source: bool = False,
-    exact_id: bool = False,
-    frozen: bool = False,
-    final_step: str = "auto",
-    num_workers: int = 0,
-    skip_bad: bool = False,
-    progress: Progress | None = None,
-    **options: Unpack[ReaderOptions],
-) -> DownloadResult:
-    """Fetch dataset `id` of `source`, verify it, and convert it into `<root>/<source>/<id>`.
+@takes(DownloadOptions)
+def download(asked: DownloadOptions) -> DownloadResult:
+    """Fetch a dataset of a source, verify it, and convert it into `<root>/<source>/<id>`.
 
-    `source` may also be `"source:ID"`, or `"hf://OWNER/NAME@REVISION"` for a dataset that `upload` put on a hub: its
-    files come as they are, into `<root>/hf/OWNER/NAME`, and options that need a conversion are refused. `id` may omit
-    its version (the latest is taken), or be a name from before namespaces, like `door-human-v1`: then the dataset with
-    the same words is taken, as `resolved` records. `exact_id` disables both. `revision` is a branch, tag or commit.
+    An equal request that was completed before is answered without the network. An interrupted fetch resumes when the
+    request is repeated.
 
-    An equal request that was completed before is answered without the network; `frozen` compares the files of the
-    remote with those it was made from, and raises CheckFailed if they differ. An interrupted fetch resumes when the
-    request is repeated. `keep_source` keeps the original files. With `local` the original is taken from the source's
-    own local cache (its `local_cache`), by exact id and without the network.
+    Args:
+        source: the name of the source; `"source:ID"`; or `"hf://OWNER/NAME@REVISION"` for a dataset that `upload` put
+            on a hub: its files come as they are, into `<root>/hf/OWNER/NAME`, and options that need a conversion are
+            refused.
+        id: the dataset. It may omit its version (the latest is taken), or be a name from before namespaces, like
+            `door-human-v1`: then the dataset with the same words is taken. `resolved` of the result says which.
+        local: take the original from the source's own local cache, by exact id and without the network.
+        root: where datasets are stored.
+        episodes, layout, final_step, skip_bad: as in `convert`. Each of them, and `revision` and the options of the
+            formats, makes another dataset, stored at `<id>@<8 hex digits>`.
+        compress: as in `convert`. With another compression, a stored dataset stays unless `force` is set; a note says
+            so.
+        revision: a branch, tag or commit of the remote.
+        exact_id: take `id` as it is.
+        frozen: compare the files of the remote with those that the stored dataset was made from.
+        keep_source: keep the original files.
+        num_workers, force, dry_run, progress: as in `convert`.
+        horizon, ends, filter_key, reward, map, episode_key, files, images, jpeg, trust_pickle, rlds_last: for some
+            formats only, as in `convert`.
 
-    `layout`, `compress`, `final_step`, `num_workers`, `skip_bad`, `force`, `dry_run` and `options` are those of
-    `convert`. A selection of `episodes`, a revision, another layout, `final_step`, `skip_bad` or option is another
-    dataset, at `<id>@<8 hex digits>`. Another `compress` is not: without `force` a stored dataset stays, with a note.
+    Returns:
+        What is stored, and what was transferred.
 
-    Raises UsageError for an unknown source, an id that could leave its folder or that may mean several datasets,
-    DatasetNotFoundError with the nearest names, NetworkError, AuthorisationError, OutOfSpaceError, CorruptDataError
-    if the bytes do not match the remote's checksums after retries, and the errors of `convert`.
+    Raises:
+        UsageError: an unknown source, an id that could leave its folder or may mean several datasets.
+        DatasetNotFoundError: the remote has no such dataset; the message names the nearest.
+        NetworkError, AuthorisationError: the remote cannot be reached, or refuses.
+        CheckFailed: `frozen` is set and the files of the remote have changed.
+        CorruptDataError: the bytes do not match the remote's checksums after retries.
+        FormatError, OutOfSpaceError: as in `convert`.
     """
-    asked = DownloadOptions.of(locals())
-    given, progress = given_options(options), progress or Silent()
-    address = hub_address(source, id, revision)
+    given = given_options(asked.of_reader())
+    address = hub_address(asked.source, asked.id, asked.revision)
     if address is not None:
-        _refuse_conversions(
-            address, local=local, episodes=episodes, layout=layout, compress=compress, exact_id=exact_id,
-            keep_source=keep_source, num_workers=num_workers, skip_bad=skip_bad, **given,
-            final_step=final_step != "auto",
-        )  # fmt: skip
-        return _from_hub(address, storage_root(root), force, dry_run, frozen, progress)
-    source, id = _named(source, id)
+        _refuse_conversions(address, asked, given)
+        with Hub() as hub:
+            return DownloadResult(**HubDownload(asked, hub, address, storage_root(asked.root)).run())
+    source, name = _named(asked.source, asked.id)
     origin = source_class(source)()
-    safe_id(id)
-    chosen = episodes if episodes is not None and normal_form(episodes) else None
-    wanted, methods = require_layout(layout or default_layout(source), compress), tuple(compress)
-    named_codecs(methods)  # fails early on methods that are invalid for any field
-    ends, workers = require_final_step(final_step), require_workers(num_workers)
-    recorded = given | asked.recorded()
-    if local:
-        _refuse_remote_options(revision=revision, keep_source=keep_source, frozen=frozen)
-        rest = storage_root(root), chosen, (wanted, methods), ends, given, force, dry_run, workers, skip_bad, progress
-        return DownloadResult(**_from_cache(origin, id, *rest))
+    safe_id(name)
+    chosen = asked.episodes if asked.episodes is not None and normal_form(asked.episodes) else None
+    wanted = require_layout(asked.layout or default_layout(source), asked.compress)
+    named_codecs(tuple(asked.compress))  # fails early on methods that are invalid for any field
+    ends = require_final_step(asked.final_step)
+    require_workers(asked.num_workers)
+    fetching = SourceDownload(asked, origin, name, storage_root(asked.root), chosen, wanted, ends, given)
+    if asked.local:
+        _refuse_remote_options(asked)
+        return DownloadResult(**fetching.from_cache(), source=source, asked=name)
     with origin:
-        fetching = RemoteDownload(
-            source=origin, asked=id, root=storage_root(root), episodes=chosen, revision=revision, layout=wanted,
-            compress=methods, force=force, dry_run=dry_run, keep_source=keep_source, exact_id=exact_id, frozen=frozen,
-            progress=progress, final_step=ends, options=recorded, num_workers=workers,
-        )  # fmt: skip
-        return DownloadResult(**fetching.run(), source=source, asked=id)
+        return DownloadResult(**fetching.run(), source=source, asked=name)
 
 
-def _refuse_conversions(address: HubAddress, **given: object) -> None:
-    """Raise UsageError for an option that would make other files of a dataset than those on the hub.
-
-    Options that are not given are false.
-    """
-    for name, value in given.items():
-        if value:
-            raise UsageError(
-                f"{address} is stored as it is, and --{name.replace('_', '-')} is about a conversion",
-                hint=f"download it without, then convert it: rbtool convert {HUB}:{address.repository} DEST",
-            )
-
-
-def _from_hub(
-    address: HubAddress, root: Path, force: bool, dry_run: bool, frozen: bool, progress: Progress
-) -> DownloadResult:
-    with Hub() as hub:
-        fetching = HubDownload(
-            hub=hub, address=address, root=root, force=force, dry_run=dry_run, frozen=frozen, progress=progress
+def _refuse_conversions(address: HubAddress, asked: DownloadOptions, given: Mapping[str, Any]) -> None:
+    """Raise UsageError for an option that would make other files of a dataset than those on the hub."""
+    names = ("local", "episodes", "layout", "compress", "exact_id", "keep_source", "num_workers", "skip_bad")
+    found = [name for name in names if getattr(asked, name)] + [name for name in given if given[name]]
+    found += ["final_step"] if asked.final_step != "auto" else []
+    if found:
+        raise UsageError(
+            f"{address} is stored as it is, and --{found[0].replace('_', '-')} is about a conversion",
+            hint=f"download it without, then convert it: rbtool convert {HUB}:{address.repository} DEST",
         )
-        return DownloadResult(**fetching.run())
 
 
 def _named(source: str, dataset_id: str | None) -> tuple[str, str]:
@@ -232,66 +208,12 @@ def _example(source: str) -> str:
     return next((one for one in declared() if one.name == source), example_source()).example[0]
 
 
-def _refuse_remote_options(**given: object) -> None:
-    for name, value in given.items():
-        if value:
+def _refuse_remote_options(asked: DownloadOptions) -> None:
+    for name in ("revision", "keep_source", "frozen"):
+        if getattr(asked, name):
             raise UsageError(
                 f"--{name.replace('_', '-')} is about the remote, and --local does not ask it", hint="leave one out"
             )
-
-
-def _from_cache(
-    source: Source,
-    dataset_id: str,
-    root: Path,
-    chosen: str | None,
-    layout: tuple[Layout, tuple[str, ...]],
-    final_step: FinalStep,
-    given: dict[str, Any],
-    force: bool,
-    dry_run: bool,
-    num_workers: int,
-    skip_bad: bool,
-    progress: Progress,
-) -> Mapping[str, Any]:
-    if source.local_cache is None:
-        raise UsageError(f"{source.name} has no local cache of its own", hint="leave out --local")
-    original = source.local_cache.find(dataset_id, reader_class(source.name))
-    normal = normal_form(chosen) if chosen else None
-    recorded = given | ({"skip_bad": True} if skip_bad else {})
-    request = Request(
-        source.name, f"{source.name}:{dataset_id}", dataset_id, episodes=normal, layout=layout[0], origin="local",
-        final_step=final_step, options=content_options(source, recorded),
-    )  # fmt: skip
-    options = {**source.reader_options(dataset_id), **given}
-    with (
-        reader_class(source.name)(original, final_step=final_step, options=options) as reader,
-        hinting_at_skip_bad(reader, possible=not skip_bad),
-    ):
-        facts = facts_of(reader, chosen, progress, skip_bad=skip_bad, num_workers=num_workers)
-        if facts.id != dataset_id:
-            facts = replace(facts, notes=(*facts.notes, f"the dataset calls itself {facts.id}"))
-        conversion = SourceConversion(
-            reader=reader,
-            facts=facts,
-            source=original,
-            destination=dataset_folder(request, root),
-            request=request,
-            verb="download",
-            arguments={"source": source.name, "id": dataset_id, "local": True, "episodes": normal}
-            | layout_arguments(*layout)
-            | final_step_arguments(final_step)
-            | recorded,
-            force=force,
-            dry_run=dry_run,
-            progress=progress,
-            compress=layout[1],
-            root=root,
-            num_workers=num_workers,
-        )
-        entries = conversion.run()
-        named = {"source": source.name, "id": dataset_id, "asked": dataset_id, "resolved": "exact"}
-        return entries | named | {"fetched_from": _origin(entries, original)}
 
 
 def _origin(entries: Mapping[str, Any], original: Path) -> str:
@@ -320,47 +242,85 @@ class Fetch:
     bytes_free: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RemoteDownload:
-    """One request to a remote; `run` uses the network only for what is not stored."""
+@dataclass(frozen=True)
+class SourceDownload:
+    """The download of the dataset `name` of a source, below `root`; `given` are the options of the reader.
 
+    `run` asks the remote, but only for what is not stored; `from_cache` takes the dataset from the source's own cache.
+    """
+
+    asked: DownloadOptions
     source: Source
-    asked: str
+    name: str
     root: Path
     episodes: str | None
-    revision: str | None
     layout: Layout
-    compress: tuple[str, ...]
-    force: bool
-    dry_run: bool
-    keep_source: bool
-    exact_id: bool
-    frozen: bool
-    progress: Progress
-    final_step: FinalStep = "auto"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Those of the reader, and `skip_bad` if it is set."""
-    num_workers: int = 0
+    final_step: FinalStep
+    given: Mapping[str, Any]
+
+    @property
+    def _progress(self) -> Progress:
+        return self.asked.reporter
+
+    @property
+    def _recorded(self) -> Mapping[str, Any]:
+        """The options for requests: those of the reader, and `skip_bad` if it is set."""
+        return {**self.given, **self.asked.recorded()}
 
     @property
     def _normal(self) -> str | None:
         """The selection of episodes in normal form, by which requests are compared."""
         return normal_form(self.episodes) if self.episodes else None
 
+    def _arguments(self, first: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments for the provenance."""
+        layout = layout_arguments(self.layout, self.asked.compress)
+        return {**first, **layout, **final_step_arguments(self.final_step), **self._recorded}
+
+    def from_cache(self) -> dict[str, Any]:
+        """Convert from the local cache; return the entries of a `DownloadResult`, but for `source` and `asked`."""
+        source = self.source
+        if source.local_cache is None:
+            raise UsageError(f"{source.name} has no local cache of its own", hint="leave out --local")
+        original = source.local_cache.find(self.name, reader_class(source.name))
+        request = Request(
+            source.name, f"{source.name}:{self.name}", self.name, None, self._normal, self.layout, "local",
+            self.final_step, content_options(source, self._recorded),
+        )  # fmt: skip
+        arguments = {"source": source.name, "id": self.name, "local": True, "episodes": self._normal}
+        with self._reader(original, self.name) as reader:
+            facts = facts_of(reader, self.episodes, self.asked)
+            if facts.id != self.name:
+                facts = replace(facts, notes=(*facts.notes, f"the dataset calls itself {facts.id}"))
+            entries = SourceConversion(
+                self.asked, reader, facts, original, dataset_folder(request, self.root), request,
+                self._arguments(arguments), root=self.root,
+            ).run()  # fmt: skip
+        return entries | {"id": self.name, "resolved": "exact", "fetched_from": _origin(entries, original)}
+
+    @contextlib.contextmanager
+    def _reader(self, path: Path, dataset_id: str) -> Iterator[Reader]:
+        options = {**self.source.reader_options(dataset_id), **self.given}
+        with (
+            reader_class(self.source.name)(path, final_step=self.final_step, options=options) as reader,
+            hinting_at_skip_bad(reader, possible=not self.asked.skip_bad),
+        ):
+            yield reader
+
     def run(self) -> dict[str, Any]:
         """Return the entries of a `DownloadResult`, but for `source` and `asked`."""
         started = time.perf_counter()
-        if self.frozen and self.force:
+        if self.asked.frozen and self.asked.force:
             raise UsageError("--frozen keeps the stored one and --force replaces it", hint="leave one out")
         found, there = self._remembered()
         if found is None:
             found = self._find()
             there = self._existing(found)
-        if self.frozen:
-            self._require_unchanged(there, found, self.revision)
+        if self.asked.frozen:
+            self._require_unchanged(there, found, self.asked.revision)
         if there is None:
             return self._fetch_and_convert(found, started)
-        if self.keep_source and not self.dry_run and not self._kept(found):
+        if self.asked.keep_source and not self.asked.dry_run and not self._kept(found):
             return self._there(there, found, started) | self._keep(there, found)
         return self._there(there, found, started)
 
@@ -368,8 +328,8 @@ class RemoteDownload:
 
     def _remembered(self) -> tuple[Resolution | None, Manifest | None]:
         """Resolve the id and find the stored dataset without the network; (None, None) if that is not possible."""
-        known = [Resolution(self.asked, self.asked, "exact")]
-        before = None if self.exact_id else KnownNames(self.root, self.source.name).get(self.asked)
+        known = [Resolution(self.name, self.name, "exact")]
+        before = None if self.asked.exact_id else KnownNames(self.root, self.source.name).get(self.name)
         for found in (*known, *([before] if before else [])):
             there = self._existing(found)
             if there is not None:
@@ -379,28 +339,28 @@ class RemoteDownload:
 
     def _find(self) -> Resolution:
         """Resolve the id, with the names of the remote if necessary."""
-        named = self.source.open_ended and "/" in self.asked
-        if self.exact_id or named or is_complete(self.asked, namespaced=self.source.namespaced):
-            return Resolution(self.asked, self.asked, "exact")
-        if set(self.asked) & set("*?["):
+        named = self.source.open_ended and "/" in self.name
+        if self.asked.exact_id or named or is_complete(self.name, namespaced=self.source.namespaced):
+            return Resolution(self.name, self.name, "exact")
+        if set(self.name) & set("*?["):
             raise UsageError(
-                f"{self.asked!r} is a pattern, and one dataset at a time is downloaded",
-                hint=f"see what fits: rbtool list --remote {self.source.name} '{self.asked}'",
+                f"{self.name!r} is a pattern, and one dataset at a time is downloaded",
+                hint=f"see what fits: rbtool list --remote {self.source.name} '{self.name}'",
             )
-        self.progress.note(f"asking {self.source.remote} for its names")
+        self._progress.note(f"asking {self.source.remote} for its names")
         listed = self.source.ids()
-        if self.asked in listed.ids:
-            return Resolution(self.asked, self.asked, "exact")
+        if self.name in listed.ids:
+            return Resolution(self.name, self.name, "exact")
         if listed.unreachable:  # the match may be among the names that could not be read
             raise NetworkError(
-                f"{self.asked!r} cannot be matched with the names of {self.source.remote}: {listed.problems[0]}",
+                f"{self.name!r} cannot be matched with the names of {self.source.remote}: {listed.problems[0]}",
                 hint="try again later, or give the id in full",
             )
         for problem in listed.problems:
-            self.progress.note(f"passed over: {problem}")
-        found = resolve(self.asked, listed.ids, self.source.name)
+            self._progress.note(f"passed over: {problem}")
+        found = resolve(self.name, listed.ids, self.source.name)
         self._note_resolution(found)
-        if not self.dry_run:
+        if not self.asked.dry_run:
             with contextlib.suppress(OSError, UsageError):  # only a cache of names
                 KnownNames(self.root, self.source.name).put(found)
         return found
@@ -408,19 +368,19 @@ class RemoteDownload:
     def _note_resolution(self, found: Resolution, *, remembered: bool = False) -> None:
         if found.how == "words":
             substitution = substitution_text(found.asked, found.id, before=remembered)
-            self.progress.note(f"{substitution} (disable with --exact-id)")
+            self._progress.note(f"{substitution} (disable with --exact-id)")
         elif found.how == "latest" and remembered:
-            self.progress.note(f"the latest version of {found.asked} was {found.id} when it was fetched")
+            self._progress.note(f"the latest version of {found.asked} was {found.id} when it was fetched")
         elif found.how == "latest":
-            self.progress.note(f"the latest version of {found.asked} is {found.id}")
+            self._progress.note(f"the latest version of {found.asked} is {found.id}")
 
     # What is there ---------------------------------------------------------------------------------
 
     def _request(self, found: Resolution) -> Request:
         asked = f"{self.source.name}:{found.asked}"
         return Request(
-            self.source.name, asked, found.id, self.revision, self._normal,
-            self.layout, "remote", self.final_step, content_options(self.source, self.options),
+            self.source.name, asked, found.id, self.asked.revision, self._normal,
+            self.layout, "remote", self.final_step, content_options(self.source, self._recorded),
         )  # fmt: skip
 
     def _destination(self, found: Resolution) -> Path:
@@ -429,9 +389,9 @@ class RemoteDownload:
     def _publication(self, found: Resolution) -> Publication[Manifest]:
         destination = self._destination(found)
         return Publication(
-            staging=Staging(destination, replace=self.force, below=self.root),
+            staging=Staging(destination, replace=self.asked.force, below=self.root),
             find=lambda: existing_result(destination, self._request(found)),
-            dry_run=self.dry_run,
+            dry_run=self.asked.dry_run,
         )
 
     def _existing(self, found: Resolution) -> Manifest | None:
@@ -446,7 +406,7 @@ class RemoteDownload:
             **entries,
             "notes": (*entries["notes"], *self._compressed_otherwise(manifest)),
             "already_there": True,
-            "dry_run": self.dry_run,
+            "dry_run": self.asked.dry_run,
             "id": found.id,
             "resolved": found.how,
             "fetched_from": str(first.get("from", "")),
@@ -455,9 +415,9 @@ class RemoteDownload:
 
     def _compressed_otherwise(self, manifest: Manifest) -> list[str]:
         """Return a note if the stored dataset is compressed in another way; UsageError for an unknown field."""
-        parse_codecs(self.compress, manifest.fields)
+        parse_codecs(self.asked.compress, manifest.fields)
         stored = manifest.provenance[-1].arguments.get("compress", []) if manifest.provenance else []
-        if self.layout != "packed" or stored == sorted(self.compress):
+        if self.layout != "packed" or stored == sorted(self.asked.compress):
             return []
         how = f"with --compress {' '.join(stored)}" if stored else "without compression"
         return [f"already stored {how}; --force converts it again"]
@@ -507,7 +467,7 @@ class RemoteDownload:
         the rest: numbers can have gaps, so the largest need not be the count minus one.
         """
         chosen = None if self.episodes is None else parse_episodes(self.episodes)
-        files = tuple(self.source.needed(remote, chosen, self.options))
+        files = tuple(self.source.needed(remote, chosen, self._recorded))
         if chosen is None:
             return replace(remote, files=files)
         numbers, count = self.source.episode_numbers(remote), remote.episodes
@@ -519,16 +479,16 @@ class RemoteDownload:
 
     def _fetch_and_convert(self, found: Resolution, started: float) -> dict[str, Any]:
         self._publication(found).staging.refuse_if_taken()
-        if self.dry_run:
+        if self.asked.dry_run:
             return self._estimate(found, started)
         if self.source.pickled:
-            require_trust(Path(found.id), self.options.get("trust_pickle"), PICKLED)
+            require_trust(Path(found.id), self._recorded.get("trust_pickle"), PICKLED)
         originals = self._originals(found)
         with originals.lock(lambda: self._note_waiting(found)):
             there = self._existing(found)  # the previous holder of the lock may have made it
             if there is not None:
                 return self._there(there, found, started)
-            remote, fetch = self._fetch(found, originals, self.revision)
+            remote, fetch = self._fetch(found, originals, self.asked.revision)
             try:
                 entries = self._convert(found, remote, originals)
             except UsageError as error:
@@ -536,7 +496,7 @@ class RemoteDownload:
                 raise
             kept = self._kept(found)
             if not kept:
-                originals.discard(self.progress.note)
+                originals.discard(self._progress.note)
         return entries | {
             "id": found.id,
             "resolved": found.how,
@@ -549,7 +509,7 @@ class RemoteDownload:
     def _keep(self, manifest: Manifest, found: Resolution) -> dict[str, Any]:
         """Fetch and keep the originals of an existing dataset, in the revision it was made from."""
         commit = _COMMIT.fullmatch(f"@{manifest.resolved_revision}")
-        revision = manifest.resolved_revision if commit else self.revision
+        revision = manifest.resolved_revision if commit else self.asked.revision
         self._require_unchanged(manifest, found, revision)
         originals = self._originals(found)
         with originals.lock(lambda: self._note_waiting(found)):
@@ -562,7 +522,7 @@ class RemoteDownload:
             try:
                 return self._fetch_listed(self._describe(found, revision), originals)
             except StaleListing as error:
-                self.progress.note(f"the remote changed while it was fetched ({error}): looking again")
+                self._progress.note(f"the remote changed while it was fetched ({error}): looking again")
                 return self._fetch_listed(self._describe(found, revision), originals)
         except NetworkError as error:
             if originals.has_any():
@@ -572,12 +532,12 @@ class RemoteDownload:
     def _fetch_listed(self, whole: RemoteDataset, originals: Originals) -> tuple[RemoteDataset, Fetch]:
         remote = self._needed(whole)
         fetch = self._fetch_ahead(remote, originals)
-        originals.begin(whole, remote.paths, kept=self.keep_source)
-        self.progress.note(_announcement(fetch, remote.address))
+        originals.begin(whole, remote.paths, kept=self.asked.keep_source)
+        self._progress.note(_announcement(fetch, remote.address))
         sized = all(file.size is not None for file in remote.files)
-        self.progress.start("fetching", remote.bytes if sized else None, "bytes")
-        self.source.fetch(remote.files, originals.files, progress=self.progress.advance, note=self.progress.note)
-        self.progress.done(compared_with(remote))
+        self._progress.start("fetching", remote.bytes if sized else None, "bytes")
+        self.source.fetch(remote.files, originals.files, progress=self._progress.advance, note=self._progress.note)
+        self._progress.done(compared_with(remote))
         return remote, fetch
 
     def _fetch_ahead(self, remote: RemoteDataset, originals: Originals) -> Fetch:
@@ -587,55 +547,37 @@ class RemoteDownload:
         return Fetch(len(remote.files), remote.bytes, present, fs.free_space(self.root))
 
     def _note_waiting(self, found: Resolution) -> None:
-        self.progress.note(f"another process is fetching {found.id}: waiting for it")
+        self._progress.note(f"another process is fetching {found.id}: waiting for it")
 
     def _convert(self, found: Resolution, remote: RemoteDataset, originals: Originals) -> dict[str, Any]:
-        arguments = {
+        arguments = self._arguments({
             "source": self.source.name, "id": found.id, "asked": found.asked, "resolved": found.how,
-            "from": remote.address, "episodes": self._normal, "revision": self.revision,
-            **layout_arguments(self.layout, self.compress), **final_step_arguments(self.final_step),
-            **self.options,
-        }  # fmt: skip
+            "from": remote.address, "episodes": self._normal, "revision": self.asked.revision,
+        })  # fmt: skip
         received = originals.take_digests(remote.unverified)
         if received:
             arguments["unverified"] = versions_of(remote)
-        options = {**self.source.reader_options(found.id), **self.options}
-        skip_bad = bool(options.pop("skip_bad", False))
-        with (
-            originals.only(remote.paths) as folder,
-            reader_class(self.source.name)(folder, final_step=self.final_step, options=options) as reader,
-            hinting_at_skip_bad(reader, possible=not skip_bad),
-        ):
-            facts = facts_of(reader, self.episodes, self.progress, skip_bad=skip_bad, num_workers=self.num_workers)
+        with originals.only(remote.paths) as folder, self._reader(folder, found.id) as reader:
+            facts = facts_of(reader, self.episodes, self.asked)
             notes = [f"the dataset calls itself {facts.id}"] if facts.id != found.id else []
             notes += [_PARTLY] if self._is_part(originals, remote) else []
             notes += [unverified_note(remote)] if received else []
             facts = replace(facts, notes=(*facts.notes, *notes))
             return SourceConversion(
-                reader=reader,
-                facts=facts,
-                source=folder,
-                destination=self._destination(found),
-                request=self._request(found),
-                verb="download",
-                arguments=arguments,
-                force=self.force,
-                dry_run=False,
-                progress=self.progress,
+                self.asked, reader, facts, folder, self._destination(found), self._request(found), arguments,
                 inputs=dict(sorted((remote.checksums | received).items())) if received else remote.checksums,
-                revision=remote.revision,
-                compress=self.compress,
-                root=self.root,
-                num_workers=self.num_workers,
-            ).run()
+                revision=remote.revision, root=self.root,
+            ).run()  # fmt: skip
 
     def _is_part(self, originals: Originals, remote: RemoteDataset) -> bool:
         record = originals.record()
-        return record is not None and len(remote.files) < len(self.source.needed(record.dataset(), None, self.options))
+        return record is not None and len(remote.files) < len(
+            self.source.needed(record.dataset(), None, self._recorded)
+        )
 
     def _estimate(self, found: Resolution, started: float) -> dict[str, Any]:
         """Return the entries of a dry run: what would be fetched, and what the remote records about it."""
-        whole = self._describe(found, self.revision, totals=True)
+        whole = self._describe(found, self.asked.revision, totals=True)
         remote = self._needed(whole)
         unknown = self.episodes is not None and self.source.episode_numbers(whole) is None
         fetch = self._fetch_ahead(remote, self._originals(found))
@@ -673,35 +615,36 @@ def hub_address(source: str, dataset_id: str | None, revision: str | None) -> Hu
     return HubAddress.parse(dataset_id, revision)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class HubDownload:
     """One download; `run` uses the network only for what is not stored."""
 
+    asked: DownloadOptions
     hub: Hub
     address: HubAddress
     root: Path
-    force: bool
-    dry_run: bool
-    frozen: bool
-    progress: Progress
+
+    @property
+    def _progress(self) -> Progress:
+        return self.asked.reporter
 
     def run(self) -> dict[str, Any]:
         """Return the entries of a `DownloadResult`."""
         started = time.perf_counter()
-        if self.frozen and self.force:
+        if self.asked.frozen and self.asked.force:
             raise UsageError("--frozen keeps the stored one and --force replaces it", hint="leave one out")
         publication = Publication(
-            staging=Staging(self._folder, replace=self.force, below=self.root),
+            staging=Staging(self._folder, replace=self.asked.force, below=self.root),
             find=self._existing,
-            dry_run=self.dry_run,
+            dry_run=self.asked.dry_run,
             name=_DATASET,
         )
-        if self.frozen:
+        if self.asked.frozen:
             self._require_unchanged(publication.existing())
         outcome = publication.prepare(self._plan)
         if outcome is None:
             outcome = self._fetch(publication)
-        elif not self.dry_run:
+        elif not self.asked.dry_run:
             self._tidy()
         manifest, origin = outcome.content
         return self._entries(manifest, origin, started) | outcome.entries
@@ -734,7 +677,7 @@ class HubDownload:
         if origin is None:
             raise occupied_error(self._folder, f"is not recorded as a download of {self.address}")
         if origin.hub != hub_endpoint():
-            self.progress.note(f"{self._folder} was downloaded from {origin.hub}, not from {hub_endpoint()}")
+            self._progress.note(f"{self._folder} was downloaded from {origin.hub}, not from {hub_endpoint()}")
         try:
             with ListedFiles.at(self._folder) as files:
                 files.check_sizes()
@@ -814,7 +757,7 @@ class HubDownload:
     def _fetch(self, publication: Publication[_Stored]) -> Outcome[_Stored]:
         originals = self._originals
         waiting = f"another process is fetching {self.address}: waiting for it"
-        with originals.lock(lambda: self.progress.note(waiting)):
+        with originals.lock(lambda: self._progress.note(waiting)):
             there = publication.existing()  # the previous holder of the lock may have fetched it
             if there is not None:
                 return there
@@ -832,7 +775,7 @@ class HubDownload:
                 return Outcome((manifest, remote.address), {"fetch": fetch})
 
             outcome = publication.publish(build)
-            originals.discard(self.progress.note)
+            originals.discard(self._progress.note)
         return outcome
 
     def _bring(self, remote: RemoteDataset, originals: Originals) -> Fetch:
@@ -840,37 +783,41 @@ class HubDownload:
         fetch = self._fetch_ahead(remote)
         originals.begin(remote, remote.paths, kept=False)
         there = f", {readable_size(fetch.bytes_present)} of it is there already" if fetch.bytes_present else ""
-        self.progress.note(
+        self._progress.note(
             f"{fetch.files:,} files, {readable_size(fetch.bytes)}, from {self.address.at(str(remote.revision)[:7])}"
             f"{there}; {readable_size(fetch.bytes_free)} free"
         )
-        self.progress.start("fetching", remote.bytes, "bytes")
+        self._progress.start("fetching", remote.bytes, "bytes")
         try:
             fetch_files(
-                remote.files, originals.files, self.hub, progress=self.progress.advance, note=self.progress.note
+                remote.files,
+                originals.files,
+                self.hub,
+                progress=self._progress.advance,
+                note=self._progress.note,
             )
         except NetworkError as error:
             if originals.has_any():
                 error.hint = error.hint or "run it again: what came so far is kept"
             raise
-        self.progress.done()
+        self._progress.done()
         return fetch
 
     def _verify(self, originals: Originals, remote: RemoteDataset) -> None:
         """Compare all files with the digests in the manifest; where one does not match, nothing is kept."""
         try:
             with ListedFiles.at(originals.files) as files:
-                self.progress.start("verifying", files.manifest.bytes, "bytes")
+                self._progress.start("verifying", files.manifest.bytes, "bytes")
                 for record in files.manifest.files:
                     files.verify([record])
-                    self.progress.advance(record.size)
+                    self._progress.advance(record.size)
             open_steps(originals.files).close()
         except FormatError as error:
             originals.remove()
             raise CorruptDataError(
                 f"{remote.address} is not what its manifest states, and nothing was kept: {error.message}"
             ) from error
-        self.progress.done()
+        self._progress.done()
 
     def _add_transfer(self, originals: Originals, remote: RemoteDataset, manifest: Manifest) -> None:
         transfer = Transfer(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..declarations import declared, format_for
-from ..errors import UsageError, suggests_keywords
+from ..errors import UsageError
 from ..format import fs
 from ..format.checks import SoundSteps, damage_explained, sound_steps
 from ..format.converter import Chosen, Sink
@@ -19,9 +19,10 @@ from ..format.locate import find_dataset, require_apart, sink_class, sink_names
 from ..format.manifest import has_manifest
 from ..format.staging import Outcome, Publication, Staging
 from ..open_steps import open_steps, whole_episodes
-from ..progress import Progress, Silent
+from ..options import takes
 from ..results import Published, published_entries, seconds_since
 from ..saved_steps import has_steps, rows_of_episodes
+from .options import ExportOptions
 
 _EXPORT = "export"
 
@@ -34,46 +35,46 @@ class ExportResult(Published):
     source: Path
 
 
-@suggests_keywords()
-def export(
-    dataset: str | os.PathLike[str],
-    dest: str | os.PathLike[str],
-    *,
-    to: str | None = None,
-    episodes: str | None = None,
-    skip_bad: bool = False,
-    root: str | os.PathLike[str] | None = None,
-    force: bool = False,
-    dry_run: bool = False,
-    fps: float | None = None,
-    progress: Progress | None = None,
-) -> ExportResult:
-    """Write a dataset (a path or `source:id`) to `dest` in the format `to`: one of `sink_names()`.
+@takes(ExportOptions)
+def export(asked: ExportOptions) -> ExportResult:
+    """Write a dataset, or some of its episodes, in a format of other tools.
 
-    Without `to`, the suffix of `dest` is that of the format: `.h5` or `.hdf5`, `.npz`, `.parquet`.
+    Element types are kept. Data that a format cannot represent is refused before anything is written, and keys that it
+    has no place for are listed in the result. The modules of `rbtool.converters` that write a format document it.
 
-    The modules of `rbtool.converters` that write a format document its contents. Element types are kept; data that a
-    format cannot represent is refused before anything is written, and keys that it has no place for are listed in the
-    result. `episodes` selects episodes by number, like `0:100,250`; `skip_bad` takes the valid ones of a damaged
-    dataset, and notes name the others. `dest` is replaced only with `force`, and only if it is an export in this
-    format. `dry_run` does everything up to writing. `fps` is the number of steps a second, for `lerobot`; by default
-    that of the source, where it states one.
+    Args:
+        dataset: a path or `source:id`. Its digests are verified first.
+        dest: the file or folder to write.
+        to: the name of the format; default: by the suffix of `dest`, `.h5` or `.hdf5`, `.npz`, `.parquet`.
+        episodes: episodes by number, like `0:100,250`; default: all.
+        root: where stored datasets are.
+        fps: steps a second, for `lerobot`; default: as the source states it.
+        skip_bad: take the valid episodes of a damaged dataset; notes name the others.
+        force: replace `dest`, if it is an export in this format.
+        dry_run: do everything but writing.
+        progress: shows how far it is; default: nothing is shown.
 
-    Raises DatasetNotFoundError, FormatError or CorruptDataError for the dataset, whose digests are verified first;
-    SchemaError if the format cannot represent it; UsageError for `to`, `episodes` and `dest`, for a raw dataset, and
-    for the checkpoint of a buffer without steps; OutOfSpaceError. `dest` is unchanged in every case.
+    Returns:
+        What was written.
+
+    Raises:
+        DatasetNotFoundError, FormatError, CorruptDataError: the dataset does not exist, cannot be read, or is damaged.
+            `dest` is unchanged after any error.
+        SchemaError: the format cannot represent the data.
+        UsageError: arguments make no sense, a dataset of another library, or a checkpoint of a buffer without steps.
+        OutOfSpaceError: the disk has no room for the result.
     """
-    started, progress = time.perf_counter(), progress or Silent()
-    to = to or _format_of(os.fspath(dest))
+    started, progress = time.perf_counter(), asked.reporter
+    to = asked.to or _format_of(os.fspath(asked.dest))
     kind = sink_class(to)
-    source, destination = find_dataset(dataset, root), fs.expanded(dest)
+    source, destination = find_dataset(asked.dataset, asked.root), fs.expanded(asked.dest)
     require_apart(source, destination)
     has_steps(source)
-    explained = damage_explained(source, can_skip=not skip_bad)
-    with explained, whole_episodes(open_steps(source, damaged=skip_bad)) as opened:
-        reader = sound_steps(opened) if skip_bad else opened
-        chosen = Chosen(reader, rows_of_episodes(reader, episodes))
-        sink = kind(chosen, destination.name) if fps is None else kind(chosen, destination.name, {"fps": fps})
+    explained = damage_explained(source, can_skip=not asked.skip_bad)
+    with explained, whole_episodes(open_steps(source, damaged=asked.skip_bad)) as opened:
+        reader = sound_steps(opened) if asked.skip_bad else opened
+        chosen = Chosen(reader, rows_of_episodes(reader, asked.episodes))
+        sink = kind(chosen, destination.name, *([] if asked.fps is None else [{"fps": asked.fps}]))
         sink.check()
 
         def build(staging: Staging) -> Outcome[None]:
@@ -85,16 +86,16 @@ def export(
             return Outcome(None, {"bytes": sum(file.stat().st_size for file in files)})
 
         publication = Publication[None](
-            staging=_ExportStaging(destination, kind.made, replace=force),
+            staging=_ExportStaging(destination, kind.made, replace=asked.force),
             needed=sink.size,
-            dry_run=dry_run,
+            dry_run=asked.dry_run,
             name=_EXPORT,
         )
         outcome = publication.prepare(lambda: Outcome(None, {"bytes": sink.size()}))
         if outcome is None:
             reader.verify_files()
             outcome = publication.publish(build)
-        return ExportResult(**_entries(sink, destination, to, episodes, started) | outcome.entries, source=source)
+        return ExportResult(**_entries(sink, destination, to, asked.episodes, started) | outcome.entries, source=source)
 
 
 def _format_of(dest: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..encodings.video import referred_frames, require_pyav
-from ..errors import UsageError, suggests_keywords
+from ..errors import UsageError
 from ..format import fs
 from ..format.contracts import Array, StepReader
 from ..format.documents import parse_json
@@ -26,12 +25,14 @@ from ..format.locate import find_dataset
 from ..format.staging import FileStaging, require_suffix
 from ..format.videos import image_key, reference_keys
 from ..open_steps import open_steps
-from ..progress import Progress, Silent
+from ..options import takes
+from ..progress import Progress
 from ..report.pictures import PictureLayout, as_bytes, looks_like_picture, picture_layout
 from ..results import Result
 from ..saved_steps import has_steps, row_of_episode
 from ..ted.episodes import Final
 from ..ted.schema import NEXT, Field, Key, as_numbers, key_called, key_name, unknown_field
+from .options import FramesOptions
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -178,48 +179,49 @@ class FramesResult(Result):
     notes: tuple[str, ...]
 
 
-@suggests_keywords()
-def frames(
-    dataset: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    *,
-    episode: int,
-    field: str | None = None,
-    steps: str | None = None,
-    fps: float | None = None,
-    scale: int = 1,
-    root: str | os.PathLike[str] | None = None,
-    force: bool = False,
-    progress: Progress | None = None,
-) -> FramesResult:
+@takes(FramesOptions)
+def frames(asked: FramesOptions) -> FramesResult:
     """Write the images of an episode as a video (.mp4, .gif), or some of them as a sheet (.png).
 
-    `dataset` is a path or `source:id` of a dataset or a checkpoint of steps, `episode` the number of an episode.
-    `field` is by default the first with images, which may be frames of kept videos. `steps` is a range like `0:100`, or
-    one step; all by default, with the observation after the last step. A sheet has at most 40, evenly apart, and a
-    single step is written as it is. `fps` is by default that of the data, where they state it, else 30. Each pixel is
-    repeated `scale` times across and down. Grey and RGB images of any size are shown, channels first or last, of
-    stacked frames the newest; numbers other than bytes are scaled.
+    Grey and RGB images of any size are shown, channels first or last, of stacked frames the newest; numbers other than
+    bytes are scaled. Memory is bounded however long the episode is.
 
-    Memory is bounded however long the episode is. Raises UsageError for a dataset without images, an unknown field, one
-    that holds no images, an episode or steps that are not there, `output`, and where PyAV is missing for .mp4;
-    DatasetNotFoundError, FormatError or CorruptDataError for the dataset.
+    Args:
+        dataset: a path or `source:id` of a dataset or a checkpoint of steps.
+        output: the file to write; its suffix is the format. A sheet has at most 40 frames, evenly apart, and a single
+            step is written as it is.
+        episode: the number of an episode.
+        field: the images, which may be frames of kept videos; default: the first field that has some.
+        steps: a range like `0:100`, or one step; default: all, with the observation after the last step.
+        fps: frames a second; default: as the data state, else 30.
+        scale: repeat each pixel so often across and down.
+        root: where stored datasets are.
+        force: replace the file, if it is one of that format.
+        progress: shows how far it is; default: nothing is shown.
+
+    Returns:
+        Which frames are in the file.
+
+    Raises:
+        UsageError: the dataset or the field has no images, the field, the episode or the steps do not exist, `output`
+            cannot be written, or PyAV is missing for .mp4.
+        DatasetNotFoundError, FormatError, CorruptDataError: the dataset does not exist, cannot be read, or is damaged.
     """
-    destination = fs.expanded(output)
+    destination = fs.expanded(asked.output)
     suffix = require_suffix(destination, FRAME_SUFFIXES)
-    rate = _rate(fps)
-    if not 1 <= scale <= _MOST_SCALE:
-        raise UsageError(f"--scale is {scale}, expected a number from 1 to {_MOST_SCALE}")
-    staging = FileStaging(destination, replace=force)
+    rate = _rate(asked.fps)
+    if not 1 <= asked.scale <= _MOST_SCALE:
+        raise UsageError(f"--scale is {asked.scale}, expected a number from 1 to {_MOST_SCALE}")
+    staging = FileStaging(destination, replace=asked.force)
     staging.refuse_if_taken()
     if suffix == ".mp4":
         require_pyav()
-    path = find_dataset(dataset, root)
+    path = find_dataset(asked.dataset, asked.root)
     has_steps(path)
     with open_steps(path) as reader:
         notes = list[str]()
-        images = _Images.of(reader, field, episode, notes)
-        chosen = _chosen(steps, images.count, episode)
+        images = _Images.of(reader, asked.field, asked.episode, notes)
+        chosen = _chosen(asked.steps, images.count, asked.episode)
         rate = rate or _stated_rate(reader) or Fraction(DEFAULT_RATE)
         if suffix == ".gif":
             require_gif_rate(rate)
@@ -228,7 +230,7 @@ def frames(
             shown = [chosen[place] for place in np.linspace(0, len(chosen) - 1, _ON_SHEET).round().astype(int)]
             notes.append(f"{len(shown)} of {len(chosen):,} frames are on the sheet; --steps A:B chooses others")
         low, high = images.scale(chosen, notes)
-        made = images.bytes_of(shown, low, high, scale, progress or Silent())
+        made = images.bytes_of(shown, low, high, asked.scale, asked.reporter)
         with staging:
             built = staging.path / f"frames{suffix}"
             if suffix == ".png":
@@ -237,7 +239,7 @@ def frames(
                 {".mp4": write_mp4, ".gif": write_gif}[suffix](built, made, rate)
             staging.publish_file(built.name)
         return FramesResult(
-            path=reader.path, output=staging.destination, field=key_name(images.key), episode=episode,
+            path=reader.path, output=staging.destination, field=key_name(images.key), episode=asked.episode,
             steps=tuple(shown), height=images.layout.height, width=images.layout.width,
             fps=None if suffix == ".png" else float(rate), notes=tuple(notes),
         )  # fmt: skip

@@ -273,17 +273,29 @@ def inspect(
     root: str | os.PathLike[str] | None = None,
     **options: Unpack[ReaderOptions],
 ) -> InspectResult | ColumnsResult | MixResult | PartsResult | EnsembleResult | BufferResult:
-    """Summarise a dataset, a checkpoint, an export, a saved buffer, or a raw dataset in a known format.
+    """Summarise a dataset, a checkpoint, an export, a saved buffer, or a dataset of another library.
 
-    `dataset` is a path or `source:id`. Of rbtool's own formats only the manifest and the episode table are read, so
-    the time does not grow with the data; of n-step data also the reward of every step, for `returns`. `episode` is the
-    source's number of an episode of which the first `head` steps (all by default) and the last are included. `format`
-    and `options` are those of `convert`. Of a table (HDF5, npz, CSV, Parquet, a folder of npy, CSV or Parquet files) in
-    no known format the columns are listed, with the options that would convert it, as of a file that can be read only
-    with an option that is not given, such as `horizon`; of a mixture and of the folder of a split the datasets. The
-    files of a saved buffer are compared with their digests; one without steps of episodes is a `BufferResult`.
+    For rbtool's own formats only the manifest and the episode table are read, so the time does not grow with the data;
+    n-step data has the reward of every step read, too, for `returns`. The files of a saved buffer are compared with
+    their digests.
 
-    Raises DatasetNotFoundError, FormatError, or UsageError for a missing episode.
+    Args:
+        dataset: a path or `source:id`.
+        episode: the source's number of an episode whose first and last steps the result includes.
+        head: how many of its first steps; default: all.
+        format: the name of the format, instead of detecting it, as in `convert`.
+        root: where stored datasets are.
+        options: for some formats only, as in `convert`.
+
+    Returns:
+        The summary. A table (HDF5, npz, CSV, Parquet, a folder of npy, CSV or Parquet files) in an unknown format, and
+        a file that needs an option such as `horizon`, give a `ColumnsResult`: the columns, with the options that would
+        convert it. A mixture gives a `MixResult`, the folder of a split a `PartsResult`, a saved ensemble an
+        `EnsembleResult`, and a saved buffer without steps of episodes a `BufferResult`.
+
+    Raises:
+        DatasetNotFoundError, FormatError: there is no data to inspect.
+        UsageError: the episode does not exist, or other arguments make no sense.
     """
     if head is not None and head < 1:
         raise UsageError(f"--head is {head}, expected 1 or more")

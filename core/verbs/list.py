@@ -166,10 +166,21 @@ def list_remote(
 ) -> RemoteListResult:
     """List the datasets that a source offers, with their sizes.
 
-    `pattern` filters names as in `list_datasets`. The listing is cached below the root for a day; `refresh` fetches
-    it again. If the remote cannot be reached, an older one is used.
+    The listing is cached below the root for a day. If the remote cannot be reached, an older one is used.
 
-    Raises UsageError for an unknown source, NetworkError and AuthorisationError.
+    Args:
+        source: the name of the source.
+        pattern: filters names, as in `list_datasets`.
+        root: where datasets are stored.
+        refresh: fetch the listing again.
+        progress: shows how far it is; default: nothing is shown.
+
+    Returns:
+        The datasets.
+
+    Raises:
+        UsageError: an unknown source.
+        NetworkError, AuthorisationError: the remote cannot be reached, or refuses.
     """
     folder, progress = storage_root(root), progress or Silent()
     with source_class(source)() as origin:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import DatasetNotFoundError, SchemaError, UsageError, suggests_keywords
+from ..errors import DatasetNotFoundError, SchemaError, UsageError
 from ..format import fs
 from ..format.checks import damage_explained
 from ..format.contracts import Array, StepReader
@@ -29,13 +29,13 @@ from ..format.packed.schema import PackedSchema, parse_codecs
 from ..format.returns import table_with_returns
 from ..format.staging import Outcome, Publication, Staging, share_files
 from ..open_steps import BufferSteps, finished_manifest
-from ..progress import Progress, Silent
+from ..options import PathLike, takes
 from ..results import Published, layout_arguments, published_entries, require_layout, seconds_since
 from ..saved_steps import has_steps, is_of_buffer, open_saved, verified_steps
 from ..ted.episodes import Continuity
 from ..ted.schema import EPISODE, NEXT, Field, Key, as_numbers, key_name, state_keys
+from .options import MergeOptions, SplitOptions
 
-PathLike: TypeAlias = str | os.PathLike[str]
 SPLIT = "split"
 _SAME_ROWS = frozenset({"convert", "checkpoint save", "checkpoint load"})
 
@@ -70,53 +70,50 @@ class MergeResult(Published):
     restored: bool | None = None
 
 
-@suggests_keywords()
-def merge(
-    datasets: Sequence[PathLike],
-    dest: PathLike,
-    *,
-    schema: str = "error",
-    cast: bool = False,
-    layout: str | None = None,
-    compress: Sequence[str] | None = None,
-    root: PathLike | None = None,
-    force: bool = False,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-) -> MergeResult:
-    """Merge datasets (paths or `source:id`), two or more, into one at `dest`: the episodes of each in its order.
-
-    `schema` is what becomes of fields that are not alike in all: `error` refuses, `intersect` keeps the fields that all
-    have in one shape and lists the others in `dropped_keys`, `union` keeps all, with zeros where a dataset lacks a
-    field and `mask.<field>`, bool, false there. Fields of different element types are refused unless `cast` is set,
-    which converts them to the type that holds all values of each exactly.
+@takes(MergeOptions)
+def merge(asked: MergeOptions) -> MergeResult:
+    """Merge datasets into one: the episodes of each, in its order.
 
     Episode numbers are kept if no number occurs twice; else all episodes are numbered from 0, and `sources` and the
     provenance list which is which. Parts of one split are put back into the order of the dataset that was split, with
-    its numbers. `layout` and `compress` are those of `convert`; by default `packed`, compressed alike, if all datasets
-    are, else `ted`.
+    its numbers.
 
-    `dest` is replaced only with `force`; an equal merge of the same datasets is left as it is (`already_there`).
-    Raises UsageError, DatasetNotFoundError, SchemaError for fields that differ, CorruptDataError for a damaged source
-    and OutOfSpaceError; `dest` is unchanged in every case.
+    Args:
+        datasets: two or more, each a path or `source:id`.
+        dest: the folder to write.
+        schema: what to do with fields that are not alike in all datasets. `error` refuses them; `intersect` keeps the
+            fields that all have in one shape, and lists the others in `dropped_keys`; `union` keeps all, with zeros
+            where a dataset lacks a field and `mask.<field>`, bool, False there.
+        cast: convert fields whose element types differ to the type that holds all values of each exactly; otherwise
+            they are refused.
+        layout, compress: as in `convert`. Default: `packed`, compressed alike, if all datasets are, else `ted`.
+        root: where stored datasets are.
+        force: replace what is at `dest`.
+        dry_run: do everything but writing.
+        progress: shows how far it is; default: nothing is shown.
+
+    Returns:
+        What was written. An equal merge of the same datasets is left as it is, and `already_there` is True.
+
+    Raises:
+        UsageError: arguments make no sense, or something else is at `dest`, which is unchanged after any error.
+        DatasetNotFoundError: a dataset does not exist.
+        SchemaError: fields differ.
+        CorruptDataError: a dataset is damaged.
+        OutOfSpaceError: the disk has no room for the result.
     """
-    started, policy = time.perf_counter(), require_policy(schema)
+    started, policy, datasets = time.perf_counter(), require_policy(asked.schema), asked.datasets
     if isinstance(datasets, str | os.PathLike) or len(datasets) < 2:
         one = "one dataset" if isinstance(datasets, str | os.PathLike) or datasets else "no dataset"
         raise UsageError(f"{one} to merge, expected two or more", hint="write: rbtool merge A B DEST")
-    asked = [os.fspath(dataset) for dataset in datasets]
-    destination = fs.expanded(dest).absolute()
+    destination = fs.expanded(asked.dest).absolute()
     with contextlib.ExitStack() as stack:
-        paths = [_found(name, destination, root) for name in datasets]
+        paths = [_found(name, destination, asked.root) for name in datasets]
         for path in paths:
             require_apart(path, destination)
         readers = [stack.enter_context(opened_steps(path)) for path in paths]
-        wanted, methods = result_layout(readers, layout, compress)
-        merging = _Merging(
-            readers=readers, asked=tuple(asked), destination=destination, policy=policy, cast=cast, layout=wanted,
-            compress=methods, force=force, dry_run=dry_run, progress=progress or Silent(),
-        )  # fmt: skip
-        return merging.run(started)
+        layout, compress = result_layout(readers, asked)
+        return _Merging(asked, readers, destination, policy, layout, compress).run(started)
 
 
 def _found(name: PathLike, destination: Path, root: PathLike | None) -> Path:
@@ -137,10 +134,9 @@ def opened_steps(path: Path) -> Iterator[StepReader]:
         yield reader
 
 
-def result_layout(
-    readers: Sequence[StepReader], layout: str | None, compress: Sequence[str] | None
-) -> tuple[Layout, tuple[str, ...]]:
+def result_layout(readers: Sequence[StepReader], asked: MergeOptions | SplitOptions) -> tuple[Layout, tuple[str, ...]]:
     """Return layout and codecs: those given, else those that all datasets share, else `ted`."""
+    layout, compress = asked.layout, asked.compress
     packed = [reader.schema.codecs if isinstance(reader, PackedReader) else None for reader in readers]
     if layout is None:
         alike = all(codecs is not None for codecs in packed) or bool(compress)
@@ -155,23 +151,23 @@ def planned_manifest(reader: StepReader) -> Manifest:
     return reader.planned if isinstance(reader, BufferSteps) else reader.manifest
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Merging:
     """One run of `merge`."""
 
+    asked: MergeOptions
     readers: Sequence[StepReader]
-    asked: tuple[str, ...]
     destination: Path
     policy: Policy
-    cast: bool
     layout: Layout
     compress: tuple[str, ...]
-    force: bool
-    dry_run: bool
-    progress: Progress
+
+    @property
+    def _names(self) -> list[str]:
+        return [os.fspath(dataset) for dataset in self.asked.datasets]
 
     def run(self, started: float) -> MergeResult:
-        schema = merged_schema(self.readers, self.asked, self.policy, cast=self.cast)
+        schema = merged_schema(self.readers, self._names, self.policy, cast=self.asked.cast)
         codecs = parse_codecs(self.compress, schema.fields)
         PackedSchema.of(schema.fields, codecs)
         parts = _parts_of_one_split(self.readers)
@@ -187,17 +183,17 @@ class _Merging:
                 members = [stack.enter_context(verified_steps(reader)) for reader in self.readers]
                 new = numbers if renumbered else None
                 merged = MergedSteps(members, schema, manifest, order=order, numbers=new)
-                self.progress.start("merging", manifest.steps, "steps")
+                self.asked.reporter.start("merging", manifest.steps, "steps")
                 origin = Origin.of(manifest, merged.documents(), merged.videos())
-                made = write_dataset(merged, staging.path, self.layout, origin, codecs, self.progress.advance)
-            self.progress.done()
+                made = write_dataset(merged, staging.path, self.layout, origin, codecs, self.asked.reporter.advance)
+            self.asked.reporter.done()
             return Outcome(made, {"shared_bytes": share_files(staging.path, made, self.readers, links=True)})
 
         publication = Publication(
-            staging=Staging(self.destination, replace=self.force),
+            staging=Staging(self.destination, replace=self.asked.force),
             find=lambda: self._already_there(step),
             needed=lambda: None if self.compress else size,
-            dry_run=self.dry_run,
+            dry_run=self.asked.dry_run,
         )
         planned = Outcome(manifest, {"bytes": size, "content_digest": None, "layout": self.layout})
         made, entries = publication.run(lambda: planned, build)
@@ -219,7 +215,7 @@ class _Merging:
     def _step(self, schema: MergedSchema, sources: Sequence[MergedSource], *, renumbered: bool) -> Provenance:
         shared = len(_common_steps(self.readers))
         arguments: dict[str, Any] = {
-            "datasets": list(self.asked), "schema": self.policy, "cast": self.cast,
+            "datasets": self._names, "schema": self.policy, "cast": self.asked.cast,
             **layout_arguments(self.layout, self.compress),
             "steps_of_each": [len(reader.manifest.provenance) - shared for reader in self.readers],
         }  # fmt: skip
@@ -252,7 +248,7 @@ class _Merging:
             notes.append("two of the merged datasets have the same content: their episodes are there twice")
         tables = [reader.episodes for reader in self.readers]
         return replace(
-            each[0], kind="dataset", layout=self.layout, request=_request(each, self.asked, self.layout),
+            each[0], kind="dataset", layout=self.layout, request=_request(each, self._names, self.layout),
             steps=sum(table.steps for table in tables), episodes=sum(map(len, tables)), fields=schema.fields,
             files=(), content_digest="", spaces=spaces, renamed_keys=renamed,
             dropped_keys=tuple(dropped), boundary=joined_table(tables).counts(),
@@ -275,7 +271,7 @@ class _Merging:
             if all(value == values[0] for value in values):
                 found[name] = values[0]
             else:
-                notes.append(f"{what} {name} differs between {' and '.join(self.asked)} and is left out")
+                notes.append(f"{what} {name} differs between {' and '.join(self._names)} and is left out")
         return found
 
     def _result(

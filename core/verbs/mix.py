@@ -21,8 +21,8 @@ from ..format.mixture import BY_SIZE, SUFFIX, FieldDifference, Member, Mixture, 
 from ..format.packed.reader import PackedReader
 from ..format.staging import Staging, sweep
 from ..open_steps import is_steps
+from ..options import PathLike
 from ..results import Result, occupied_error, seconds_since
-from .merge import PathLike
 
 T = TypeVar("T")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?|[-+]?(nan|inf)")
@@ -77,20 +77,31 @@ def mix(
     force: bool = False,
     dry_run: bool = False,
 ) -> MixResult:
-    """Write the mixture of datasets (paths or `source:id`), two or more, to the TOML file `dest`.
-
-    `load_dataset(dest)` opens it as a `ReplayBufferEnsemble` without a copy of the data. `p` are the weights of the
-    datasets, numbers from 0, `"size"` for their numbers of steps, or None for equal ones; they are raised to
-    `1 / temperature`. `schema` is what becomes of fields that only some datasets have: `error` refuses, `intersect`
-    leaves them out of batches, `union` has zeros and a mask. A mixture may be a member of another.
+    """Write a mixture of datasets, which `load_dataset` opens as a `ReplayBufferEnsemble` without a copy of the data.
 
     The file names datasets as they are named here; relative paths become relative to its folder, so that files and
     datasets can be moved together. It holds the digest of each content: `load_dataset` raises CorruptDataError for a
-    dataset that was changed. `dest` is replaced only with `force`, and only if it is a mixture; an equal one is left as
-    it is (`already_there`).
+    dataset that was changed.
 
-    Raises UsageError for arguments that make no sense, DatasetNotFoundError, SchemaError for fields that differ, and
-    OutOfSpaceError; `dest` is unchanged in every case.
+    Args:
+        datasets: two or more, each a path or `source:id`, or another mixture.
+        dest: the TOML file to write.
+        p: the weights of the datasets, numbers from 0; or `"size"` for their numbers of steps. Default: equal weights.
+        temperature: weights are raised to `1 / temperature`.
+        schema: what to do with fields that only some datasets have: `error` refuses them, `intersect` leaves them out
+            of batches, `union` has zeros and a mask.
+        root: where stored datasets are.
+        force: replace the file, if it is a mixture.
+        dry_run: do everything but writing.
+
+    Returns:
+        What was written. An equal mixture is left as it is, and `already_there` is True.
+
+    Raises:
+        UsageError: arguments make no sense. `dest` is unchanged after any error.
+        DatasetNotFoundError: a dataset does not exist.
+        SchemaError: fields differ.
+        OutOfSpaceError: the disk is full.
     """
     started, policy = time.perf_counter(), require_policy(schema)
     destination = mixture_file(dest, datasets)

@@ -1,129 +1,56 @@
-"""The options of verbs, each defined once, for the function, the command line, the request and the provenance.
-
-The options object of a verb has a field for each of its options: type and default are those of the function, and the
-help page of the command line is made of what `option` adds. To add an option, add its field here and use it in the
-verb, which takes it under the same name; a test compares the two.
-"""
+"""The arguments of the verbs; `core/options.py` explains what their classes are used for."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..declarations import declared, packed_by_default
+from ..declarations import declared
 from ..errors import UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """What is known of an option beyond its type and default.
-
-    `metavar` and `help` are for the help page, where `panel` is the heading it stands under; `flag` is its name there
-    if it is not that of the field. `values` is the type of what is typed if it differs from the type of the field, and
-    `choices` are all values of an option that has few. Numbers are at least `least`. `recorded` marks options that
-    change the resulting data and have no entry of their own in a request: they are among its `options`. `raw` marks
-    those that only raw datasets of other libraries have.
-    """
-
-    help: str
-    metavar: str | None = None
-    flag: str | None = None
-    panel: str | None = None
-    values: Any = None
-    choices: tuple[str, ...] = ()
-    least: int | None = None
-    recorded: bool = False
-    raw: bool = False
-
-
-def option(default: Any, help: str, metavar: str | None = None, **more: Any) -> Any:
-    """Return the field of an option; `more` are further fields of `Option`."""
-    return dataclasses.field(default=default, metadata={"option": Option(help, metavar, **more)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerbOptions:
-    """Base of the options objects."""
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Self:
-        """Take the options among the arguments of a verb, as `locals()` gives them; UsageError for invalid ones."""
-        return cls(**{name: arguments[name] for name in cls.described()})
-
-    @classmethod
-    def described(cls) -> dict[str, Option]:
-        """Return what is known of each option, by the name of its field."""
-        return {one.name: one.metadata["option"] for one in dataclasses.fields(cls)}
-
-    def __post_init__(self) -> None:
-        for name, about in self.described().items():
-            value = getattr(self, name)
-            if about.least is not None and value is not None and value < about.least:
-                raise UsageError(f"--{name.replace('_', '-')} is {value}, expected {about.least} or more")
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the options for a request and the provenance; {} for the defaults."""
-        return {name: value for name, value in self._set().items() if self.described()[name].recorded}
-
-    def raw(self) -> dict[str, Any]:
-        """Return the options that only raw datasets have, those that are set."""
-        return {name: value for name, value in self._set().items() if self.described()[name].raw}
-
-    def _set(self) -> dict[str, Any]:
-        found = {one.name: (getattr(self, one.name), one.default) for one in dataclasses.fields(self)}
-        return {name: value for name, (value, default) in found.items() if value != default}
-
-
-_RAW = "Datasets of other libraries"
-_LAYOUTS = ("ted", "packed")
-
-_compress = partial(
-    option, (), "For packed: observation.image=zstd:3, or lz4. Repeatable.", "FIELD=HOW", values=list[str]
-)
-_dry_run = partial(option, False, "Show what would be written, and write nothing.")
-_episodes = partial(option, None, "Only these episodes, by the source's numbers.", "A:B,C")
-_final_step = partial(
+from ..options import (
+    RAW_PANEL,
+    PathLike,
+    RawOptions,
+    VerbOptions,
+    compress_option,
+    dry_run_option,
+    episodes_option,
+    final_step_option,
+    force_option,
+    layout_option,
+    num_workers_option,
     option,
-    "auto",
-    "Last steps without an observation after them: auto keeps those that are terminated.",
-    choices=("auto", "drop", "repeat"),
-    raw=True,
+    required,
+    root_option,
+    skip_bad_option,
 )
-_force = partial(option, False, "Replace an existing dataset or checkpoint.")
-_layout = partial(
-    option,
-    None,
-    "ted: plain tensors; packed: smaller, faster random batches when I/O-bound. Default: ted; packed for "
-    f"{packed_by_default()}.",
-    choices=_LAYOUTS,
-)
-_num_workers = partial(option, 0, "Processes that read and write a raw dataset; 0: this one alone.", "N", raw=True)
-_root = partial(
-    option, None, "Where datasets are stored. Default: $RBTOOL_HOME, else the user's cache.", "DIR", values=str
-)
-_skip_bad = partial(
-    option, False, "Convert the sound episodes of a damaged dataset, and name the others.", recorded=True
-)
+from ..progress import Progress
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConvertOptions(VerbOptions):
-    """The options of `convert`."""
+@dataclass(frozen=True)
+class ConvertOptions(RawOptions):
+    """The arguments of `convert`."""
 
-    episodes: str | None = _episodes(raw=True)
+    path: PathLike
+    dest: PathLike
+    _: KW_ONLY
+    episodes: str | None = episodes_option(raw=True)
     max_episodes: int | None = option(None, "Only the first N of these.", "N", least=1, recorded=True, raw=True)
-    layout: str | None = _layout()
-    compress: Sequence[str] = _compress()
-    final_step: str = _final_step()
-    root: str | os.PathLike[str] | None = _root()  # noqa: RUF009 - a field
-    skip_bad: bool = _skip_bad()
-    force: bool = _force()
-    dry_run: bool = _dry_run()
-    num_workers: int = _num_workers()
+    layout: str | None = layout_option()
+    compress: Sequence[str] = compress_option()
+    final_step: str = final_step_option()
+    root: PathLike | None = root_option()
+    skip_bad: bool = skip_bad_option()
+    force: bool = force_option()
+    dry_run: bool = dry_run_option()
+    num_workers: int = num_workers_option()
     engine: str = option(
         "local",
         "Where those processes are: here, or on a Ray cluster that shares the folders.",
@@ -135,29 +62,380 @@ class ConvertOptions(VerbOptions):
         "The format, instead of detecting it; see rbtool list --formats.",
         "FORMAT",
         flag="--from",
-        panel=_RAW,
+        panel=RAW_PANEL,
         raw=True,
     )
+    progress: Progress | None = None
 
 
 _caches = ", ".join(f"${one.variable}" for one in declared() if one.variable)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DownloadOptions(VerbOptions):
-    """The options of `download`."""
+@dataclass(frozen=True)
+class DownloadOptions(RawOptions):
+    """The arguments of `download`."""
 
+    source: str
+    id: str | None = None
+    _: KW_ONLY
     local: bool = option(False, f"Take it from the source's own cache ({_caches}); no network.")
-    root: str | os.PathLike[str] | None = _root()  # noqa: RUF009 - a field
-    episodes: str | None = _episodes()
+    root: PathLike | None = root_option()
+    episodes: str | None = episodes_option()
     revision: str | None = option(None, "A branch, tag or commit of the remote.", "REV")
     exact_id: bool = option(False, "Take the id as it is: fill in no version, find no newer name.")
     frozen: bool = option(False, "Fail if the remote has other files now than those it was made from.")
-    layout: str | None = _layout()
-    compress: Sequence[str] = _compress()
-    final_step: str = _final_step()
-    num_workers: int = _num_workers()
-    skip_bad: bool = _skip_bad()
+    layout: str | None = layout_option()
+    compress: Sequence[str] = compress_option()
+    final_step: str = final_step_option()
+    num_workers: int = num_workers_option()
+    skip_bad: bool = skip_bad_option()
     keep_source: bool = option(False, "Keep the original files, too.")
-    force: bool = _force()
-    dry_run: bool = _dry_run()
+    force: bool = force_option()
+    dry_run: bool = dry_run_option()
+    progress: Progress | None = None
+
+
+_kept_layout = partial(option, None, "ted or packed. Default: packed if all sources are.", choices=("ted", "packed"))
+
+
+@dataclass(frozen=True)
+class MergeOptions(VerbOptions):
+    """The arguments of `merge`."""
+
+    datasets: Sequence[PathLike]
+    dest: PathLike
+    _: KW_ONLY
+    schema: str = option(
+        "error",
+        "Fields that are not alike: refuse them; keep what all have; or keep all, zeros and a mask where one is "
+        "missing.",
+        choices=("error", "intersect", "union"),
+    )
+    cast: bool = option(False, "Convert different element types to the one that holds all their values.")
+    layout: str | None = _kept_layout()
+    compress: Sequence[str] | None = compress_option(None)
+    root: PathLike | None = root_option()
+    force: bool = force_option()
+    dry_run: bool = dry_run_option()
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class SplitOptions(VerbOptions):
+    """The arguments of `split`."""
+
+    dataset: PathLike
+    dest: PathLike | None = None
+    _: KW_ONLY
+    train: float | None = option(None, "Fraction of the episodes.", "F")
+    val: float | None = option(None, "Fraction for validation.", "F")
+    test: float | None = option(None, "Fraction for tests.", "F")
+    seed: int | None = option(None, "Draws the episodes. Default: 0.", "N")
+    by: str = option(
+        "episode",
+        "What stays together: an episode, identical episodes, or those with one value of a field, a text or seed.",
+        "episode|content|KEY",
+    )
+    stratify: str | None = option(None, "Spread low and high returns over all parts.", choices=("return",))
+    in_order: bool = option(False, "Not at random: the first episodes to train.")
+    allow_duplicates: bool = option(False, "Allow identical episodes in two parts.")
+    layout: str | None = _kept_layout()
+    compress: Sequence[str] | None = compress_option(None)
+    root: PathLike | None = root_option()
+    force: bool = force_option()
+    dry_run: bool = dry_run_option()
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class SaveOptions(VerbOptions):
+    """The arguments of `checkpoint.save`."""
+
+    dataset: PathLike
+    dest: PathLike
+    _: KW_ONLY
+    form: Literal["ted", "flat", "nested", "h5"] = dataclasses.field(
+        metadata=required(
+            "ted: plain rows; flat, nested: no row twice; h5: that in one file.",
+            flag="--as",
+            choices=("ted", "flat", "nested", "h5"),
+        )
+    )
+    compression: str | None = option(None, "For h5: gzip or lzf, gzip:9 for a level.", "NAME")
+    for_library: Literal["torchrl"] | None = option(
+        None, "Write the rows as that library lays them out, for it to load.", flag="--for", choices=("torchrl",)
+    )
+    durable: Literal["full", "data", "none"] = option(
+        "full",
+        "What a power cut leaves: full: all; data: the files' bytes; none: no promise.",
+        choices=("full", "data", "none"),
+    )
+    root: PathLike | None = root_option()
+    force: bool = force_option()
+    dry_run: bool = dry_run_option()
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class LoadOptions(VerbOptions):
+    """The arguments of `checkpoint.load`."""
+
+    checkpoint: PathLike
+    dest: PathLike
+    _: KW_ONLY
+    layout: str = option(
+        "ted",
+        "ted: plain tensors; packed: smaller, faster random batches when I/O-bound.",
+        choices=("ted", "packed"),
+    )
+    compress: Sequence[str] = compress_option()
+    force: bool = force_option()
+    dry_run: bool = dry_run_option()
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class RecordOptions(VerbOptions):
+    """The arguments of `record`."""
+
+    env_id: str
+    dest: PathLike
+    _: KW_ONLY
+    episodes: int = dataclasses.field(metadata=required("How many episodes to record.", "N"))
+    policy: str | Callable[[Any], Any] = option(
+        "random", "Actions: random, or a function of the observation.", "random|FILE.py:NAME", values=str
+    )
+    seed: int | None = option(None, "Episode k is reset with the seed N + k. Default: drawn.", "N")
+    num_envs: int = option(1, "Environments in parallel; the episodes stay the same.", "K")
+    max_steps: int | None = option(None, "Truncate episodes after so many steps.", "N")
+    render: bool = option(False, "Record the rendered frames, as pixels.")
+    resume: bool = option(False, "Continue a recording that was interrupted.")
+    progress: Progress | None = None
+
+
+_sinks = {one.name: one for one in declared() if one.sink is not None}
+_suffixes = ", ".join(suffix for one in _sinks.values() for suffix in one.suffixes)
+_written = "; ".join(f"{name}: {one.written}" if one.written else name for name, one in _sinks.items())
+
+
+@dataclass(frozen=True)
+class ExportOptions(VerbOptions):
+    """The arguments of `export`."""
+
+    dataset: PathLike
+    dest: PathLike
+    _: KW_ONLY
+    to: str | None = option(None, f"{_written}. Default: by the suffix of DEST, {_suffixes}.", choices=tuple(_sinks))
+    episodes: str | None = episodes_option()
+    root: PathLike | None = root_option()
+    fps: float | None = option(None, "Steps a second, for lerobot. Default: as the source states it.", "N")
+    skip_bad: bool = skip_bad_option()
+    force: bool = force_option()
+    dry_run: bool = dry_run_option()
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class UploadOptions(VerbOptions):
+    """The arguments of `upload`."""
+
+    dataset: PathLike
+    address: str
+    _: KW_ONLY
+    private: bool = option(False, "Make the repository private; refuse a public one.")
+    license: str | None = option(None, "The licence: mit, cc-by-4.0. Default: that of the card there.", "ID")
+    message: str | None = option(None, "The message of the commit.", "TEXT")
+    revision: str | None = option(None, "The branch, made if need be. Default: main.", "BRANCH")
+    allow_errors: bool = option(False, "Upload data in which check finds errors; the card states them.")
+    root: PathLike | None = root_option()
+    force: bool = option(False, "Replace what the repository has; its history keeps that.")
+    dry_run: bool = option(False, "Show what would be done, and send nothing.")
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class FramesOptions(VerbOptions):
+    """The arguments of `frames`."""
+
+    dataset: PathLike
+    output: PathLike
+    _: KW_ONLY
+    episode: int = dataclasses.field(metadata=required("The number of the episode.", "K"))
+    field: str | None = option(None, "The images. Default: the first field of images.", "KEY")
+    steps: str | None = option(None, "Only these steps, or a single one. Default: all.", "A:B")
+    fps: float | None = option(None, "Frames a second. Default: as the data state, else 30.", "N")
+    scale: int = option(1, "Repeat each pixel N times.", "N")
+    root: PathLike | None = root_option()
+    force: bool = option(False, "Replace the file that is there.")
+    progress: Progress | None = None
+
+
+_EPOCHS = frozenset({"drop_last", "shuffle"})
+_SLICES = frozenset({"slice_len", "num_slices", "anchor", "strict", "pad", "batched"})
+_PRIORITIES = frozenset({"alpha", "beta", "priority"})
+SAMPLERS: Mapping[str, frozenset[str]] = {
+    "random": frozenset(),
+    "without-replacement": _EPOCHS,
+    "slice": _SLICES | {"weight"},
+    "slice-without-replacement": _SLICES | _EPOCHS,
+    "prioritized": _PRIORITIES,
+    "prioritized-slice": _SLICES | _PRIORITIES,
+}
+"""The options of each sampler, by the name of the sampler on the command line."""
+
+_DEFAULT_BATCH = 256
+SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class SampleOptions(VerbOptions):
+    """The arguments of `sample`; None, and False for a switch, mean not given.
+
+    Raises UsageError for an unknown sampler, an option that the sampler does not take, values out of range, and options
+    that contradict each other.
+    """
+
+    dataset: PathLike
+    n: int | None = option(None, "How many steps. Default: 256 or close to it.", "N", flag="--number -n --batch-size")
+    _: KW_ONLY
+    sampler: str = option(
+        "random",
+        f"How to draw: {', '.join(SAMPLERS)}. Default: random.",
+        "NAME",
+        choices=tuple(SAMPLERS),
+        unset=True,
+    )
+    slice_len: int | None = option(None, "For slices: how many steps each has.", "L")
+    num_slices: int | None = option(None, "For slices: how many make a batch.", "K")
+    weight: str | None = option(
+        None, "For slice: make episodes equally likely, as by default, or steps.", choices=("episode", "step")
+    )
+    anchor: str | None = option(
+        None, "For slices: anywhere, or where episodes start or end.", choices=("any", "start", "end")
+    )
+    strict: bool | None = option(
+        None, "For slices: leave short episodes out, or take them.", flag="--strict/--no-strict"
+    )
+    pad: bool = option(False, "For slices: take short episodes, their last step repeated.")
+    batched: bool = option(False, "For slices: batches of slices by steps.")
+    drop_last: bool = option(False, "Without replacement: leave out an incomplete last batch.")
+    shuffle: bool | None = option(None, "Without replacement: in order.", flag="--no-shuffle", sets=False)
+    alpha: float | None = option(None, "By priority: its exponent. Default: 0.6.", "A")
+    beta: float | None = option(None, "By priority: exponent of the weights. Default: 0.4.", "B")
+    priority: str | None = option(None, "By priority: |KEY|. Default: all equal.", "KEY")
+    frame_stack: int | None = option(None, "Join N frames of an episode, zeros before its start.", "N")
+    frame_keys: Sequence[str] = option(
+        (), "For --frame-stack: which frames. Default: all images.", "KEY", flag="--frame-key", values=list[str]
+    )
+    time: bool = option(False, "Measure how fast batches come.")
+    seconds: float | None = option(None, "For how long to measure. Default: 2.", "S")
+    seed: int | None = option(None, "The same seed, the same batch.", "S")
+    verify: bool = option(False, "Compare all files with their digests first.")
+    root: PathLike | None = root_option()
+
+    def __post_init__(self) -> None:
+        if self.sampler not in SAMPLERS:
+            raise UsageError(f"the sampler is {self.sampler!r}, expected one of {', '.join(SAMPLERS)}")
+        for name, value in self.given().items():
+            if name not in SAMPLERS[self.sampler]:
+                others = [sampler for sampler, known in SAMPLERS.items() if name in known]
+                raise UsageError(
+                    f"{_flag(name, value)} is no option of the sampler {self.sampler}",
+                    hint=f"it is for {', '.join(others)}",
+                )
+        self._check_values()
+        if self.frame_stack is None and self.frame_keys:
+            raise UsageError("--frame-key names the frames to stack, and none are stacked", hint="add --frame-stack 4")
+        if self.frame_stack is not None and self.frame_stack < 1:
+            raise UsageError(f"--frame-stack is {self.frame_stack}, expected a number of frames from 1")
+
+    def given(self) -> dict[str, Any]:
+        """Return the options of the sampler that were given, by name."""
+        return {name: value for name, value in self._set().items() if any(name in known for known in SAMPLERS.values())}
+
+    def _check_values(self) -> None:
+        for name in ("slice_len", "num_slices"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise UsageError(f"{_flag(name)} is {number}, expected 1 or more")
+        for name in ("alpha", "beta"):
+            number = getattr(self, name)
+            if number is not None and not (math.isfinite(number) and number >= 0):
+                raise UsageError(f"{_flag(name)} is {number}, expected a finite number from 0")
+        for name in ("weight", "anchor"):
+            word, words = getattr(self, name), self.described()[name].choices
+            if word is not None and word not in words:
+                raise UsageError(f"{_flag(name)} is {word!r}, expected one of {', '.join(words)}")
+        if self.strict and self.pad:
+            raise UsageError(
+                "--strict and --pad are both set, expected one: --strict leaves short episodes out, --pad fills them up"
+            )
+        if self.in_slices and self.slice_len is None and self.num_slices is None:
+            raise UsageError(
+                f"the sampler {self.sampler} needs --slice-len or --num-slices",
+                hint="add --slice-len L or --num-slices K",
+            )
+
+    @property
+    def in_slices(self) -> bool:
+        """Whether the sampler draws slices."""
+        return "slice_len" in SAMPLERS[self.sampler]
+
+    @property
+    def strict_length(self) -> bool:
+        """Whether episodes shorter than a slice are left out."""
+        return not self.pad if self.strict is None else self.strict
+
+    def batch_size(self) -> int:
+        """Return the number of steps of a batch; UsageError if it does not match the slices."""
+        n, length, count = self.n, self.slice_len, self.num_slices
+        if n is None:
+            n = length * count if length and count else _default_for(length or count or 1)
+        if n < 1:
+            raise UsageError(f"-n is {n}, expected at least 1")
+        if length and count and length * count != n:
+            raise UsageError(
+                f"-n {n}: {count} slices of {length} steps are {length * count}",
+                hint=f"-n {length * count}, or leave out -n or one of the others",
+            )
+        part, what = (length, "the length of a slice") if length else (count, "the number of slices")
+        if part and n % part:
+            raise UsageError(
+                f"a batch is {n} steps, expected a multiple of {what}, {part}",
+                hint=f"-n {max(1, round(n / part)) * part}",
+            )
+        return n
+
+    def seconds_to_measure(self) -> float | None:
+        """Return for how many seconds to measure, None to measure nothing; UsageError for an invalid time."""
+        if self.seconds is None:
+            return SECONDS if self.time else None
+        if not self.time:
+            raise UsageError("--seconds needs --time", hint="add --time")
+        if not (math.isfinite(self.seconds) and self.seconds > 0):
+            raise UsageError(f"--seconds is {self.seconds}, expected a time above 0")
+        return self.seconds
+
+    def steps_of_a_slice(self, batch_size: int) -> int:
+        """Return the number of steps of a slice."""
+        return self.slice_len or batch_size // (self.num_slices or 1)
+
+    def check_lengths(self, lengths: np.ndarray[Any, Any], batch_size: int) -> None:
+        """Raise UsageError if every episode is shorter than a slice and short ones are left out."""
+        wanted = self.steps_of_a_slice(batch_size)
+        if not self.in_slices or not self.strict_length or wanted <= lengths.max():
+            return
+        raise UsageError(
+            f"slices are {wanted} steps, expected at most {lengths.max():,}: the longest of {len(lengths):,} episodes",
+            hint="--pad takes shorter ones and fills them up, --no-strict takes them whole",
+        )
+
+
+def _default_for(part: int) -> int:
+    """Return the multiple of `part` that is nearest to the default batch."""
+    return max(1, round(_DEFAULT_BATCH / part)) * part
+
+
+def _flag(name: str, value: Any = None) -> str:
+    no = "no-" if value is False and name in {"shuffle", "strict"} else ""
+    return f"--{no}{name.replace('_', '-')}"

@@ -88,17 +88,27 @@ def plot(
 ) -> PlotResult:
     """Collect return and length of every episode of a dataset, or the values of fields over steps, and draw them.
 
-    `dataset` is a path or `source:id` of a dataset or a checkpoint of steps, or a mixture file. `fields` names leaves
-    as `inspect` does, or without `next.` if that is unambiguous; `observation[3]` and `observation[0:4]` choose columns
-    (row-major), else the first 16 are taken. `episodes` selects episodes by number, like `0:100,250`: all by default,
-    with `fields` the first one, and at most 24 then. Without `output` (.svg, .png, .pdf) nothing is written; a file
-    there is replaced only with `force`. Memory is bounded however long an episode is.
+    For a mixture, the share and the steps of each dataset are plotted, then the episodes or fields of the first 8, each
+    with the name of its dataset. Memory is bounded however long an episode is.
 
-    Of a mixture, the share and the steps of each dataset are plotted, then the episodes or fields of the first 8, each
-    with the name of its dataset; `episodes` selects in each of them.
+    Args:
+        dataset: a path or `source:id` of a dataset or a checkpoint of steps, or a mixture file.
+        fields: names of leaves as `inspect` shows them, or without `next.` if that is unambiguous. `observation[3]` and
+            `observation[0:4]` choose columns (row-major); default: the first 16.
+        episodes: episodes by number, like `0:100,250`; default: all, and with `fields` the first one. With `fields` at
+            most 24. In a mixture they are chosen in each dataset.
+        output: the file to write (.svg, .png, .pdf); default: nothing is written.
+        root: where stored datasets are.
+        force: replace the file.
+        progress: shows how far it is; default: nothing is shown.
 
-    Raises DatasetNotFoundError, FormatError or CorruptDataError for the dataset; UsageError for an unknown field and
-    one without numbers to plot, for `episodes`, for `output`, for a raw dataset, and where matplotlib is missing.
+    Returns:
+        What is plotted.
+
+    Raises:
+        DatasetNotFoundError, FormatError, CorruptDataError: the dataset does not exist, cannot be read, or is damaged.
+        UsageError: a field is unknown or has no numbers, `episodes` or `output` make no sense, the dataset is one of
+            another library, or matplotlib is missing.
     """
     staging = None
     if output is not None:

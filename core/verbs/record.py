@@ -1,4 +1,9 @@
-"""`record`: run a policy in a gymnasium environment and record the episodes."""
+"""`record`: run a policy in a gymnasium environment and record the episodes.
+
+Unlike the other verbs that write, it has no `Publication`: nothing is staged, because every episode has to be safe as
+soon as it ends. The recording grows at the destination itself, and its log makes a dataset of it: at the end, after a
+crash (`repair`), or when it is continued (`resume`). It never replaces anything.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,6 @@ import contextlib
 import copy
 import functools
 import importlib
-import os
 import secrets
 import shlex
 import time
@@ -20,71 +24,78 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from ..engine.tasks import error_text
-from ..errors import RbtoolError, SchemaError, UsageError, suggests_keywords
+from ..errors import RbtoolError, SchemaError, UsageError
 from ..format import fs
 from ..format.packed.recording import RecordedOrigin
 from ..format.staging import mend
+from ..options import takes
 from ..preprocess.functions import find_function
-from ..progress import Progress, Silent, counted
+from ..progress import Progress, counted
 from ..recording.environments import RecordEpisodes, RecordVectorEpisodes, WholeInfos
 from ..recording.recorder import EnvironmentRecorder, finished_recording
 from ..results import Published, published_entries
+from .options import RecordOptions
 
 Policy: TypeAlias = Callable[[Any], Any]
 _Recording: TypeAlias = RecordEpisodes[Any, Any] | RecordVectorEpisodes
 RANDOM = "random"
 
 
-@suggests_keywords()
-def record(
-    env_id: str,
-    dest: str | os.PathLike[str],
-    *,
-    episodes: int,
-    policy: str | Policy = RANDOM,
-    seed: int | None = None,
-    num_envs: int = 1,
-    max_steps: int | None = None,
-    render: bool = False,
-    resume: bool = False,
-    progress: Progress | None = None,
-) -> Published:
-    """Record `episodes` episodes of the gymnasium environment `env_id` into a new dataset at `dest`, layout `packed`.
+@takes(RecordOptions)
+def record(asked: RecordOptions) -> Published:
+    """Record episodes of a gymnasium environment into a new dataset in layout `packed`.
 
-    `policy` is a function that takes an observation and returns an action, itself or as `FILE.py:NAME`; `random` draws
-    actions from the action space. Episode k is reset with the seed `seed + k`, and random actions are drawn for it
-    alone: the episodes are the same for any `num_envs`, which run in processes of their own, and after an interruption.
-    Without `seed` one is drawn; the manifest has it. `max_steps` truncates episodes, `render` records frames as
-    `pixels`.
+    What stops the run keeps the episodes that have ended: `resume` continues them, and `rbtool repair` makes a dataset
+    of them.
 
-    What stops the run keeps the episodes that have ended: with `resume` the same call continues them, and
-    `rbtool repair` makes a dataset of them. With `resume`, a dataset at `dest` that such a call has finished, and that
-    has all `episodes`, is returned as it is. UsageError for an unknown environment, and where something else is at
-    `dest`;
-    SchemaError for observations and actions that are not of their spaces; RbtoolError where environment or policy fail.
+    Args:
+        env_id: the id of the environment, or `MODULE:ID`.
+        dest: the folder to write.
+        episodes: how many episodes.
+        policy: a function that takes an observation and returns an action, itself or as `FILE.py:NAME`; `random` draws
+            actions from the action space.
+        seed: episode k is reset with the seed `seed + k`, and random actions are drawn for it alone. Default: a seed is
+            drawn, and recorded in the manifest.
+        num_envs: environments that run in processes of their own. The episodes are the same for any number.
+        max_steps: truncate episodes after so many steps.
+        render: record frames, as `pixels`.
+        resume: continue a recording that the same call has begun. A dataset that it has finished, with all `episodes`,
+            is returned as it is.
+        progress: shows how far it is; default: nothing is shown.
+
+    Returns:
+        What was written.
+
+    Raises:
+        UsageError: an unknown environment, or something else is at `dest`.
+        SchemaError: observations or actions are not in their spaces.
+        RbtoolError: the environment or the policy failed.
     """
-    started, progress = time.perf_counter(), progress or Silent()
-    for name, number in (("episodes", episodes), ("num_envs", num_envs), ("max_steps", max_steps)):
+    started, progress, seed = time.perf_counter(), asked.reporter, asked.seed
+    for name in ("episodes", "num_envs", "max_steps"):
+        number = getattr(asked, name)
         if number is not None and number < 1:
             raise UsageError(f"{name} is {number}, expected a number from 1")
-    place = fs.expanded(dest).absolute()
+    place = fs.expanded(asked.dest).absolute()
     if seed is not None and not 0 <= seed < 1 << 62:
         raise UsageError(f"the seed is {seed}, expected a number from 0 that 62 bits hold")
-    if resume:
+    if asked.resume:
         mend(place)
-    before = _origin(place) if resume else None
-    first = _first_seed(place, env_id, seed, before)
-    player = _Player(policy, first)
-    options = {"resume": resume, "render": render, "max_episodes": episodes}
-    arguments = {"policy": player.label, "seed": first, "max_steps": max_steps, "render": render, **player.inputs}
+    before = _origin(place) if asked.resume else None
+    first = _first_seed(place, asked, before)
+    player = _Player(asked.policy, first)
+    arguments = {
+        "policy": player.label, "seed": first, "max_steps": asked.max_steps, "render": asked.render, **player.inputs,
+    }  # fmt: skip
     if before is not None:
         _require_same(place, before.arguments, arguments)
-        if (finished := finished_recording(place, episodes)) is not None:
+        if (finished := finished_recording(place, asked.episodes)) is not None:
             return Published(**published_entries(finished[0], place, started), already_there=True)
-    env = _make(env_id, place, num_envs, max_steps, options)
-    with _failures(env_id, env):
-        env.recorder.describe(arguments | {"episodes": max(episodes, *(n + 1 for n in env.recorder.writer.numbers), 1)})
-        progress.start("recording", episodes, "episodes")
+    env = _make(asked, place)
+    with _failures(asked.env_id, env):
+        known = [number + 1 for number in env.recorder.writer.numbers]
+        env.recorder.describe(arguments | {"episodes": max(asked.episodes, *known, 1)})
+        progress.start("recording", asked.episodes, "episodes")
         progress.advance(env.episodes)
         if isinstance(env, RecordEpisodes):
             _run(env, player, progress)
@@ -105,8 +116,9 @@ def _origin(place: Path) -> RecordedOrigin | None:
         return None
 
 
-def _first_seed(place: Path, env_id: str, seed: int | None, before: RecordedOrigin | None) -> int:
-    """Return the seed of episode 0; that of the recording that is continued."""
+def _first_seed(place: Path, asked: RecordOptions, before: RecordedOrigin | None) -> int:
+    """Return the seed of episode 0; for a recording that is continued, the one it was begun with."""
+    env_id, seed = asked.env_id, asked.seed
     if before is not None:
         if before.asked != env_id.rpartition(":")[2]:
             raise UsageError(f"{place} has episodes of {before.asked}, expected {env_id} to continue them")
@@ -174,21 +186,24 @@ class _Player:
             raise RbtoolError(f"the policy {self.label} failed: {error_text(error)}") from error
 
 
-def _make(env_id: str, dest: Path, num_envs: int, max_steps: int | None, options: dict[str, Any]) -> _Recording:
-    given: dict[str, Any] = {"max_episode_steps": max_steps} if max_steps is not None else {}
-    given |= {"render_mode": "rgb_array"} if options["render"] else {}
+def _make(asked: RecordOptions, dest: Path) -> _Recording:
+    env_id = asked.env_id
+    options: Any = {"resume": asked.resume, "render": asked.render, "max_episodes": asked.episodes}
+    given: dict[str, Any] = {"max_episode_steps": asked.max_steps} if asked.max_steps is not None else {}
+    given |= {"render_mode": "rgb_array"} if asked.render else {}
     try:
         module, _, name = env_id.rpartition(":")
         if module:
             importlib.import_module(module)
         _require_version(name)
         made = functools.partial(gymnasium.make, env_id, **given)
-        if num_envs == 1:
+        if asked.num_envs == 1:
             single = made()
         else:
             with made() as single:
                 spec = single.spec
-            several = AsyncVectorEnv([lambda: WholeInfos(made())] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+            envs = [lambda: WholeInfos(made())] * asked.num_envs
+            several = AsyncVectorEnv(envs, autoreset_mode=AutoresetMode.DISABLED)
             several.spec = spec
     except UsageError:
         raise
@@ -196,7 +211,7 @@ def _make(env_id: str, dest: Path, num_envs: int, max_steps: int | None, options
         raise UsageError(f"there is no environment {env_id!r}: {error_text(error).partition(': ')[2]}") from error
     except Exception as error:
         raise RbtoolError(f"the environment {env_id} cannot be made: {error_text(error)}") from error
-    if num_envs == 1:
+    if asked.num_envs == 1:
         return RecordEpisodes(single, dest, **options)
     try:
         return RecordVectorEpisodes(several, dest, **options)

@@ -58,15 +58,26 @@ def repair(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RepairResult:
-    """Restore the longest valid prefix of the recording at `path` as a dataset.
+    """Restore the longest valid prefix of a recording as a dataset.
 
     Every byte is compared with the digest that was recorded when its episode was finished. The unfinished episode is
-    cut. Finished episodes that are damaged, follow a damaged one, or are missing from the log are discarded only with
-    `yes`. A recording that is a valid dataset already is left as it is.
+    cut. A recording that is a valid dataset already is left as it is.
 
-    Raises DatasetNotFoundError if `path` does not exist, FormatError if it is not a recording, CorruptDataError
-    if episodes would be discarded, none would be kept, or the contents cannot be determined, and UsageError while
-    another process records there.
+    Args:
+        path: the folder of the recording.
+        yes: discard finished episodes that are damaged, follow a damaged one, or are missing from the log.
+        dry_run: do everything but writing.
+        progress: shows how far it is; default: nothing is shown.
+
+    Returns:
+        What was kept and what was discarded.
+
+    Raises:
+        DatasetNotFoundError: nothing is at `path`.
+        FormatError: it is not a recording.
+        CorruptDataError: episodes would be discarded without `yes`, none would be kept, or the contents cannot be
+            determined.
+        UsageError: another process records there.
     """
     started, folder, progress = time.perf_counter(), fs.expanded(path).absolute(), progress or Silent()
     mend(folder)

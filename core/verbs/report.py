@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 from .. import __version__
 from ..charts.figure import require_matplotlib
@@ -18,6 +18,7 @@ from ..format.documents import written_time
 from ..format.locate import find_dataset
 from ..format.staging import FileStaging, require_suffix
 from ..open_steps import open_steps, whole_episodes
+from ..options import PathLike
 from ..progress import Progress, Silent
 from ..report.page import IMAGE_BYTES, Words, page_of
 from ..report.subject import CheckedSubject, Subject, subject_of
@@ -26,8 +27,6 @@ from ..saved_steps import has_steps
 from .check import check
 from .inspect import PartsResult, inspect_several
 from .mix import MixResult
-
-PathLike: TypeAlias = str | os.PathLike[str]
 
 MOST_DATASETS = 8
 """More do not fit next to each other."""
@@ -70,15 +69,28 @@ def report(
     force: bool = False,
     progress: Progress | None = None,
 ) -> ReportResult:
-    """Write a report of datasets or checkpoints (paths or `source:id`) to the HTML file `output`.
+    """Write a report on datasets or checkpoints to an HTML file.
 
-    The page needs no other file and no network, and is at most 3 MB large; it states what is left out for that. Of a
-    mixture and of the folder of a split, the datasets are shown next to each other. Every row is read, in bounded
-    memory, and checked; a damaged dataset is shown as far as it can be read, with what is wrong. `output` is replaced
-    only with `force`, and only if it is a page.
+    The page needs no other file and no network, and is at most 3 MB large; it states what is left out for that. The
+    datasets of a mixture, and of the folder of a split, are shown next to each other. Every row is read, in bounded
+    memory, and checked; a damaged dataset is shown as far as it can be read, with what is wrong.
 
-    Raises DatasetNotFoundError and FormatError for what is no dataset; UsageError for `output`, for a raw dataset, for
-    more than 8 datasets, and where matplotlib is not installed; OutOfSpaceError. `output` is unchanged in every case.
+    Args:
+        datasets: up to 8 paths or `source:id`.
+        output: the file to write.
+        root: where stored datasets are.
+        force: replace the file, if it is a page.
+        progress: shows how far it is; default: nothing is shown.
+
+    Returns:
+        What is on the page.
+
+    Raises:
+        DatasetNotFoundError, FormatError: a dataset does not exist or cannot be read. `output` is unchanged after any
+            error.
+        UsageError: `output` cannot be written, a dataset is one of another library, there are more than 8, or
+            matplotlib is not installed.
+        OutOfSpaceError: the disk has no room for the page.
     """
     started, progress = time.perf_counter(), progress or Silent()
     require_matplotlib()

@@ -6,19 +6,17 @@ streams as well.
 
 from __future__ import annotations
 
-import math
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from ..datasets.mixtures import open_mixture
-from ..errors import UsageError, suggests_keywords
+from ..errors import UsageError
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset
@@ -27,10 +25,12 @@ from ..format.mixture import is_mixture
 from ..format.packed.reader import PackedReader
 from ..format.videos import reference_keys
 from ..open_steps import open_steps
+from ..options import takes
 from ..results import Result
 from ..saved_steps import has_steps, require_verified
 from ..stats import mean_of
 from ..ted.schema import NEXT_TRUNCATED, Field, Key, as_numbers, key_called, key_name, state_keys, unknown_field
+from .options import SampleOptions
 
 if TYPE_CHECKING:
     import torch
@@ -43,140 +43,118 @@ if TYPE_CHECKING:
     from ..transforms.base import Compose
 
 
-@suggests_keywords()
-def sample(
-    dataset: str | os.PathLike[str],
-    n: int | None = None,
-    *,
-    sampler: str = "random",
-    slice_len: int | None = None,
-    num_slices: int | None = None,
-    weight: str | None = None,
-    anchor: str | None = None,
-    strict: bool | None = None,
-    pad: bool = False,
-    batched: bool = False,
-    drop_last: bool = False,
-    shuffle: bool | None = None,
-    alpha: float | None = None,
-    beta: float | None = None,
-    priority: str | None = None,
-    frame_stack: int | None = None,
-    frame_keys: Sequence[str] = (),
-    time: bool = False,
-    seconds: float | None = None,
-    seed: int | None = None,
-    verify: bool = False,
-    root: str | os.PathLike[str] | None = None,
-) -> SampleResult:
-    """Draw a batch of `n` steps, 256 by default, of a dataset, a checkpoint or a mixture (a path or `source:id`).
+@takes(SampleOptions)
+def sample(asked: SampleOptions) -> SampleResult:
+    """Draw a batch of a dataset, a checkpoint or a mixture, and describe it.
 
-    The same seed gives the same steps, equal to the first batch of `load_dataset(…, seed=seed)` with that sampler; by
-    default a new seed is generated and reported. Only the sampled rows are read, unless `verify` is set, which first
-    compares all files with their digests.
+    It equals the first batch of `load_dataset(…, seed=seed)` with that sampler. Only the sampled rows are read, unless
+    `verify` is set.
 
-    `sampler` is one of
+    Args:
+        dataset: a path or `source:id`.
+        n: how many steps; default: 256, or the nearest multiple that slices allow.
+        sampler: one of
 
-    - `random`: steps, with replacement;
-    - `without-replacement`: steps, each once an epoch, shuffled unless `shuffle=False`; `drop_last` leaves out what
-      is less than a batch at the end of an epoch;
-    - `slice`: `num_slices` slices of `slice_len` consecutive steps of an episode; `weight` is `episode` or `step`;
-    - `slice-without-replacement`: slices, each episode once an epoch;
-    - `prioritized`: steps, with replacement, by (|`priority`| + 1e-8) ^ `alpha` (0.6), where `priority` is the name
-      of a leaf, like `next.reward`; by default all are equal. `beta` (0.4) is the exponent of the weights;
-    - `prioritized-slice`: slices whose first steps are drawn by priority.
+            - `random`: steps, with replacement;
+            - `without-replacement`: steps, each once an epoch;
+            - `slice`: slices of consecutive steps of an episode;
+            - `slice-without-replacement`: slices, each episode once an epoch;
+            - `prioritized`: steps, with replacement, by (|`priority`| + 1e-8) ^ `alpha`;
+            - `prioritized-slice`: slices whose first steps are drawn by priority.
+        slice_len, num_slices: steps of a slice, and slices of a batch; one of them is enough.
+        weight: for `slice`: what is equally likely, `episode` (the default) or `step`.
+        anchor: where a slice lies in its episode: at `any` position, its `start` or its `end`.
+        strict: False takes episodes shorter than a slice whole; by default they are left out.
+        pad: take short episodes, and repeat their last step.
+        batched: batches of shape `[slices, steps]`.
+        drop_last: leave out what is less than a batch at the end of an epoch.
+        shuffle: False takes the steps of an epoch in order.
+        alpha: exponent of the priorities; default: 0.6.
+        beta: exponent of the weights; default: 0.4.
+        priority: the name of a leaf, like `next.reward`; by default all priorities are equal.
+        frame_stack: join so many frames of an episode, as `StoredFrameStack` does.
+        frame_keys: which frames; default: images.
+        time: measure the sampling speed.
+        seconds: for about how long; default: 2.
+        seed: the same seed gives the same steps; default: a new one, which the result states.
+        verify: compare all files with their digests first.
+        root: where stored datasets are.
 
-    `anchor` places slices at `any` position of their episode, its `start` or its `end`. Episodes shorter than a slice
-    are left out, unless `strict=False`, which takes them whole, or `pad`, which repeats their last step. `batched`
-    gives batches of shape `[slices, steps]`. `frame_stack` joins so many frames of an episode (`frame_keys`, by default
-    images) as `StoredFrameStack` does. `time` also measures the sampling speed for about `seconds` (2).
+    Returns:
+        Which steps were drawn, what they are like, and how fast batches come if `time` is set.
 
-    Raises UsageError for options that contradict each other or the sampler, numbers out of range, no episode as long
-    as a slice, a priority that is not a leaf of finite numbers, `verify` without digests, a raw dataset, and one or a
-    checkpoint without steps; DatasetNotFoundError or FormatError if there is nothing to sample from, and
-    CorruptDataError for damaged files.
+    Raises:
+        UsageError: options contradict each other or the sampler, numbers are out of range, no episode is as long as a
+            slice, `priority` is not a leaf of finite numbers, `verify` without digests, a dataset of another library,
+            or no steps.
+        DatasetNotFoundError, FormatError: there is nothing to sample from.
+        CorruptDataError: files are damaged.
     """
-    options = SamplerOptions(
-        sampler=sampler, slice_len=slice_len, num_slices=num_slices, weight=weight, anchor=anchor, strict=strict,
-        pad=pad, batched=batched, drop_last=drop_last, shuffle=shuffle, alpha=alpha, beta=beta, priority=priority,
-    )  # fmt: skip
-    frames = FrameStacks(frames=frame_stack, keys=tuple(frame_keys))
-    drawing = _Drawing(SampleRequest.of(options, frames, n, seed=seed, time=time, seconds=seconds), verify)
-    path = find_dataset(dataset, root)
+    request = SampleRequest.of(asked)
+    path = find_dataset(asked.dataset, asked.root)
     if is_mixture(path):
-        return drawing.of_mixture(path, root)
+        return _sample_mixture(request, path)
     has_steps(path)
     with open_steps(path) as reader:
         if not reader.manifest.steps:
             raise UsageError(f"{reader.path} has no steps: there is nothing to sample")
-        return drawing.of_dataset(reader)
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawing:
-    """One run of `sample`."""
-
-    request: SampleRequest
-    verify: bool
-
-    def of_dataset(self, reader: StepReader) -> SampleResult:
-        request = self.request
-        self._require(reader)
-        buffer = _buffer(reader, request.options, request.frames, request.size)
+        _require(reader, request)
+        buffer = _buffer(reader, asked, request.size)
         batch = request.batch(buffer)
         rows = np.asarray(batch["index"]).reshape(-1)
         drawn = DrawnRows.of(rows, np.zeros_like(rows), [reader.episodes])
         return request.result(reader.path, buffer, batch, reader.fields, drawn)
 
-    def of_mixture(self, path: Path, root: str | os.PathLike[str] | None) -> SampleResult:
-        """Draw from an ensemble as `load_dataset` makes it: the same seed gives the same steps."""
-        request, options = self.request, self._of_exact_length()
 
-        def opened(reader: TedReader | PackedReader) -> tuple[ReplayBuffer, EpisodeTable]:
-            try:
-                self._require(reader)
-                return _buffer(reader, options, request.frames), reader.episodes
-            except UsageError as error:
-                raise UsageError(f"{reader.path}: {error.message}", hint=error.hint) from error
+def _sample_mixture(request: SampleRequest, path: Path) -> SampleResult:
+    """Draw from an ensemble as `load_dataset` makes it: the same seed gives the same steps."""
+    options = _of_exact_length(request)
 
-        opening = open_mixture(path, opened, root)
-        buffer = opening.ensemble(lambda made: made[0], batch_size=request.size)
-        batch = request.batch(buffer)
-        sources, rows = (np.asarray(batch[key]).reshape(-1) for key in ("source_id", ("index", "index")))
-        drawn = DrawnRows.of(rows, sources, [one.made[1] for one in opening.datasets])
-        counts = np.bincount(sources, minlength=len(opening.datasets)).tolist()
-        datasets = tuple(
-            SampledDataset(name=one.member.name, path=one.path, steps=count)
-            for one, count in zip(opening.datasets, counts, strict=True)
+    def opened(reader: TedReader | PackedReader) -> tuple[ReplayBuffer, EpisodeTable]:
+        try:
+            _require(reader, request)
+            return _buffer(reader, options), reader.episodes
+        except UsageError as error:
+            raise UsageError(f"{reader.path}: {error.message}", hint=error.hint) from error
+
+    opening = open_mixture(path, opened, options.root)
+    buffer = opening.ensemble(lambda made: made[0], batch_size=request.size)
+    batch = request.batch(buffer)
+    sources, rows = (np.asarray(batch[key]).reshape(-1) for key in ("source_id", ("index", "index")))
+    drawn = DrawnRows.of(rows, sources, [one.made[1] for one in opening.datasets])
+    counts = np.bincount(sources, minlength=len(opening.datasets)).tolist()
+    datasets = tuple(
+        SampledDataset(name=one.member.name, path=one.path, steps=count)
+        for one, count in zip(opening.datasets, counts, strict=True)
+    )
+    found = request.result(path, buffer, batch, opening.fields, drawn)
+    return replace(found, datasets=datasets, sources=tuple(sources.tolist()))
+
+
+def _of_exact_length(request: SampleRequest) -> SampleOptions:
+    """Return the options for datasets that each give a part of the batch: slices have the same length in all."""
+    options = request.options
+    if not options.in_slices:
+        return options
+    if not options.strict_length and not options.pad:
+        raise UsageError(
+            "--no-strict takes slices of any length, and the parts of a batch of a mixture have exact lengths",
+            hint="--pad takes short episodes and fills them up",
         )
-        found = request.result(path, buffer, batch, opening.fields, drawn)
-        return replace(found, datasets=datasets, sources=tuple(sources.tolist()))
-
-    def _of_exact_length(self) -> SamplerOptions:
-        """Return the options for datasets that each give a part of the batch: slices have the same length in all."""
-        options = self.request.options
-        if not options.in_slices:
-            return options
-        if not options.strict_length and not options.pad:
-            raise UsageError(
-                "--no-strict takes slices of any length, and the parts of a batch of a mixture have exact lengths",
-                hint="--pad takes short episodes and fills them up",
-            )
-        return replace(options, slice_len=options.steps_of_a_slice(self.request.size), num_slices=None)
-
-    def _require(self, reader: StepReader) -> None:
-        if self.verify:
-            require_verified(reader)
-        self.request.options.check_lengths(reader.episodes.length, self.request.size)
+    return replace(options, slice_len=options.steps_of_a_slice(request.size), num_slices=None)
 
 
-def _buffer(
-    reader: StepReader, options: SamplerOptions, frames: FrameStacks, batch_size: int | None = None
-) -> TensorDictReplayBuffer:
+def _require(reader: StepReader, request: SampleRequest) -> None:
+    if request.options.verify:
+        require_verified(reader)
+    request.options.check_lengths(reader.episodes.length, request.size)
+
+
+def _buffer(reader: StepReader, options: SampleOptions, batch_size: int | None = None) -> TensorDictReplayBuffer:
     """Make the buffer to sample from."""
     field = None if options.priority is None else priority_field(reader, options.priority)
     priorities = None if field is None else initial_priorities(reader, field)
-    transform = frames.transform(reader.fields)
+    transform = frame_stacks(options, reader.fields)
     import torch  # lazy: takes seconds, and an invalid request fails before
 
     from ..buffers.tensordict import TensorDictReplayBuffer
@@ -210,57 +188,39 @@ _OBSERVATION: Key = ("observation",)
 _CHANNELS = (1, 3, 4)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameStacks:
-    """How many frames are stacked, and which: by default all images, else `observation`. None stacks nothing.
+def frame_stacks(asked: SampleOptions, fields: Iterable[Field]) -> Compose | None:
+    """Make the transform that stacks frames of steps of these fields; UsageError for a key that is not one of states.
 
-    UsageError for a number below 1, and for keys without a number.
+    By default all images are stacked, else `observation`.
     """
+    if asked.frame_stack is None:
+        return None
+    chosen = _stacked_fields(asked.frame_keys, list(fields))
+    from ..transforms.base import Compose  # lazy: torch takes seconds, and an invalid request fails before
+    from ..transforms.windows import StoredFrameStack
 
-    frames: int | None = None
-    keys: tuple[str, ...] = ()
+    return Compose([StoredFrameStack(asked.frame_stack, [one.key], dim=_dimension(one.shape)) for one in chosen])
 
-    def __post_init__(self) -> None:
-        if self.frames is None and self.keys:
-            raise UsageError("--frame-key names the frames to stack, and none are stacked", hint="add --frame-stack 4")
-        if self.frames is not None and self.frames < 1:
-            raise UsageError(f"--frame-stack is {self.frames}, expected a number of frames from 1")
 
-    def given(self) -> dict[str, Any]:
-        """Return the options that were given, by name."""
-        if self.frames is None:
-            return {}
-        return {"frame_stack": self.frames} | ({"frame_key": list(self.keys)} if self.keys else {})
-
-    def transform(self, fields: Iterable[Field]) -> Compose | None:
-        """Make the transform for steps of these fields; UsageError for a key that is not one of states."""
-        if self.frames is None:
-            return None
-        chosen = self._chosen(list(fields))
-        from ..transforms.base import Compose  # lazy: torch takes seconds, and an invalid request fails before
-        from ..transforms.windows import StoredFrameStack
-
-        return Compose([StoredFrameStack(self.frames, [field.key], dim=_dimension(field.shape)) for field in chosen])
-
-    def _chosen(self, fields: list[Field]) -> list[Field]:
-        states = set(state_keys(fields))
-        known = {field.key: field for field in fields if field.key in states}
-        chosen = []
-        for name in self.keys:
-            key = key_called(name, known)
-            if key is None:
-                raise unknown_field(name, map(key_name, known))
-            chosen.append(known[key])
-        if chosen:
-            return chosen
-        images = [field for field in known.values() if len(field.shape) > 1]
-        found = images or [field for field in known.values() if field.key == _OBSERVATION]
-        if not found:
-            raise UsageError(
-                f"--frame-stack stacks images, or {key_name(_OBSERVATION)}, and there are none",
-                hint=f"--frame-key names others: {', '.join(sorted(map(key_name, known)))}" if known else "",
-            )
-        return found
+def _stacked_fields(names: Sequence[str], fields: list[Field]) -> list[Field]:
+    states = set(state_keys(fields))
+    known = {field.key: field for field in fields if field.key in states}
+    chosen = []
+    for name in names:
+        key = key_called(name, known)
+        if key is None:
+            raise unknown_field(name, map(key_name, known))
+        chosen.append(known[key])
+    if chosen:
+        return chosen
+    images = [field for field in known.values() if len(field.shape) > 1]
+    found = images or [field for field in known.values() if field.key == _OBSERVATION]
+    if not found:
+        raise UsageError(
+            f"--frame-stack stacks images, or {key_name(_OBSERVATION)}, and there are none",
+            hint=f"--frame-key names others: {', '.join(sorted(map(key_name, known)))}" if known else "",
+        )
+    return found
 
 
 def _dimension(shape: tuple[int, ...]) -> int:
@@ -270,151 +230,12 @@ def _dimension(shape: tuple[int, ...]) -> int:
     return -1 if shape[-1] in _CHANNELS and shape[0] not in _CHANNELS else -3
 
 
-_DEFAULT_BATCH = 256
 ALPHA, BETA = 0.6, 0.4
 """Exponents of the priorities and of the weights, as in Schaul et al. (2015), proportional variant."""
-
-_WORDS = {"weight": ("episode", "step"), "anchor": ("any", "start", "end")}
-
-_EPOCHS = frozenset({"drop_last", "shuffle"})
-_SLICES = frozenset({"slice_len", "num_slices", "anchor", "strict", "pad", "batched"})
-_PRIORITIES = frozenset({"alpha", "beta", "priority"})
-SAMPLERS: Mapping[str, frozenset[str]] = {
-    "random": frozenset(),
-    "without-replacement": _EPOCHS,
-    "slice": _SLICES | {"weight"},
-    "slice-without-replacement": _SLICES | _EPOCHS,
-    "prioritized": _PRIORITIES,
-    "prioritized-slice": _SLICES | _PRIORITIES,
-}
-"""The options of each sampler, by the name of the sampler on the command line."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplerOptions:
-    """The name of a sampler and its options; None, and False for a switch, mean not given.
-
-    Raises UsageError for an unknown sampler, an option that the sampler does not take, and values out of range.
-    """
-
-    sampler: str = "random"
-    slice_len: int | None = None
-    num_slices: int | None = None
-    weight: str | None = None
-    anchor: str | None = None
-    strict: bool | None = None
-    pad: bool = False
-    batched: bool = False
-    drop_last: bool = False
-    shuffle: bool | None = None
-    alpha: float | None = None
-    beta: float | None = None
-    priority: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.sampler not in SAMPLERS:
-            raise UsageError(f"the sampler is {self.sampler!r}, expected one of {', '.join(SAMPLERS)}")
-        for name, value in self.given().items():
-            if name not in SAMPLERS[self.sampler]:
-                others = [sampler for sampler, known in SAMPLERS.items() if name in known]
-                raise UsageError(
-                    f"{_flag(name, value)} is no option of the sampler {self.sampler}",
-                    hint=f"it is for {', '.join(others)}",
-                )
-        self._check_values()
-
-    def given(self) -> dict[str, Any]:
-        """Return the options that were given, by name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sampler"}
-        return {name: value for name, value in values.items() if value is not None and not _left(name, value)}
-
-    def _check_values(self) -> None:
-        for name in ("slice_len", "num_slices"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise UsageError(f"{_flag(name)} is {number}, expected 1 or more")
-        for name in ("alpha", "beta"):
-            number = getattr(self, name)
-            if number is not None and not (math.isfinite(number) and number >= 0):
-                raise UsageError(f"{_flag(name)} is {number}, expected a finite number from 0")
-        for name, words in _WORDS.items():
-            word = getattr(self, name)
-            if word is not None and word not in words:
-                raise UsageError(f"{_flag(name)} is {word!r}, expected one of {', '.join(words)}")
-        if self.strict and self.pad:
-            raise UsageError(
-                "--strict and --pad are both set, expected one: --strict leaves short episodes out, --pad fills them up"
-            )
-        if self.in_slices and self.slice_len is None and self.num_slices is None:
-            raise UsageError(
-                f"the sampler {self.sampler} needs --slice-len or --num-slices",
-                hint="add --slice-len L or --num-slices K",
-            )
-
-    @property
-    def in_slices(self) -> bool:
-        """Whether the sampler draws slices."""
-        return "slice_len" in SAMPLERS[self.sampler]
-
-    @property
-    def strict_length(self) -> bool:
-        """Whether episodes shorter than a slice are left out."""
-        return not self.pad if self.strict is None else self.strict
-
-    def batch_size(self, n: int | None) -> int:
-        """Return the number of steps of a batch; UsageError if it does not match the slices."""
-        length, count = self.slice_len, self.num_slices
-        if n is None:
-            n = length * count if length and count else _default_for(length or count or 1)
-        if n < 1:
-            raise UsageError(f"-n is {n}, expected at least 1")
-        if length and count and length * count != n:
-            raise UsageError(
-                f"-n {n}: {count} slices of {length} steps are {length * count}",
-                hint=f"-n {length * count}, or leave out -n or one of the others",
-            )
-        part, what = (length, "the length of a slice") if length else (count, "the number of slices")
-        if part and n % part:
-            raise UsageError(
-                f"a batch is {n} steps, expected a multiple of {what}, {part}",
-                hint=f"-n {max(1, round(n / part)) * part}",
-            )
-        return n
-
-    def steps_of_a_slice(self, batch_size: int) -> int:
-        """Return the number of steps of a slice."""
-        return self.slice_len or batch_size // (self.num_slices or 1)
-
-    def check_lengths(self, lengths: np.ndarray[Any, Any], batch_size: int) -> None:
-        """Raise UsageError if every episode is shorter than a slice and short ones are left out."""
-        wanted = self.steps_of_a_slice(batch_size)
-        if not self.in_slices or not self.strict_length or wanted <= lengths.max():
-            return
-        raise UsageError(
-            f"slices are {wanted} steps, expected at most {lengths.max():,}: the longest of {len(lengths):,} episodes",
-            hint="--pad takes shorter ones and fills them up, --no-strict takes them whole",
-        )
-
-
-def _default_for(part: int) -> int:
-    """Return the multiple of `part` that is nearest to the default batch."""
-    return max(1, round(_DEFAULT_BATCH / part)) * part
-
-
-def _left(name: str, value: Any) -> bool:
-    """Return whether a switch has its default."""
-    return name in {"pad", "batched", "drop_last"} and value is False
-
-
-def _flag(name: str, value: Any = None) -> str:
-    no = "no-" if value is False and name in {"shuffle", "strict"} else ""
-    return f"--{no}{name.replace('_', '-')}"
-
-
 _CHUNK = 1 << 20
 
 
-def make_sampler(options: SamplerOptions, reader: StepReader) -> Sampler:
+def make_sampler(options: SampleOptions, reader: StepReader) -> Sampler:
     """Make the sampler for the steps of `reader`."""
     # These imports load torch, which takes seconds: an invalid request fails before.
     if options.sampler == "random":
@@ -450,7 +271,7 @@ def make_sampler(options: SamplerOptions, reader: StepReader) -> Sampler:
     return PrioritizedSliceSampler(*priorities, **slices)
 
 
-def _slice_arguments(options: SamplerOptions) -> dict[str, Any]:
+def _slice_arguments(options: SampleOptions) -> dict[str, Any]:
     size = {"num_slices": options.num_slices} if options.slice_len is None else {"slice_len": options.slice_len}
     given = options.given()
     passed: dict[str, Any] = {name: given[name] for name in ("weight", "anchor", "batched") if name in given}
@@ -497,7 +318,6 @@ def initial_priorities(reader: StepReader, field: Field) -> np.ndarray[Any, Any]
     return found
 
 
-SECONDS = 2.0
 _WARM_UP = 0.1
 _LEAST = 10
 
@@ -518,17 +338,6 @@ class SampleTiming:
     median_us: float
     p95_us: float
     threads: int
-
-
-def checked_seconds(seconds: float | None, *, asked: bool) -> float | None:
-    """Return for how many seconds to measure, None to measure nothing; UsageError for an invalid time."""
-    if seconds is None:
-        return SECONDS if asked else None
-    if not asked:
-        raise UsageError("--seconds needs --time", hint="add --time")
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise UsageError(f"--seconds is {seconds}, expected a time above 0")
-    return seconds
 
 
 def timed(draw: Callable[[], int], seconds: float, *, step_bytes: float, threads: int) -> SampleTiming:
@@ -657,7 +466,7 @@ class DrawnRows:
 
 
 def sampled_slices(
-    batch: TensorDictBase, drawn: DrawnRows, options: SamplerOptions, batch_size: int
+    batch: TensorDictBase, drawn: DrawnRows, options: SampleOptions, batch_size: int
 ) -> tuple[SampledSlice, ...]:
     """Split the rows of a batch into its slices."""
     if not options.in_slices:
@@ -722,33 +531,23 @@ def _sampled(name: str, dtype: str, values: torch.Tensor, *, described: bool = T
     return SampledField(**known, min=numbers.min().item(), mean=mean_of(numbers), max=numbers.max().item())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SampleRequest:
     """A batch of `size` steps of a seed, and for how many seconds to measure; None measures nothing."""
 
-    options: SamplerOptions
-    frames: FrameStacks
+    options: SampleOptions
     size: int
     seed: int
     limit: float | None
 
     @classmethod
-    def of(
-        cls,
-        options: SamplerOptions,
-        frames: FrameStacks,
-        n: int | None,
-        *,
-        seed: int | None,
-        time: bool,
-        seconds: float | None,
-    ) -> Self:
-        """Check the arguments of `sample`; UsageError for those that make no sense."""
-        size, limit = options.batch_size(n), checked_seconds(seconds, asked=time)
-        seed = secrets.randbits(63) if seed is None else seed
+    def of(cls, options: SampleOptions) -> Self:
+        """Check what remains to be checked of the arguments; UsageError for those that make no sense."""
+        size, limit = options.batch_size(), options.seconds_to_measure()
+        seed = secrets.randbits(63) if options.seed is None else options.seed
         if not 0 <= seed < 1 << 64:
             raise UsageError(f"the seed is {seed}, expected a number of 64 bits without sign")
-        return cls(options=options, frames=frames, size=size, seed=seed, limit=limit)
+        return cls(options, size, seed, limit)
 
     def batch(self, buffer: ReplayBuffer) -> TensorDictBase:
         """Return the first batch of the seed."""
@@ -766,11 +565,16 @@ class SampleRequest:
         step_bytes = sum(field.bytes for field in sampled) / len(drawn.rows)
         return SampleResult(
             path=path, n=len(drawn.rows), seed=self.seed, sampler=self.options.sampler,
-            options=self.options.given() | self.frames.given(), indices=tuple(drawn.rows.tolist()),
+            options=self.options.given() | _frames_given(self.options), indices=tuple(drawn.rows.tolist()),
             episodes=tuple(drawn.episodes.tolist()), steps=tuple(drawn.steps.tolist()),
             slices=sampled_slices(batch, drawn, self.options, self.size), fields=sampled,
             timing=None if self.limit is None else _timing(buffer, self.limit, step_bytes),
         )  # fmt: skip
+
+
+def _frames_given(options: SampleOptions) -> dict[str, Any]:
+    given = {"frame_stack": options.frame_stack, "frame_key": list(options.frame_keys)}
+    return {name: value for name, value in given.items() if value}
 
 
 def _timing(buffer: ReplayBuffer, seconds: float, step_bytes: float) -> SampleTiming:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 import xxhash
 
-from ..errors import RbtoolError, UsageError, did_you_mean, suggests_keywords
+from ..errors import RbtoolError, UsageError, did_you_mean
 from ..format import fs
 from ..format.contracts import Array, StepReader
 from ..format.documents import dump_json, float_from_json, load_json, plain
@@ -36,11 +36,12 @@ from ..format.returns import return_field_of, sum_rewards, table_with_returns
 from ..format.staging import PARTS_FILE, Outcome, Publication, Staging
 from ..format.videos import videos_of_episodes
 from ..open_steps import finished_manifest
-from ..progress import Progress, Silent
+from ..options import takes
 from ..results import Result, layout_arguments, new_notes, seconds_since
 from ..saved_steps import verified_steps
 from ..ted.schema import EPISODE, Field, Key, key_called, key_name
-from .merge import SPLIT, PathLike, opened_steps, planned_manifest, result_layout, runs_text
+from .merge import SPLIT, opened_steps, planned_manifest, result_layout, runs_text
+from .options import SplitOptions
 
 _FORMAT = "rbtool split"
 _VERSION = 1
@@ -87,73 +88,60 @@ class SplitResult(Result):
     seconds: float = 0.0
 
 
-@suggests_keywords()
-def split(
-    dataset: PathLike,
-    dest: PathLike | None = None,
-    *,
-    train: float | None = None,
-    val: float | None = None,
-    test: float | None = None,
-    seed: int | None = None,
-    by: str = "episode",
-    stratify: str | None = None,
-    in_order: bool = False,
-    allow_duplicates: bool = False,
-    layout: str | None = None,
-    compress: tuple[str, ...] | list[str] | None = None,
-    root: PathLike | None = None,
-    force: bool = False,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-) -> SplitResult:
-    """Split `dataset` (a path or `source:id`) into the datasets `dest/train`, `dest/val` and `dest/test`.
+@takes(SplitOptions)
+def split(asked: SplitOptions) -> SplitResult:
+    """Split a dataset into the datasets `dest/train`, `dest/val` and `dest/test`.
 
-    `train`, `val` and `test` are fractions of the episodes that add up to 1; a part without one is not written. An
-    episode is never divided, and neither is a group: `by` is `episode`, `content` (episodes with the same rows stay
-    together), or a key of which each episode has one value: a field, a key of the episodes' text, or `seed`. Groups
-    are drawn at random by `seed` (0 by default); with `stratify="return"` so that all parts have similar returns, with
-    `in_order` not at random but one part after the other. Each part keeps the order and the numbers of its episodes.
+    Each part keeps the order and the numbers of its episodes. All parts appear at once, with `split.json`, which lists
+    them. `merge` of all parts gives the dataset back, with its content digest if layout and compression are the same.
 
-    Byte-identical episodes in two parts are refused unless `allow_duplicates` is set: a model would be tested on what
-    it was trained on. `dest` is by default the folder NAME-split in the current one, after the name of the dataset;
-    `layout` and `compress` are those of `convert`, by default those of the dataset if it is in layout `packed`, else
-    `ted`. All parts appear at once, with `split.json`, which lists them. `dest` is replaced only with `force`; an equal
-    split of the same data is left as it is (`already_there`).
+    Args:
+        dataset: a path or `source:id`.
+        dest: the folder of the parts; default: NAME-split in the current folder, after the name of the dataset.
+        train, val, test: fractions of the episodes, which add up to 1; a part without one is not written.
+        seed: draws the groups of episodes at random; default: 0.
+        by: what is never divided: `episode`, `content` (episodes with the same rows stay together), or a key of which
+            each episode has one value: a field, a key of the episodes' text, or `seed`.
+        stratify: `return` gives all parts similar returns.
+        in_order: take the episodes one part after the other instead of at random.
+        allow_duplicates: allow byte-identical episodes in two parts. They are refused otherwise: a model would be
+            tested on what it was trained on.
+        layout, compress: as in `convert`. Default: as the dataset has them if it is packed, else `ted`.
+        root: where stored datasets are.
+        force: replace what is at `dest`.
+        dry_run: do everything but writing.
+        progress: shows how far it is; default: nothing is shown.
 
-    `merge` of all parts gives the dataset back, with its content digest where layout and compression are the same.
-    Raises UsageError for arguments that make no sense, for parts that would be empty and for identical episodes;
-    DatasetNotFoundError, CorruptDataError, OutOfSpaceError; `dest` is unchanged in every case.
+    Returns:
+        The parts. An equal split of the same data is left as it is, and `already_there` is True.
+
+    Raises:
+        UsageError: arguments make no sense, a part would be empty, or identical episodes would be in two parts. `dest`
+            is unchanged after any error.
+        DatasetNotFoundError, CorruptDataError: the dataset does not exist, or is damaged.
+        OutOfSpaceError: the disk has no room for the result.
     """
-    started, shares = time.perf_counter(), require_shares(train, val, test)
-    chosen_seed = _require_order(seed, stratify, in_order=in_order)
-    path = find_dataset(dataset, root)
-    destination = (fs.expanded(dest) if dest is not None else _default_folder(path)).absolute()
+    started, shares = time.perf_counter(), require_shares(asked.train, asked.val, asked.test)
+    seed = _require_order(asked)
+    path = find_dataset(asked.dataset, asked.root)
+    destination = (fs.expanded(asked.dest) if asked.dest is not None else _default_folder(path)).absolute()
     require_apart(path, destination)
     with opened_steps(path) as reader:
-        wanted, methods = result_layout([reader], layout, compress)
-        arguments: dict[str, Any] = {
-            "dataset": os.fspath(dataset), "parts": shares, "seed": chosen_seed, "by": by, "stratify": stratify,
-            "in_order": in_order, "allow_duplicates": allow_duplicates, "episodes": len(reader.episodes),
-            **layout_arguments(wanted, methods),
-        }  # fmt: skip
-        splitting = _Splitting(
-            reader=reader, destination=destination, arguments=arguments, layout=wanted, compress=methods,
-            force=force, dry_run=dry_run, progress=progress or Silent(),
-        )  # fmt: skip
-        return splitting.run(started)
+        layout, compress = result_layout([reader], asked)
+        return _Splitting(asked, reader, destination, shares, seed, layout, compress).run(started)
 
 
-def _require_order(seed: int | None, stratify: str | None, *, in_order: bool) -> int | None:
+def _require_order(asked: SplitOptions) -> int | None:
     """Validate how episodes are drawn; return the seed, None for `in_order`."""
+    seed, stratify = asked.seed, asked.stratify
     if stratify not in {None, "return"}:
         raise UsageError(f"--stratify is {stratify!r}, return is the only choice")
-    if in_order and (stratify is not None or seed is not None):
+    if asked.in_order and (stratify is not None or seed is not None):
         other = "--seed" if stratify is None else "--stratify"
         raise UsageError(f"--in-order takes the episodes as they are, and {other} draws them", hint="leave one out")
     if seed is not None and not 0 <= seed < 1 << 64:
         raise UsageError(f"--seed is {seed}, expected a whole number from 0 to 2^64 - 1")
-    return None if in_order else seed or 0
+    return None if asked.in_order else seed or 0
 
 
 def _default_folder(path: Path) -> Path:
@@ -177,22 +165,31 @@ class _Parts(NamedTuple):
     counted: Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Splitting:
-    """One run of `split`; `arguments` are what the provenance of each part records."""
+    """One run of `split`."""
 
+    asked: SplitOptions
     reader: StepReader
     destination: Path
-    arguments: Mapping[str, Any]
+    shares: Shares
+    seed: int | None
     layout: Layout
     compress: tuple[str, ...]
-    force: bool
-    dry_run: bool
-    progress: Progress
 
     @property
     def _names(self) -> list[str]:
-        return list(self.arguments["parts"])
+        return list(self.shares)
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        """What the provenance of each part records."""
+        asked = self.asked
+        return {
+            "dataset": os.fspath(asked.dataset), "parts": self.shares, "seed": self.seed, "by": asked.by,
+            "stratify": asked.stratify, "in_order": asked.in_order, "allow_duplicates": asked.allow_duplicates,
+            "episodes": len(self.reader.episodes), **layout_arguments(self.layout, self.compress),
+        }  # fmt: skip
 
     def run(self, started: float) -> SplitResult:
         reader = self.reader
@@ -201,10 +198,10 @@ class _Splitting:
         codecs = parse_codecs(self.compress, reader.fields)
         PackedSchema.of(reader.fields, codecs)
         publication = Publication(
-            staging=Staging(self.destination, replace=self.force),
+            staging=Staging(self.destination, replace=self.asked.force),
             find=self._already_there,
             needed=lambda: None if self.compress else self._size,
-            dry_run=self.dry_run,
+            dry_run=self.asked.dry_run,
         )
         parts, entries = publication.run(self._plan, lambda staging: Outcome(self._write(staging.path, codecs)))
         return self._result(parts, started, entries)
@@ -212,15 +209,13 @@ class _Splitting:
     @cached_property
     def _division(self) -> _Division:
         """Compare the episodes and assign each to a part; UsageError for identical ones in two parts."""
-        reader, arguments = self.reader, self.arguments
-        self.progress.start("comparing episodes", reader.manifest.steps, "steps")
-        identical = identical_episodes(reader, self.progress.advance)
-        self.progress.done()
-        groups = groups_by(reader, arguments["by"], identical)
-        returns = episode_returns_of(reader) if arguments["stratify"] else None
-        part_of = assign(
-            groups, arguments["parts"], seed=arguments["seed"] or 0, in_order=arguments["in_order"], returns=returns
-        )
+        reader, asked = self.reader, self.asked
+        self.asked.reporter.start("comparing episodes", reader.manifest.steps, "steps")
+        identical = identical_episodes(reader, self.asked.reporter.advance)
+        self.asked.reporter.done()
+        groups = groups_by(reader, asked.by, identical)
+        returns = episode_returns_of(reader) if asked.stratify else None
+        part_of = assign(groups, self.shares, seed=self.seed or 0, in_order=asked.in_order, returns=returns)
         duplicates = self._require_apart(identical, part_of)
         rows = [np.flatnonzero(part_of == part) for part in range(len(self._names))]
         table = table_with_returns(reader)
@@ -249,7 +244,7 @@ class _Splitting:
             parts[content].add(part)
         torn = np.array([len(parts[content]) > 1 for content in identical.tolist()], bool)
         count = int(torn.sum())
-        if count and not self.arguments["allow_duplicates"]:
+        if count and not self.asked.allow_duplicates:
             first = identical[torn][0]
             numbers = self.reader.episodes.episode[identical == first].tolist()
             shown = ", ".join(map(str, numbers[:_FEW])) + (", …" if len(numbers) > _FEW else "")
@@ -280,7 +275,7 @@ class _Splitting:
                 )
                 for name, chosen in zip(self._names, rows, strict=True)
             ]
-            self.progress.start("splitting", reader.manifest.steps, "steps")
+            self.asked.reporter.start("splitting", reader.manifest.steps, "steps")
             for start, stop in reader.chunks(_CHUNK_BYTES):
                 last = np.zeros(stop - start, bool)
                 low, high = np.searchsorted(ends, (start, stop))
@@ -288,14 +283,14 @@ class _Splitting:
                 parts = part_of[table.index_of_step(np.arange(start, stop))]
                 columns = {field.key: source.read(field.key, start, stop) for field in reader.fields}
                 _route(columns, last, parts, builders)
-                self.progress.advance(stop - start)
+                self.asked.reporter.advance(stop - start)
             steps.close()  # compares what was read with its digests, before any manifest is written
             text = reader.episode_text
             made = []
             for part, (builder, chosen) in enumerate(zip(builders, rows, strict=True)):
                 own = None if text is None else [text[row] for row in chosen.tolist()]
                 made.append(builder.finish(table.chosen(chosen), self._origin(part, chosen), own))
-        self.progress.done()
+        self.asked.reporter.done()
         document = self._document(made, counted)
         fs.write_file(folder / PARTS_FILE, (dump_json(document, indent=1) + "\n").encode())
         return _Parts(made, counted)
@@ -312,7 +307,7 @@ class _Splitting:
 
     def _step(self, part: str, chosen: Array) -> Provenance:
         """What made a part; where the numbers of its episodes do not give their order, also their positions."""
-        arguments = {**self.arguments, "part": part}
+        arguments = {**self._arguments, "part": part}
         if (np.diff(self.reader.episodes.episode) <= 0).any():
             arguments["positions"] = runs_text(chosen)
         return provenance_step(SPLIT, arguments, {"content_digest": self.reader.manifest.content_digest})
@@ -326,7 +321,7 @@ class _Splitting:
         return {"format": _FORMAT, "version": _VERSION, **self._identity(), **counted, "made": parts}
 
     def _identity(self) -> dict[str, Any]:
-        asked = {key: value for key, value in self.arguments.items() if key != "dataset"}
+        asked = {key: value for key, value in self._arguments.items() if key != "dataset"}
         found: dict[str, Any] = plain(
             {"content_digest": self.reader.manifest.content_digest, "arguments": asked, "layout": self.layout}
         )
@@ -348,18 +343,18 @@ class _Splitting:
 
     def _result(self, found: _Parts, started: float, changes: dict[str, Any]) -> SplitResult:
         made, counted = found
-        arguments, reader, returns = self.arguments, self.reader, counted["mean_returns"]
+        reader, returns = self.reader, counted["mean_returns"]
         parts = tuple(
             SplitPart(
-                name=name, path=self.destination / name, fraction=arguments["parts"][name], steps=one.steps,
+                name=name, path=self.destination / name, fraction=self.shares[name], steps=one.steps,
                 episodes=one.episodes, mean_return=mean, content_digest=one.content_digest or None,
             )
             for name, one, mean in zip(self._names, made, returns, strict=True)
         )  # fmt: skip
         entries: dict[str, Any] = {
             "path": self.destination, "source": reader.path, "layout": self.layout, "steps": reader.manifest.steps,
-            "episodes": len(reader.episodes), "bytes": sum(one.bytes for one in made), "by": arguments["by"],
-            "groups": counted["groups"], "seed": arguments["seed"], "duplicates": counted["duplicates"],
+            "episodes": len(reader.episodes), "bytes": sum(one.bytes for one in made), "by": self.asked.by,
+            "groups": counted["groups"], "seed": self.seed, "duplicates": counted["duplicates"],
             "parts": parts,
             "notes": new_notes(planned_manifest(reader).notes, reader), "seconds": seconds_since(started),
         }  # fmt: skip

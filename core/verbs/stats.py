@@ -56,13 +56,25 @@ def stats(
 ) -> StatsResult:
     """Compute count, mean, deviation, extremes and quantiles of every leaf of a dataset or a checkpoint.
 
-    `dataset` is a path or `source:id`. Every row is read once, in bounded memory; text, ids and complex numbers are
-    left out, and states are described at the root only. `fields` names leaves or groups of them, as `inspect` does, or
-    without `next.` if that is unambiguous. The statistics of whole datasets at the default quantiles are cached below
-    the storage root by content digest.
+    Every row is read once, in bounded memory; text, ids and complex numbers are left out, and states are described at
+    the root only. The statistics of whole datasets at the default quantiles are cached below the storage root by
+    content digest.
 
-    Raises CorruptDataError for rows that do not match the manifest; UsageError for an unknown field or one without
-    statistics, a quantile outside of [0, 1], a dataset without steps, and a raw dataset.
+    Args:
+        dataset: a path or `source:id`.
+        fields: names of leaves or groups, as `inspect` shows them, or without `next.` if that is unambiguous; default:
+            all.
+        quantiles: fractions from 0 to 1.
+        root: where stored datasets are.
+        progress: shows how far it is; default: nothing is shown.
+
+    Returns:
+        The statistics of each leaf.
+
+    Raises:
+        CorruptDataError: rows do not match the manifest.
+        UsageError: a field is unknown or has no statistics, a quantile is outside of [0, 1], or the dataset has no
+            steps or is one of another library.
     """
     started = time.perf_counter()
     fractions = tuple(quantiles)

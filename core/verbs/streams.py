@@ -5,7 +5,7 @@ What opens a stream is above the verbs, as it needs transport and formats: the v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -15,7 +15,8 @@ from ..errors import UsageError
 from ..format.videos import VIDEO, reference_keys
 from ..results import Result
 from ..ted.schema import row_bytes
-from .sample import DrawnRows, FrameStacks, SampleRequest, SampleResult, SamplerOptions
+from .options import SampleOptions
+from .sample import DrawnRows, SampleRequest, SampleResult, frame_stacks
 
 if TYPE_CHECKING:
     from ..samplers.stream import StreamSampler
@@ -75,46 +76,24 @@ def inspect_stream(opened: Opened) -> StreamResult:
     )  # fmt: skip
 
 
-def sample_stream(
-    opened: Opened,
-    n: int | None = None,
-    *,
-    sampler: str = _STEPS,
-    slice_len: int | None = None,
-    num_slices: int | None = None,
-    strict: bool | None = None,
-    pad: bool = False,
-    batched: bool = False,
-    drop_last: bool = False,
-    shuffle: bool | None = None,
-    frame_stack: int | None = None,
-    frame_keys: Sequence[str] = (),
-    time: bool = False,
-    seconds: float | None = None,
-    seed: int | None = None,
-    **others: Any,
-) -> SampleResult:
+def sample_stream(opened: Opened, n: int | None = None, **given: Any) -> SampleResult:
     """Draw a batch of `n` steps of the stream that `opened` opens, once the arguments are checked.
 
     It is the first batch of `load_dataset(…, streaming=True, seed=seed)` with a `StreamSampler` (the `sampler`
     `without-replacement`, the default) or a `StreamSliceSampler` (`slice-without-replacement`), and needs as many
-    shards as hold it. The arguments, the result and what is raised are those of `sample`; `others`, its arguments for
-    datasets on this disk, are refused with UsageError unless they are None or False.
+    shards as hold it. The arguments, the result and what is raised are those of `sample`; arguments for datasets on
+    this disk are refused with UsageError unless they are None or False.
     """
-    if refused := [name for name, value in others.items() if value is not None and value is not False]:
-        raise UsageError(f"--{refused[0].replace('_', '-')} {_ON_DISK}", hint="leave it out, or leave out --streaming")
+    for name in ("weight", "anchor", "alpha", "beta", "priority", "verify", "root"):
+        if given.get(name) not in (None, False):
+            raise UsageError(f"--{name.replace('_', '-')} {_ON_DISK}", hint="leave it out, or leave out --streaming")
+    sampler = given.setdefault("sampler", _STEPS)
     if sampler not in (_STEPS, _SLICES):
         raise UsageError(
             f"the sampler is {sampler}, expected {_STEPS} or {_SLICES} with --streaming: shards come one by one"
         )
-    options = SamplerOptions(
-        sampler=sampler, slice_len=slice_len, num_slices=num_slices, strict=strict, pad=pad, batched=batched,
-        drop_last=drop_last, shuffle=shuffle,
-    )  # fmt: skip
-    frames = FrameStacks(frames=frame_stack, keys=tuple(frame_keys))
-    request = SampleRequest.of(options, frames, n, seed=seed, time=time, seconds=seconds)
-    storage = opened()
-    return _drawn(request, storage)
+    request = SampleRequest.of(SampleOptions("", n, **given))
+    return _drawn(request, opened())
 
 
 def _drawn(request: SampleRequest, storage: StreamStorage) -> SampleResult:
@@ -122,7 +101,7 @@ def _drawn(request: SampleRequest, storage: StreamStorage) -> SampleResult:
     from ..buffers.tensordict import TensorDictReplayBuffer
     from ..writers.base import ImmutableDatasetWriter
 
-    transform = request.frames.transform(storage.fields)
+    transform = frame_stacks(request.options, storage.fields)
     buffer = TensorDictReplayBuffer(
         storage=storage, sampler=_sampler(request), writer=ImmutableDatasetWriter(), transform=transform,
         batch_size=request.size,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from .. import __version__
-from ..errors import CheckFailed, CorruptDataError, FormatError, NetworkError, UsageError, suggests_keywords
+from ..errors import CheckFailed, CorruptDataError, FormatError, NetworkError, UsageError
 from ..format.checks import FOLDER_RULES
 from ..format.documents import dump_json, written_time
 from ..format.files import read_regular
@@ -25,7 +25,8 @@ from ..format.locate import find_dataset, refuse_empty
 from ..format.manifest import MANIFEST, Manifest, has_manifest
 from ..format.open_files import ListedFiles
 from ..open_steps import open_dataset
-from ..progress import Progress, Silent, clean, readable_size
+from ..options import takes
+from ..progress import Progress, clean, readable_size
 from ..remote.hub import (
     MAIN,
     ChangedMeanwhileError,
@@ -44,6 +45,7 @@ from ..results import Result, seconds_since
 from ..stats import FieldStats
 from ..ted.schema import key_name
 from .check import CheckResult, check
+from .options import UploadOptions
 from .stats import stats
 
 CARD = "README.md"
@@ -88,55 +90,54 @@ class UploadResult(Result):
     seconds: float
 
 
-@suggests_keywords()
-def upload(
-    dataset: str | os.PathLike[str],
-    address: str,
-    *,
-    private: bool = False,
-    license: str | None = None,
-    message: str | None = None,
-    revision: str | None = None,
-    allow_errors: bool = False,
-    force: bool = False,
-    dry_run: bool = False,
-    root: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-) -> UploadResult:
+@takes(UploadOptions)
+def upload(asked: UploadOptions) -> UploadResult:
     """Put a dataset into the repository `hf://OWNER/NAME` of a Hugging Face hub; `download` gives the same files back.
 
-    `dataset` is a path or `source:id` of a dataset in TED. It is checked first; every file is compared with its digest.
-    The files of the manifest, the manifest, a card (README.md) and, for streams, the digests of the shards go up, and
-    nothing else: large files first, then one commit that names all, so that nobody sees half a dataset. What the hub
-    has is not sent again: an interrupted upload is resumed by the same call. Afterwards the files in the commit are
-    compared with those here, and the commit is recorded in the dataset's folder. If the branch has the same files
-    already, nothing is sent.
+    The dataset is checked first, and every file is compared with its digest. The files of the manifest, the manifest, a
+    card (README.md) and, for streams, the digests of the shards go up, and nothing else: large files first, then one
+    commit that names all, so that nobody sees half a dataset. Afterwards the files in the commit are compared with
+    those here, and the commit is recorded in the dataset's folder. What the hub has is not sent again: an interrupted
+    upload is resumed by the same call. The token is the one of huggingface_hub (`HF_TOKEN`).
 
-    A repository that is not there is made, and `private` makes it so. `license` is an identifier of the hub, such as
-    `cc-by-4.0`; by default the one that the card there has stays. `message` is that of the commit. `revision` is a
-    branch, which is made if it is not there. `force` replaces another dataset, and removes files that are not of this
-    one; the history of the repository keeps them. `allow_errors` uploads data in which `check` finds errors, which the
-    card states; files that differ from their digests are never uploaded.
+    Args:
+        dataset: a path or `source:id` of a dataset in TED.
+        address: `hf://OWNER/NAME`. The repository is made if it does not exist.
+        private: make it private; a public one is refused.
+        license: an identifier of the hub, such as `cc-by-4.0`; default: the one on the card there stays.
+        message: of the commit.
+        revision: a branch, which is made if it does not exist; default: main.
+        allow_errors: upload data in which `check` finds errors, which the card states. Files that differ from their
+            digests are never uploaded.
+        root: where stored datasets are.
+        force: replace another dataset, and remove files that do not belong to this one; the history of the repository
+            keeps them.
+        dry_run: do everything but sending.
+        progress: shows how far it is; default: nothing is shown.
 
-    The token is that of huggingface_hub (`HF_TOKEN`). Raises UsageError for an address that makes no sense, what is no
-    dataset in TED, a repository with other files, and a public one with `private`; CheckFailed for errors of `check`;
-    CorruptDataError for damaged files, and if the hub has other files in the end; NetworkError, also where somebody
-    else changes the branch meanwhile, and AuthorisationError.
+    Returns:
+        What was committed. If the branch has the same files, nothing is sent, and `already_there` is True.
+
+    Raises:
+        UsageError: the address makes no sense, `dataset` is not a dataset in TED, the repository has other files, or is
+            public although `private` is set.
+        CheckFailed: `check` finds errors.
+        CorruptDataError: files are damaged, or the hub has other files in the end.
+        NetworkError: the hub cannot be reached, or somebody else changes the branch meanwhile.
+        AuthorisationError: the hub refuses the token.
     """
     started = time.perf_counter()
-    target = HubAddress.parse(address, revision)
+    address, target = asked.address, HubAddress.parse(asked.address, asked.revision)
     if not address.startswith("hf:"):  # it may be meant as a path
         raise UsageError(f"{address} is no address on a hub; nothing was uploaded", hint=f"write hf://{address}")
-    if license is not None and not _LICENSE.fullmatch(license):
-        raise UsageError(f"{license!r} is no identifier of a licence", hint="give one of the hub, like mit or cc0-1.0")
-    path = find_dataset(dataset, root)
+    if asked.license is not None and not _LICENSE.fullmatch(asked.license):
+        raise UsageError(
+            f"{asked.license!r} is no identifier of a licence", hint="give one of the hub, like mit or cc0-1.0"
+        )
+    path = find_dataset(asked.dataset, asked.root)
     _require_dataset(path)
     with ListedFiles.at(path) as files, HubWriter() as hub:
-        work = _Upload(
-            hub=hub, target=target, path=path, files=files, private=private, license=license, message=message,
-            allow_errors=allow_errors, force=force, dry_run=dry_run, root=root, progress=progress or Silent(),
-        )  # fmt: skip
-        return UploadResult(**work.run(), seconds=seconds_since(started))
+        return UploadResult(**_Upload(asked, hub, target, path, files).run(), seconds=seconds_since(started))
 
 
 def _require_dataset(path: Path) -> None:
@@ -163,23 +164,20 @@ class _There:
     is_new: bool
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Upload:
     """One upload; `run` does it."""
 
+    asked: UploadOptions
     hub: HubWriter
     target: HubAddress
     path: Path
     files: ListedFiles
-    private: bool
-    license: str | None
-    message: str | None
-    allow_errors: bool
-    force: bool
-    dry_run: bool
-    root: str | os.PathLike[str] | None
-    progress: Progress
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def _progress(self) -> Progress:
+        return self.asked.reporter
 
     @property
     def _name(self) -> str:
@@ -197,16 +195,16 @@ class _Upload:
         local = self._hashed()
         deleted = self._superfluous(local, there)
         stated = license_of(there.card)
-        chosen = self.license or stated or "unknown"
+        chosen = self.asked.license or stated or "unknown"
         same = there.parent is not None and not deleted and not differences(local, there.tree)
         done = same and CARD in there.tree and stated == chosen and not there.is_new
         commit, sent = (there.parent, 0) if done else (None, 0)
-        if not done and not self.dry_run:
+        if not done and not self.asked.dry_run:
             card = DatasetCard(self.target, self.files.manifest, checked, chosen).document(
-                there.card, self.path, self.root, self.progress
+                there.card, self.path, self.asked.root, self._progress
             )
             commit, sent = self._send([*local, LocalFile.of(CARD, card)], deleted, there)
-        if commit is not None and not self.dry_run:
+        if commit is not None and not self.asked.dry_run:
             self._record(commit)
         return self._entries(checked, there, chosen) | {
             "commit": commit, "address": self.target.at(commit) if commit else str(self.target), "bytes_sent": sent,
@@ -217,24 +215,24 @@ class _Upload:
         manifest = self.files.manifest
         return {
             "path": self.path, "branch": self._branch, "hub": hub_endpoint(), "license": license,
-            "private": self.private if there.parent is None else there.private, "steps": manifest.steps,
+            "private": self.asked.private if there.parent is None else there.private, "steps": manifest.steps,
             "episodes": manifest.episodes, "files": len(manifest.files) + 1, "bytes": manifest.bytes,
             "errors": checked.errors, "warnings": checked.warnings, "content_digest": manifest.content_digest,
-            "dry_run": self.dry_run,
+            "dry_run": self.asked.dry_run,
         }  # fmt: skip
 
     # What is here --------------------------------------------------------------------------------------
 
     def _checked(self) -> CheckResult:
         """Run all rules; raise CheckFailed for errors, and CorruptDataError for those about files."""
-        result = check(self.path, root=self.root, progress=self.progress)
+        result = check(self.path, root=self.asked.root, progress=self._progress)
         if Manifest.load(self.path).content_digest != self.files.manifest.content_digest:
             raise UsageError(f"{self.path} was replaced meanwhile; nothing was uploaded", hint="run it again")
         errors = [finding for finding in result.findings if finding.severity == "error"]
         damaged = next((finding for finding in errors if finding.rule in _DAMAGE), None)
         if damaged is not None:
             raise CorruptDataError(f"{self.path} is damaged, and nothing was uploaded: {damaged.message}")
-        if errors and not self.allow_errors:
+        if errors and not self.asked.allow_errors:
             more = f", the first of {len(errors)} errors" if len(errors) > 1 else ""
             raise CheckFailed(
                 f"{self.path} breaks {errors[0].rule} {errors[0].name}{more}, and nothing was uploaded: "
@@ -246,11 +244,11 @@ class _Upload:
     def _hashed(self) -> list[LocalFile]:
         """Read all files of the dataset, which have to be those of the manifest."""
         manifest = self.files.manifest
-        self.progress.start("hashing", manifest.bytes, "bytes")
+        self._progress.start("hashing", manifest.bytes, "bytes")
         found = [
-            LocalFile.read(record, self.files.place(record.path), self.progress.advance) for record in manifest.files
+            LocalFile.read(record, self.files.place(record.path), self._progress.advance) for record in manifest.files
         ]
-        self.progress.done()
+        self._progress.done()
         local = [*found, LocalFile.of(MANIFEST, read_regular(self.files.place(MANIFEST)))]
         local += self._shard_digests()
         require_paths(local)
@@ -262,20 +260,20 @@ class _Upload:
             if reader.manifest.content_digest != self.files.manifest.content_digest:
                 raise UsageError(f"{self.path} was replaced meanwhile; nothing was uploaded", hint="run it again")
             if len(EpisodeShards.of(reader).rows) > 1:
-                self.progress.start("hashing shards", self.files.manifest.bytes, "bytes")
-                digests = ShardDigests.of(reader, self.files.place, self.progress.advance)
-                self.progress.done()
+                self._progress.start("hashing shards", self.files.manifest.bytes, "bytes")
+                digests = ShardDigests.of(reader, self.files.place, self._progress.advance)
+                self._progress.done()
                 yield LocalFile.of(SHARD_DIGESTS, digests.document())
 
     # What is there -------------------------------------------------------------------------------------
 
     def _look(self) -> _There:
         """Ask the hub for the state of the repository."""
-        self.progress.note(f"asking {hub_endpoint()} for {self.target}")
+        self._progress.note(f"asking {hub_endpoint()} for {self.target}")
         private = self.hub.is_private(self._name)
         if private is None:
-            return _There(None, {}, b"", self.private, is_new=True)
-        if self.private and not private:
+            return _There(None, {}, b"", self.asked.private, is_new=True)
+        if self.asked.private and not private:
             raise UsageError(
                 f"the repository {self._name} is public, not private; nothing was uploaded",
                 hint="make it private in its settings, or leave out --private",
@@ -301,7 +299,7 @@ class _Upload:
         foreign = sorted(there.tree.keys() - here - _KEPT)
         changed = [path for path in differences(local, there.tree) if path in there.tree]
         others = [path for path in foreign + changed if path != SHARD_DIGESTS]  # shards of other versions may differ
-        if others and not (self.force or there.is_new):
+        if others and not (self.asked.force or there.is_new):
             named = ", ".join(others[:_NAMED]) + (", …" if len(others) > _NAMED else "")
             what = "another dataset" if MANIFEST in there.tree else "files of something else"
             raise UsageError(
@@ -315,7 +313,7 @@ class _Upload:
     def _send(self, files: list[LocalFile], deleted: list[str], there: _There) -> tuple[str, int]:
         """Send all and commit it; return the commit and the bytes that had to be sent."""
         if there.parent is None:
-            self.hub.create(self._name, private=self.private, note=self.progress.note)
+            self.hub.create(self._name, private=self.asked.private, note=self._progress.note)
         if self._branch != MAIN and there.is_new:
             self.hub.create_branch(self._name, self._branch)
         parent = there.parent or self.hub.branches(self._name)[self._branch]
@@ -323,13 +321,13 @@ class _Upload:
         wanted = [file for file in files if file.path in missing]
         total = sum(file.size for file in wanted)
         count = "1 file" if len(wanted) == 1 else f"{len(wanted):,} files"
-        self.progress.note(f"{count}, {readable_size(total)}, to {self.target}")
-        self.progress.start("sending", total, "bytes")
+        self._progress.note(f"{count}, {readable_size(total)}, to {self.target}")
+        self._progress.start("sending", total, "bytes")
         with self._resumable():
-            advance, note = self.progress.advance, self.progress.note
+            advance, note = self._progress.advance, self._progress.note
             sent = self.hub.send(self._name, self._branch, wanted, progress=advance, note=note)
-        self.progress.done()
-        commit = retrying(functools.partial(self._commit, parent, sent, files, deleted), note=self.progress.note)
+        self._progress.done()
+        commit = retrying(functools.partial(self._commit, parent, sent, files, deleted), note=self._progress.note)
         self._require_same(files, commit)
         return commit, sum(sent.bytes)
 
@@ -344,7 +342,7 @@ class _Upload:
         except Exception:
             raise
         except BaseException:
-            self.progress.note(_AGAIN)
+            self._progress.note(_AGAIN)
             raise
 
     def _commit(self, parent: str, sent: SentFiles, files: list[LocalFile], deleted: list[str]) -> str:
@@ -352,7 +350,7 @@ class _Upload:
         try:
             head = self.hub.branches(self._name).get(self._branch)
             if head == parent:
-                message = self.message or f"Upload with rbtool: {self.files.manifest.content_digest}"
+                message = self.asked.message or f"Upload with rbtool: {self.files.manifest.content_digest}"
                 return self.hub.put(self._name, self._branch, parent, sent, deleted=deleted, message=message)
         except ChangedMeanwhileError:
             head = self.hub.branches(self._name).get(self._branch)

@@ -17,11 +17,10 @@ from processes import type_line
 from shard_files import random_openx, write_openx
 
 import rbtool
-from rbtool.cli.sample import AnchorName, SamplerName, WeightName
 from rbtool.core.open_steps import open_dataset
 from rbtool.core.remote import shards
 from rbtool.core.testing.datasets import write_walks
-from rbtool.core.verbs.sample import SAMPLERS, SamplerOptions
+from rbtool.core.verbs.options import SAMPLERS, SampleOptions
 
 from .conftest import Shell
 
@@ -36,9 +35,10 @@ def test_the_samplers_are_completed_and_listed(shell):
 
 
 def test_the_words_are_those_of_the_library():
-    assert [*SamplerName] == [*SAMPLERS]
-    for weight, anchor in zip([*WeightName, None], AnchorName, strict=True):
-        SamplerOptions(sampler="slice", slice_len=1, weight=weight, anchor=anchor)
+    described = SampleOptions.described()
+    assert [*described["sampler"].choices] == [*SAMPLERS]
+    for weight, anchor in zip([*described["weight"].choices, None], described["anchor"].choices, strict=True):
+        SampleOptions("", sampler="slice", slice_len=1, weight=weight, anchor=anchor)
 
 
 def test_steps_are_shown_with_their_episodes(shell):

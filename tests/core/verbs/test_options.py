@@ -1,4 +1,4 @@
-"""Options of verbs and of raw formats: one declaration for the command line, Python and readers."""
+"""The arguments of a verb are defined once: the function, the command line and readers have the same."""
 
 from __future__ import annotations
 
@@ -10,51 +10,78 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
+import typer.main
 from table_files import flat, random_episodes, write_d4rl
 
 import rbtool
-from rbtool.core.declarations import READER_OPTIONS, ReaderOptions, declared
+from rbtool.cli.app import app
+from rbtool.core.declarations import ReaderOptions, declared
 from rbtool.core.errors import UsageError
+from rbtool.core.options import PreprocessOptions, RawOptions, VerbOptions
+from rbtool.core.verbs import options as of
 from rbtool.core.verbs.list import list_formats
-from rbtool.core.verbs.options import ConvertOptions, DownloadOptions, VerbOptions
 
-# Options objects of verbs describe what the functions of the verbs take.
+VERBS: dict[str, tuple[Callable[..., Any], type[VerbOptions]]] = {
+    "convert": (rbtool.convert, of.ConvertOptions),
+    "download": (rbtool.download, of.DownloadOptions),
+    "merge": (rbtool.merge, of.MergeOptions),
+    "split": (rbtool.split, of.SplitOptions),
+    "checkpoint save": (rbtool.checkpoint.save, of.SaveOptions),
+    "checkpoint load": (rbtool.checkpoint.load, of.LoadOptions),
+    "record": (rbtool.record, of.RecordOptions),
+    "export": (rbtool.export, of.ExportOptions),
+    "upload": (rbtool.upload, of.UploadOptions),
+    "frames": (rbtool.frames, of.FramesOptions),
+    "sample": (rbtool.sample, of.SampleOptions),
+    "preprocess": (rbtool.preprocess, PreprocessOptions),
+}
 
 
-VERBS: list[tuple[Callable[..., Any], type[VerbOptions]]] = [
-    (rbtool.convert, ConvertOptions),
-    (rbtool.download, DownloadOptions),
-]
+@pytest.mark.parametrize(("verb", "options"), VERBS.values(), ids=VERBS)
+def test_a_verb_takes_the_fields_of_its_options(verb: Callable[..., Any], options: type[VerbOptions]) -> None:
+    types, fields = get_type_hints(options), {one.name: one for one in dataclasses.fields(options)}
+    found = inspect.signature(verb).parameters
+    assert found.keys() == fields.keys()
+    for name, one in found.items():
+        assert (one.annotation, one.default is one.empty) == (types[name], fields[name].default is dataclasses.MISSING)
+        assert one.default in (one.empty, fields[name].default)
+        assert (one.kind is one.KEYWORD_ONLY) == fields[name].kw_only
+    assert get_type_hints(verb)["return"].kind
 
 
-@pytest.mark.parametrize(("verb", "options"), VERBS)
-def test_a_verb_takes_its_options(verb: Callable[..., Any], options: type[VerbOptions]) -> None:
-    function = inspect.unwrap(verb)
-    keywords = {
-        name: (get_type_hints(function)[name], one.default)
-        for name, one in inspect.signature(function).parameters.items()
-        if one.kind is inspect.Parameter.KEYWORD_ONLY and name != "progress"
-    }
-    types = get_type_hints(options)
-    assert keywords == {one.name: (types[one.name], one.default) for one in dataclasses.fields(options)}
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_is_on_the_command_line(verb: str) -> None:
+    command: Any = typer.main.get_command(app)
+    for word in verb.split():
+        command = command.commands[word]
+    flags = {flag for one in command.params for flag in (*one.opts, *one.secondary_opts)}
+    for name, about in VERBS[verb][1].described().items():
+        assert {*(about.flag or f"--{name.replace('_', '-')}").replace("/", " ").split()} <= flags
 
 
 def test_recorded_options_are_those_that_are_set() -> None:
-    assert ConvertOptions(skip_bad=True, force=True).recorded() == {"skip_bad": True}
-    assert ConvertOptions(force=True).recorded() == {}
+    assert of.ConvertOptions("a", "b", skip_bad=True, force=True).recorded() == {"skip_bad": True}
+    assert of.ConvertOptions("a", "b", force=True).recorded() == {}
 
 
 def test_raw_options_are_those_that_are_set() -> None:
-    assert ConvertOptions(episodes="0:2", final_step="drop", force=True).raw() == {
+    assert of.ConvertOptions("a", "b", episodes="0:2", final_step="drop", force=True).raw() == {
         "episodes": "0:2", "final_step": "drop",
     }  # fmt: skip
+
+
+def test_arguments_that_are_missing_or_too_many_name_the_verb() -> None:
+    with pytest.raises(TypeError, match=r"^merge\(\): missing a required argument: 'dest'$"):
+        rbtool.merge(["a", "b"])  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^merge\(\): too many positional arguments$"):
+        rbtool.merge(["a", "b"], "c", "union")  # type: ignore[misc]
 
 
 # Options of raw formats: one declaration for the command line, Python and readers.
 
 
 def test_python_and_the_command_line_have_the_same_options() -> None:
-    assert [one.key for one in READER_OPTIONS] == list(ReaderOptions.__annotations__)
+    assert list(RawOptions.described()) == list(ReaderOptions.__annotations__)
 
 
 @pytest.mark.parametrize("call", [rbtool.convert, rbtool.inspect, rbtool.check, rbtool.download])

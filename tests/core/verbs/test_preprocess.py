@@ -664,8 +664,8 @@ def test_what_was_achieved_before_a_step_is_its_goal_on_request(layout: Any, goa
             tmp_path / "in", f"{goals}/her.py:relabel", tmp_path / f"out{after}",
             hindsight={"strategy": "final", "her_ratio": 1, **more},
         )  # fmt: skip
-        goals = rbtool.load_dataset(result.path).storage[:]["observation", "desired_goal"].flatten().tolist()
-        assert goals == [stop - 1 + after for _, stop in bounds()]
+        found = rbtool.load_dataset(result.path).storage[:]["observation", "desired_goal"].flatten().tolist()
+        assert found == [stop - 1 + after for _, stop in bounds()]
 
 
 def test_without_what_a_step_achieves_the_field_before_it_is_named(goals: Path, tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacemen
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs import sample
-from rbtool.core.verbs.sample import SAMPLERS, SamplerOptions, checked_seconds, timed
+from rbtool.core.verbs.options import SAMPLERS, SampleOptions
+from rbtool.core.verbs.sample import timed
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 
@@ -362,7 +363,7 @@ def test_the_first_batches_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(("seconds", "asked", "limit"), [(None, False, None), (None, True, 2.0), (0.5, True, 0.5)])
 def test_for_how_long(seconds, asked, limit) -> None:
-    assert checked_seconds(seconds, asked=asked) == limit
+    assert SampleOptions("", time=asked, seconds=seconds).seconds_to_measure() == limit
 
 
 @pytest.mark.parametrize(
@@ -376,7 +377,7 @@ def test_for_how_long(seconds, asked, limit) -> None:
 )
 def test_times_that_are_none(seconds, asked, message) -> None:
     with pytest.raises(rbtool.UsageError, match=message):
-        checked_seconds(seconds, asked=asked)
+        SampleOptions("", time=asked, seconds=seconds).seconds_to_measure()
 
 
 @pytest.mark.parametrize("sampler", ["random", "without-replacement"])
@@ -396,8 +397,8 @@ def test_batches_of_a_dataset_are_timed(tmp_path: Path, sampler: str, monkeypatc
 LENGTH = {"slice_len": 4}
 
 
-def options(sampler: str, **given) -> SamplerOptions:
-    return SamplerOptions(sampler=sampler, **given)
+def options(sampler: str, n: int | None = None, **given) -> SampleOptions:
+    return SampleOptions("", n, sampler=sampler, **given)
 
 
 @pytest.mark.parametrize(
@@ -414,15 +415,15 @@ def options(sampler: str, **given) -> SamplerOptions:
     ],
 )
 def test_the_batch_of_slices(n, slices, size, steps) -> None:
-    chosen = options("slice", **slices)
-    assert chosen.batch_size(n) == size
+    chosen = options("slice", n, **slices)
+    assert chosen.batch_size() == size
     assert chosen.steps_of_a_slice(size) == steps
 
 
 @pytest.mark.parametrize("sampler", ["random", "without-replacement", "prioritized"])
 @pytest.mark.parametrize(("n", "size"), [(None, 256), (1, 1), (255, 255)])
 def test_the_batch_of_steps(sampler, n, size) -> None:
-    assert options(sampler).batch_size(n) == size
+    assert options(sampler, n).batch_size() == size
 
 
 @pytest.mark.parametrize(
@@ -437,7 +438,7 @@ def test_the_batch_of_steps(sampler, n, size) -> None:
 )
 def test_a_batch_that_slices_do_not_make(n, slices, message, hint) -> None:
     with pytest.raises(UsageError, match=message) as raised:
-        options("slice", **slices).batch_size(n)
+        options("slice", n, **slices).batch_size()
     assert raised.value.hint.startswith(hint)
 
 
