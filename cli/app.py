@@ -50,7 +50,7 @@ ShellName = enum.StrEnum("ShellName", {name.upper(): name for name in SCRIPTS}) 
 
 app = typer.Typer(
     cls=_Verbs,
-    add_completion=False,  # by `complete`: that of Typer has no datasets, and takes twice as long
+    add_completion=False,  # by `complete`: Typer's own knows no datasets, and takes twice as long
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=CONTEXT,

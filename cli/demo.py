@@ -26,7 +26,7 @@ def add(app: typer.Typer) -> None:
 
 def demo(
     folder: Annotated[
-        str, typer.Argument(metavar="[FOLDER]", help="Where to put everything; a new folder, or that of a demo.")
+        str, typer.Argument(metavar="[FOLDER]", help="Where to put everything; a new folder, or the one of a demo.")
     ] = "rbtool-demo",
     *,
     out: Output,

@@ -85,7 +85,7 @@ def _list_stored(pattern: str | None, *, out: Output, root: str | None) -> None:
         like = f" with a name like {pattern}" if pattern else ""
         out.summary(Styled(f"{counted(len(result.datasets), 'dataset')} below {result.root}{like}", "dim"))
     else:
-        none = "there is none below" if result.root.exists() else "there is no folder"
+        none = "none below" if result.root.exists() else "no folder"
         out.say(f"no datasets in the store: {none} {result.root}")
     if not result.datasets:
         out.summary(

@@ -55,7 +55,7 @@ def merge(
             shown = f"episodes {_short(source.episodes)} are episodes {_short(source.numbers)} of {name}"
             out.summary(f"renumbered: {shown}")
     if result.restored:
-        out.summary("restored: the content digest is that of the dataset that was split")
+        out.summary("restored: the dataset that was split, with its content digest")
     show_published(out, result, dest)
 
 

@@ -41,7 +41,7 @@ ColorName = enum.StrEnum("ColorName", {"AUTO": "auto", "ALWAYS": "always", "NEVE
 
 
 def _typed(name: str, about: Option) -> Any:
-    """Return the option of the command line; `name` is that of its field."""
+    """Return the option of the command line for the field `name`."""
     flags = (about.flag or f"--{name.replace('_', '-')}").split()
     return typer.Option(*flags, metavar=about.metavar, help=about.help, rich_help_panel=about.panel)
 

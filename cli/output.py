@@ -27,7 +27,7 @@ STDOUT = "standard output"
 
 _ANSI = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}
 _UPPER, _LOWER = 0b00011011, 0b11100100
-"""The dots of a braille letter, as bits: those of its upper half and of its lower half."""
+"""The dots of a braille letter, as bits: of its upper half and of its lower half."""
 _ASCII = str.maketrans(
     {"…": "...", "·": "|", "→": "->", "′": "'", "×": "x", "−": "-", "≥": ">=", "≤": "<="}
     | dict(zip("▁▂▃▄▅▆▇█", "_.:-=+*#", strict=True))

@@ -56,8 +56,8 @@ def sample(
     """Draw steps or slices of a dataset, a mixture or a stream at random, as training would.
 
     The batch is the first one of a buffer with this sampler and seed. With -q, prints the number of each drawn step,
-    one per line, after that of its dataset for a mixture; with --time, the steps per second. Streams are drawn from
-    without replacement, shard by shard.
+    one per line, for a mixture after the number of its dataset; with --time, the steps per second. Streams are
+    drawn from without replacement, shard by shard.
     """
     if streaming:
         from ..core.verbs.streams import sample_stream
@@ -114,7 +114,7 @@ def _counts(result: SampleResult) -> str:
 
 
 def _drawn_lines(result: SampleResult, width: int | None) -> Iterator[list[Cell]]:
-    """Return the first few steps or slices; of a mixture those of each dataset, with the number of its steps."""
+    """Return the first few steps or slices; for a mixture, of each dataset, with the number of its steps."""
     if not result.datasets:
         yield from folded([Styled("drawn    ", "dim"), _drawn(result)], width, _TITLE)
         return

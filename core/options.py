@@ -1,8 +1,8 @@
 """The arguments of verbs, each defined once: for the function, the command line, the request and the provenance.
 
-A verb has a frozen dataclass of its arguments. `takes` makes the verb of a function of such an object: names, types and
-defaults of its arguments are those of the fields, and the help page of the command line is made of what `option` adds.
-To add an option to a verb, add a field to its class and use it in the verb.
+A verb has a frozen dataclass of its arguments. `takes` makes the verb of a function of such an object: its arguments
+have the names, types and defaults of the fields, and the help page is made of what `option` adds. To add an option to a
+verb, add a field to its class and use it in the verb.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class VerbOptions:
 
     @classmethod
     def described(cls) -> dict[str, Option]:
-        """Return what is known of each option, by the name of its field, those of base classes last."""
+        """Return what is known of each option, by the name of its field, base classes last."""
         return {one.name: one.metadata["option"] for one in ordered_fields(cls) if "option" in one.metadata}
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class VerbOptions:
 
 
 def ordered_fields(options: type[Any]) -> list[dataclasses.Field[Any]]:
-    """Return the fields of a dataclass: positional arguments first, and own ones before those of base classes."""
+    """Return the fields of a dataclass: positional arguments first, and own ones before inherited ones."""
     own = vars(options).get("__annotations__", {})
     return sorted(dataclasses.fields(options), key=lambda one: (bool(one.kw_only), one.name not in own))
 

@@ -144,7 +144,7 @@ class DatasetStorage(TensorStorage):
     def _map(self, reader: StepReader) -> tuple[str, TensorDict]:
         """Map the files of a dataset that is open, or read the rows of another form."""
         if not reader.manifest.steps:
-            raise UsageError(f"{self.path} has no steps: there is nothing to sample")
+            raise UsageError(f"{self.path} has no steps to sample")
         if self.mode == "r+" and not (isinstance(reader, TedReader) and reader.manifest.kind == "dataset"):
             raise UsageError(f"{self.path} is no dataset, and cannot be edited in place", hint=_as_dataset(reader))
         self._mapped = None

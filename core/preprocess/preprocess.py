@@ -164,7 +164,7 @@ def _processor(reader: StepReader, asked: PreprocessOptions) -> Processor:
 
         return HindsightProcessor.of(fn, asked.hindsight, reader.fields)
     if (fn is None) != bool(given):
-        found = f"there are a function and {' and '.join(given)}" if given else "there is nothing to run"
+        found = f"there are a function and {' and '.join(given)}" if given else "nothing to run"
         raise UsageError(
             f"{found}, expected a function or operations",
             hint="add --fn FILE.py:NAME, operations like --select, --pipeline FILE or --replay MANIFEST",
@@ -201,7 +201,7 @@ def _limits(asked: PreprocessOptions) -> Limits:
 
 def _selection(reader: StepReader, processor: Processor, num_frames: int | None) -> StepSelection:
     if not reader.manifest.steps:
-        raise UsageError("the dataset has no steps: there is nothing to preprocess")
+        raise UsageError("the dataset has no steps to preprocess")
     selection = StepSelection(reader, processor.selects(table_with_returns(reader)))
     if not selection.steps:
         raise UsageError(f"{processor.label} leaves none of the {len(reader.episodes):,} episodes")

@@ -677,7 +677,7 @@ class PackedStorage(IndexedStorage):
         """Map the files of an open dataset."""
         manifest = reader.manifest
         if not manifest.steps:
-            raise UsageError(f"{self.path} has no steps: there is nothing to sample")
+            raise UsageError(f"{self.path} has no steps to sample")
         self.content_digest = manifest.content_digest
         self.fields: tuple[Field, ...] = reader.fields
         self.episodes: EpisodeTable = reader.episodes

@@ -617,7 +617,7 @@ class HubShards(ShardFiles):
         """Open the dataset without its rows."""
         manifest = Manifest.load(self.folder / _BASE)
         if not manifest.steps:
-            raise UsageError(f"{self.address} has no steps: there is nothing to sample")
+            raise UsageError(f"{self.address} has no steps to sample")
         rows = self._files_of_rows(manifest)
         self._sizes = {file.path: file.size for file in manifest.files if file.path in rows}
         self._digests = {file.path: file.digest for file in manifest.files}

@@ -225,7 +225,7 @@ def verify(*names: PathLike, root: PathLike | None = None, progress: Progress | 
     """
     started, folder, progress = time.perf_counter(), existing_root(root), progress or Silent()
     if not folder.exists():
-        raise DatasetNotFoundError(f"there is no folder {folder}, so nothing in it can be verified")
+        raise DatasetNotFoundError(f"{folder} not found: it cannot be verified")
     entries = [entry for entry in _cache_entries(folder) if entry.what in _DATASETS or entry.what == "original"]
     chosen = _chosen_entries(entries, names, folder) if names else entries
     originals = {original.folder: original for original in stored_originals(folder)}
@@ -376,7 +376,7 @@ def _chosen_entries(
 ) -> list[CacheEntry]:
     """Select entries by `source:id`, shell pattern, or path below the root; sorted by name.
 
-    Raises DatasetNotFoundError for a name without a match, UsageError for a path that is not that of an entry.
+    Raises DatasetNotFoundError for a name without a match, UsageError for a path that is not an entry.
     """
     chosen: set[Path] = set()
     for given in names:
@@ -462,7 +462,7 @@ def _datasets(root: Path) -> Iterator[CacheEntry]:
             original=re.sub(r"@[0-9a-f]{8}$", "", name),
         )
         if isinstance(manifest, Manifest):
-            of_hub = path.is_relative_to(root / HUB)  # its manifest is that of who made it
+            of_hub = path.is_relative_to(root / HUB)  # its manifest comes from the author
             original = entry.original if of_hub else f"{manifest.request.source}:{manifest.request.id}"
             yield replace(entry, what=manifest.kind, original=original)
         else:

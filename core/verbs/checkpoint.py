@@ -197,7 +197,7 @@ def load(asked: LoadOptions) -> CheckpointLoadResult:
     Raises:
         CorruptDataError: the checkpoint is damaged; nothing is written.
         UsageError: arguments make no sense, or something else is at `dest`.
-        DatasetNotFoundError, FormatError: there is no checkpoint that can be read.
+        DatasetNotFoundError, FormatError: the checkpoint does not exist or cannot be read.
         OutOfSpaceError: the disk has no room for the result.
     """
     started = time.perf_counter()
@@ -257,7 +257,7 @@ def verify(
 
     Raises:
         CorruptDataError: the checkpoint is damaged.
-        UsageError, DatasetNotFoundError, FormatError: there is no checkpoint, or no dataset.
+        UsageError, DatasetNotFoundError, FormatError: the checkpoint or the dataset does not exist.
     """
     started = time.perf_counter()
     with open_saved(find_dataset(checkpoint)) as saved, open_steps(find_dataset(dataset, root)) as steps:
@@ -286,7 +286,7 @@ def _require_form(asked: SaveOptions) -> Compression:
     if library is not None and form == "ted":
         raise UsageError(f"for {library} whole episodes are saved", hint="use --as flat, nested or h5")
     if form not in get_args(Form):
-        raise UsageError(f"there is no checkpoint form {form!r}", hint=f"choose from {', '.join(get_args(Form))}")
+        raise UsageError(f"checkpoint form {form!r} not found", hint=f"choose from {', '.join(get_args(Form))}")
     chosen = Compression.parse(asked.compression)
     if form != "h5" and chosen.method is not None:
         raise UsageError(

@@ -60,7 +60,7 @@ _READ_BYTES = 4 << 20
 class Converted(NamedTuple):
     """A task whose rows are written: its episodes, the ranges of its values, and the rows of each of its part files.
 
-    `digests` has that of each field's rows in layout `ted`, that of each part file in layout `packed`.
+    `digests` has one for the rows of each field in layout `ted`, one for each part file in layout `packed`.
     """
 
     table: EpisodeTable

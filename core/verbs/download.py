@@ -224,7 +224,7 @@ def _origin(entries: Mapping[str, Any], original: Path) -> str:
     return str(original)
 
 
-_PARTLY = "fields and the widths of texts are those of the chosen episodes: the files of the others were not fetched"
+_PARTLY = "fields and the widths of texts come from the chosen episodes: the files of the others were not fetched"
 _NUMBERS_UNKNOWN = (
     "the remote gives the count of its episodes and not their numbers: which of them --episodes takes is known once "
     "they are fetched"
@@ -264,7 +264,7 @@ class SourceDownload:
 
     @property
     def _recorded(self) -> Mapping[str, Any]:
-        """The options for requests: those of the reader, and `skip_bad` if it is set."""
+        """The options for requests: options of the reader, and `skip_bad` if it is set."""
         return {**self.given, **self.asked.recorded()}
 
     @property
@@ -426,7 +426,7 @@ class SourceDownload:
         """Raise CheckFailed unless the remote has, at a revision, the files that the dataset was made from."""
         if manifest is None:
             raise DatasetNotFoundError(
-                f"--frozen compares the remote with what is stored, and {self._destination(found)} is not there",
+                f"--frozen compares the remote with what is stored: {self._destination(found)} not found",
                 hint="leave out --frozen to fetch it",
             )
         require_unchanged(manifest, self._destination(found), lambda: self._needed(self._describe(found, revision)))
@@ -702,7 +702,7 @@ class HubDownload:
         """Raise CheckFailed unless the hub has, in the revision that is asked for, the files that are stored."""
         if there is None:
             raise DatasetNotFoundError(
-                f"--frozen compares the hub with what is stored, and {self._folder} is not there",
+                f"--frozen compares the hub with what is stored: {self._folder} not found",
                 hint="leave out --frozen to fetch it",
             )
         commit = self.hub.commit(self.address.repository, self.address.revision)
@@ -718,7 +718,7 @@ class HubDownload:
     # What is there -------------------------------------------------------------------------------------
 
     def _describe(self) -> tuple[RemoteDataset, Manifest]:
-        """Ask for the files of the dataset, by its manifest; FormatError where that makes no sense."""
+        """Ask for the files of the dataset, by its manifest; FormatError for an invalid one."""
         name = self.address.repository
         commit = self.hub.commit(name, self.address.revision)
         tree = {file.path: file for file in self.hub.tree(name, commit)}
@@ -735,7 +735,7 @@ class HubDownload:
         for record in manifest.files:
             found = tree.get(record.path)
             if found is None or found.size != record.size or record.path in (MANIFEST, TRANSFERS):
-                have = "is not there" if found is None else f"has {found.size:,} bytes there"
+                have = "is missing" if found is None else f"has {found.size:,} bytes there"
                 raise CorruptDataError(
                     f"{self.address.at(commit)} is not whole: {record.path} {have}, and the manifest lists "
                     f"{record.size:,} bytes"
@@ -830,7 +830,7 @@ class HubDownload:
 def _not_a_dataset(address: HubAddress, tree: Mapping[str, HubFile]) -> FormatError:
     """Return the error for a repository without a manifest, which names what it looks like."""
     looks, hint = _look_of(address.repository, tree)
-    return FormatError(f"{address} is no dataset that rbtool upload made: it has no {MANIFEST}{looks}", hint=hint)
+    return FormatError(f"{address} was not made by rbtool upload: it has no {MANIFEST}{looks}", hint=hint)
 
 
 def _look_of(repository: str, tree: Mapping[str, HubFile]) -> tuple[str, str]:
@@ -847,4 +847,4 @@ def _look_of(repository: str, tree: Mapping[str, HubFile]) -> tuple[str, str]:
         return ", and looks like shards in tar archives", "rbtool list --formats names what is converted"
     if ends & {"parquet", "arrow", "hdf5", "h5", "npz", "csv", "tfrecord"}:
         return ", and has files of data", "fetch it with the hub's own client, and convert it: rbtool convert PATH DEST"
-    return "", "the files of the repository are those of something else"
+    return "", "the files of the repository are something else"

@@ -154,7 +154,7 @@ class _ExportStaging(Staging):
             raise UsageError(f"{path} already exists", hint="choose another destination, or add --force")
         if not self._made(path):
             raise UsageError(
-                f"{path} already exists and is no export in this format; left unchanged",
+                f"{path} already exists and is not an export in this format; left unchanged",
                 hint="choose another destination",
             )
 

@@ -163,8 +163,8 @@ class FramesResult(Result):
     """The file `output` with images of the field `field` of one episode, at `fps`; None for a sheet.
 
     `steps` are the steps whose frames are in it: of a sheet perhaps fewer than were asked for. The frame of step t is
-    the observation before it; that of the last step plus one is the observation after the episode. `height` and `width`
-    are those of a frame, before it is enlarged.
+    the observation before it; one step further is the observation after the episode. `height` and `width` describe a
+    frame before it is enlarged.
     """
 
     kind: ClassVar[str] = "frames"
@@ -254,7 +254,7 @@ def _rate(fps: float | None) -> Fraction | None:
 
 
 def _stated_rate(reader: StepReader) -> Fraction | None:
-    """The frames a second that a document of the source states, as that of LeRobot."""
+    """The frames a second that a document of the source states, such as LeRobot's."""
     for name, data in sorted(reader.documents().items()):
         document: Any = parse_json(data, name) if name.endswith("info.json") else None
         stated = document.get("fps") if isinstance(document, dict) else None
@@ -273,7 +273,7 @@ def _chosen(steps: str | None, count: int, episode: int) -> Sequence[int]:
     first = int(found["first"] or 0)
     stop = (int(found["stop"]) if found["stop"] else count) if found["range"] else first + 1
     if not first < stop <= count:
-        raise UsageError(f"--steps {steps} is not there: episode {episode} has frames of the steps 0 to {count - 1}")
+        raise UsageError(f"--steps {steps} not found: episode {episode} has frames of the steps 0 to {count - 1}")
     return range(first, stop)
 
 
@@ -344,7 +344,7 @@ class _Images:
             place = stop
 
     def scale(self, steps: Sequence[int], notes: list[str]) -> tuple[float, float]:
-        """Return the numbers that become black and white: those of the type, or of the frames if it has none."""
+        """Return the numbers that become black and white: the bounds of the type, else of the frames."""
         if self.videos or self.field.dtype in {"uint8", "bool"}:
             return (0, 1) if self.field.dtype == "bool" else (0, 255)
         low, high = np.inf, -np.inf

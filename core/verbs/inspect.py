@@ -70,10 +70,9 @@ class RowView:
 class EpisodeView:
     """An episode: its number, its length in steps, how it ends, and some of its rows, always with the last one.
 
-    `total_reward` is None without rewards, and if they are sums over n steps and those of single steps are not stored.
-    `final` describes
-    the observation after the last step: `observed`, `repeated` (a copy of the one before), or `dropped` (missing in
-    the source, so that the step was left out).
+    `total_reward` is None without rewards, and if they are sums over n steps and rewards of single steps are not
+    stored. `final` describes the observation after the last step: `observed`, `repeated` (a copy of the one before), or
+    `dropped` (missing in the source, so that the step was left out).
     """
 
     episode: int
@@ -172,10 +171,9 @@ def _value(row: Array, field: Field) -> Any:
 
 
 _BINS = 10
-_NO_REWARDS = "there is no return: no field is next.reward"
+_NO_REWARDS = "no return: no field is next.reward"
 _NO_RETURNS = (
-    "there is no return: next.reward holds sums over n steps, and next.original_reward, the reward of every step, "
-    "is not there"
+    "no return: next.reward holds sums over n steps, and next.original_reward, the reward of every step, is missing"
 )
 
 
@@ -469,8 +467,8 @@ def _name(path: Path, manifest: Manifest, root: Path | None) -> str:
 class ColumnsResult(Result):
     """The columns of a table in no known format. `file` is its kind in words.
 
-    `command` is the command line that would convert it, and `format` and `options` are those of `convert`: they are
-    proposed from the names of the columns. `doubts` are sentences on what the names do not show.
+    `command` is the command line that would convert it; its `format` and `options` are proposed from the names of the
+    columns. `doubts` are sentences on what the names do not show.
     """
 
     kind: ClassVar[str] = "columns"
@@ -527,7 +525,7 @@ class PartsResult(Result):
 class MemberView:
     """A member of a saved ensemble, by number (`1.0` is member 0 of member 1): its elements, and its share of a batch.
 
-    `weight` is that of the member in its ensemble: 1 where all are equal, None where it is its number of elements.
+    `weight` is its weight in the ensemble: 1 where all are equal, None where it is the number of elements.
     `capacity` is None where the storage has no bound, or does not record it.
     """
 

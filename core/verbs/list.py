@@ -47,8 +47,15 @@ class ListResult(Result):
 def list_datasets(pattern: str | None = None, *, root: str | os.PathLike[str] | None = None) -> ListResult:
     """List every dataset below the root, including unreadable ones.
 
-    `pattern` filters the names `source:id`: it is a shell pattern if it contains one of `*?[`, else a part of the
-    name. A missing root is empty. Raises UsageError if the root is not a folder.
+    Args:
+        pattern: filters the names `source:id`: a shell pattern if it contains one of `*?[`, else a part of the name.
+        root: where datasets are stored. A missing root counts as empty.
+
+    Returns:
+        The datasets.
+
+    Raises:
+        UsageError: the root is not a folder.
     """
     folder = existing_root(root)
     found = [
@@ -87,7 +94,7 @@ class FormatsResult(Result):
 
 
 def list_formats() -> FormatsResult:
-    """List the formats that are read, those of other installed packages last, and sources that have no files."""
+    """List the formats that are read, with other installed packages' last, and sources that have no files."""
     ours = {one.name: one for one in declared() if one.reader is not None or one.source is not None}
     described = [
         ReadableFormat(

@@ -61,7 +61,7 @@ class MergeResult(Published):
     """The dataset at `path`, made of `sources`.
 
     `renumbered` states that episodes have new numbers because some were in several sources. `restored` is True if all
-    parts of a split were merged and the content digest is that of the dataset that was split; None for other sources.
+    parts of a split were merged and have the content digest of the dataset that was split; None for other sources.
     """
 
     kind: ClassVar[str] = "merge"
@@ -147,7 +147,7 @@ def result_layout(readers: Sequence[StepReader], asked: MergeOptions | SplitOpti
 
 
 def planned_manifest(reader: StepReader) -> Manifest:
-    """The manifest of the steps, with what they get where they are those of a buffer."""
+    """Return the manifest of the steps; for the steps of a buffer, the one they get."""
     return reader.planned if isinstance(reader, BufferSteps) else reader.manifest
 
 
@@ -341,7 +341,7 @@ def _drops(step: Provenance) -> bool:
 def _original_order(readers: Sequence[StepReader], parts: Sequence[Provenance]) -> Array | None:
     """The order of the dataset that was split: by the positions that the split recorded, else by episode numbers.
 
-    None where they do not fit the episodes, which are then merged like those of any datasets.
+    None where they do not fit the episodes, which are then merged as in any datasets.
     """
     places: list[Array] = []
     for reader, step in zip(readers, parts, strict=True):

@@ -206,7 +206,7 @@ class _MixStaging(Staging):
             read_mixture(path)
         except (RbtoolError, OSError):
             raise UsageError(
-                f"{path} already exists and is no mixture of datasets; left unchanged",
+                f"{path} already exists and is not a mixture of datasets; left unchanged",
                 hint="choose another destination",
             ) from None
         if not self.replace:
@@ -245,7 +245,7 @@ def inspect_mixture(path: Path, root: PathLike | None = None) -> MixResult:
 def weighted_names(words: Sequence[str], root: PathLike | None = None) -> tuple[list[str], list[float] | None]:
     """Split `A:0.5` of a command line into names and weights; the weights are None if no name has one.
 
-    What is there under its whole name, such as `openml:1464`, has no weight. UsageError for a weight that is no
+    What exists under its whole name, such as `openml:1464`, has no weight. UsageError for a weight that is not a
     number, and for weights of some only.
     """
     pairs = [_weighted(word, root) for word in words]

@@ -243,7 +243,7 @@ class UploadOptions(VerbOptions):
     address: str
     _: KW_ONLY
     private: bool = option(False, "Make the repository private; refuse a public one.")
-    license: str | None = option(None, "The licence: mit, cc-by-4.0. Default: that of the card there.", "ID")
+    license: str | None = option(None, "The licence: mit, cc-by-4.0. Default: as the card there says.", "ID")
     message: str | None = option(None, "The message of the commit.", "TEXT")
     revision: str | None = option(None, "The branch, made if need be. Default: main.", "BRANCH")
     allow_errors: bool = option(False, "Upload data in which check finds errors; the card states them.")
@@ -305,8 +305,8 @@ class SampleOptions(VerbOptions):
         choices=tuple(SAMPLERS),
         unset=True,
     )
-    slice_len: int | None = option(None, "For slices: how many steps each has.", "L")
-    num_slices: int | None = option(None, "For slices: how many make a batch.", "K")
+    slice_len: int | None = option(None, "For slices: how many steps each has.", "L", least=1)
+    num_slices: int | None = option(None, "For slices: how many make a batch.", "K", least=1)
     weight: str | None = option(
         None, "For slice: make episodes equally likely, as by default, or steps.", choices=("episode", "step")
     )
@@ -340,7 +340,7 @@ class SampleOptions(VerbOptions):
             if name not in SAMPLERS[self.sampler]:
                 others = [sampler for sampler, known in SAMPLERS.items() if name in known]
                 raise UsageError(
-                    f"{_flag(name, value)} is no option of the sampler {self.sampler}",
+                    f"{_flag(name, value)} is not an option of the sampler {self.sampler}",
                     hint=f"it is for {', '.join(others)}",
                 )
         self._check_values()
@@ -354,10 +354,7 @@ class SampleOptions(VerbOptions):
         return {name: value for name, value in self._set().items() if any(name in known for known in SAMPLERS.values())}
 
     def _check_values(self) -> None:
-        for name in ("slice_len", "num_slices"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise UsageError(f"{_flag(name)} is {number}, expected 1 or more")
+        super().__post_init__()
         for name in ("alpha", "beta"):
             number = getattr(self, name)
             if number is not None and not (math.isfinite(number) and number >= 0):

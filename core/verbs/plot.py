@@ -132,7 +132,7 @@ def plot(
 
 
 class _Source(NamedTuple):
-    """A dataset to plot: `asked` is its name in messages, `label` that of its lines, empty if it is the only one."""
+    """A dataset to plot: `asked` is its name in messages, `label` names its lines, empty if it is the only one."""
 
     path: Path
     asked: str
@@ -149,7 +149,7 @@ class _Source(NamedTuple):
 
 
 def _sources(path: Path, dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> Iterator[_Source]:
-    """Yield the dataset at `path`, or those of the mixture there, with different labels."""
+    """Yield the dataset at `path`, or the members of the mixture there, with different labels."""
     if not is_mixture(path):
         has_steps(path)
         yield _Source(path, os.fspath(dataset))
@@ -167,7 +167,7 @@ def _result(
     path: Path, sources: Sequence[_Source], shown: Sequence[tuple[int, ...]],
     charts: Sequence[Lines | Histogram | Bars], notes: Sequence[str], fields: Sequence[str] = (),
 ) -> PlotResult:  # fmt: skip
-    """Put what is plotted together; `shown` has the episodes of the first sources, none of the others."""
+    """Put what is plotted together; `shown` has the episodes of the first sources only."""
     if not sources[0].label:
         return PlotResult(
             path=path, output=None, fields=tuple(fields), episodes=shown[0], charts=tuple(charts), notes=tuple(notes)
@@ -227,9 +227,7 @@ def _episodes(path: Path, sources: Sequence[_Source], episodes: str | None) -> P
             charts.append(histogram_of(each, ChartLabels(title=title, x=unit or name, y="episodes")))
         columns.append(charts)
     notes = [
-        one.source.noted("there is no return: no field holds the reward of each step")
-        for one in found
-        if one.returns is None
+        one.source.noted("no return: no field holds the reward of each step") for one in found if one.returns is None
     ]
     of_one = not sources[0].label
     ordered = columns if of_one or len({*map(len, columns)}) > 1 else zip(*columns, strict=True)
@@ -318,7 +316,7 @@ class _Traces:
         """Read the columns of the first of the episodes, or of the first 24."""
         table = reader.episodes
         if not len(rows):
-            raise UsageError(f"{source.asked} has no steps: there is nothing to plot")
+            raise UsageError(f"{source.asked} has no steps to plot")
         if not self._all_of and len(rows) > 1:
             note = f"episode {table.episode[rows[0]]} of {len(rows):,}; --episodes chooses others"
             self.notes.append(source.noted(note))
@@ -382,12 +380,12 @@ def columns_of(fields: Sequence[Field], asked: str, dataset: str) -> PlotColumns
     first = int(which["first"])
     stop = (int(which["stop"]) if which["stop"] else every) if which["range"] else first + 1
     if not first < stop <= every:
-        raise UsageError(f"{asked} is not there: {field.name} has {every} columns, from 0 to {every - 1}")
+        raise UsageError(f"{asked} not found: {field.name} has {every} columns, from 0 to {every - 1}")
     return PlotColumns(field, range(first, stop), every)
 
 
 def find_field(fields: Sequence[Field], asked: str) -> tuple[Field | None, re.Match[str] | None]:
-    """Find the leaf of a name, None if it is not there, and the columns that the name has in brackets."""
+    """Find the leaf of a name, None if it does not exist, and the columns that the name has in brackets."""
     by_key = {field.key: field for field in fields}
     found, which = _leaf(by_key, asked), None
     if found is None and (which := _WHICH.fullmatch(asked)) is not None:
@@ -396,7 +394,7 @@ def find_field(fields: Sequence[Field], asked: str) -> tuple[Field | None, re.Ma
 
 
 def _leaf(by_key: dict[Key, Field], name: str) -> Field | None:
-    """Find the leaf of a name, which may lack `next.`, or that of the video whose frames it is."""
+    """Find the leaf of a name, which may lack `next.`, or the references to the video whose frames it names."""
     for whole in (name, f"{NEXT}.{name}", f"video.{name}"):
         key = key_called(whole, by_key)
         if key is not None:

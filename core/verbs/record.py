@@ -109,7 +109,7 @@ def record(asked: RecordOptions) -> Published:
 
 
 def _origin(place: Path) -> RecordedOrigin | None:
-    """Return what the recording that is continued states; None where there is none."""
+    """Return what the recording to be continued states; None without one."""
     try:
         return RecordedOrigin.load(place)
     except (FileNotFoundError, NotADirectoryError):
@@ -131,7 +131,7 @@ def _first_seed(place: Path, asked: RecordOptions, before: RecordedOrigin | None
 
 
 def _require_same(place: Path, before: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raise UsageError where other arguments than those of its episodes would continue a recording."""
+    """Raise UsageError if a recording would be continued with other arguments."""
     names = {"policy": "the policy", "max_steps": "max_steps", "render": "render", "seed": "the seed"}
     for name, shown in names.items():
         if name not in before:
@@ -208,7 +208,7 @@ def _make(asked: RecordOptions, dest: Path) -> _Recording:
     except UsageError:
         raise
     except gymnasium.error.UnregisteredEnv as error:
-        raise UsageError(f"there is no environment {env_id!r}: {error_text(error).partition(': ')[2]}") from error
+        raise UsageError(f"environment {env_id!r} not found: {error_text(error).partition(': ')[2]}") from error
     except Exception as error:
         raise RbtoolError(f"the environment {env_id} cannot be made: {error_text(error)}") from error
     if asked.num_envs == 1:
@@ -227,7 +227,7 @@ def _require_version(name: str) -> None:
     known = [spec for spec in gymnasium.registry.values() if spec.id == f"{name}-v{spec.version}"]
     if known:
         newest = max(known, key=lambda spec: spec.version or 0).id
-        raise UsageError(f"there is no environment {name!r} without a version", hint=f"did you mean {newest}?")
+        raise UsageError(f"environment {name!r} not found without a version", hint=f"did you mean {newest}?")
 
 
 def _run(env: RecordEpisodes[Any, Any], player: _Player, progress: Progress) -> None:

@@ -126,7 +126,7 @@ class _ReportPlace:
 
 
 def _places(path: Path, name: str, root: PathLike | None, share: float | None = None) -> Iterator[_ReportPlace]:
-    """Yield the dataset at a path, or those of a mixture or of a split."""
+    """Yield the dataset at a path, or the datasets of a mixture or a split."""
     several = inspect_several(path, root)
     if isinstance(several, MixResult):
         for member in several.members:

@@ -97,7 +97,7 @@ def sample(asked: SampleOptions) -> SampleResult:
     has_steps(path)
     with open_steps(path) as reader:
         if not reader.manifest.steps:
-            raise UsageError(f"{reader.path} has no steps: there is nothing to sample")
+            raise UsageError(f"{reader.path} has no steps to sample")
         _require(reader, request)
         buffer = _buffer(reader, asked, request.size)
         batch = request.batch(buffer)
@@ -217,14 +217,14 @@ def _stacked_fields(names: Sequence[str], fields: list[Field]) -> list[Field]:
     found = images or [field for field in known.values() if field.key == _OBSERVATION]
     if not found:
         raise UsageError(
-            f"--frame-stack stacks images, or {key_name(_OBSERVATION)}, and there are none",
+            f"--frame-stack stacks images, or {key_name(_OBSERVATION)}: the dataset has neither",
             hint=f"--frame-key names others: {', '.join(sorted(map(key_name, known)))}" if known else "",
         )
     return found
 
 
 def _dimension(shape: tuple[int, ...]) -> int:
-    """The dimension to join frames along: that of the channels of an image, for all others a new one in front."""
+    """Return the dimension to join frames along: the channels of an image, otherwise a new one in front."""
     if len(shape) != 3:
         return -len(shape) - 1
     return -1 if shape[-1] in _CHANNELS and shape[0] not in _CHANNELS else -3
@@ -424,9 +424,9 @@ class SampleResult(Result):
     """A batch of `n` steps: storage rows (`indices`), the source's episode numbers, and steps within the episodes.
 
     `options` are the given options of the sampler. `slices` is empty for a sampler that draws single steps, `timing`
-    None without `time`. `fields` are the leaves of the batch, with those that the sampler adds. Of a mixture,
-    `datasets` are its datasets and `sources` the number of that of each step, whose rows, episodes and steps are named;
-    both are empty for a dataset. `path` is the address of a stream, and `indices` are the numbers of its elements.
+    None without `time`. `fields` are the leaves of the batch, with those that the sampler adds. For a mixture,
+    `datasets` lists its datasets, and `sources` has the number of the dataset of each step; both are empty for a
+    dataset. `path` is the address of a stream, and `indices` are the numbers of its elements.
     """
 
     kind: ClassVar[str] = "sample"
@@ -495,7 +495,7 @@ def _slice(run: Array, padding: int, drawn: DrawnRows) -> SampledSlice:
 
 
 def sampled_fields(batch: TensorDictBase, fields: tuple[Field, ...]) -> Iterator[SampledField]:
-    """Describe the leaves of a batch: those of the dataset in order, then those that the sampler added."""
+    """Describe the leaves of a batch: first the dataset's, in order, then what the sampler added."""
     from tensordict import is_tensor_collection  # lazy: imports torch, which takes seconds
 
     references = reference_keys(fields)  # ids of videos: a mean of them says nothing

@@ -54,7 +54,7 @@ class SavedFolders(NamedTuple):
 
     @property
     def leaves(self) -> tuple[SavedFolders, ...]:
-        """The buffer itself, or the members that are no ensembles, with those of members."""
+        """The buffer itself, or the members that are not ensembles, at any depth."""
         members = self.members
         return tuple(leaf for member in members for leaf in member.leaves) if members else (self,)
 
@@ -66,8 +66,8 @@ def saved_folders(path: Path) -> SavedFolders:
 
 BUFFER_RULES = tuple(entry for entry in RULES if entry.about == "saved buffers")
 NO_DIGESTS = (
-    "there are no digests of these files, as TorchRL, tensordict and exports have none: whether their bytes are those "
-    "that were saved cannot be verified"
+    "these files have no digests, since TorchRL, tensordict and exports write none: whether their bytes are as they "
+    "were saved cannot be verified"
 )
 _LISTS = ("items.json", "metadata.json")
 Entries = TypeVar("Entries")
@@ -171,7 +171,7 @@ def extent_of(storage: Path) -> Extent:
             found = load_json(storage / name)
             items = found.get("items") if isinstance(found, dict) else found
             return Extent(len(decode(tuple[Any, ...], items, str(storage / name), CorruptDataError)))
-    raise CorruptDataError(f"{storage} holds no storage: none of the files that describe one is there")
+    raise CorruptDataError(f"{storage} holds no storage: the files that describe one are missing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ def _number(folder: Path, leaves: Any, name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _PrioritiesEntry:
-    """What is looked at of the state of a prioritized sampler; the names are those of TorchRL."""
+    """The parts of the state of a prioritized sampler that are checked, by TorchRL's names."""
 
     _max_capacity: float
     _max_priority: tuple[float | None, float | None] | None = None
@@ -312,7 +312,7 @@ def _priority_problems(folder: Path, extent: Extent) -> Iterator[str]:
         yield f"{folder} has room for {capacity:,} priorities, the storage holds {extent.length:,} elements"
     sums, least = (_leaves(folder / name, capacity) for name in ("sumtree.memmap", "mintree.memmap"))
     if not np.isfinite(sums).all() or (sums < 0).any():
-        yield f"{folder / 'sumtree.memmap'} has priorities that are no finite numbers from 0"
+        yield f"{folder / 'sumtree.memmap'} has priorities that are not finite numbers from 0"
     elif ((sums != least) & (sums > 0)).any():
         which = int(((sums != least) & (sums > 0)).argmax())
         yield f"{folder} gives element {which:,} the priority {sums[which]:g} to draw it, {least[which]:g} to weigh it"

@@ -194,7 +194,7 @@ class _Splitting:
     def run(self, started: float) -> SplitResult:
         reader = self.reader
         if not len(reader.episodes):
-            raise UsageError(f"{reader.path} has no episodes: there is nothing to split")
+            raise UsageError(f"{reader.path} has no episodes to split")
         codecs = parse_codecs(self.compress, reader.fields)
         PackedSchema.of(reader.fields, codecs)
         publication = Publication(
@@ -398,7 +398,7 @@ def require_shares(train: float | None, val: float | None, test: float | None) -
                 hint=f"leave --{name} out for a split without that part" if share == 0 else "",
             )
     if len(given) < 2:
-        found = f"--{next(iter(given))} is the only fraction" if given else "there is no fraction"
+        found = f"--{next(iter(given))} is the only fraction" if given else "no fraction"
         raise UsageError(
             f"{found}, expected two parts or more", hint="write: rbtool split DATASET --train 0.8 --val 0.2"
         )
@@ -426,7 +426,7 @@ def groups_by(reader: StepReader, by: str, identical: Array | None = None) -> Gr
     """Group the episodes: each alone (`episode`), those with the same rows (`content`), or by a key.
 
     A key is a field, of which each episode has one value, then a key of the episodes' text, then `seed`. UsageError
-    for a key that is not there, that changes within an episode, or that some episode lacks.
+    for a key that does not exist, that changes within an episode, or that some episode lacks.
     """
     table = reader.episodes
     fields = {field.key: field for field in reader.fields}

@@ -85,7 +85,7 @@ def stats(
     with open_steps(path) as reader:
         manifest = reader.manifest
         if not manifest.steps:
-            raise UsageError(f"{reader.path} has no steps: there is nothing to take statistics of")
+            raise UsageError(f"{reader.path} has no steps to take statistics of")
         wanted = _wanted(reader, fields)
         found, remembered = _cached_or_computed(reader, wanted, fractions, known_root(root), progress or Silent())
         return StatsResult(
@@ -116,7 +116,7 @@ def _wanted(reader: StepReader, names: Sequence[str] | None) -> set[Key]:
 
 
 def _named(name: str, keys: Sequence[Key]) -> set[Key]:
-    """Return the leaves that a name means, that of a group all its leaves; UsageError if it means two."""
+    """Return the leaf that a name means, or all leaves of a group; UsageError if it means two."""
     found = key_called(name, keys, groups=True)
     return set() if found is None else {key for key in keys if key[: len(found)] == found}
 

@@ -41,7 +41,7 @@ class StreamField:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamResult(Result):
     """A dataset in shards. `steps`, `episodes` and the `bytes` of all rows are None where they are not known before all
-    shards are read. `shard_steps` and `shard_episodes` are those of the first shard that has any. `lacking` has a
+    shards are read. `shard_steps` and `shard_episodes` describe the first shard that has any. `lacking` has a
     sentence on each part that is in no shard, though it should be.
     """
 
@@ -81,8 +81,8 @@ def sample_stream(opened: Opened, n: int | None = None, **given: Any) -> SampleR
 
     It is the first batch of `load_dataset(…, streaming=True, seed=seed)` with a `StreamSampler` (the `sampler`
     `without-replacement`, the default) or a `StreamSliceSampler` (`slice-without-replacement`), and needs as many
-    shards as hold it. The arguments, the result and what is raised are those of `sample`; arguments for datasets on
-    this disk are refused with UsageError unless they are None or False.
+    shards as hold it. Arguments, result and errors are as in `sample`; arguments for datasets on this disk are refused
+    with UsageError unless they are None or False.
     """
     for name in ("weight", "anchor", "alpha", "beta", "priority", "verify", "root"):
         if given.get(name) not in (None, False):

@@ -61,7 +61,7 @@ _AGAIN = "run it again: what was sent is not sent again"
 class UploadResult(Result):
     """The dataset at `path` is in a repository: `address` names it with the commit.
 
-    `branch` is the branch it was committed to. `files` and `bytes` are those of the dataset; `bytes_sent` those that
+    `branch` is the branch it was committed to. `files` and `bytes` count the dataset, `bytes_sent` what
     the hub did not have yet, apart from what went with the commit itself. `deleted` are the files that the commit
     removed, `errors` and `warnings` what `check` found. `commit` is None, and nothing was sent, with `dry_run`;
     `already_there` is True if the branch had the same files.
@@ -129,10 +129,10 @@ def upload(asked: UploadOptions) -> UploadResult:
     started = time.perf_counter()
     address, target = asked.address, HubAddress.parse(asked.address, asked.revision)
     if not address.startswith("hf:"):  # it may be meant as a path
-        raise UsageError(f"{address} is no address on a hub; nothing was uploaded", hint=f"write hf://{address}")
+        raise UsageError(f"{address} is not an address on a hub; nothing was uploaded", hint=f"write hf://{address}")
     if asked.license is not None and not _LICENSE.fullmatch(asked.license):
         raise UsageError(
-            f"{asked.license!r} is no identifier of a licence", hint="give one of the hub, like mit or cc0-1.0"
+            f"{asked.license!r} is not an identifier of a licence", hint="give one of the hub, like mit or cc0-1.0"
         )
     path = find_dataset(asked.dataset, asked.root)
     _require_dataset(path)
@@ -144,7 +144,7 @@ def _require_dataset(path: Path) -> None:
     hint = f"convert it first: rbtool convert {shlex.quote(str(path))} DEST"
     if not has_manifest(path):
         refuse_empty(path)
-        raise UsageError(f"{path} is no dataset in TED, which an upload needs", hint=hint)
+        raise UsageError(f"{path} is not a dataset in TED, which an upload needs", hint=hint)
     kind = Manifest.load(path).kind
     if kind != "dataset":
         raise UsageError(f"{path} is a {kind}, and a dataset is uploaded", hint=hint)
@@ -154,7 +154,7 @@ def _require_dataset(path: Path) -> None:
 class _There:
     """What a repository has on a branch: its newest commit, the files, and its card.
 
-    `parent` is None for a repository that is not there. `is_new` states that the branch has nothing of its own yet.
+    `parent` is None for a repository that does not exist. `is_new` states that the branch has nothing of its own yet.
     """
 
     parent: str | None
@@ -242,7 +242,7 @@ class _Upload:
         return result
 
     def _hashed(self) -> list[LocalFile]:
-        """Read all files of the dataset, which have to be those of the manifest."""
+        """Read all files of the dataset, which have to match the manifest."""
         manifest = self.files.manifest
         self._progress.start("hashing", manifest.bytes, "bytes")
         found = [
@@ -428,7 +428,7 @@ class DatasetCard:
         return f"{_FENCE}\n{self._front(entries)}{_FENCE}\n{_replaced(text, made)}".encode()
 
     def _front(self, before: Mapping[str, Any]) -> str:
-        """The metadata in YAML: that of others stays, but for the licence and the size."""
+        """Return the metadata in YAML: what others wrote stays, but for the licence and the size."""
         import yaml
 
         tags = before.get("tags")
@@ -536,7 +536,7 @@ def _parts(card: bytes) -> tuple[dict[str, Any], str]:
     try:
         text = card.decode()
     except UnicodeDecodeError as error:
-        raise _not_understood("it is no UTF-8 text") from error
+        raise _not_understood("it is not UTF-8 text") from error
     lines = text.replace("\r\n", "\n").removeprefix("\ufeff").split("\n")
     if lines[0].rstrip() != _FENCE or _FENCE not in [line.rstrip() for line in lines[1:]]:
         return {}, "\n".join(lines)
@@ -581,7 +581,7 @@ def _metadata(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         if isinstance(error, FormatError):
             raise
-        raise _not_understood("its metadata is no YAML") from error
+        raise _not_understood("its metadata is not YAML") from error
     if not isinstance(entries, dict | None):
         raise _not_understood(f"its metadata is a {type(entries).__name__}, expected a mapping")
     return entries or {}

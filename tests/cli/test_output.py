@@ -78,8 +78,8 @@ def test_no_word_gets_into_the_data_when_streams_are_closed(folder, shell, real)
 @pytest.mark.parametrize(
     ("place", "pattern", "told"),
     [
-        ("nothing", "", "no datasets in the store: there is no folder {root}"),
-        ("empty", "", "no datasets in the store: there is none below {root}"),
+        ("nothing", "", "no datasets in the store: no folder {root}"),
+        ("empty", "", "no datasets in the store: none below {root}"),
         ("empty", "door", "0 datasets below {root} with a name like door"),
     ],
 )

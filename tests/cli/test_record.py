@@ -136,7 +136,7 @@ def test_an_interrupted_recording_is_continued_with_the_same_episodes(place):
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        ("Countr-v0 there --episodes 1", 2, "error: there is no environment 'Countr-v0': "),
+        ("Countr-v0 there --episodes 1", 2, "error: environment 'Countr-v0' not found: "),
         ("absent:Env-v0 there --episodes 1", 1, "error: the environment absent:Env-v0 cannot be made: ModuleNotFound"),
         ("counters:Counter-v0 policy.py --episodes 1", 2, "error: policy.py exists already"),
         ("counters:Counter-v0 there --episodes 0", 2, "error: episodes is 0, expected a number from 1"),

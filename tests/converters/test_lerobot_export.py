@@ -217,7 +217,7 @@ def test_names_that_are_taken_are_refused_and_others_folders_left_alone(tmp_path
     with pytest.raises(UsageError, match="already"):
         rbtool.export(made, tmp_path / "out", to="lerobot")
     assert rbtool.export(made, tmp_path / "out", to="lerobot", force=True).steps == 3
-    with pytest.raises(UsageError, match="no export in this format"):
+    with pytest.raises(UsageError, match="not an export in this format"):
         rbtool.export(made, tmp_path / "d", to="lerobot", force=True)
     taken = rbtool.preprocess(made, dest=tmp_path / "taken", operations={"rename": ["timestamp_=index"]})
     with pytest.raises(SchemaError, match="'index', which is taken"):

@@ -89,7 +89,7 @@ def test_a_root_that_is_not_there_is_empty(tmp_path):
     found = to_document(rbtool.cache.ls(root=tmp_path / "none"))
     assert (found["kind"], found["entries"], found["bytes"], found["prunable_bytes"]) == ("cache ls", [], {}, 0)
     assert not rbtool.cache.prune(root=tmp_path / "none").removed
-    with pytest.raises(rbtool.DatasetNotFoundError, match="there is no folder"):
+    with pytest.raises(rbtool.DatasetNotFoundError, match="not found: it cannot be verified"):
         rbtool.cache.verify(root=tmp_path / "none")
     assert not (tmp_path / "none").exists()
 

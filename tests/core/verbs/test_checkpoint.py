@@ -160,7 +160,7 @@ def test_a_link_to_the_source_overlaps_it_too(walks: Path, tmp_path: Path) -> No
 
 
 def test_unknown_forms_and_compression_are_refused(walks: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no checkpoint form 'zip'"):
+    with pytest.raises(UsageError, match="checkpoint form 'zip' not found"):
         checkpoint.save(walks, tmp_path / "saved", form="zip")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="cannot be compressed"):
         checkpoint.save(walks, tmp_path / "saved", form="flat", compression="gzip")

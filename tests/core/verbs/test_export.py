@@ -498,7 +498,7 @@ def test_a_parquet_file_has_the_steps(walks: Path, tmp_path: Path) -> None:
         export(walks, tmp_path / "out.parquet")
     assert export(walks, tmp_path / "out.parquet", force=True).steps == 10
     (tmp_path / "mine.parquet").write_bytes((tmp_path / "folder/episodes.parquet").read_bytes())
-    with pytest.raises(UsageError, match="no export in this format"):
+    with pytest.raises(UsageError, match="not an export in this format"):
         export(walks, tmp_path / "mine.parquet", force=True)
 
 

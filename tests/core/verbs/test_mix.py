@@ -84,7 +84,7 @@ def test_an_equal_mixture_is_left_as_it_is_and_another_is_replaced_with_force(wo
 @pytest.mark.parametrize("text", ["[tool]\nname = 'mine'\n", "", "\0"])
 def test_a_file_of_another_kind_is_never_replaced(work, text, force):
     Path("m.toml").write_text(text)
-    with pytest.raises(UsageError, match="already exists and is no mixture of datasets; left unchanged"):
+    with pytest.raises(UsageError, match="already exists and is not a mixture of datasets; left unchanged"):
         rbtool.mix(["data/a", "data/b"], "m.toml", force=force)
     assert Path("m.toml").read_text() == text
 

@@ -126,7 +126,7 @@ def test_repair_leaves_alone_what_was_not_recorded(tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", [(3, "open")])
     with pytest.raises(FormatError, match="is no recording"):
         repair(tmp_path / "walks")
-    with pytest.raises(DatasetNotFoundError, match="there is nothing"):
+    with pytest.raises(DatasetNotFoundError, match="absent not found"):
         repair(tmp_path / "absent")
 
 

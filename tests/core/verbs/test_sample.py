@@ -87,7 +87,7 @@ def test_what_cannot_be_drawn(walks: Path, n: int, seed: int, message: str) -> N
 
 def test_a_dataset_without_steps(written) -> None:
     empty = written({Field(("x",), "int8", (), "info"): np.empty(0, np.int8)}, [])
-    with pytest.raises(rbtool.UsageError, match="has no steps: there is nothing to sample"):
+    with pytest.raises(rbtool.UsageError, match="has no steps to sample"):
         rbtool.sample(empty)
 
 
@@ -466,7 +466,7 @@ def test_an_option_is_taken_or_refused(sampler, name, value) -> None:
     flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
     with pytest.raises(UsageError) as raised:
         options(sampler, **given)
-    assert str(raised.value) == f"{flag} is no option of the sampler {sampler}"
+    assert str(raised.value) == f"{flag} is not an option of the sampler {sampler}"
     takers = raised.value.hint.removeprefix("it is for ").split(", ")
     assert takers == [other for other, known in SAMPLERS.items() if name in known]
 

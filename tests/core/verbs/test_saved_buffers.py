@@ -44,7 +44,7 @@ def test_buffers_of_torchrl_cannot_be_verified_and_check_says_so(case: str, step
     result = rbtool.check(THEIRS / case / "checkpoint")
     assert (result.findings, result.steps, result.episodes, result.skipped) == ((), steps, episodes, ())
     assert result.rules == (15 if steps else 3)
-    assert "no digests of these files, as TorchRL" in result.notes[0]
+    assert "these files have no digests, since TorchRL" in result.notes[0]
 
 
 def edit(name: str, **changes: object) -> Callable[[Path], None]:
@@ -94,7 +94,7 @@ PRIORITIES = "sampler/sampler_metadata.json"
         ("sampler_without_replacement_mid_epoch", put("sampler/_sample_list.memmap", "<i8", 0, 99), "to draw outside"),
         ("sampler_prioritized_slice", edit(PRIORITIES, _max_capacity=13.0), "has 128 bytes, expected 104"),
         ("sampler_prioritized_slice", fewer_priorities, "has room for 13 priorities"),
-        ("sampler_prioritized_slice", put("sampler/sumtree.memmap", "<f8", 1, -1.0), "no finite numbers from 0"),
+        ("sampler_prioritized_slice", put("sampler/sumtree.memmap", "<f8", 1, -1.0), "not finite numbers from 0"),
         ("sampler_prioritized_slice", put("sampler/mintree.memmap", "<f8", 1, 9.0), "gives element 1 the priority"),
         ("sampler_prioritized_slice", edit(PRIORITIES, _max_priority=[8.0, 99.0]), "at element 99 of 16"),
     ],
