@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -13,6 +14,8 @@ from processes import Interpreter
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, tensorclass
 
 import rbtool
+from rbtool.core.datasets.buffer import DatasetReplayBuffer
+from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.errors import FormatError
 from rbtool.core.format.documents import plain
 from rbtool.core.specs import interop
@@ -28,6 +31,8 @@ from rbtool.core.specs.composite import (
 )
 from rbtool.core.specs.interop import make_composite_from_td, space_from_spec, spec_from_space
 from rbtool.core.specs.non_tensor import Choice, NonTensor
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.testing.datasets import relist, write_walks
 
 INF = float("inf")
 
@@ -259,3 +264,44 @@ def test_former_names_are_the_classes_of_today_and_warn(name: str) -> None:
 
 def test_all_twelve_former_names_are_there() -> None:
     assert len(FORMER) == 12
+
+
+BOX_OF_DATASETS = {"type": "Box", "shape": [2], "dtype": "float64", "low": -1.0, "high": 1.0}
+OPEN = {"type": "Box", "shape": [3], "dtype": "float64", "low": "-inf", "high": "inf"}
+
+
+def walks(folder: Path, spaces: Any) -> Any:
+    write_walks(folder / "walks", [(10, "terminated"), (3, "truncated")])
+    relist(folder / "walks", spaces=spaces)
+    return load_dataset(folder / "walks", batch_size=4)
+
+
+def test_every_field_has_a_spec_of_its_type_and_shape(tmp_path: Path) -> None:
+    data = walks(tmp_path, {"action": BOX_OF_DATASETS, "observation": OPEN})
+    assert data.specs["action"] == Bounded(-1, 1, (2,), dtype=torch.float32)
+    assert data.specs["observation"] == data.specs["next", "observation"] == Unbounded((3,), dtype=torch.float64)
+    assert data.specs["next", "done"] == Unbounded((1,), dtype=torch.bool)
+    batch = data.sample()
+    assert set(data.specs.keys(True, True)) <= {*batch.keys(True, True)}
+    action = data.specs.pop("action")
+    assert data.specs.is_in(batch)
+    assert action.is_in(action.project(batch["action"]))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        None,
+        {"type": "Text"},
+        {"type": "Box", "shape": [5], "dtype": "float32", "low": 0, "high": 1},
+        {"type": "Dict", "subspaces": {"other": BOX_OF_DATASETS}},
+    ],
+)
+def test_a_space_that_does_not_fit_the_field_leaves_it_open(tmp_path: Path, space: Any) -> None:
+    spaces = {} if space is None else {"action": space}
+    assert walks(tmp_path, spaces).specs["action"] == Unbounded((2,), dtype=torch.float32)
+
+
+def test_rows_in_memory_have_no_recorded_spec() -> None:
+    with pytest.raises(RuntimeError, match="no dataset on disk"):
+        _ = DatasetReplayBuffer(storage=LazyTensorStorage(3)).specs

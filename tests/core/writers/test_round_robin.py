@@ -1,6 +1,26 @@
+"""The ring beside a model of it that writes one element after the other."""
+
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
+
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
+from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
+from rbtool.core.storages.base import Storage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.writers import RingTests
+from rbtool.core.writers.base import ImmutableDatasetWriter
+from rbtool.core.writers.max_value import TensorDictMaxValueWriter
 from rbtool.core.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 
 
@@ -30,3 +50,483 @@ class TestTensorDictRoundRobinWriter(RingTests):
 
     def make(self) -> TensorDictRoundRobinWriter:
         return TensorDictRoundRobinWriter()
+
+
+def ring(storage: object, **options: object) -> RoundRobinWriter:
+    writer = RoundRobinWriter(**options)
+    writer.register_storage(storage)
+    return writer
+
+
+def steps(rows: int, first: int = 0) -> TensorDict:
+    return TensorDict({"x": torch.arange(first, first + rows)}, [rows])
+
+
+def test_edge_01_1_a_failed_extend_leaves_length_and_counters() -> None:
+    storage = LazyMemmapStorage(10)
+    writer = ring(storage)
+    writer.extend(steps(4))
+    with pytest.raises(RuntimeError):
+        writer.extend(TensorDict({"x": torch.zeros(3, 2, dtype=torch.int64)}, [3]))
+    assert (len(storage), writer._cursor, writer._write_count) == (4, 4, 4)
+    writer.extend(steps(2, 4))
+    assert storage[:]["x"].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_edge_01_2_counters_have_64_bits() -> None:
+    writer = ring(LazyTensorStorage(3))
+    writer.load_state_dict({"_cursor": 0, "_write_count": 2**40})
+    writer.extend(torch.arange(1))
+    assert writer._write_count == 2**40 + 1
+
+
+def test_edge_01_3_another_storage_is_written_to() -> None:
+    old, new = LazyTensorStorage(5), LazyTensorStorage(5)
+    writer = ring(old)
+    writer.extend(torch.arange(3))
+    writer.register_storage(new)
+    writer.extend(torch.arange(2) + 7)
+    assert (old[:].tolist(), new[:].tolist()) == ([0, 1, 2], [7, 8])
+
+
+def test_edge_01_8_a_list_is_elements_and_a_tuple_or_dict_is_a_nest() -> None:
+    elements, nest = LazyTensorStorage(5), LazyTensorStorage(5)
+    ring(elements).extend([{"a": torch.tensor(1)}, {"a": torch.tensor(2)}])
+    ring(nest).extend(({"a": torch.arange(3)}, torch.arange(3)))
+    assert elements[:]["a"].tolist() == [1, 2]
+    assert nest[:][0]["a"].tolist() == [0, 1, 2]
+
+
+def test_edge_01_9_missing_and_new_keys_are_refused_by_name() -> None:
+    storage = LazyTensorStorage(5)
+    writer = ring(storage)
+    writer.extend(TensorDict({"a": torch.arange(2), "b": torch.arange(2)}, [2]))
+    for keys, name in ((("a",), "b"), (("a", "b", "c"), "c")):
+        with pytest.raises(SchemaError, match=name):
+            writer.extend(TensorDict({key: torch.arange(2) for key in keys}, [2]))
+    assert (len(storage), writer._cursor) == (2, 2)
+
+
+def test_leaves_that_disagree_write_nothing() -> None:
+    storage = LazyTensorStorage(5)
+    writer = ring(storage)
+    with pytest.raises(SchemaError, match="a has 3, b has 4"):
+        writer.extend({"a": torch.zeros(3), "b": torch.zeros(4)})
+    assert (len(storage), storage.initialized, writer._cursor) == (0, False, 0)
+
+
+def test_a_bare_batch_beyond_an_empty_list_wraps() -> None:
+    storage = ListStorage(10)
+    assert ring(storage).extend(list(range(25))).tolist() == [number % 10 for number in range(25)]
+    assert storage[:] == [20, 21, 22, 23, 24, 15, 16, 17, 18, 19]
+
+
+def test_max_size_is_rounded_up_to_whole_rows() -> None:
+    storage = LazyTensorStorage(10, ndim=2)
+    writer = ring(storage)
+    index = writer.extend(torch.arange(12).reshape(4, 3))
+    assert (index.shape, storage.max_size, writer._cursor, writer._write_count) == ((12, 2), 12, 0, 4)
+    writer.add(torch.tensor([-1, -2, -3]))
+    assert storage[:][0].tolist() == [-1, -2, -3]
+
+
+def test_contiguous_rows_are_named_by_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    cursors, plain = [], TensorStorage.set
+    monkeypatch.setattr(
+        TensorStorage, "set", lambda self, cursor, data, **kw: (cursors.append(cursor), plain(self, cursor, data, **kw))
+    )
+    writer = ring(LazyTensorStorage(10))
+    writer.extend(torch.arange(4))
+    writer.extend(torch.arange(6))
+    writer.add(torch.tensor(3))
+    assert cursors == [range(4), range(4, 10), 0]
+
+
+def test_a_writer_that_is_registered_to_rows_goes_on_behind_them() -> None:
+    storage = LazyTensorStorage(5)
+    storage.set(range(3), torch.arange(3))
+    writer = ring(storage)
+    assert writer.extend(torch.arange(1)).tolist() == [3]
+    assert ring(TensorStorage(torch.arange(4)))._cursor == 0
+
+
+def test_chosen_rows_are_written_and_the_cursor_stays() -> None:
+    storage = LazyTensorStorage(6)
+    writer = ring(storage, track_generations=True)
+    writer.extend(torch.arange(4))
+    assert writer.write_at(torch.tensor([1, 3]), torch.tensor([50, 51])).tolist() == [1, 3]
+    assert writer.write_at(1, torch.tensor(52)) == 1
+    writer.write_at(torch.tensor([4]), torch.tensor([53]))
+    writer.write_at(torch.tensor([1, 1]), torch.tensor([7, 8]))
+    assert storage[:].tolist() == [0, 8, 2, 51, 53]
+    assert (writer._cursor, writer._write_count) == (4, 10)
+    assert writer.generations_of(torch.arange(6)).tolist() == [0, 4, 0, 1, 0, -1]
+
+
+@pytest.mark.parametrize("rows", [torch.tensor([0, 9]), torch.tensor([5, 6]), 6])
+def test_chosen_rows_beyond_the_capacity_or_a_gap_are_refused(rows: object) -> None:
+    storage = LazyTensorStorage(6)
+    writer = ring(storage, track_generations=True)
+    writer.extend(torch.arange(4))
+    with pytest.raises(RuntimeError):
+        writer.write_at(rows, torch.zeros((2,) if isinstance(rows, torch.Tensor) else (), dtype=torch.int64))
+    assert (writer._write_count, writer.generations_of(0).item()) == (4, 0)
+
+
+def test_an_index_belongs_to_the_caller() -> None:
+    storage, chosen = LazyTensorStorage(4), torch.tensor([2, 1])
+    writer = ring(storage)
+    writer.extend(torch.arange(6)).zero_()
+    assert torch.as_tensor(storage.last_cursor).tolist() == [0, 1, 2, 3, 0, 1]
+    writer.write_at(chosen, torch.arange(2)).zero_()
+    assert chosen.tolist() == [2, 1]
+    assert torch.as_tensor(storage.last_cursor).tolist() == [0, 1, 2, 3, 0, 1]  # the ring goes on where it was
+
+
+def test_generations_of_coordinates_are_those_of_their_rows() -> None:
+    writer = ring(LazyTensorStorage(12, ndim=2), track_generations=True)
+    assert writer.generations_of(torch.tensor([[0, 1]])).tolist() == [-1]
+    writer.extend(torch.arange(6).reshape(2, 3))
+    assert writer.generations_of(torch.tensor([[0, 1], [3, 2]])).tolist() == [0, -1]
+    assert writer.generations_of((torch.tensor([1, 2]), torch.tensor([0, 0]))).tolist() == [0, -1]
+
+
+def test_generations_are_kept_only_when_asked_for() -> None:
+    assert (RoundRobinWriter().tracks_generations, RoundRobinWriter(track_generations=True).tracks_generations) == (
+        False,
+        True,
+    )
+    assert ring(LazyTensorStorage(3)).generations_of(torch.arange(2)).tolist() == [-1, -1]
+    with pytest.raises(UsageError, match="expected at most"):
+        ring(ListStorage(), track_generations=True)
+
+
+@pytest.mark.parametrize("capacity", [5, 9])
+def test_a_state_loads_into_any_capacity_that_holds_it(tmp_path, capacity: int) -> None:
+    writer = ring(LazyTensorStorage(7), track_generations=True)
+    writer.extend(torch.arange(5))
+    writer.dumps(tmp_path / "writer")
+    other = ring(LazyTensorStorage(capacity), track_generations=True)
+    other._storage.set(range(5), torch.arange(5))
+    other.loads(tmp_path / "writer")
+    assert other.generations_of(torch.arange(5)).tolist() == [0] * 5
+    assert other.extend(torch.arange(1)).tolist() == [5 % capacity]
+
+
+def test_generations_that_would_be_lost_are_an_error(tmp_path) -> None:
+    writer = ring(LazyTensorStorage(7), track_generations=True)
+    writer.extend(torch.arange(5))
+    small = ring(LazyTensorStorage(4), track_generations=True)
+    with pytest.raises(SchemaError, match="generations of 7 rows were saved, but this storage has 4"):
+        small.load_state_dict(writer.state_dict())
+    assert (small._cursor, small._write_count) == (0, 0)
+
+
+def test_a_state_loaded_before_the_storage_is_known_is_kept(tmp_path) -> None:
+    writer = ring(LazyTensorStorage(4), track_generations=True)
+    writer.extend(torch.arange(6))
+    other = RoundRobinWriter(track_generations=True)
+    other.load_state_dict(writer.state_dict())
+    other.register_storage(writer._storage)
+    assert other._cursor == 2
+    assert other.generations_of(torch.arange(4)).tolist() == [1, 1, 0, 0]
+
+
+def test_an_older_dump_leaves_nothing_behind(tmp_path) -> None:
+    ring(LazyTensorStorage(4), track_generations=True).dumps(tmp_path)
+    assert (tmp_path / "generation.memmap").stat().st_size == 32
+    ring(LazyTensorStorage(4)).dumps(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["metadata.json"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error"),
+    [
+        (None, DatasetNotFoundError),
+        ("{", FormatError),
+        ("[]", FormatError),
+        ("{}", FormatError),
+        ('{"cursor": -1, "write_count": 0}', FormatError),
+        ('{"cursor": true, "write_count": 0}', FormatError),
+        ('{"cursor": 1, "write_count": 1.5}', FormatError),
+        ('{"cursor": 0, "write_count": 0, "rank_key": "x"}', FormatError),
+        ('{"cursor": 0, "write_count": 0, "generation_shape": 4}', FormatError),
+        ('{"cursor": 0, "write_count": 0, "generation_shape": [-4], "generation_dtype": "torch.int64"}', FormatError),
+        ('{"cursor": 0, "write_count": 0, "generation_shape": [4], "generation_dtype": "torch.load"}', FormatError),
+        ('{"cursor": 0, "write_count": 0, "generation_shape": [4], "generation_dtype": "int64"}', CorruptDataError),
+    ],
+)
+def test_a_damaged_folder_changes_nothing(tmp_path, metadata: str | None, error: type[Exception]) -> None:
+    if metadata is not None:
+        (tmp_path / "metadata.json").write_text(metadata)
+    writer = ring(LazyTensorStorage(4), track_generations=True)
+    writer.extend(torch.arange(6))
+    with pytest.raises(error):
+        writer.loads(tmp_path)
+    assert (writer._cursor, writer._write_count, writer.generations_of(0).item()) == (2, 6, 1)
+
+
+class Model:
+    """Slots, cursor, count and generations of a ring, the slow way."""
+
+    def __init__(self, rows: int) -> None:
+        self.slots: list[int | None] = [None] * rows
+        self.generations = [-1] * rows
+        self.cursor = self.count = 0
+
+    def write(self, value: int) -> int:
+        slot = self.cursor
+        self.slots[slot] = value
+        self.generations[slot] += 1
+        self.cursor = (slot + 1) % len(self.slots)
+        self.count += 1
+        return slot
+
+    def empty(self, counted: bool) -> None:
+        self.slots = [None] * len(self.slots)
+        self.generations = [number + (number >= 0) for number in self.generations]
+        self.cursor = 0
+        self.count = 0 if counted else self.count
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("extend"), st.integers(1, 25)),
+        st.tuples(st.just("add"), st.just(1)),
+        st.tuples(st.just("fail"), st.integers(1, 3)),
+        st.tuples(st.just("empty"), st.integers(0, 1)),
+    ),
+    max_size=12,
+)
+STORAGES = {
+    "tensor": lambda rows: TensorStorage(torch.zeros(rows, dtype=torch.int64)),
+    "lazy": LazyTensorStorage,
+    "list": ListStorage,
+}
+
+
+def emptied(storage: Storage) -> Storage:
+    storage.empty()
+    return storage
+
+
+@pytest.mark.parametrize("kind", STORAGES)
+@given(rows=st.integers(1, 9), operations=OPERATIONS)
+def test_the_ring_is_as_its_model(kind: str, rows: int, operations: list[tuple[str, int]]) -> None:
+    storage, writer, model, value = STORAGES[kind](rows), RoundRobinWriter(track_generations=True), Model(rows), 0
+    writer.register_storage(emptied(storage) if kind == "tensor" else storage)
+    for name, count in operations:
+        numbers = torch.arange(value, value + count)
+        if name == "extend":
+            assert writer.extend(numbers).tolist() == [model.write(number) for number in numbers.tolist()]
+        elif name == "add":
+            assert writer.add(numbers[0]) == model.write(value)
+        elif name == "empty":
+            storage.empty()
+            writer._empty(empty_write_count=bool(count))
+            model.empty(bool(count))
+        elif kind != "list" and storage.initialized:
+            with pytest.raises(SchemaError):
+                writer.extend(numbers.float())
+        value += count
+        valid = [slot for slot in model.slots if slot is not None]
+        assert [int(row) for row in storage] == valid
+        assert (writer._cursor, writer._write_count) == (model.cursor, model.count)
+        assert writer.generations_of(torch.arange(rows)).tolist() == model.generations
+
+
+@given(rows=st.integers(1, 5), lanes=st.integers(1, 3), batches=st.lists(st.integers(1, 12), max_size=6))
+def test_rows_of_two_dimensions_are_as_the_model_says(rows: int, lanes: int, batches: list[int]) -> None:
+    storage, writer, model, value = LazyTensorStorage(rows * lanes, ndim=2), RoundRobinWriter(), Model(rows), 0
+    writer.register_storage(storage)
+    for count in batches:
+        numbers = torch.arange(value, value + count).unsqueeze(1).expand(count, lanes)
+        slots = [model.write(number) for number in range(value, value + count)]
+        assert writer.extend(numbers).tolist() == [[slot, lane] for slot in slots for lane in range(lanes)]
+        value += count
+        valid = [slot for slot in model.slots if slot is not None]
+        assert storage[:].tolist() == [[number] * lanes for number in valid]
+
+
+@tensorclass
+class Step:
+    action: torch.Tensor
+
+
+def ring_of_tensordict_round_robin(storage: object) -> TensorDictRoundRobinWriter:
+    writer = TensorDictRoundRobinWriter()
+    writer.register_storage(storage)
+    return writer
+
+
+def steps_of_tensordict_round_robin(*batch: int) -> TensorDict:
+    return TensorDict({"x": torch.zeros(*batch, 2)}, list(batch))
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+def test_every_row_has_its_number(kind: type) -> None:
+    storage = kind(4)
+    writer = ring_of_tensordict_round_robin(storage)
+    writer.add(steps_of_tensordict_round_robin(1)[0])
+    writer.extend(steps_of_tensordict_round_robin(2))
+    writer.extend(steps_of_tensordict_round_robin(6))
+    assert storage[:]["index"].tolist() == [0, 1, 2, 3]
+    assert storage[:]["index"].dtype == torch.int64
+
+
+def test_numbers_are_expanded_to_the_batch_dimensions() -> None:
+    flat, deep = LazyTensorStorage(4), LazyTensorStorage(12, ndim=2)
+    ring_of_tensordict_round_robin(flat).extend(steps_of_tensordict_round_robin(2, 3))
+    writer = ring_of_tensordict_round_robin(deep)
+    writer.extend(steps_of_tensordict_round_robin(2, 3))
+    writer.add(steps_of_tensordict_round_robin(3))
+    assert flat[:]["index"].tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert deep[:]["index"].tolist() == [[0, 0, 0], [1, 1, 1], [2, 2, 2]]
+
+
+def test_edge_01_12_the_callers_tensordict_gets_no_index() -> None:
+    batch = steps_of_tensordict_round_robin(3)
+    ring_of_tensordict_round_robin(LazyTensorStorage(4)).extend(batch)
+    assert list(batch.keys()) == ["x"]
+    sampled = steps_of_tensordict_round_robin(3).set("index", torch.tensor([7, 8, 9]))
+    storage = LazyTensorStorage(4)
+    ring_of_tensordict_round_robin(storage).extend(sampled)
+    assert sampled["index"].tolist() == [7, 8, 9]
+    assert storage[:]["index"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, ListStorage])
+def test_nests_are_those_of_the_storage_alone(kind: type) -> None:
+    batch = steps_of_tensordict_round_robin(3).set("next", steps_of_tensordict_round_robin(3))
+    storage = kind(4)
+    ring_of_tensordict_round_robin(storage).extend(
+        batch
+    ) if kind is LazyTensorStorage else ring_of_tensordict_round_robin(storage).add(batch)
+    batch["next"]["x"] = torch.ones(3, 2)
+    batch["next"]["more"] = torch.ones(3)
+    kept = storage[0]["next"]
+    assert list(kept.keys()) == ["x"]
+    assert not kept["x"].any()
+    assert list(batch.keys()) == ["x", "next"]
+
+
+def test_a_locked_tensordict_can_be_written() -> None:
+    storage = LazyTensorStorage(4)
+    ring_of_tensordict_round_robin(storage).extend(steps_of_tensordict_round_robin(3).lock_())
+    assert storage[:]["index"].tolist() == [0, 1, 2]
+
+
+def test_a_lazy_stack_can_be_written() -> None:
+    storage = LazyTensorStorage(4)
+    stack = LazyStackedTensorDict.lazy_stack([steps_of_tensordict_round_robin(1)[0] for _ in range(3)])
+    ring_of_tensordict_round_robin(storage).extend(stack)
+    assert storage[:]["index"].tolist() == [0, 1, 2]
+    assert list(stack.keys()) == ["x"]
+
+
+@pytest.mark.parametrize("kind", [ListStorage, LazyStackStorage])
+def test_lists_keep_the_number_too(kind: type) -> None:
+    storage = kind(4)
+    ring_of_tensordict_round_robin(storage).extend(steps_of_tensordict_round_robin(6))
+    assert [int(row["index"]) for row in storage] == [0, 1, 2, 3]
+
+
+def test_tensorclasses_are_stored_as_they_are() -> None:
+    storage = LazyTensorStorage(4)
+    assert ring_of_tensordict_round_robin(storage).extend(Step(torch.zeros(2, 3), batch_size=[2])).tolist() == [0, 1]
+    assert type(storage[:]) is Step
+
+
+def test_rows_without_a_number_stay_without() -> None:
+    storage = TensorStorage(steps_of_tensordict_round_robin(4))
+    ring_of_tensordict_round_robin(storage).extend(steps_of_tensordict_round_robin(2) + 1)
+    assert list(storage[:].keys()) == ["x"]
+    storage.empty()
+    ring_of_tensordict_round_robin(storage).extend(steps_of_tensordict_round_robin(2) + 1)
+    assert storage[:]["x"].tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("data", [torch.zeros(2), {"x": torch.zeros(2)}, [steps_of_tensordict_round_robin(1)[0]]])
+def test_what_is_no_tensordict_is_refused(data: object) -> None:
+    storage = LazyTensorStorage(4)
+    writer = ring_of_tensordict_round_robin(storage)
+    with pytest.raises(SchemaError, match="TensorDictRoundRobinWriter needs tensordicts, found a"):
+        writer.extend(data)
+    assert (len(storage), writer._cursor, writer._write_count) == (0, 0, 0)
+
+
+ROWS = torch.arange(4)
+
+
+def steps_of_generations(*rewards: float) -> TensorDict:
+    return TensorDict({"next": {"reward": torch.tensor(rewards)}}, [len(rewards)])
+
+
+def tracking(storage: LazyTensorStorage) -> ReplayBuffer:
+    return ReplayBuffer(storage=storage, writer=RoundRobinWriter(track_generations=True))
+
+
+@pytest.mark.parametrize("writer", [RoundRobinWriter, TensorDictMaxValueWriter, ImmutableDatasetWriter])
+def test_a_writer_that_does_not_track_them_knows_none(writer: Any) -> None:
+    storage = TensorStorage(steps_of_generations(1, 2, 3, 4))
+    made = writer()
+    made.register_storage(storage)
+    assert made.generations_of(ROWS).tolist() == [-1] * 4
+    assert made.generations_of(torch.zeros(2, 3, dtype=torch.int64)).shape == (2, 3)
+
+
+def test_slots_that_are_not_there_have_none() -> None:
+    buffer = tracking(LazyTensorStorage(4))
+    buffer.extend(steps_of_generations(1, 2))
+    assert buffer.writer.generations_of(torch.tensor([[0, 3], [4, -1]])).tolist() == [[0, -1], [-1, -1]]
+    assert buffer.writer.generations_of(99).item() == -1
+
+
+@pytest.mark.parametrize("writer", [RoundRobinWriter, TensorDictMaxValueWriter])
+def test_other_buffers_of_the_storage_count_on(writer: Any) -> None:
+    storage = LazyTensorStorage(4)
+    one = tracking(storage)
+    one.extend(steps_of_generations(1, 2))
+    other = ReplayBuffer(storage=storage, writer=writer())
+    other.extend(steps_of_generations(5, 6, 7, 8))
+    assert one.writer.generations_of(ROWS).tolist() == [1, 1, 0, 0]
+    assert other.writer.generations_of(ROWS).tolist() == [-1] * 4
+    third = tracking(storage)
+    assert third.writer.generations_of(ROWS).tolist() == [1, 1, 0, 0]
+    other.empty()
+    assert third.writer.generations_of(ROWS).tolist() == [2, 2, 1, 1]
+
+
+def test_another_writer_goes_on_with_them() -> None:
+    buffer = tracking(LazyTensorStorage(4))
+    buffer.extend(steps_of_generations(1, 2))
+    buffer.set_writer(RoundRobinWriter())
+    buffer.extend(steps_of_generations(3, 4, 5))
+    buffer.set_writer(RoundRobinWriter(track_generations=True))
+    assert buffer.writer.generations_of(ROWS).tolist() == [1, 0, 0, 0]
+    copy = pickle.loads(pickle.dumps(buffer))
+    copy.extend(steps_of_generations(6))
+    assert copy.writer.generations_of(ROWS).tolist() == [1, 1, 0, 0]
+    assert buffer.writer.generations_of(ROWS).tolist() == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("way", ["state", "folder"])
+@pytest.mark.parametrize("capacity", [8, 12])
+def test_a_loaded_storage_of_several_dimensions_has_them_before_it_is_written(
+    tmp_path: Path, way: str, capacity: int
+) -> None:
+    def buffer(size: int) -> ReplayBuffer:
+        storage = LazyTensorStorage(size, ndim=2)
+        return ReplayBuffer(storage=storage, dim_extend=0, writer=RoundRobinWriter(track_generations=True))
+
+    saved, loaded, again = buffer(8), buffer(capacity), buffer(capacity)
+    saved.extend(TensorDict({"a": torch.arange(12).reshape(6, 2)}, [6, 2]))
+    for number, (one, other) in enumerate([(saved, loaded), (loaded, again)]):
+        if way == "state":
+            other.load_state_dict(one.state_dict())
+        else:
+            one.dumps(tmp_path / str(number))
+            other.loads(tmp_path / str(number))
+    for other in (loaded, again):
+        generations = dict(zip(other["a"][:, 0].tolist(), other.writer.generations_of(ROWS).tolist(), strict=True))
+        assert generations == {4: 0, 6: 0, 8: 1, 10: 1}
