@@ -342,7 +342,7 @@ def copy(folder: Path, names: Collection[str]) -> None:
 
 def _all_files(folder: Path) -> Iterator[Path]:
     for entry in sorted(folder.iterdir()):
-        if entry.name.startswith(".") or (folder == ROOT and entry.name in {"build", "dist", "rbtool-demo"}):
+        if folder == ROOT and (entry.name.startswith(".") or entry.name in {"build", "dist", "rbtool-demo"}):
             continue
         if entry.is_dir():
             yield from _all_files(entry)

@@ -488,14 +488,6 @@ def test_metadata_that_make_no_sense(theirs: Path, change: Any, error: type[Exce
         loaded(theirs)
 
 
-def test_episodes_in_another_form_are_named(theirs: Path) -> None:
-    meta = json.loads((theirs / "meta.json").read_text())
-    flat = {key: {"type": "NonTensorData"} for key in ("is_full", "shift", "_storage_shape")}
-    (theirs / "meta.json").write_text(json.dumps(meta | flat))
-    with pytest.raises(FormatError, match=r"episodes in the layout flat; a TensorStorageCheckpointer reads rows"):
-        loaded(theirs)
-
-
 @pytest.mark.peer
 @pytest.mark.parametrize("kind", ["tensordict", "pytree", "tensor"])
 def test_torchrl_loads_what_we_save(tmp_path: Path, kind: str) -> None:

@@ -419,6 +419,15 @@ def test_the_layout_of_another_form_is_named(tmp_path: Path, form: str, other: s
     refused(form, tmp_path / other, FormatError, sentence)
 
 
+def test_episodes_are_not_loaded_as_rows_of_tensors(tmp_path: Path) -> None:
+    folder = copy_of("td_tensor_partly_7of16", tmp_path)
+    meta = json.loads((folder / "meta.json").read_text())
+    flat = {key: {"type": "NonTensorData"} for key in ("is_full", "shift", "_storage_shape")}
+    (folder / "meta.json").write_text(json.dumps(meta | flat))
+    with pytest.raises(FormatError, match=r"episodes in the layout flat; a TensorStorageCheckpointer reads rows"):
+        LazyTensorStorage(16).loads(folder)
+
+
 def test_a_cut_h5_file_is_found(tmp_path: Path) -> None:
     H5StorageCheckpointer(compatible=True).dumps(BufferPlan(8, (8,)).buffer()._storage, tmp_path / "cut.h5")
     (tmp_path / "cut.h5").write_bytes((tmp_path / "cut.h5").read_bytes()[:-1])
