@@ -96,7 +96,7 @@ class Job:
     says whether the last one is not the last of its episode in the dataset.
     """
 
-    imports: ClassVar[tuple[str, ...]] = ("torch", f"{__package__}.runner", f"{__package__}.units")
+    imports: ClassVar[tuple[str, ...]] = ("torch", __name__, f"{__package__}.units")
     reader: StepReader
     content_digest: str
     processor: Processor
