@@ -20,7 +20,6 @@ from rbtool.cli.help import Example
 
 # Every example of every help page does what it says.
 
-
 MODULES = [importlib.import_module(f"rbtool.cli.{module.name}") for module in pkgutil.iter_modules(rbtool.cli.__path__)]
 TABLES = {
     f"{module.__name__}.{name}": table
@@ -65,7 +64,6 @@ def _room(command: str) -> str:
 
 # The shell lines and the Python examples of the documentation run, page by page.
 
-
 DOCS = ROOT / "docs"
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if re.search(r"^```(sh|python)$", page.read_text(), re.MULTILINE)]
 
@@ -97,9 +95,7 @@ def places(demo_folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_examples_of_a_page_run(
-    page: Path, demo_folder: Path, environment: Mapping[str, str], programs: Interpreter
-) -> None:
+def test_the_examples_of_a_page_run(page, demo_folder, environment: Mapping[str, str], programs: Interpreter) -> None:
     script, examples = ["set -e -o pipefail"], []
     text = page.read_text(encoding="utf-8")
     for language, block in re.findall(r"^```(sh|python)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):

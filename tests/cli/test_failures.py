@@ -25,7 +25,6 @@ from rbtool.core.testing.datasets import DatasetPlan, PlannedLeaf, write_plan
 
 # What goes wrong: one sentence on stderr, the right exit code, and with `--json` a document on stdout.
 
-
 FAILING = [
     ("rbtool inspect ./nothing", 4, "DatasetNotFoundError", "nothing at nothing"),
     ("rbtool inspect minari:no/such-v0", 4, "DatasetNotFoundError", "minari:no/such-v0 is not in"),
@@ -67,15 +66,13 @@ FAILING = [
     ),
     ("rbtool stats cartpole x y", 2, "UsageError", "too many arguments: x y"),
     (
-        "rbtool inspect kitchen.hdf5 --from csv",
-        2,
-        "UsageError",
+        "rbtool inspect kitchen.hdf5 --from csv", 2, "UsageError",
         "format 'csv' is unknown; tables are of format 'table'",
     ),
     ("rbtool export cartpole x --to parqet", 2, "UsageError", "rlds, lerobot; did you mean 'parquet'?"),
     ("rbtool inspect cartpole/next", 2, "UsageError", "cartpole/next is part of a dataset"),
     ("rbtool checkpoint save x y --as zip", 2, "UsageError", "'zip' is not one of ted, flat, nested, h5"),
-]
+]  # fmt: skip
 
 
 UNKNOWN_FIELDS = [
@@ -309,7 +306,6 @@ def test_only_whole_paths_are_rewritten(tmp_path, monkeypatch):
 
 # Ctrl-C, SIGTERM and SIGHUP in the middle of somebody's function: one word, the right code, nothing left behind.
 
-
 WAITING = """
 def wait(rows):
     with open("started", "w") as file:
@@ -329,14 +325,11 @@ SAID = {
 @pytest.mark.parametrize(
     ("number", "workers"),
     [
-        (signal.SIGINT, 2),
-        pytest.param(signal.SIGTERM, 0, marks=SLOW),
-        pytest.param(signal.SIGINT, 0, marks=SLOW),
-        pytest.param(signal.SIGTERM, 2, marks=SLOW),
-        pytest.param(signal.SIGHUP, 0, marks=SLOW),
+        (signal.SIGINT, 2), pytest.param(signal.SIGTERM, 0, marks=SLOW), pytest.param(signal.SIGINT, 0, marks=SLOW),
+        pytest.param(signal.SIGTERM, 2, marks=SLOW), pytest.param(signal.SIGHUP, 0, marks=SLOW),
         pytest.param(signal.SIGHUP, 2, marks=SLOW),
     ],
-)
+)  # fmt: skip
 def test_a_signal_ends_it_cleanly(number, workers, folder, variables):
     code, said = SAID[number]
     (folder / "waiting.py").write_text(WAITING)
@@ -365,7 +358,6 @@ def test_signals_that_the_caller_ignores_stay_ignored(folder, variables):
 
 
 # Datasets with more columns than the shell allows files to be open.
-
 
 SPLIT = ["split", "ted", "--dest", "parts", "--train", "0.5", "--val", "0.5", "--seed", "0"]
 

@@ -16,7 +16,6 @@ from rbtool.cli.words import in_order
 
 # What `--help` says, how it ends, and what is not loaded for it.
 
-
 VERBS = [
     "list", "download", "convert", "record", "preprocess", "merge", "split", "mix", "inspect", "stats", "plot",
     "frames", "report", "sample", "diff", "check", "demo",
@@ -118,7 +117,6 @@ def test_the_version_is_told(shell):
 
 # Habits of other tools: `help VERB`, options before the verb, short names of verbs, `--color`, `--offline`.
 
-
 ESCAPE = "\x1b"
 WORDS = {"cache", "checkpoint"}
 
@@ -174,14 +172,11 @@ def test_help_for_an_unknown_verb_names_a_near_one(shell):
 @pytest.mark.parametrize(
     ("option", "forcing", "coloured"),
     [
-        ("--color always", {}, True),
-        ("--color always", {"NO_COLOR": "1"}, True),
-        ("--color auto", {"FORCE_COLOR": "1"}, True),
-        ("--color auto", {}, False),
-        ("--color never", {"FORCE_COLOR": "1"}, False),
-        ("--color always --no-color", {}, False),
+        ("--color always", {}, True), ("--color always", {"NO_COLOR": "1"}, True),
+        ("--color auto", {"FORCE_COLOR": "1"}, True), ("--color auto", {}, False),
+        ("--color never", {"FORCE_COLOR": "1"}, False), ("--color always --no-color", {}, False),
     ],
-)
+)  # fmt: skip
 def test_colour_is_chosen(option, forcing, coloured, shell):
     assert (ESCAPE in shell(f"rbtool inspect cartpole {option}", **forcing).stdout) is coloured
 
@@ -208,7 +203,6 @@ def test_offline_makes_no_request(shell):
 
 
 # The options of tables, as people type them.
-
 
 ROWS = "obs_0,obs_1,act,r,terminals,timeouts\n0,1,2,3,0,0\n1,2,3,4,0,1\n5,6,7,8,0,0\n6,7,8,9,1,0\n"
 

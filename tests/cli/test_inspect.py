@@ -43,12 +43,10 @@ def test_operations_are_shown_with_all_parameters_and_measured_constants(walks: 
     start = next(n for n, line in enumerate(shown) if line.startswith("made     preprocess "))
     assert shown[start].startswith("made     preprocess chunk_size=")
     assert shown[start + 1 : -1] == [
-        "         filter       condition='length > 5'",
-        "         n-step       n=3 gamma=0.5",
-        "         clip-reward  low=-1.0 high=1.0",
-        "         normalize    key=action method=mean-std",
+        "         filter       condition='length > 5'", "         n-step       n=3 gamma=0.5",
+        "         clip-reward  low=-1.0 high=1.0", "         normalize    key=action method=mean-std",
         f"           action: loc [{loc}] · scale [{scale}]",
-    ]
+    ]  # fmt: skip
     assert "next     n-step data: next.observation is up to 3 steps ahead" in shown
 
 

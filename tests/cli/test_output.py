@@ -57,13 +57,10 @@ def test_a_pipe_that_closes_is_no_failure(line, folder, shell, real):
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        ("list >&-", 0),
-        ("list >&- 2>&- <&-", 0),
-        ("--help >&-", 0),
-        ("inspect nothing 2>&-", 4),
+        ("list >&-", 0), ("list >&- 2>&- <&-", 0), ("--help >&-", 0), ("inspect nothing 2>&-", 4),
         ("list --json 2>&-", 0),
     ],
-)
+)  # fmt: skip
 def test_streams_may_be_closed(line, code, shell, real):
     done = shell(f"rbtool {line}", **real)
     assert done.returncode == code

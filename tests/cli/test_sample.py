@@ -145,7 +145,6 @@ def test_frames_that_cannot_be_stacked(shell, words, message):
 
 # `--streaming` of `sample` and `inspect`: datasets on a hub, of which the shards that are needed are fetched.
 
-
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (31, "both")] * 3
 STEPS = sum(length for length, _ in EPISODES)
 TED, LEROBOT, OPENX = "hf://org/ted", "lerobot:org/arm", "openx:toy"
@@ -183,9 +182,7 @@ def places(remote: Hub, tmp_path: Path) -> dict[str, str]:
         (OPENX, TRUST, 1, None, "observation.image"),
     ],
 )
-def test_inspect_shows_how_much_there_is_and_the_fields(
-    dataset: str, options: str, shards: int, steps: int | None, key: str, shell: Shell, places: dict[str, str]
-) -> None:
+def test_inspect_shows_how_much_there_is_and_the_fields(dataset, options, shards, steps, key, shell, places) -> None:
     done = shell(f"rbtool inspect {dataset} --streaming {options} --json", **places)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -207,9 +204,7 @@ def test_sample_draws_from_a_remote(dataset: str, options: str, shell: Shell, pl
 
 
 @pytest.mark.parametrize("slices", [False, True])
-def test_the_steps_are_those_of_the_first_batch_of_training(
-    slices: bool, repositories: Path, shell: Shell, places: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_steps_are_those_of_the_first_batch_of_training(slices, repositories, shell, places, monkeypatch) -> None:
     monkeypatch.setattr(shards, "SHARD_BYTES", 64 << 20)  # other tests have smaller ones
     sampler = rbtool.StreamSliceSampler(slice_len=6) if slices else None
     stored = rbtool.load_dataset(repositories / "org" / "ted", 24, streaming=True, seed=5, sampler=sampler)
@@ -260,9 +255,7 @@ def test_what_cannot_be_is_one_sentence(line: str, code: int, said: str, shell: 
     assert sum(one.startswith("error: ") for one in done.stderr.splitlines()) == 1
 
 
-def test_access_that_is_revoked_is_one_sentence_and_the_next_run_goes_on(
-    remote: Hub, shell: Shell, places: dict[str, str]
-) -> None:
+def test_access_that_is_revoked_is_one_sentence_and_the_next_run_goes_on(remote, shell, places) -> None:
     remote.faults.append(Fault("GET .*memmap", "status:401", times=99))
     done = shell(f"rbtool sample {TED} --streaming --json", **places)
     assert json.loads(done.stdout)["error"]["type"] == "AuthorisationError"

@@ -175,12 +175,8 @@ def test_lines_that_are_meant_stay():
 
 def _box(low, high, dtype="float64"):
     return {
-        "type": "Box",
-        "dtype": dtype,
-        "shape": [len(low)] if isinstance(low, list) else [],
-        "low": low,
-        "high": high,
-    }
+        "type": "Box", "dtype": dtype, "shape": [len(low)] if isinstance(low, list) else [], "low": low, "high": high,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -336,14 +336,10 @@ def test_mutations_give_values_or_our_errors(reader: PickleReader, seed: int) ->
 
 
 LISTS = {
-    "floats": [1.5, -2.0, float("nan")],
-    "nested": [[1, 2], [3, 4], [5, 6]],
-    "flags": (True, False),
-    "both": [1, 2.5],
-    "arrays": [np.arange(3, dtype="f4"), np.ones(3, "f4")],
-    "scalars": [np.float32(1), np.float32(2)],
+    "floats": [1.5, -2.0, float("nan")], "nested": [[1, 2], [3, 4], [5, 6]], "flags": (True, False), "both": [1, 2.5],
+    "arrays": [np.arange(3, dtype="f4"), np.ones(3, "f4")], "scalars": [np.float32(1), np.float32(2)],
     "big-endian": [np.arange(3, dtype=">i4")] * 2,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LISTS)

@@ -154,16 +154,11 @@ def spans(path: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("lanes", "batches", "ends", "expected"),
     [
-        ((), (6,), 0.0, [6]),
-        ((), (6,), 1.0, [1] * 6),
-        ((), (8, 3), 0.0, [8]),
-        ((2,), (8, 3), 0.0, [8, 8]),
+        ((), (6,), 0.0, [6]), ((), (6,), 1.0, [1] * 6), ((), (8, 3), 0.0, [8]), ((2,), (8, 3), 0.0, [8, 8]),
         ((2,), (5,), 0.0, [5, 5]),
     ],
-)
-def test_every_lane_ends_with_an_episode(
-    tmp_path: Path, lanes: tuple[int, ...], batches: tuple[int, ...], ends: float, expected: list[int]
-) -> None:
+)  # fmt: skip
+def test_every_lane_ends_with_an_episode(tmp_path, lanes, batches, ends, expected) -> None:
     plan = BufferPlan(8, batches, lanes, ends=ends)
     maker("flat", plan)().dumps(plan.buffer()._storage, tmp_path / "saved")
     assert spans(tmp_path / "saved") == expected
@@ -207,9 +202,7 @@ def agents(flags: list[tuple[bool, bool]], follows: list[bool]) -> TensorDict:
 @pytest.mark.parametrize(
     ("follows", "expected"), [([True, True, True, False, True], [4, 1]), ([True, False, True, False, True], [2, 2, 1])]
 )
-def test_an_agent_that_is_done_ends_the_episode_if_the_next_observation_does_not_follow(
-    tmp_path: Path, follows: list[bool], expected: list[int]
-) -> None:
+def test_an_agent_that_is_done_ends_the_episode_if_the_next_observation_does_not_follow(tmp_path, follows, expected):
     no, one, both = (False, False), (True, False), (True, True)
     storage = TensorStorage(agents([no, one, one, both, no], follows))
     FlatStorageCheckpointer().dumps(storage, tmp_path / "saved")
@@ -368,9 +361,7 @@ def _cut(path: Path) -> None:
         (lambda f: (f / ".rbtool/episodes/length.memmap").unlink(), CorruptDataError, "missing"),
     ],
 )
-def test_damage_is_named(
-    tmp_path: Path, form: str, damage: Callable[[Path], object], error: type[RbtoolError], match: str
-) -> None:
+def test_damage_is_named(tmp_path, form, damage, error, match) -> None:
     damage(saved(form, tmp_path / "saved"))
     refused(form, tmp_path / "saved", error, match)
 
@@ -465,9 +456,7 @@ def test_the_name_of_the_file_matters(tmp_path: Path) -> None:
         (lambda: TensorStorage(TensorDict({"action": torch.zeros(8, 2)}, [8])), "this storage holds"),
     ],
 )
-def test_a_storage_that_does_not_fit_stays(
-    tmp_path: Path, form: str, target: Callable[[], TensorStorage], match: str
-) -> None:
+def test_a_storage_that_does_not_fit_stays(tmp_path, form, target, match) -> None:
     storage = target()
     with pytest.raises(SchemaError, match=match):
         CLASSES[form]().loads(storage, saved(form, tmp_path / "saved"))
@@ -527,9 +516,7 @@ SLIPS = pytest.mark.parametrize(
 @each_class
 @pytest.mark.parametrize("compatible", [False, True] if "foreign_form" in LEAVES else [False])
 @SLIPS
-def test_a_misspelt_key_is_named(
-    tmp_path: Path, form: str, compatible: bool, keys: dict[str, Any], match: str, near: str
-) -> None:
+def test_a_misspelt_key_is_named(tmp_path, form, compatible, keys, match, near) -> None:
     plan = BufferPlan(8, (8,), ends=0.4)
     with pytest.raises(MissingKeyError, match=match) as raised:
         CLASSES[form](compatible=compatible, **keys).dumps(plan.buffer()._storage, tmp_path / "saved")

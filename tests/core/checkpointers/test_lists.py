@@ -159,9 +159,7 @@ def holds_itself() -> list[object]:
         (b"bytes", "row 1: a bytes cannot be written"),
     ],
 )
-def test_what_would_take_a_pickle_is_refused_before_anything_is_written(
-    item: object, message: str, tmp_path: Path
-) -> None:
+def test_what_would_take_a_pickle_is_refused_before_anything_is_written(item: object, message: str, tmp_path) -> None:
     path = tmp_path / "storage"
     filled("old").dumps(path)
     with pytest.raises(SchemaError, match=message):
@@ -276,9 +274,7 @@ def test_hooks_are_given_the_list(kind: type[ListStorage], tmp_path: Path) -> No
     assert (other[:], seen) == (["aa", "bb", "storagestorage"], [["before"]])
 
 
-def test_the_bytes_of_tensors_are_not_read_back_for_their_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bytes_of_tensors_are_not_read_back_for_their_digest(tmp_path: Path, monkeypatch) -> None:
     read: list[str] = []
     own = saved_digests._digest
 
@@ -393,13 +389,10 @@ def test_hostile_descriptions(change: dict[str, object], message: str, tmp_path:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not JSON"),
-        ("\ufeff1", "is not JSON"),
-        ("[1]", "does not describe a list"),
-        ("[" * 10**5, "nests deeper than 100 levels"),
-        ("9" * 10**5, "is not JSON"),
+        ("{", "is not JSON"), ("\ufeff1", "is not JSON"), ("[1]", "does not describe a list"),
+        ("[" * 10**5, "nests deeper than 100 levels"), ("9" * 10**5, "is not JSON"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_description(text: str, message: str, tmp_path: Path) -> None:
     path = saved(tmp_path)
     (path / "items.json").write_text(text)

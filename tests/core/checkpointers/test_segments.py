@@ -520,9 +520,7 @@ def empty(found: SegmentManifest) -> SegmentManifest:
 
 
 @pytest.mark.parametrize("spoil", [gap, disordered, overlap, empty])
-def test_segments_that_do_not_have_all_rows(
-    tmp_path: Path, spoil: Callable[[SegmentManifest], SegmentManifest]
-) -> None:
+def test_segments_that_do_not_have_all_rows(tmp_path, spoil: Callable[[SegmentManifest], SegmentManifest]) -> None:
     storage, path = full(), tmp_path / "saved"
     storage.dumps(path)
     with SegmentFolder.opened(path) as opened:
@@ -616,9 +614,7 @@ def append_steps(buffer: ReplayBuffer) -> None:
 
 
 @pytest.mark.parametrize(("method", "write"), [("changed", write_a_step), ("wrote", append_steps)])
-def test_a_write_that_is_interrupted_before_it_is_counted_is_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, write: Callable[[ReplayBuffer], None]
-) -> None:
+def test_a_write_that_is_interrupted_before_it_is_counted_is_saved(tmp_path, monkeypatch, method, write) -> None:
     buffer, path = full_ring(), tmp_path / "saved"
     buffer.dumps(path)
     count, interrupts = getattr(WriteLog, method), iter([KeyboardInterrupt])
@@ -823,9 +819,7 @@ def test_what_is_kept_and_written_are_all_rows(seed: int, rows: int, block: int)
 
 
 @pytest.mark.parametrize("most", [1, 7, 4096, 100_000])
-def test_blocks_are_read_whole_in_pieces_of_any_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_blocks_are_read_whole_in_pieces_of_any_size(tmp_path: Path, monkeypatch, most: int) -> None:
     data = bytes(torch.arange(60_000, dtype=torch.uint8).numpy())
     (tmp_path / "file").write_bytes(data)
     places = [(0, 5), (5, 0), (5, 4091), (4096, 1), (8192, 100), (30_000, 20_000), (59_999, 1)]

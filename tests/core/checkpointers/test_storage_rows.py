@@ -55,14 +55,11 @@ def test_returns_are_added_in_parts(monkeypatch: pytest.MonkeyPatch, most: int) 
 @pytest.mark.parametrize(
     ("terminated", "truncated", "done", "reason"),
     [
-        (True, False, True, EndReason.TERMINATED),
-        (False, True, True, EndReason.TRUNCATED),
-        (True, True, True, EndReason.BOTH),
-        (False, False, True, EndReason.INFERRED),
-        (False, False, False, EndReason.END_OF_FILE),
-        (True, False, False, EndReason.TERMINATED),
+        (True, False, True, EndReason.TERMINATED), (False, True, True, EndReason.TRUNCATED),
+        (True, True, True, EndReason.BOTH), (False, False, True, EndReason.INFERRED),
+        (False, False, False, EndReason.END_OF_FILE), (True, False, False, EndReason.TERMINATED),
     ],
-)
+)  # fmt: skip
 def test_why_an_episode_ends(terminated: bool, truncated: bool, done: bool, reason: EndReason) -> None:
     flags = {"terminated": terminated, "truncated": truncated, "done": done}
     data = TensorDict({"next": {name: torch.tensor([[False], [value]]) for name, value in flags.items()}}, [2])

@@ -76,9 +76,7 @@ def loaded(path: Path, capacity: int = 16) -> LazyTensorStorage:
 )
 @pytest.mark.parametrize("capacity", [10, 16, 100])
 @pytest.mark.parametrize("compatible", [False, True])
-def test_any_capacity_that_holds_the_rows_takes_them(
-    tmp_path: Path, data: Any, capacity: int, compatible: bool
-) -> None:
+def test_any_capacity_that_holds_the_rows_takes_them(tmp_path, data, capacity: int, compatible: bool) -> None:
     storage = loaded(saved(tmp_path, data, compatible=compatible), capacity)
     assert (len(storage), storage.max_size, storage.last_cursor) == (10, capacity, 9)
     assert type(storage[:]) is type(data)
@@ -190,9 +188,7 @@ def test_another_length_than_was_saved(tmp_path: Path) -> None:
         (steps().set("task", NonTensorData("pen")), None),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_changes_nothing(
-    tmp_path: Path, data: Any, message: str | None, compatible: bool
-) -> None:
+def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, data, message: str | None, compatible: bool) -> None:
     path = saved(tmp_path, steps().set("task", NonTensorData("door")), compatible=compatible)
     storage = TensorStorage(data)
     with pytest.raises(RuntimeError, match=message or "'task' is 'door' in the saved data, but 'pen' here"):

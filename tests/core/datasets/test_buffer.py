@@ -117,9 +117,7 @@ def test_a_bar_on_stderr(walks: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         ({"fn": lambda row: None}, SchemaError, "it returned None"),
     ],
 )
-def test_what_makes_no_sense_leaves_nothing_behind(
-    walks: Path, tmp_path: Path, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_what_makes_no_sense_leaves_nothing_behind(walks, tmp_path, arguments, error, message) -> None:
     before = sorted(tmp_path.iterdir())
     with pytest.raises(error, match=message):
         load_dataset(walks).preprocess(**{"fn": double, "num_workers": 0, "dest": tmp_path / "new", **arguments})
@@ -180,7 +178,6 @@ def test_no_name_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None
 
 # Checkpoints of buffers on datasets: loaded by buffers on other layouts, and by plain buffers.
 
-
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "random": RandomSampler,
     "without": lambda: SamplerWithoutReplacement(shuffle=True),
@@ -189,11 +186,9 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "prioritized": lambda: PrioritizedSampler(13, 0.7, 0.5),
 }
 FORMS = {
-    None: lambda: None,
-    "flat": FlatStorageCheckpointer,
-    "nested": NestedStorageCheckpointer,
+    None: lambda: None, "flat": FlatStorageCheckpointer, "nested": NestedStorageCheckpointer,
     "h5": H5StorageCheckpointer,
-}
+}  # fmt: skip
 LAYOUTS = ("ted", "packed")
 
 
@@ -313,9 +308,7 @@ def plain(capacity: int, kind: Any = FlatStorageCheckpointer, **how: Any) -> Rep
 @pytest.mark.parametrize("kind", [FlatStorageCheckpointer, H5StorageCheckpointer])
 @pytest.mark.parametrize("layout", ["ted", "packed"])
 @pytest.mark.parametrize("more", [0, 5])
-def test_rows_of_a_dataset_go_into_a_plain_buffer(
-    walks: Path, tmp_path: Path, kind: Any, layout: str, more: int
-) -> None:
+def test_rows_of_a_dataset_go_into_a_plain_buffer(walks, tmp_path, kind, layout: str, more: int) -> None:
     if layout == "packed":
         write_packed(walks, tmp_path / "dataset")
     else:

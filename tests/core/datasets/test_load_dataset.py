@@ -193,9 +193,7 @@ def test_opening_counts_as_a_use(home: Path) -> None:
 
 
 @pytest.mark.parametrize(("layout", "reader"), [("ted", TedReader), ("packed", PackedReader)])
-def test_what_was_verified_is_what_is_sampled(
-    layout: Any, reader: Any, walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_verified_is_what_is_sampled(layout, reader, walks, tmp_path, monkeypatch) -> None:
     first, second, place = tmp_path / "first", tmp_path / "second", tmp_path / "place"
     rbtool.preprocess(walks, lambda rows: rows.set("action", -rows["action"]), tmp_path / "other", num_workers=0)
     for source, copy in ((walks, first), (tmp_path / "other", second)):

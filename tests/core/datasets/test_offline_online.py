@@ -69,16 +69,11 @@ def test_a_name_of_a_dataset_is_opened(walks: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"online_capacity": None},
-        {"online_storage": LazyTensorStorage(3)},
-        {"offline_fraction": 0},
-        {"offline_fraction": 1},
-        {"offline_fraction": 1.5},
-        {"offline_fraction": "half"},
-        {"seed": 1},
+        {"online_capacity": None}, {"online_storage": LazyTensorStorage(3)}, {"offline_fraction": 0},
+        {"offline_fraction": 1}, {"offline_fraction": 1.5}, {"offline_fraction": "half"}, {"seed": 1},
         {"batch_size": 0},
     ],
-)
+)  # fmt: skip
 def test_arguments_that_make_no_sense_are_refused(walks: Path, arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         mixed(walks, **arguments)

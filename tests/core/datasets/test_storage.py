@@ -293,7 +293,6 @@ def test_as_torchrl_splits(lengths: list[int]) -> None:
 
 # Trajectories of datasets: the episode table separates them, and nothing else is read than what is asked for.
 
-
 EPISODES = [(9, "terminated"), (3, "truncated"), (1, "both"), (1, "terminated"), (12, "open"), (4, "terminated")]
 LENGTHS = [length for length, _ in EPISODES]
 
@@ -345,7 +344,6 @@ def test_transforms_of_other_entries_are_left_out(both: Path, monkeypatch: pytes
 
 
 # Windows of steps of datasets: the episode table separates them, next to a flag of the caller's choice.
-
 
 NUMBERS = np.repeat(np.arange(len(EPISODES)), LENGTHS)
 

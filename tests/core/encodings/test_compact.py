@@ -80,17 +80,12 @@ def test_a_leaf_called_next_goes_aside() -> None:
 @pytest.mark.parametrize(
     ("filled", "oldest", "last_row"),
     [
-        (FilledStorage((5,), 8, 5), 0, 4),
-        (FilledStorage((5,), 8, 2), 0, 1),
-        (FilledStorage((8,), 8, 3), 3, 2),
-        (FilledStorage((8,), 8, 0), 0, 7),
-        (FilledStorage((8,), 8, None), 0, None),
-        (FilledStorage((0,), 8, 0), 0, None),
-        (FilledStorage((4, 2), 8, 1), 1, 0),
-        (FilledStorage.of_dataset(6), 0, 5),
+        (FilledStorage((5,), 8, 5), 0, 4), (FilledStorage((5,), 8, 2), 0, 1), (FilledStorage((8,), 8, 3), 3, 2),
+        (FilledStorage((8,), 8, 0), 0, 7), (FilledStorage((8,), 8, None), 0, None),
+        (FilledStorage((0,), 8, 0), 0, None), (FilledStorage((4, 2), 8, 1), 1, 0), (FilledStorage.of_dataset(6), 0, 5),
         (FilledStorage.of_dataset(0), 0, None),
     ],
-)
+)  # fmt: skip
 def test_where_the_ring_begins(filled: FilledStorage, oldest: int, last_row: int | None) -> None:
     assert (filled.oldest, filled.last_row) == (oldest, last_row)
     assert FilledStorage.from_document(json.loads(filled.to_bytes()), filled.length, "here") == filled

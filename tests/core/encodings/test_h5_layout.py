@@ -108,9 +108,7 @@ def test_every_odd_leaf_can_be_compressed(odd: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["none", "gzip", "lzf"])
 @pytest.mark.parametrize("batch", [1, 30, 300])
-def test_rows_are_written_in_batches(
-    odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, batch: int
-) -> None:
+def test_rows_are_written_in_batches(odd: Path, tmp_path: Path, monkeypatch, text: str, batch: int) -> None:
     monkeypatch.setattr("rbtool.core.encodings.output_files._BLOCK", batch)
     monkeypatch.setattr("rbtool.core.encodings.h5._CHUNK_BYTES", batch)
     monkeypatch.setattr("rbtool.core.encodings.compact.LEAF_BYTES", 300)

@@ -97,9 +97,7 @@ def test_hdf5_reads_what_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", range(1, 12))
 @pytest.mark.parametrize("operation", ["pwrite", "truncate"])
-def test_the_first_failure_is_kept_and_hdf5_closes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int, operation: str
-) -> None:
+def test_the_first_failure_is_kept_and_hdf5_closes(tmp_path: Path, monkeypatch, failing: int, operation: str) -> None:
     sound, calls = getattr(fs, operation), 0
 
     def fail(*arguments: object) -> None:

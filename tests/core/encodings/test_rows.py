@@ -29,9 +29,7 @@ def table(lengths: list[int]) -> EpisodeTable:
 
 
 @given(lengths_of_episodes, shapes, st.data())
-def test_rows_with_ends_are_what_a_loop_over_episodes_gives(
-    lengths: list[int], shape: tuple[int, ...], data: st.DataObject
-) -> None:
+def test_rows_with_ends_are_what_a_loop_over_episodes_gives(lengths, shape, data) -> None:
     steps, size = sum(lengths), int(np.prod(shape))
     root = np.arange(steps * size, dtype=np.int32).reshape(steps, *shape)
     after, bounds = root + 1000, Boundaries(table(lengths), steps, "here")

@@ -39,7 +39,6 @@ from rbtool.core.testing.datasets import (
 
 # What holds for every form: nothing is lost on the way there and back.
 
-
 FORMS = ["ted", "flat", "nested", "h5"]
 LEAVES = (PlannedLeaf(("observation",), "float64", (3,), "state"), PlannedLeaf(("info", "lap"), "int64", (), "after"))
 any_form = pytest.mark.parametrize("form", FORMS)
@@ -161,9 +160,7 @@ def _no_length(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [_lengths_that_overlap, _no_length])
-def test_an_episode_table_that_makes_no_sense_is_refused(
-    odd: Path, tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
+def test_an_episode_table_that_makes_no_sense_is_refused(odd, tmp_path, damage: Callable[[Path], None]) -> None:
     damage(odd)
     with pytest.raises(CorruptDataError, match="one after another"):
         save(odd, tmp_path / "saved", "flat")
@@ -260,13 +257,9 @@ def change(path: Path, at: int) -> None:
 
 
 READS = {
-    "never": [],
-    "in order": [(0, 3), (3, 4), (4, 9)],
-    "twice": [(0, 5), (0, 5), (5, 9)],
-    "out of order": [(4, 9), (0, 4)],
-    "the beginning only": [(0, 8)],
-    "with a gap": [(0, 3), (4, 9)],
-}
+    "never": [], "in order": [(0, 3), (3, 4), (4, 9)], "twice": [(0, 5), (0, 5), (5, 9)],
+    "out of order": [(4, 9), (0, 4)], "the beginning only": [(0, 8)], "with a gap": [(0, 3), (4, 9)],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("parts", READS.values(), ids=READS)
@@ -308,7 +301,6 @@ def test_a_file_that_goes_on_behind_its_rows_is_found(walks: Path) -> None:
 
 
 # Damage of every kind is found, and never comes out of a load as data.
-
 
 folder_forms = pytest.mark.parametrize("form", ["flat", "nested"])
 

@@ -135,7 +135,6 @@ def test_an_episode_table_that_contradicts_the_manifest_is_refused(tmp_path: Pat
 
 # `OverlappedBuilder` writes in a thread: the same rows in the same order, and errors where they are looked for.
 
-
 ORIGIN = Origin(Request("a", "a", "a"))
 
 

@@ -93,7 +93,6 @@ def test_lone_surrogates_are_written_as_escapes_and_come_back(text: str) -> None
 
 # Documents of spaces that others wrote are read by one schema.
 
-
 BOX = {"type": "Box", "dtype": "float32", "shape": [2], "low": [0, 0], "high": [1, 1]}
 
 
@@ -105,22 +104,12 @@ def test_a_box_is_a_space() -> None:
 @pytest.mark.parametrize(
     "entries",
     [
-        {"low": "abc"},
-        {"high": ["0", "one"]},
-        {"low": [[0], [0, 1]]},
-        {"low": [0, 0, 0]},
-        {"low": {"0": 0}},
-        {"shape": "2"},
-        {"shape": [-2]},
-        {"shape": [1 << 62, 1 << 62]},
-        {"dtype": 3},
-        {"type": ["Box"]},
-        {"type": "Discrete", "n": "four"},
-        {"type": "MultiDiscrete", "nvec": [1, "2"]},
-        {"type": "Dict", "subspaces": [BOX]},
-        {"type": "Tuple", "subspaces": [{**BOX, "low": "abc"}]},
+        {"low": "abc"}, {"high": ["0", "one"]}, {"low": [[0], [0, 1]]}, {"low": [0, 0, 0]}, {"low": {"0": 0}},
+        {"shape": "2"}, {"shape": [-2]}, {"shape": [1 << 62, 1 << 62]}, {"dtype": 3}, {"type": ["Box"]},
+        {"type": "Discrete", "n": "four"}, {"type": "MultiDiscrete", "nvec": [1, "2"]},
+        {"type": "Dict", "subspaces": [BOX]}, {"type": "Tuple", "subspaces": [{**BOX, "low": "abc"}]},
     ],
-)
+)  # fmt: skip
 def test_entries_of_another_type_are_format_errors_that_name_the_file(entries: dict[str, Any]) -> None:
     with pytest.raises(FormatError, match="a file"):
         require_space({**BOX, **entries}, "a file")

@@ -111,9 +111,7 @@ def test_the_hint_leads_to_what_is_meant(name: str, hint: str, tmp_path: Path) -
         ("no/walks", f"name an existing path, or a dataset like {source_example()}:ID"),
     ],
 )
-def test_the_nearest_name_of_the_folder_is_offered(
-    name: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_nearest_name_of_the_folder_is_offered(name: str, hint: str, tmp_path: Path, monkeypatch) -> None:
     for there in ("walks", "walks.h5", "my notes"):
         (tmp_path / there).touch()
     monkeypatch.chdir(tmp_path)

@@ -46,9 +46,7 @@ def columns(start: int = 0, stop: int = ROWS) -> dict:
 
 @settings(max_examples=20, deadline=None)
 @given(cuts=st.sets(st.integers(1, ROWS - 1), max_size=5), seed=st.integers(0, 9))
-def test_rows_in_any_order_make_the_same_files_as_in_sequence(
-    cuts: set[int], seed: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_rows_in_any_order_make_the_same_files_as_in_sequence(cuts: set[int], seed: int, tmp_path_factory) -> None:
     folder = tmp_path_factory.mktemp("trees")
     expected = TreeWriter(folder / "expected", FIELDS)
     expected.append(columns())

@@ -34,7 +34,6 @@ from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, dataset_plans,
 
 # Layout `packed`: gives what `ted` gives, goes back to the very same files, and notices damage.
 
-
 PLAN = DatasetPlan(
     lengths=(5, 1, 7, 3), endings=("terminated", "open", "truncated", "both"), jumps=(False, False, True, False),
     leaves=ODD_LEAVES, root_flags="set", text=True, documents=True,
@@ -205,9 +204,7 @@ def edit_schema(folder: Path, edit: Callable[[dict[str, object]], None]) -> None
         (lambda document: document.pop("fields"), FormatError, "expected an object with fields"),
     ],
 )
-def test_an_edited_schema_is_refused(
-    packed: Path, edit: Callable[[dict[str, object]], None], error: type[Exception], match: str
-) -> None:
+def test_an_edited_schema_is_refused(packed, edit, error, match) -> None:
     edit_schema(packed, edit)
     relist(packed)
     with pytest.raises(error, match=match):
@@ -264,7 +261,6 @@ def test_what_cannot_be_compressed_is_said(tmp_path: Path, key: tuple[str, ...],
 
 
 # Compressed chunks take no more memory than the rows that they stand for.
-
 
 ROWS = b"rows" * 4
 

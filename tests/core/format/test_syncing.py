@@ -8,7 +8,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,7 @@ from rbtool.core.format.syncing import NewFile, write_file
 # What is published is on the disk before: every file and folder of it, whichever verb wrote it.
 
 
-def test_outside_a_staged_folder_a_file_is_synced_at_once(
-    tmp_path: Path, unsynced: Callable[[Path], list[str]]
-) -> None:
+def test_outside_a_staged_folder_a_file_is_synced_at_once(tmp_path, unsynced) -> None:
     with Staging(tmp_path / "made") as staging:
         write_file(tmp_path / "beside", b"x")
         write_file(staging.path / "inside", b"y")
@@ -34,9 +32,7 @@ def test_outside_a_staged_folder_a_file_is_synced_at_once(
         assert unsynced(staging.path / "inside") == ["."]
 
 
-def test_files_beyond_those_that_are_held_are_synced_at_once(
-    tmp_path: Path, unsynced: Callable[[Path], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_beyond_those_that_are_held_are_synced_at_once(tmp_path, unsynced, monkeypatch) -> None:
     monkeypatch.setattr(syncing, "_MOST_HELD", 3)
     with Staging(tmp_path / "made") as staging:
         for number in range(5):
@@ -58,9 +54,7 @@ def few_descriptors() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_few_descriptors_are_enough_for_many_files(
-    tmp_path: Path, unsynced: Callable[[Path], list[str]], few_descriptors: int
-) -> None:
+def test_few_descriptors_are_enough_for_many_files(tmp_path, unsynced, few_descriptors) -> None:
     with Staging(tmp_path / "made") as staging:
         for number in range(200):
             write_file(staging.path / f"{199 - number:03}", b"x")
@@ -69,9 +63,7 @@ def test_few_descriptors_are_enough_for_many_files(
     assert unsynced(tmp_path / "made") == []
 
 
-def test_where_no_more_may_be_open_a_file_is_synced_at_once(
-    tmp_path: Path, unsynced: Callable[[Path], list[str]], few_descriptors: int
-) -> None:
+def test_where_no_more_may_be_open_a_file_is_synced_at_once(tmp_path, unsynced, few_descriptors) -> None:
     with Staging(tmp_path / "made") as staging, contextlib.ExitStack() as others:
         file = NewFile(staging.path / "inside")
         with contextlib.suppress(OSError):
@@ -109,9 +101,7 @@ def test_a_file_that_the_disk_does_not_take_is_not_published(tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_sync_leaves_no_thread_and_publishes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_sync_leaves_no_thread_and_publishes_nothing(tmp_path: Path, monkeypatch) -> None:
     asked: list[Path] = []
     interrupted = threading.Event()
 
@@ -135,9 +125,7 @@ def test_an_interrupted_sync_leaves_no_thread_and_publishes_nothing(
 
 
 @pytest.mark.parametrize("allowed", [0, 2])
-def test_threads_that_cannot_be_started_are_not_needed(
-    tmp_path: Path, unsynced: Callable[[Path], list[str]], monkeypatch: pytest.MonkeyPatch, allowed: int
-) -> None:
+def test_threads_that_cannot_be_started_are_not_needed(tmp_path, unsynced, monkeypatch, allowed) -> None:
     """A limit on memory counts their stacks, 8 MB each."""
     start, started = threading.Thread.start, list[threading.Thread]()
 
@@ -158,9 +146,7 @@ def test_threads_that_cannot_be_started_are_not_needed(
 
 
 @pytest.mark.parametrize("place", ["3", "file 3"])
-def test_a_sync_that_fails_in_some_thread_is_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_a_sync_that_fails_in_some_thread_is_raised(tmp_path: Path, monkeypatch, place: str) -> None:
     fsync, sync_folder = fs.fsync, fs.sync_folder
 
     def failing(path: Path) -> None:
@@ -178,9 +164,7 @@ def test_a_sync_that_fails_in_some_thread_is_raised(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_descriptor_that_saw_a_failure_is_the_one_that_is_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_descriptor_that_saw_a_failure_is_the_one_that_is_synced(tmp_path: Path, monkeypatch) -> None:
     """The system reports a failed write to those that have had the file open, and to nobody who opens it later."""
     asked: list[Any] = []
     with Staging(tmp_path / "made") as staging:

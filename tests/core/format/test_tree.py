@@ -106,7 +106,6 @@ def test_a_folder_that_is_no_tensordict_is_said_to_be_none(tmp_path: Path, meta:
 
 # Runs of rows, and the pieces in which a leaf is written.
 
-
 LENGTHS = st.lists(st.integers(0, 200), min_size=1, max_size=6)
 
 
@@ -139,9 +138,7 @@ def test_only_long_runs_of_wide_rows_are_put_off() -> None:
     sizes=st.lists(st.integers(0, 70), max_size=12), runs=st.booleans(), dtype=st.sampled_from(["float32", "int8"]),
     expected=st.sampled_from([0, 1, 200]), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_a_leaf_is_what_was_appended_however_it_was_cut(
-    sizes: list[int], runs: bool, dtype: str, expected: int, seed: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_leaf_is_what_was_appended_however_it_was_cut(sizes, runs, dtype, expected, seed, tmp_path_factory) -> None:
     field, path = Field(("a",), dtype, (3,), "info"), tmp_path_factory.mktemp("leaf") / "a.memmap"
     draw, parts = np.random.default_rng(seed), list[Any]()
     with pytest.MonkeyPatch.context() as patch:

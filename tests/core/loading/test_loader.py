@@ -23,7 +23,6 @@ from rbtool.core.testing.datasets import write_mixture, write_packed
 
 # Loaders with real workers: start methods, persistent ones, ranks of gloo, workers that die, Ctrl-C.
 
-
 Walks = Callable[[str], Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -223,12 +222,10 @@ def test_an_error_of_rbtool_in_a_worker_has_its_own_message_and_hint(walks: Walk
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shuffle": True}, "shuffle"),
-        ({"batch_size": 4}, "batch_size"),
-        ({"prefetch": -1}, "prefetch is -1"),
+        ({"shuffle": True}, "shuffle"), ({"batch_size": 4}, "batch_size"), ({"prefetch": -1}, "prefetch is -1"),
         ({"in_order": False}, "in_order"),
     ],
-)
+)  # fmt: skip
 def test_what_the_data_set_decides_is_refused(walks: Walks, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rbtool.TorchLoader(opened(walks("ragged")), **options)
@@ -264,7 +261,6 @@ def test_a_buffer_in_a_loader_says_what_to_write(walks: Walks) -> None:
 
 
 # Batches arrive on the device, the same as without one, of mixtures too.
-
 
 DEVICES = [
     "cpu",

@@ -88,9 +88,7 @@ def test_rows_written_are_found_by_passes_that_take_turns() -> None:
             next(stream)
 
 
-def test_a_persistent_worker_that_starts_its_next_pass_early_does_not_join_this_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_persistent_worker_that_starts_its_next_pass_early_does_not_join_this_one(monkeypatch) -> None:
     shared, epochs = Passes(3), []
     for worker in (0, 0, 1, 1, 0, 1):
         info = SimpleNamespace(id=worker, num_workers=2, seed=100 + worker)

@@ -26,7 +26,6 @@ import rbtool
 
 # Batches of torch datasets: the same for any number of workers, and each element once an epoch over all ranks.
 
-
 Walks = Callable[[str], Path]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -70,9 +69,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(walks: Walks, episodes: 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize(("episodes", "sampler"), [one for one in ALL if one[1] in WITH_EPOCHS])
-def test_no_element_comes_twice_in_an_epoch_and_none_is_missing(
-    walks: Walks, episodes: str, sampler: str, ranks: int
-) -> None:
+def test_no_element_comes_twice_in_an_epoch_and_none_is_missing(walks, episodes, sampler, ranks) -> None:
     entry = "episode" if "slices" in sampler else "index"
     for workers in (0, 2):
         parts = [opened(walks(episodes), sampler, rank=rank, world_size=ranks) for rank in range(ranks)]
@@ -92,9 +89,7 @@ def test_no_element_comes_twice_in_an_epoch_and_none_is_missing(
     workers=st.sampled_from([0, 1, 2, 4]),
     drop_last=st.booleans(),
 )
-def test_any_size_is_divided_among_ranks_and_workers(
-    size: int, batch: int, ranks: int, workers: int, drop_last: bool
-) -> None:
+def test_any_size_is_divided_among_ranks_and_workers(size, batch, ranks, workers, drop_last) -> None:
     buffer = rbtool.ReplayBuffer(
         storage=rbtool.TensorStorage(torch.arange(size)), sampler=rbtool.SamplerWithoutReplacement()
     )
@@ -304,9 +299,7 @@ def test_too_few_elements_are_a_runtime_error(walks: Walks) -> None:
         (rbtool.SliceSamplerWithoutReplacement(slice_len=500), 500, "there are 0 trajectories"),
     ],
 )
-def test_batches_that_cannot_be_drawn_are_refused_before_there_are_workers(
-    walks: Walks, sampler: Any, size: int, message: str
-) -> None:
+def test_batches_that_cannot_be_drawn_are_refused_before_there_are_workers(walks, sampler, size, message) -> None:
     with pytest.raises((ValueError, RuntimeError, KeyError), match=message):
         rbtool.torch_dataset(walks("ragged"), size, sampler=sampler, seed=0)
 

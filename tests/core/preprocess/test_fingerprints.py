@@ -213,9 +213,7 @@ def some(td: Any) -> Any:
         pytest.param(some, "episode", marks=pytest.mark.slow),
     ],
 )
-def test_chunks_and_workers_change_nothing(
-    walks: Path, tmp_path: Path, function: Callable[[Any], Any], unit: Unit
-) -> None:
+def test_chunks_and_workers_change_nothing(walks, tmp_path, function: Callable[[Any], Any], unit: Unit) -> None:
     results = [
         preprocess(walks, function, tmp_path / str(place), unit=unit, vmap=False if unit == "row" else None,
                    chunk_size=chunk_size, num_workers=workers)
@@ -236,15 +234,7 @@ def test_chunks_and_workers_change_nothing(
         ("episode", lambda td: None, SchemaError, r"steps 9 to 12\b.*episode 2\b.*it returned None"),
     ],
 )
-def test_the_message_names_the_row_and_the_episode(
-    walks: Path,
-    tmp_path: Path,
-    unit: Unit,
-    change: Callable[[Any], Any],
-    error: type[Exception],
-    message: str,
-    workers: int,
-) -> None:
+def test_the_message_names_the_row_and_the_episode(walks, tmp_path, unit, change, error, message, workers) -> None:
     with open_steps(walks) as reader:
         first = float(reader.read(("action",), 17 if unit == "row" else 9, 18)[0, 0])
 

@@ -197,12 +197,10 @@ def double(rows: Any) -> Any:
 @pytest.mark.parametrize(
     ("unit", "vmap", "arguments"),
     [
-        ("step", None, {"unit": "step"}),
-        ("episode", None, {"unit": "episode"}),
-        ("row", None, {"unit": "row", "vmap": None}),
-        ("row", False, {"unit": "row", "vmap": False}),
+        ("step", None, {"unit": "step"}), ("episode", None, {"unit": "episode"}),
+        ("row", None, {"unit": "row", "vmap": None}), ("row", False, {"unit": "row", "vmap": False}),
     ],
-)
+)  # fmt: skip
 def test_what_the_provenance_says(unit: Unit, vmap: bool | None, arguments: dict[str, Any]) -> None:
     work = FunctionProcessor(find_function("math:sqrt"), unit, vmap)
     assert work.arguments() == {"function": "math:sqrt", **arguments}

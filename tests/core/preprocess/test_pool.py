@@ -42,13 +42,10 @@ from rbtool.core.testing.datasets import write_walks
 
 # What becomes of tasks when the user's code kills, leaves, hangs, floods or forks the worker that runs it.
 
-
 LOST = {
-    "kill": "a worker process was killed by SIGKILL",
-    "exit": "a worker process ended with exit status 3",
-    "crash": "a worker process was killed by SIGSEGV",
-    "hang": "a worker process took longer than 0.3 s",
-}
+    "kill": "a worker process was killed by SIGKILL", "exit": "a worker process ended with exit status 3",
+    "crash": "a worker process was killed by SIGSEGV", "hang": "a worker process took longer than 0.3 s",
+}  # fmt: skip
 
 
 def limits(how: str, retries: int = 1) -> Limits:
@@ -110,9 +107,7 @@ def all_but(lost: int) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("how", LOST)
-def test_a_task_that_costs_its_worker_is_tried_by_another(
-    pool: Callable[..., WorkerPool], tmp_path: Path, how: str
-) -> None:
+def test_a_task_that_costs_its_worker_is_tried_by_another(pool: Callable[..., WorkerPool], tmp_path, how: str) -> None:
     def act(first: int) -> int:
         if first == 30 and once(tmp_path / "died"):
             die(how, mark_of(tmp_path, os.getpid()))
@@ -142,9 +137,7 @@ def test_a_task_that_costs_each_worker_fails_alone(pool: Callable[..., WorkerPoo
 
 
 @pytest.mark.parametrize(("error", "tries"), [(FunctionFailed("it", "trace"), 3), (UsageError("never"), 1)])
-def test_errors_that_may_pass_are_tried_again(
-    pool: Callable[..., WorkerPool], tmp_path: Path, error: Exception, tries: int
-) -> None:
+def test_errors_that_may_pass_are_tried_again(pool, tmp_path, error, tries) -> None:
     def act(first: int) -> int:
         if first == 0:
             with open(tmp_path / "tries", "a") as file:
@@ -165,9 +158,7 @@ def test_no_retries_mean_one_try(pool: Callable[..., WorkerPool]) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(2), ZeroDivisionError("zero")])
-def test_an_exception_is_an_answer_and_the_worker_continues(
-    pool: Callable[..., WorkerPool], error: BaseException
-) -> None:
+def test_an_exception_is_an_answer_and_the_worker_continues(pool, error) -> None:
     def act(first: int) -> int:
         if first == 50:
             raise error
@@ -246,9 +237,7 @@ def test_a_processor_that_does_not_load_fails_at_once(pool: Callable[..., Worker
 
 
 @pytest.mark.parametrize("begin", [lambda: os._exit(5), lambda: die("kill")], ids=["exit", "kill"])
-def test_members_that_die_at_once_are_not_replaced_for_ever(
-    pool: Callable[..., WorkerPool], begin: Callable[[], None]
-) -> None:
+def test_members_that_die_at_once_are_not_replaced_for_ever(pool, begin) -> None:
     with pytest.raises(WorkerFailed, match=r"a worker process (ended with exit status 5|was killed by SIGKILL)"):
         answers(pool(lambda first: first, begin=begin))
 
@@ -263,9 +252,7 @@ def test_a_child_that_comes_back_from_the_function_is_silenced(pool: Callable[..
 
 
 @pytest.mark.parametrize("left_behind", ["forked", "spawned", "multiprocessing"])
-def test_what_a_lost_worker_leaves_behind_hides_nothing_and_ends(
-    pool: Callable[..., WorkerPool], tmp_path: Path, left_behind: str
-) -> None:
+def test_what_a_lost_worker_leaves_behind_hides_nothing_and_ends(pool, tmp_path, left_behind) -> None:
     fifo = tmp_path / "held.fifo"
     os.mkfifo(fifo)
     held = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
@@ -319,9 +306,7 @@ def test_much_that_is_printed_stops_nobody(pool: Callable[..., WorkerPool], capf
 
 
 @pytest.mark.parametrize("descriptors", [(0,), (1,), (2,), (0, 1, 2)])
-def test_closed_standard_streams_are_opened_again(
-    pool: Callable[..., WorkerPool], descriptors: tuple[int, ...], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_closed_standard_streams_are_opened_again(pool, descriptors, capfd) -> None:
     def act(first: int) -> int:
         if first == 0:
             for descriptor in descriptors:
@@ -373,7 +358,6 @@ def test_no_process_and_no_descriptor_stays(pool: Callable[..., WorkerPool]) -> 
 
 
 # The ways to start worker processes, and what each leaves alone.
-
 
 SLOW = pytest.mark.slow
 METHODS = ["fork", pytest.param("forkserver", marks=SLOW), pytest.param("spawn", marks=SLOW)]
@@ -476,9 +460,7 @@ def test_workers_end_with_their_parent(walks: Path, tmp_path: Path, number: sign
 
 
 @pytest.mark.parametrize("user_modules", [frozenset(), frozenset(("forked_value",))])
-def test_forked_workers_import_the_users_modules_again(
-    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_modules: frozenset[str]
-) -> None:
+def test_forked_workers_import_the_users_modules_again(walks, tmp_path, monkeypatch, user_modules) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "forked_value.py").write_text("VALUE = 'old'\n")

@@ -65,9 +65,7 @@ def test_the_replacement_of_a_lost_worker_gets_the_same_set_up(ray: Any, walks: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "hang"])
-def test_a_task_that_costs_each_worker_fails_alone(
-    ray: Any, walks: Path, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_costs_each_worker_fails_alone(ray: Any, walks: Path, how: str, monkeypatch) -> None:
     limits, own = Limits(timeout=2.0 if how == "hang" else None, retries=1), WorkerHandle.left
 
     def left(worker: WorkerHandle, timeout: float | None) -> float:

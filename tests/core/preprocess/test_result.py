@@ -26,7 +26,6 @@ from rbtool.core.testing.storages import same
 
 # What comes out of preprocess, against the same function on the whole dataset at once. One process.
 
-
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 STEPS = 20
 
@@ -67,9 +66,7 @@ def test_chunks_give_what_the_whole_gives(walks: Path, tmp_path: Path, function,
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plan=dataset_plans().filter(lambda plan: plan.lengths), chunk_size=st.integers(1, 9))
-def test_a_function_that_does_nothing_gives_the_same_content(
-    plan, chunk_size: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_function_that_does_nothing_gives_the_same_content(plan, chunk_size: int, tmp_path_factory) -> None:
     folder = tmp_path_factory.mktemp("plans")
     plan = replace(plan, jumps=(False,) * len(plan.lengths))  # a jump would be declared in the result
     source = write_plan(plan, folder / "source")
@@ -234,11 +231,8 @@ def test_roles_are_the_sources_where_keys_are(walks: Path, tmp_path: Path) -> No
     run(walks, lambda td: td.set("goal", td["action"]), tmp_path / "made")
     roles = {field.name: field.role for field in Manifest.load(tmp_path / "made").fields}
     assert {name: roles[name] for name in ("action", "info.success", "next.reward", "goal")} == {
-        "action": "action",
-        "info.success": "info",
-        "next.reward": "reward",
-        "goal": "observation",
-    }
+        "action": "action", "info.success": "info", "next.reward": "reward", "goal": "observation",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("form", ["flat", "nested", "h5"])
@@ -283,7 +277,6 @@ def test_keys_the_function_leaves_out_are_named(walks: Path, tmp_path: Path) -> 
 
 # What is made of a source that is damaged, or that changes meanwhile, is not published, and not gone on with.
 
-
 MANY = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5
 
 
@@ -295,9 +288,7 @@ def many_walks(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("where", [pytest.param("early", marks=pytest.mark.slow), "late"])
-def test_a_source_that_changes_meanwhile_is_not_published(
-    many_walks: Path, tmp_path: Path, workers: int, where: str
-) -> None:
+def test_a_source_that_changes_meanwhile_is_not_published(many_walks, tmp_path, workers: int, where: str) -> None:
     file = many_walks / "observation.memmap"
     place = 8 if where == "early" else file.stat().st_size - 8
     first = TedReader(many_walks).read(("observation",), 0, 1)[0, 0]
@@ -314,9 +305,7 @@ def test_a_source_that_changes_meanwhile_is_not_published(
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["walks"]
 
 
-def test_a_change_that_came_after_the_check_is_seen(
-    many_walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_that_came_after_the_check_is_seen(many_walks: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(TedReader, "verify_files", lambda self: None)
 
     def function(td):
@@ -328,9 +317,7 @@ def test_a_change_that_came_after_the_check_is_seen(
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["walks"]
 
 
-def test_damage_ends_the_run_as_soon_as_it_is_known(
-    many_walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_ends_the_run_as_soon_as_it_is_known(many_walks: Path, tmp_path: Path, monkeypatch) -> None:
     calls = []
 
     def verify(self):

@@ -175,9 +175,7 @@ class Notes(Silent):
         self.texts.append(text)
 
 
-def test_a_journal_that_cannot_be_read_now_is_kept(
-    walks: Path, tmp_path: Path, fail_in, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_that_cannot_be_read_now_is_kept(walks: Path, tmp_path: Path, fail_in, monkeypatch) -> None:
     left = cut_short(walks, tmp_path / "made", fail_in)
 
     def fails(path: Path) -> bytes:
@@ -192,9 +190,7 @@ def test_a_journal_that_cannot_be_read_now_is_kept(
     assert calls() < 7
 
 
-def test_a_run_that_ended_while_completing_is_completed(
-    walks: Path, tmp_path: Path, fail_in, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ended_while_completing_is_completed(walks: Path, tmp_path: Path, fail_in, monkeypatch) -> None:
     whole = run(walks, noisy, tmp_path / "whole")
     rename, moved = fs.rename, []
 

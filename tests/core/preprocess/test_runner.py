@@ -27,7 +27,6 @@ from rbtool.core.testing.datasets import write_walks
 
 # Whole runs with real worker processes; `test_pool` has what can befall these.
 
-
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5
 
 
@@ -126,9 +125,7 @@ def test_a_file_that_loads_in_no_worker_is_an_error_in_one_sentence(walks: Path,
         pytest.param("RLIMIT_FSIZE", "the limit on file size is reached", "spawn", marks=pytest.mark.slow),
     ],
 )
-def test_limits_exceeded_in_a_worker_are_errors_of_the_parent(
-    walks: Path, tmp_path: Path, limit: str, message: str, method: str
-) -> None:
+def test_limits_exceeded_in_a_worker_are_errors_of_the_parent(walks, tmp_path, limit, message, method) -> None:
     script = f"""
 import resource, sys
 import rbtool
@@ -192,7 +189,6 @@ def test_workers_end_with_their_parent(walks: Path, tmp_path: Path, number: sign
 
 # Workers do not wait for each other's first chunk, and nothing is computed twice for it.
 
-
 CHUNKS = 12  # of 9 of the 100 steps
 
 
@@ -228,9 +224,7 @@ def test_others_compute_their_chunks_while_the_first_shows_what_comes_out(walks:
 
 
 @pytest.mark.parametrize("timeout", [None, pytest.param(HANG, marks=pytest.mark.slow)])
-def test_the_error_names_the_chunk_in_which_a_process_ended_ahead(
-    walks: Path, tmp_path: Path, timeout: float | None
-) -> None:
+def test_the_error_names_the_chunk_in_which_a_process_ended_ahead(walks, tmp_path, timeout: float | None) -> None:
     first = TedReader(walks).read(("observation",), 0, 1)[0, 0]
 
     def function(td):
@@ -261,9 +255,7 @@ def test_what_fails_only_at_first_passes(walks: Path, tmp_path: Path) -> None:
     assert TedReader(tmp_path / "made").manifest.content_digest == TedReader(walks).manifest.content_digest
 
 
-def test_a_failure_does_not_wait_for_the_source_to_be_verified(
-    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_does_not_wait_for_the_source_to_be_verified(walks: Path, tmp_path: Path, monkeypatch) -> None:
     done, verified = threading.Event(), list[bool]()
     monkeypatch.setattr(TedReader, "verify_files", lambda self: verified.append(done.wait(HANG)))
 

@@ -37,23 +37,17 @@ class Counted:
 @pytest.mark.parametrize(
     ("steps", "row_bytes", "size"),
     [
-        (2, 64, 256),
-        (9_000, 64, 563),
-        (9_000, 1 << 20, 16),
-        (40, 1 << 25, 1),
-        (40_000_000, 0, 65536),
+        (2, 64, 256), (9_000, 64, 563), (9_000, 1 << 20, 16), (40, 1 << 25, 1), (40_000_000, 0, 65536),
         (100_000, 1024, 6250),
     ],
-)
+)  # fmt: skip
 def test_the_chunk_size_depends_on_steps_and_rows_alone(steps: int, row_bytes: int, size: int) -> None:
     found = cast(StepSelection, Counted(steps, row_bytes))
     assert {Plan.of(found, None, workers, whole_episodes=False).chunk_size for workers in (None, 0, 1, 7)} == {size}
 
 
 @pytest.mark.parametrize(("cores", "chunks", "workers"), [(1, 100, 0), (4, 100, 4), (4, 3, 3), (4, 1, 0)])
-def test_a_worker_a_core_but_no_more_than_chunks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, chunks: int, workers: int
-) -> None:
+def test_a_worker_a_core_but_no_more_than_chunks(tmp_path, monkeypatch, cores: int, chunks: int, workers: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
     assert Plan.of(taking(tmp_path / "few", [chunks * 10]), 10, None, whole_episodes=False).workers == workers
 

@@ -54,14 +54,10 @@ def test_all_rows_stay_in_their_pieces_whatever_they_bear() -> None:
 @pytest.mark.parametrize(
     ("kept", "rows", "marked"),
     [
-        ([0, 3, 4, 6], [2, 2, 0], []),
-        ([0, 1, 2, 4, 5, 7, 8], [3, 2, 2], [2, 4]),
-        ([8], [0, 0, 1], []),
-        ([5, 5, 5], [0, 3, 0], [2]),
-        (list(range(7)), [4, 3, 0], []),
-        ([], [0, 0, 0], []),
+        ([0, 3, 4, 6], [2, 2, 0], []), ([0, 1, 2, 4, 5, 7, 8], [3, 2, 2], [2, 4]), ([8], [0, 0, 1], []),
+        ([5, 5, 5], [0, 3, 0], [2]), (list(range(7)), [4, 3, 0], []), ([], [0, 0, 0], []),
     ],
-)
+)  # fmt: skip
 def test_episodes_keep_the_rows_that_bear_their_number(kept: list[int], rows: list[int], marked: list[int]) -> None:
     result = started(keeping(kept)).apply(block_of([4, 3, 2]))
     assert runs_of(result) == [(number, count, True, True) for number, count in enumerate(rows)]
@@ -206,11 +202,9 @@ def test_random_numbers_depend_on_the_seed_and_the_first_step_and_leave_the_rest
 def oracle(x: list[float], y: int) -> dict[tuple[str, ...], tuple[str, Any]]:
     """What `mix` does to a row, in plain Python."""
     return {
-        ("cat",): ("float32", [*x, float(y)]),
-        ("deep", "flag"): ("bool", y % 2 == 0),
-        ("deep", "sum"): ("float64", sum(x)),
-        ("y",): ("int32", y),
-    }
+        ("cat",): ("float32", [*x, float(y)]), ("deep", "flag"): ("bool", y % 2 == 0),
+        ("deep", "sum"): ("float64", sum(x)), ("y",): ("int32", y),
+    }  # fmt: skip
 
 
 def mix(row: Any) -> Any:
@@ -456,9 +450,7 @@ def test_it_sees_one_episode_at_a_time() -> None:
         (lambda td: td[torch.tensor([0, 0, 1])], [0, 0, 1, 4, 4, 5, 7, 7, 8], [3, 3, 3], [2, 5]),
     ],
 )
-def test_episodes_become_shorter_longer_and_none(
-    function: Callable[[Any], Any], kept: list[int], lengths: list[int], truncated: list[int]
-) -> None:
+def test_episodes_become_shorter_longer_and_none(function, kept, lengths, truncated) -> None:
     result = started(function, "episode").apply(block_of([4, 3, 2]))
     assert runs(result) == list(enumerate(lengths))
     assert (result.columns[Y].values.tolist(), ends_of(result, "truncated")) == (kept, truncated)
@@ -489,9 +481,7 @@ def renumbered(td: Any) -> Any:
     ],
     ids=["flags", "flags without observations", "numbers", "nothing to see"],
 )
-def test_several_episodes_may_come_of_one(
-    function: Callable[[Any], Any], expected: list[tuple[int, int]], truncated: list[int]
-) -> None:
+def test_several_episodes_may_come_of_one(function, expected, truncated) -> None:
     result = started(function, "episode").apply(block_of([4, 3]))
     assert runs(result) == expected
     assert ends_of(result, "truncated") == truncated
@@ -607,19 +597,12 @@ def test_every_element_type_goes_in_and_out_bit_for_bit(name: str) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        BASE[:, ::2],
-        BASE.t()[:ROWS, :ROWS],
-        BASE[:, :1].expand(ROWS, 5),
-        (BASE * 2).requires_grad_(),
-        torch.nn.Parameter(BASE.clone()),
-        torch.complex(BASE, -BASE).conj(),
-        torch.complex(BASE, -BASE).conj().imag,
-        torch.zeros(ROWS, 0),
-        torch.arange(ROWS, dtype=torch.bfloat16).flip(0),
-        torch.arange(ROWS).view(torch.uint64),
+        BASE[:, ::2], BASE.t()[:ROWS, :ROWS], BASE[:, :1].expand(ROWS, 5), (BASE * 2).requires_grad_(),
+        torch.nn.Parameter(BASE.clone()), torch.complex(BASE, -BASE).conj(), torch.complex(BASE, -BASE).conj().imag,
+        torch.zeros(ROWS, 0), torch.arange(ROWS, dtype=torch.bfloat16).flip(0), torch.arange(ROWS).view(torch.uint64),
     ],
     ids=lambda value: f"{value.dtype}{list(value.shape)}",
-)
+)  # fmt: skip
 def test_views_of_any_kind_become_their_values(value: torch.Tensor) -> None:
     name, array = columns_of({"x": value}, ROWS)["x",]
     assert array.flags.c_contiguous

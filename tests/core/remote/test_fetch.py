@@ -29,7 +29,6 @@ from rbtool.core.remote.http import HttpTransport
 
 # Fetching from a real server: what is asked for, what is on the disk, which notes come.
 
-
 SIZE = 600_000  # more than two blocks of what is written at once
 DATA = hashlib.shake_128(b"data").digest(SIZE)
 TENTHS = [SIZE * tenth // 10 for tenth in range(1, 10)]
@@ -284,12 +283,10 @@ def test_bytes_that_never_match_are_not_kept(fault: Fault, fetch: Fetch) -> None
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
-        (Fault(404), DatasetNotFoundError),
-        (Fault(403), AuthorisationError),
-        (Fault(503), NetworkError),
+        (Fault(404), DatasetNotFoundError), (Fault(403), AuthorisationError), (Fault(503), NetworkError),
         (Fault(corrupt=7), CorruptDataError),
     ],
-)
+)  # fmt: skip
 def test_mirrors_are_asked_in_order(fault: Fault, kind: type[RbtoolError], fetch: Fetch) -> None:
     fetch.server.faults["data.bin"] = [fault]
     fetch("data.bin", "mirror.bin")
@@ -354,20 +351,13 @@ def test_a_file_named_like_a_part_is_not_taken_for_one(server: StaticServer, tmp
 @pytest.mark.parametrize(
     ("paths", "sentence"),
     [
-        (["../x"], "leads out of the folder"),
-        (["/x"], "leads out of the folder"),
-        (["a/../../x"], "leads out of the folder"),
-        (["a\0b"], "leads out of the folder"),
-        (["a/\udcff"], "leads out of the folder"),
-        (["a/" * 2000 + "b"], "leads out of the folder"),
-        ([""], "leads out of the folder"),
-        (["a", "a"], "lists a file twice"),
-        (["a", "a/b"], "in the way of 'a/b'"),
+        (["../x"], "leads out of the folder"), (["/x"], "leads out of the folder"),
+        (["a/../../x"], "leads out of the folder"), (["a\0b"], "leads out of the folder"),
+        (["a/\udcff"], "leads out of the folder"), (["a/" * 2000 + "b"], "leads out of the folder"),
+        ([""], "leads out of the folder"), (["a", "a"], "lists a file twice"), (["a", "a/b"], "in the way of 'a/b'"),
     ],
-)
-def test_lists_that_make_no_sense_are_refused_before_anything_is_done(
-    paths: list[str], sentence: str, server: StaticServer, tmp_path: Path
-) -> None:
+)  # fmt: skip
+def test_lists_that_make_no_sense_are_refused_before_anything_is_done(paths, sentence, server, tmp_path) -> None:
     files = [RemoteFile(path, 1, "md5:" + "0" * 32, (server.address("data.bin"),)) for path in ("good", *paths)]
     with HttpTransport() as transport, pytest.raises(FormatError, match=sentence):
         fetch_files(files, tmp_path, transport)
@@ -394,7 +384,6 @@ def test_no_files_is_nothing_to_do(tmp_path: Path) -> None:
 
 
 # Fetching files for which the remote gives no checksum, from a real server that changes and fails.
-
 
 OTHER = hashlib.shake_128(b"second version").digest(SIZE)
 DATED = {"Last-Modified": "Mon, 02 Jan 2023 03:04:05 GMT"}
@@ -475,9 +464,7 @@ def test_a_mirror_with_the_right_size_is_taken(unverified: Unverified) -> None:
 
 
 @pytest.mark.parametrize("validator", [DATED, {"ETag": '"v1"'}])
-def test_a_cut_is_resumed_in_the_same_run_if_the_version_is_confirmed(
-    unverified: Unverified, validator: dict[str, str]
-) -> None:
+def test_a_cut_is_resumed_in_the_same_run_if_the_version_is_confirmed(unverified, validator) -> None:
     unverified.server.faults["data.bin"] = [Fault(cut=300_000, headers=validator), Fault(headers=validator)]
     unverified()
     assert unverified.ends_with(DATA)

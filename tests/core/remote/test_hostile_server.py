@@ -12,7 +12,6 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -313,9 +312,7 @@ def test_an_exchange_of_tokens_is_bounded(kind: str, minted: bool, serve: Any, m
 
 @pytest.mark.usefixtures("no_token")
 @pytest.mark.parametrize("kind", TOKEN_ANSWERS)
-def test_a_refresh_of_a_token_is_bounded(
-    kind: str, serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refresh_of_a_token_is_bounded(kind, serve, tmp_path, monkeypatch, capfd) -> None:
     server = serve(lambda path, send, url: TOKEN_ANSWERS[kind](path, send, url) if "oauth" in path else send(EMPTY))
     (tmp_path / "token").write_text("hf_oldoldold")
     (tmp_path / "stored").write_text("[me]\nhf_token = hf_oldoldold\nrefresh_token = again\nexpires_at = 1\n")

@@ -67,9 +67,7 @@ def test_reading_starts_where_it_is_told_to(offset: int, server: StaticServer, t
         Fault(content_range="nonsense"),
     ],
 )
-def test_a_server_without_ranges_starts_at_the_beginning(
-    fault: Fault, server: StaticServer, transport: HttpTransport
-) -> None:
+def test_a_server_without_ranges_starts_at_the_beginning(fault, server, transport) -> None:
     server.faults["data/file.bin"] = [fault]
     assert read(transport, server.address("data/file.bin"), 50) == (0, DATA)
 
@@ -126,9 +124,7 @@ def test_a_token_follows_on_the_same_host(server: StaticServer) -> None:
         (204, NetworkError, "127.0.0.1 did not give file.bin: it answered 204 No Content"),
     ],
 )
-def test_what_will_not_pass(
-    status: int, kind: type[RbtoolError], sentence: str, server: StaticServer, transport: HttpTransport
-) -> None:
+def test_what_will_not_pass(status, kind, sentence, server, transport) -> None:
     server.faults["data/file.bin"] = [Fault(status)]
     with pytest.raises(kind) as raised:
         read(transport, server.address("data/file.bin?secret=1"))
@@ -160,9 +156,7 @@ def test_a_connection_that_breaks_off(fault: Fault, server: StaticServer, transp
         read(transport, server.address("data/file.bin"))
 
 
-def test_a_server_that_falls_silent(
-    server: StaticServer, transport: HttpTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_falls_silent(server: StaticServer, transport: HttpTransport, monkeypatch) -> None:
     monkeypatch.setenv("RBTOOL_TIMEOUT", "0.2")
     server.faults["data/file.bin"] = [Fault(stall=100)]
     with pytest.raises(Transient, match=r"the server did not answer within 0\.2 s"):
@@ -211,9 +205,7 @@ def test_a_token_with_a_line_break_is_not_shown(server: StaticServer) -> None:
 @pytest.mark.parametrize(
     "value", ["socks5://user:pw@secret.host:1", "what://user:pw@secret.host:1", "http://secret:notaport"]
 )
-def test_a_proxy_that_cannot_be_used_is_not_shown(
-    value: str, server: StaticServer, transport: HttpTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_that_cannot_be_used_is_not_shown(value, server, transport, monkeypatch) -> None:
     monkeypatch.setenv("http_proxy", value)
     error = failed(transport, server.address("empty"))
     assert isinstance(error, NetworkError)
@@ -221,9 +213,7 @@ def test_a_proxy_that_cannot_be_used_is_not_shown(
     assert "secret" not in f"{error} {error.hint}"
 
 
-def test_a_proxy_is_used_and_not_shown(
-    server: StaticServer, transport: HttpTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_is_used_and_not_shown(server: StaticServer, transport: HttpTransport, monkeypatch) -> None:
     monkeypatch.setenv("http_proxy", server.address("").replace("//", "//user:pw@"))
     server.faults["http://far.example/x"] = [Fault(503)]
     server.files["http://far.example/x"] = DATA
@@ -240,9 +230,7 @@ def test_a_proxy_that_is_not_there_is_hinted_at(transport: HttpTransport, monkey
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", "inf"])
-def test_a_timeout_that_makes_no_sense_is_refused(
-    text: str, transport: HttpTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_timeout_that_makes_no_sense_is_refused(text: str, transport: HttpTransport, monkeypatch) -> None:
     monkeypatch.setenv("RBTOOL_TIMEOUT", text)
     with pytest.raises(UsageError, match="RBTOOL_TIMEOUT"):
         read(transport, "http://127.0.0.1/x")

@@ -19,7 +19,6 @@ from waiting import wait_until
 
 # A hub on loopback, asked through huggingface_hub in processes of their own.
 
-
 SMALL = b'{"a": 1}'
 LARGE = bytes(range(256)) * 80
 TOKEN = "hf_abcdefghijklmnop"
@@ -263,19 +262,12 @@ def test_importing_loads_no_client() -> None:
 
 # Sources of the folders of one hub repository: what a dataset is, and that no other one is ever taken for it.
 
-
 TOYS = {
-    "kinds/small(red)/car/a_seed0.h5": b"one" * 10,
-    "kinds/small(red)/car/a_seed1.h5": b"two" * 5_000,
-    "kinds/small(red)/car/notes.txt": b"no data",
-    "kinds/small(red)/car2/a.h5": b"three",
-    "kinds/small(red)/car/inner/b.npz": b"four",
-    "kinds/large/B.NPZ": b"five",
-    "kinds/large/.hidden.npz": b"no data",
-    "kinds/stray.h5": b"in no folder",
-    "other/car/a.h5": b"elsewhere",
-    "README.md": b"hello",
-}
+    "kinds/small(red)/car/a_seed0.h5": b"one" * 10, "kinds/small(red)/car/a_seed1.h5": b"two" * 5_000,
+    "kinds/small(red)/car/notes.txt": b"no data", "kinds/small(red)/car2/a.h5": b"three",
+    "kinds/small(red)/car/inner/b.npz": b"four", "kinds/large/B.NPZ": b"five", "kinds/large/.hidden.npz": b"no data",
+    "kinds/stray.h5": b"in no folder", "other/car/a.h5": b"elsewhere", "README.md": b"hello",
+}  # fmt: skip
 CAR = "small(red)/car"
 IDS = ["large", CAR, "small(red)/car/inner", "small(red)/car2"]
 
@@ -370,9 +362,7 @@ def test_folders_where_the_network_is_forbidden(folder_hub: Hub, hub_variables: 
     assert not folder_hub.requests
 
 
-def test_a_repository_without_data_has_no_datasets(
-    folder_hub: Hub, hub_variables: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_repository_without_data_has_no_datasets(folder_hub: Hub, hub_variables: dict[str, str], tmp_path) -> None:
     for name in TOYS:
         if name.startswith("kinds/"):
             (tmp_path / "hub" / "acme" / "toys" / name).unlink()

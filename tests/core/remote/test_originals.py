@@ -29,7 +29,6 @@ from rbtool.core.testing.datasets import write_walks
 
 # Folders of fetched files: recorded, locked, checked, removed.
 
-
 DATA = b"some bytes"
 SHA = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
 DATASET = RemoteDataset("a/b-v0", "hf://x/a@1", "1", (RemoteFile("data/one", len(DATA), SHA, ("http://x/one",)),))
@@ -186,7 +185,6 @@ def test_what_has_come_is_more_than_the_record_of_it(originals):
 
 # A planted symbolic link below the root leads no write and no removal out of it.
 
-
 CONTENT = b"rows" * 1000
 
 
@@ -222,9 +220,7 @@ def dataset(address: str) -> RemoteDataset:
 
 
 @pytest.mark.parametrize("place", ["files", "files/data", "files/other", "files/data/rows", "files/data/rows.part"])
-def test_fetching_removes_links_and_not_what_they_lead_to(
-    root: Path, outside: Path, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fetching_removes_links_and_not_what_they_lead_to(root: Path, outside: Path, place: str, monkeypatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
     originals = Originals(root, "minari", "a-v0")
     plant(originals.folder / place, outside / "precious" if "rows" in place else outside)
@@ -269,9 +265,7 @@ def _listing(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("place", "write"), [("minari", _names), ("minari/.catalogue", _listing)])
-def test_nothing_is_remembered_behind_a_link(
-    root: Path, outside: Path, place: str, write: Callable[[Path], None]
-) -> None:
+def test_nothing_is_remembered_behind_a_link(root, outside, place: str, write: Callable[[Path], None]) -> None:
     plant(root / place, outside)
     with pytest.raises(UsageError, match="is a symbolic link"):
         write(root)
@@ -310,9 +304,7 @@ def test_a_linked_folder_of_an_earlier_run_is_not_taken_up(tmp_path: Path, outsi
 
 
 @pytest.mark.parametrize("how", [fs.open_to_fill, fs.open_to_change, fs.open_to_append])
-def test_files_are_opened_to_be_written_behind_no_link(
-    tmp_path: Path, outside: Path, how: Callable[[Path], int]
-) -> None:
+def test_files_are_opened_to_be_written_behind_no_link(tmp_path, outside, how: Callable[[Path], int]) -> None:
     plant(tmp_path / "link", outside / "precious")
     with pytest.raises(OSError, match="link"):
         how(tmp_path / "link")

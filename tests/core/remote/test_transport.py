@@ -99,9 +99,7 @@ def test_other_failures_pass_through(waits: list[float]) -> None:
 @pytest.mark.parametrize(
     ("text", "attempts", "first_wait"), [("", 5, 0.5), ("8", 8, 0.5), ("3:0.01", 3, 0.01), (" 1:0 ", 1, 0.0)]
 )
-def test_the_environment_sets_patience(
-    text: str, attempts: int, first_wait: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_sets_patience(text: str, attempts: int, first_wait: float, monkeypatch) -> None:
     monkeypatch.setenv("RBTOOL_RETRIES", text)
     patience = Patience.from_environment()
     assert (patience.attempts, patience.first_wait) == (attempts, first_wait)
@@ -270,9 +268,7 @@ def test_any_other_error_ends_it_all() -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("startable", [0, 1])
-def test_questions_are_answered_where_few_threads_can_be_started(
-    startable: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_questions_are_answered_where_few_threads_can_be_started(startable: int, monkeypatch) -> None:
     start, left = threading.Thread.start, [startable]
 
     def limited(thread: threading.Thread) -> None:

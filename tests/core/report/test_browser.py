@@ -231,9 +231,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", PAGES)
-def test_nothing_is_logged_or_requested_and_nothing_is_wider_than_the_window(
-    browser: Browser, pages: Path, name: str, width: int
-) -> None:
+def test_nothing_is_logged_or_requested_and_nothing_is_wider_than_the_window(browser, pages, name, width) -> None:
     with browser.open(pages / f"{name}.html", width) as page:
         assert (page.messages, page.requests) == ([], [])
         assert page.evaluate("document.documentElement.scrollWidth") == width

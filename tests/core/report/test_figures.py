@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,9 +165,7 @@ def test_every_layout_has_the_same_figures(tmp_path: Path, episodes: list[tuple[
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "int64"])
-def test_fields_too_large_for_memory_have_exact_figures_but_for_quantiles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None, dtype: str
-) -> None:
+def test_fields_too_large_for_memory_have_exact_figures_but_for_quantiles(tmp_path, monkeypatch, small_blocks, dtype):
     monkeypatch.setattr(figures, "_HELD_BYTES", 0)
     rows = np.random.default_rng(0).normal(size=(400, 3)) * [1, 20, 1000]
     field = Field(("observation",), dtype, (3,), "observation")
@@ -249,9 +247,7 @@ def test_returns_are_those_of_the_table_and_their_curve_loses_no_extreme(tmp_pat
 
 
 @pytest.mark.parametrize(("operations", "known"), [({}, True), ({"exclude": ["next.original_reward"]}, False)])
-def test_sums_over_several_steps_are_not_taken_for_returns(
-    tmp_path: Path, operations: dict[str, object], known: bool
-) -> None:
+def test_sums_over_several_steps_are_not_taken_for_returns(tmp_path, operations, known) -> None:
     write_walks(tmp_path / "walks", RAGGED)
     made = {"n_step": 3, "gamma": 1.0, **operations}
     rbtool.preprocess(tmp_path / "walks", None, tmp_path / "n", operations=made, num_workers=0)
@@ -284,9 +280,7 @@ def lost(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("damage", "rows"), [(cut, 53), (lost, 0)])
-def test_what_can_be_read_of_a_damaged_dataset_is_described(
-    tmp_path: Path, damage: Callable[[Path], None], rows: int
-) -> None:
+def test_what_can_be_read_of_a_damaged_dataset_is_described(tmp_path, damage, rows) -> None:
     write_walks(tmp_path / "walks", RAGGED)
     damage(tmp_path / "walks")
     with open_steps(tmp_path / "walks", damaged=True) as reader:

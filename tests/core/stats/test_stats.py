@@ -104,7 +104,6 @@ def test_memory_grows_with_the_range_of_values_and_not_their_number() -> None:
 
 # Moments where float64 does not hold the values, their sums or their squares, against exact arithmetic.
 
-
 INTEGERS = [np.bool_, np.uint8, np.int8, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
 FLOATS = [np.float16, np.float32, np.float64]
 

@@ -29,7 +29,6 @@ from rbtool.core.testing.datasets import write_walks
 
 # Streams of a hub compare what they fetch with digests: other bytes are fetched again, or are an error.
 
-
 STREAM = {"dataset": "hf://me/walks"}
 EPISODES: Any = [(6, "terminated"), (1, "truncated"), (9, "open"), (31, "both")] * 12
 
@@ -54,9 +53,7 @@ def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("leaf", ["episode", "next/reward"])
-def test_other_bytes_than_the_episode_table_states_are_fetched_again(
-    datasets: Path, hub: Hub, environment: dict[str, str], leaf: str
-) -> None:
+def test_other_bytes_than_the_episode_table_states_are_fetched_again(datasets, hub, environment, leaf) -> None:
     hub.faults.append(Fault(f"GET .*/resolve/[^/]+/{leaf}.memmap", "corrupt"))
     found = in_process(environment, {"dataset": "hf://org/ted"})[0]
     assert not hub.faults[0].times
@@ -64,9 +61,7 @@ def test_other_bytes_than_the_episode_table_states_are_fetched_again(
 
 
 @pytest.mark.parametrize(("leaf", "said"), [("episode", "number of another"), ("next/reward", "the return of an")])
-def test_other_bytes_than_the_episode_table_states_are_an_error(
-    hub: Hub, environment: dict[str, str], leaf: str, said: str
-) -> None:
+def test_other_bytes_than_the_episode_table_states_are_an_error(hub, environment, leaf, said) -> None:
     hub.faults.append(Fault(f"GET .*/resolve/[^/]+/{leaf}.memmap", "corrupt", times=99))
     found = in_process(environment, {"dataset": "hf://org/ted"})[0]
     assert found["error"] == "CorruptDataError"
@@ -74,9 +69,7 @@ def test_other_bytes_than_the_episode_table_states_are_an_error(
 
 
 @pytest.mark.parametrize("leaf", ["observation", "action", "next/observation"])
-def test_a_shard_with_all_of_a_file_is_compared_with_its_digest(
-    hub: Hub, environment: dict[str, str], leaf: str, tmp_path: Path
-) -> None:
+def test_a_shard_with_all_of_a_file_is_compared_with_its_digest(hub, environment, leaf, tmp_path) -> None:
     hub.root = tmp_path / "hub"
     write_walks(hub.root / "org" / "small", EPISODES[:3])
     hub.rescan()
@@ -185,7 +178,6 @@ def test_an_upload_adds_the_digests_that_an_older_one_lacks(uploaded: UploadHub,
 
 # Streams of datasets on a hub that keep videos: the files of a shard are fetched whole, into the bounded cache.
 
-
 LENGTHS = (6, 1, 4, 9, 5, 7, 3, 8, 2, 6)
 KEPT: dict[str, Any] = {"dataset": "hf://org/kept"}
 
@@ -244,9 +236,7 @@ def videos_asked(kept_hub: Hub) -> list[str]:
     return [one.path.split("?")[0].rpartition("/")[2] for one in kept_hub.requests if ".mp4" in one.path]
 
 
-def test_a_video_is_fetched_once_and_not_again(
-    kept_hub: Hub, kept_environment: dict[str, str], kept_datasets: Path
-) -> None:
+def test_a_video_is_fetched_once_and_not_again(kept_hub: Hub, kept_environment: dict[str, str], kept_datasets) -> None:
     in_process(kept_environment, KEPT)
     before = len(kept_hub.requests)
     assert sorted(videos_asked(kept_hub)) == sorted(path.name for path in (kept_datasets / "org/kept").rglob("*.mp4"))
@@ -255,17 +245,13 @@ def test_a_video_is_fetched_once_and_not_again(
 
 
 @pytest.mark.parametrize("kind", ["corrupt", "cut:1500"])
-def test_a_fault_of_one_answer_changes_nothing(
-    kept_datasets: Path, kept_hub: Hub, kept_environment: dict[str, str], kind: str
-) -> None:
+def test_a_fault_of_one_answer_changes_nothing(kept_datasets, kept_hub, kept_environment, kind) -> None:
     kept_hub.faults.append(Fault(r"GET .*\.mp4", kind, times=2))
     assert in_process(kept_environment, KEPT)[0] == batches_of(str(kept_datasets / "org" / "kept"))
 
 
 @pytest.mark.parametrize(("kind", "error"), [("corrupt", "CorruptDataError"), ("status:401", "AuthorisationError")])
-def test_a_video_that_cannot_be_fetched_is_one_sentence(
-    kept_datasets: Path, kept_hub: Hub, kept_environment: dict[str, str], kind: str, error: str
-) -> None:
+def test_a_video_that_cannot_be_fetched_is_one_sentence(kept_datasets, kept_hub, kept_environment, kind, error) -> None:
     kept_hub.faults.append(Fault(r"GET .*\.mp4", kind, times=ALWAYS))
     found = in_process(kept_environment, KEPT)[0]
     assert (found.get("error"), "\n" in found["message"]) == (error, False)

@@ -54,12 +54,8 @@ def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_stream_has_the_batches_of_the_dataset(datasets: Path, environment: dict[str, str], layout: str) -> None:
     asked: list[Any] = [
-        {},
-        {"slices": True},
-        {"skip": 5},
-        {"window": 1, "seed": 9},
-        {"cache_size": "100kB", "window": 2},
-    ]
+        {}, {"slices": True}, {"skip": 5}, {"window": 1, "seed": 9}, {"cache_size": "100kB", "window": 2},
+    ]  # fmt: skip
     found = in_process(environment, *({"dataset": f"hf://org/{layout}"} | one for one in asked))
     expected = [batches_of(str(datasets / "org" / "ted"), **one) for one in asked]
     assert found == expected
@@ -92,9 +88,7 @@ def test_a_second_stream_fetches_nothing_again(hub: Hub, environment: dict[str, 
 @pytest.mark.parametrize(
     "kind", ["cut:1500", "norange", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("reset", "status:503"))]
 )
-def test_a_network_that_is_interrupted_changes_nothing(
-    datasets: Path, hub: Hub, environment: dict[str, str], kind: str
-) -> None:
+def test_a_network_that_is_interrupted_changes_nothing(datasets, hub, environment, kind) -> None:
     hub.faults.append(Fault("GET .*memmap", kind, times=6))
     found = in_process(environment, {"dataset": "hf://org/ted"})[0]
     assert found == batches_of(str(datasets / "org" / "ted"))
@@ -208,9 +202,7 @@ def test_two_processes_share_a_cache(datasets: Path, environment: dict[str, str]
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_process_that_is_killed_leaves_nothing_half(
-    datasets: Path, hub: Hub, environment: dict[str, str], times: int
-) -> None:
+def test_a_process_that_is_killed_leaves_nothing_half(datasets, hub, environment, times) -> None:
     command = [sys.executable, streaming.__file__, '[{"dataset": "hf://org/ted"}]']
     for _ in range(times):
         hub.faults.append(Fault("GET .*reward.memmap", "stall:60"))

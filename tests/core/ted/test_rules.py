@@ -17,7 +17,6 @@ from rbtool.core.ted.schema import Field
 
 # Places: sequences of numbers and of ranges that are arrays inside; and tallies, which make them.
 
-
 PAIRS = ((0, 2), (5, 6), (7, 40))
 
 
@@ -93,7 +92,6 @@ def test_millions_of_ranges_take_sixteen_bytes_each() -> None:
 
 
 # The rule about recorded spaces.
-
 
 BOX = {"type": "Box", "dtype": "float32", "shape": [2], "low": -1.0, "high": [1.0, "inf"]}
 

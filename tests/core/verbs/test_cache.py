@@ -20,7 +20,6 @@ from rbtool.core.testing.datasets import write_walks
 
 # `cache ls` and `verify`: what is below the root, when it was last used, and whether it is sound.
 
-
 DOOR, CART = "minari:D4RL/door/human-v2", "minari:cart-v0"
 LONG_AGO = 1_600_000_000
 

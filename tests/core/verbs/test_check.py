@@ -46,7 +46,6 @@ from rbtool.core.verbs.convert import convert
 
 # Every rule on one damaged and one sound dataset.
 
-
 EPISODES_OF_TEN = [(10, "terminated"), (10, "truncated"), (10, "both"), (1, "open")]
 Change = Callable[[np.ndarray], None]  # type: ignore[type-arg]
 
@@ -163,9 +162,7 @@ def test_in_n_step_data_next_does_not_follow(walks: Path) -> None:
 
 @pytest.mark.parametrize("done", [(9,), ()])
 @pytest.mark.parametrize("kind", [FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer])
-def test_the_episode_that_a_buffer_goes_on_with_is_no_error(
-    kind: type[FlatStorageCheckpointer], done: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_the_episode_that_a_buffer_goes_on_with_is_no_error(kind, done, tmp_path) -> None:
     flag = torch.zeros(10, 1, dtype=torch.bool)
     flag[list(done)] = True
     seen, draw = torch.randn(11, 2), torch.randn(10, 1)
@@ -362,9 +359,7 @@ def walk(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
 @pytest.mark.parametrize("verb", [rbtool.inspect, rbtool.check, rbtool.stats, rbtool.load_dataset])
-def test_the_error_of_the_system_names_the_file(
-    walk: Path, number: int, verb: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_of_the_system_names_the_file(walk: Path, number: int, verb: Callable[..., Any], monkeypatch) -> None:
     opened = open_files.open_regular
 
     def failing(name: Any, **options: Any) -> int:
@@ -398,7 +393,6 @@ def test_a_root_that_is_no_group_is_damage(tmp_path: Path) -> None:
 
 
 # What is small and describes the rest is compared with its digest at every open.
-
 
 FORMS = ["ted", "packed", "recording", "flat", "nested"]
 PLAN = DatasetPlan((4, 3), ("open", "both"), (False, True), ODD_LEAVES[:2], text=True, documents=True)
@@ -462,9 +456,7 @@ def test_no_verb_believes_a_damaged_episode_table(opened_folder: Path, form: str
 
 @pytest.mark.parametrize("form", ["ted", "packed", "flat", "nested"])
 @pytest.mark.parametrize("name", [".rbtool/episodes_text.jsonl", ".rbtool/source/raw.bin", "env_metadata.json"])
-def test_damaged_text_and_source_documents_are_found_where_they_are_used(
-    opened_folder: Path, form: str, name: str
-) -> None:
+def test_damaged_text_and_source_documents_are_found_where_they_are_used(opened_folder, form: str, name: str) -> None:
     flip(opened_folder / form / name, 0)
     with open_steps(opened_folder / form) as reader, pytest.raises(CorruptDataError, match="was changed"):
         _ = reader.episode_text, reader.documents()

@@ -41,7 +41,6 @@ from rbtool.core.writers.max_value import TensorDictMaxValueWriter
 
 # The verbs around checkpoints: what they publish, leave alone and refuse.
 
-
 EPISODES = [(4, "terminated"), (1, "open"), (3, "both")]
 FORMS: list[Form] = ["ted", "flat", "nested", "h5"]
 any_form = pytest.mark.parametrize("form", FORMS)
@@ -104,9 +103,7 @@ def _other_compression(walks: Path, dest: Path) -> None:
 
 
 @pytest.mark.parametrize("older", [_other_form, _other_data, _other_compression])
-def test_another_one_is_replaced_only_with_force(
-    walks: Path, tmp_path: Path, older: Callable[[Path, Path], None]
-) -> None:
+def test_another_one_is_replaced_only_with_force(walks, tmp_path, older: Callable[[Path, Path], None]) -> None:
     older(walks, tmp_path / "saved")
     with pytest.raises(UsageError, match="already exists"):
         checkpoint.save(walks, tmp_path / "saved", form="h5")
@@ -318,7 +315,6 @@ def test_save_waits_for_what_each_level_promises(form: Form, tmp_path: Path, syn
 
 # A limit on the size of files stops a save wherever it strikes, and leaves everything usable.
 
-
 # In a process of its own: the limit would hit whatever pytest writes as well.
 SCRIPT = """
 import json, resource, sys
@@ -358,14 +354,11 @@ def test_a_limit_on_file_size(tmp_path: Path, form: str) -> None:
 
 # `checkpoint load` and `convert` of what buffers saved: the steps become a dataset.
 
-
 DATA = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 MAKERS: dict[str, Callable[[], Any]] = {
-    "flat": FlatStorageCheckpointer,
-    "nested": NestedStorageCheckpointer,
-    "h5": H5StorageCheckpointer,
+    "flat": FlatStorageCheckpointer, "nested": NestedStorageCheckpointer, "h5": H5StorageCheckpointer,
     "tensors": lambda: None,
-}
+}  # fmt: skip
 any_buffer_form = pytest.mark.parametrize("form", MAKERS)
 
 
@@ -527,7 +520,6 @@ def test_rows_that_are_ranked_make_up_no_episodes(form: str, tmp_path: Path) -> 
 
 
 # `checkpoint save --for torchrl`, and `load`, `verify` and `inspect` of what TorchRL saved.
-
 
 ROOT = Path(__file__).parents[2] / "data"
 CASES = sorted(path.name for path in (ROOT / "torchrl_checkpoints").glob("*_*") if path.name[0] in "fnh")

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from minari_oracle import assert_equals_minari
@@ -127,12 +126,10 @@ def test_chosen_episodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("episodes", "sentence"),
     [
-        ("12", "asks for episode 12, which is not there"),
-        ("a", "is not understood"),
-        ("", "is not"),
+        ("12", "asks for episode 12, which is not there"), ("a", "is not understood"), ("", "is not"),
         ("5:5", "holds no"),
     ],
-)
+)  # fmt: skip
 def test_episodes_that_make_no_sense(episodes: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=sentence):
         convert(CARTPOLE, tmp_path / "ted", episodes=episodes)
@@ -333,9 +330,7 @@ def test_a_checkpoint_at_the_destination_is_called_one(tmp_path: Path) -> None:
         ({"max_episodes": 1000}, {}),
     ],
 )
-def test_max_episodes_takes_the_first_of_the_selected_episodes(
-    given: dict[str, Any], same: dict[str, Any], tmp_path: Path
-) -> None:
+def test_max_episodes_takes_the_first_of_the_selected_episodes(given, same, tmp_path) -> None:
     first = convert(CARTPOLE, tmp_path / "first", **given)
     assert first.content_digest == convert(CARTPOLE, tmp_path / "same", **same).content_digest
     manifest = Manifest.load(tmp_path / "first")

@@ -33,9 +33,7 @@ def ray() -> Iterator[Any]:
         yield ray
 
 
-def test_a_missing_ray_is_an_error_with_its_installation(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_ray_is_an_error_with_its_installation(source: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(rbtool.UsageError, match="not installed") as caught:
         rbtool.convert(source, tmp_path / "made", num_workers=2, engine="ray")

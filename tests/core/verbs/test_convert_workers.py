@@ -34,7 +34,6 @@ from rbtool.core.verbs.convert_workers import ConversionRunner, Converted
 
 # `convert` with worker processes: the same bytes as one process writes, and nothing where a worker fails.
 
-
 DATA = Path(__file__).parents[2] / "data"
 LENGTHS = [3, 1, 9, 4, 1, 1, 30, 2, 5, 6, 1, 2, 8, 4, 3]
 
@@ -65,9 +64,7 @@ def test_the_bytes_are_those_of_one_process(source: Path, layout: str, final_ste
 
 
 @pytest.mark.parametrize("layout", ["ted", "packed"])
-def test_chosen_episodes_and_long_ones(
-    source: Path, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chosen_episodes_and_long_ones(source: Path, layout: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(D4rlReader, "piece_bytes", 300)
     same_bytes(source, tmp_path, workers=(2,), layout=layout, episodes="1:8,11,14")
 
@@ -79,9 +76,7 @@ def test_sources_of_other_formats(name: str, layout: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["robomimic", "roboset", "vd4rl", "atari"])
-def test_what_the_first_look_found_is_not_looked_for_again(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_first_look_found_is_not_looked_for_again(name: str, tmp_path: Path, monkeypatch) -> None:
     files = [file for file in sorted((DATA / name).rglob("*")) if file.suffix in (".hdf5", ".h5", ".npz")]
     [source, *_] = files or [DATA / name / "Pong" / "1"]
     kind = type(open_source(source))
@@ -108,9 +103,7 @@ def test_next_rows_that_do_not_follow(tmp_path: Path) -> None:
     same_bytes(write_d4rl(tmp_path / "source.hdf5", columns), tmp_path, workers=(2,), layout="packed")
 
 
-def test_new_interpreters_where_a_fork_is_not_safe(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_interpreters_where_a_fork_is_not_safe(source: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(convert_workers, "default_start_method", lambda: "forkserver")
     same_bytes(source, tmp_path, workers=(2,))
 
@@ -151,9 +144,7 @@ def failing_at(monkeypatch: pytest.MonkeyPatch, fail: Any, number: int = 9) -> N
 
 
 @pytest.mark.parametrize("layout", ["ted", "packed"])
-def test_an_error_in_a_worker_is_the_one_that_one_process_raises(
-    source: Path, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_a_worker_is_the_one_that_one_process_raises(source, layout: str, tmp_path, monkeypatch) -> None:
     def fail() -> None:
         raise CorruptDataError("rows cannot be read", hint="fetch it again")
 
@@ -166,9 +157,7 @@ def test_an_error_in_a_worker_is_the_one_that_one_process_raises(
 
 
 @pytest.mark.parametrize("layout", ["ted", "packed"])
-def test_a_worker_that_is_killed_is_named(
-    source: Path, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_is_killed_is_named(source: Path, layout: str, tmp_path: Path, monkeypatch) -> None:
     failing_at(monkeypatch, lambda: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(
         RbtoolError, match=r"a worker process was killed by SIGKILL while it converted epi.* 9"
@@ -187,9 +176,7 @@ def test_a_bug_in_a_worker_is_one_sentence(source: Path, tmp_path: Path, monkeyp
         rbtool.convert(source, tmp_path / "out", num_workers=2)
 
 
-def test_other_lengths_than_announced_are_refused(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_lengths_than_announced_are_refused(source: Path, tmp_path: Path, monkeypatch) -> None:
     def short(self: D4rlReader, numbers: Sequence[int]) -> Iterator[EpisodeBlock | Piece]:
         for number in numbers:
             if number != 6:
@@ -207,9 +194,7 @@ def test_other_lengths_than_announced_are_refused(
     assert left_behind(tmp_path) == []
 
 
-def test_a_source_that_vanishes_before_the_workers_open_it(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_vanishes_before_the_workers_open_it(source: Path, tmp_path: Path, monkeypatch) -> None:
     plain = D4rlReader.close
     monkeypatch.setattr(D4rlReader, "on_close", lambda self: (self._file.close(), source.unlink(missing_ok=True)))
     assert plain is D4rlReader.close
@@ -219,9 +204,7 @@ def test_a_source_that_vanishes_before_the_workers_open_it(
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
-def test_a_source_that_is_replaced_before_the_workers_open_it(
-    source: Path, is_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_is_replaced_before_the_workers_open_it(source, is_folder: bool, tmp_path, monkeypatch) -> None:
     other = write_d4rl(tmp_path / "other.hdf5", flat(random_episodes(LENGTHS[::-1])))
     given = source.parent / "folder" if is_folder else source
     if is_folder:
@@ -308,7 +291,6 @@ def test_zero_of_either_sign_is_the_same_end_of_a_range(tmp_path: Path) -> None:
 
 
 # `convert --num-workers N --resume`: what was cut short and resumed ends with the bytes of one process.
-
 
 KINDS = [
     {"layout": "ted"},
@@ -437,9 +419,7 @@ def test_other_options_are_another_conversion(resumed_source: Path, reads: Reads
 
 @pytest.mark.parametrize("change", ["value", "episode", "version"])
 @pytest.mark.parametrize("layout", ["ted", pytest.param("packed", marks=pytest.mark.slow)])
-def test_another_source_or_version_is_refused(
-    resumed_source: Path, reads: Reads, layout: str, change: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_source_or_version_is_refused(resumed_source, reads, layout, change, monkeypatch) -> None:
     cut_short(resumed_source, reads, layout=layout)
     columns = flat(random_episodes([*LENGTHS, 2] if change == "episode" else LENGTHS), following=True)
     if change == "version":
@@ -505,9 +485,7 @@ def test_what_was_damaged_since_is_done_again(resumed_source: Path, reads: Reads
 
 @kinds
 @pytest.mark.parametrize("over", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_conversion_that_ended_while_completing_is_completed(
-    resumed_source: Path, reads: Reads, over: bool, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversion_that_ended_while_completing_is_completed(resumed_source, reads, over, kind, monkeypatch) -> None:
     out = resumed_source.parent / "out"
     if over:
         rbtool.convert(resumed_source, out, episodes="0:3", **kind)

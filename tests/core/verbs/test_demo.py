@@ -41,9 +41,7 @@ def test_the_episodes_are_those_of_the_environments(result: DemoResult) -> None:
 
 
 @pytest.mark.parametrize("before", [None, "mine"])
-def test_the_variable_of_the_caller_comes_back(
-    before: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_variable_of_the_caller_comes_back(before: str | None, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delenv("MINARI_DATASETS_PATH", raising=False)
     if before:
         monkeypatch.setenv("MINARI_DATASETS_PATH", before)

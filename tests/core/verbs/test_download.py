@@ -136,9 +136,7 @@ def test_a_dataset_that_calls_itself_otherwise_is_noted(cache: Path) -> None:
         (["observation=lz4"], ["observation=lz4"], None),
     ],
 )
-def test_what_is_there_says_how_it_is_compressed(
-    stored: list[str], asked: list[str], note: str | None, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_there_says_how_it_is_compressed(stored, asked, note, cache, monkeypatch) -> None:
     download("minari:cartpole/scripted-v0", local=True, layout="packed", compress=stored)
     monkeypatch.setenv("RBTOOL_OFFLINE", "1")
     again = download("minari:cartpole/scripted-v0", layout="packed", compress=asked)

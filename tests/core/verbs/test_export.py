@@ -171,9 +171,7 @@ def test_an_export_is_opened_like_the_dataset(to: str, name: str, tmp_path: Path
             one.close()
 
 
-def test_one_parquet_file_may_have_the_steps_alone(
-    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_parquet_file_may_have_the_steps_alone(walks: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("rbtool.converters.export.parquet._MOST_TABLE", 10)
     result = export(walks, tmp_path / "x.parquet", episodes="0,2,3")
     assert "has the steps alone: its table of episodes is too large for the metadata" in result.notes[-1]

@@ -155,22 +155,15 @@ def test_memory_does_not_grow_with_the_length(tmp_path: Path, write) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"field": "pixls"}, "did you mean 'pixels'"),
-        ({"field": "state"}, "state holds no images"),
-        ({"episode": 9}, "episode 9 is not there"),
-        ({"steps": "99"}, "frames of the steps 0 to 12"),
-        ({"steps": "5:5"}, "frames of the steps 0 to 12"),
-        ({"steps": "x"}, "is not understood"),
-        ({"fps": 0}, "--fps is 0"),
-        ({"fps": float("nan")}, "--fps is nan"),
-        ({"fps": 60}, "expected at most 50 for a GIF"),
-        ({"scale": 0}, "--scale is 0"),
+        ({"field": "pixls"}, "did you mean 'pixels'"), ({"field": "state"}, "state holds no images"),
+        ({"episode": 9}, "episode 9 is not there"), ({"steps": "99"}, "frames of the steps 0 to 12"),
+        ({"steps": "5:5"}, "frames of the steps 0 to 12"), ({"steps": "x"}, "is not understood"),
+        ({"fps": 0}, "--fps is 0"), ({"fps": float("nan")}, "--fps is nan"),
+        ({"fps": 60}, "expected at most 50 for a GIF"), ({"scale": 0}, "--scale is 0"),
         ({"output": "a.avi"}, r"ends in \.avi"),
     ],
-)
-def test_what_cannot_be_shown_is_refused_and_nothing_is_written(
-    made: Path, tmp_path: Path, options: dict, message: str
-) -> None:
+)  # fmt: skip
+def test_what_cannot_be_shown_is_refused_and_nothing_is_written(made, tmp_path, options: dict, message: str) -> None:
     given = {"episode": 0, **options}
     with pytest.raises(UsageError, match=message) as caught:
         frames(made, tmp_path / given.pop("output", "a.gif"), **given)

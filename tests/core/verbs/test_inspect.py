@@ -149,7 +149,6 @@ def test_a_cut_file_names_the_steps_and_episodes_that_are_lost(walks: Path) -> N
 
 # `inspect` of a table in no known format: its columns, and a command that converts it.
 
-
 STEPS = (4, 3, 5)
 
 

@@ -233,9 +233,7 @@ def test_check_says_that_nothing_was_decoded_without_pyav(kept: Path, monkeypatc
 @pytest.mark.parametrize(
     ("reference", "message"), [((5, 0), "is missing: rows refer to its frames"), ((0, 99), "rows refer to frame 99")]
 )
-def test_check_finds_references_to_frames_that_are_not_there(
-    own: Path, tmp_path: Path, reference: tuple[int, int], message: str
-) -> None:
+def test_check_finds_references_to_frames_that_are_not_there(own, tmp_path, reference, message) -> None:
     def refer(rows: Any) -> Any:
         video, frame = reference
         references, last = rows["video", *IMAGE], rows["episode"] == 2

@@ -28,7 +28,6 @@ from rbtool.core.verbs.sample import sample
 
 # The verbs on datasets in layout `packed`: they do what they do on `ted`.
 
-
 DATA = Path(__file__).parents[2] / "data" / "minari"
 CARTPOLE = DATA / "cartpole" / "scripted-v0"
 
@@ -108,9 +107,7 @@ def edit_schema(packed: Path, change: dict[str, object], entry: dict[str, object
         ({}, {"dtype": "float99"}, "expected the key, the type and the shape of a leaf"),
     ],
 )
-def test_check_finds_what_this_version_cannot_read(
-    walks: Path, tmp_path: Path, change: dict[str, object], entry: dict[str, object], match: str
-) -> None:
+def test_check_finds_what_this_version_cannot_read(walks, tmp_path, change, entry, match) -> None:
     edit_schema(tmp_path / "packed", change, entry)
     result = check(tmp_path / "packed")
     (finding,) = result.findings
@@ -291,7 +288,6 @@ def test_a_schema_that_is_none_is_said_in_one_sentence(walks: Path, tmp_path: Pa
 
 # What verbs write is opened by `load_dataset`, and draws what they draw.
 
-
 DOOR = "minari:D4RL/door/human-v2"
 EPISODES = [(4, "open"), (1, "terminated"), (6, "both"), (2, "truncated")]
 
@@ -374,9 +370,7 @@ def test_verify_needs_digests(two_walks: Path, tmp_path: Path, form: str) -> Non
         assert len(load_dataset(path, verify=True)) == len(load_dataset(two_walks))
 
 
-def test_rows_of_an_export_that_do_not_fit_into_memory(
-    two_walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_an_export_that_do_not_fit_into_memory(two_walks: Path, tmp_path: Path, monkeypatch) -> None:
     path = save_form(two_walks, tmp_path, "export h5")
     monkeypatch.setattr("rbtool.core.datasets.storage.exceeds_memory", lambda size: True)
     with pytest.raises(UsageError, match="do not fit into memory") as caught:

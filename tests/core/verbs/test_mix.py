@@ -116,21 +116,16 @@ def test_a_dry_run_writes_nothing(work):
         ((["data/a", "data/b"], "m.toml"), {"p": [1, float("nan")]}, UsageError, "a weight is nan"),
         ((["data/a", "data/b"], "m.toml"), {"p": [0, 0]}, UsageError, "all weights are 0"),
         (
-            (["data/a", "data/b"], "m.toml"),
-            {"p": [1]},
-            UsageError,
-            "p has 1 weights, expected one for each of 2",
+            (["data/a", "data/b"], "m.toml"), {"p": [1]}, UsageError, "p has 1 weights, expected one for each of 2",
         ),
         (
-            (["data/a", "data/b"], "m.toml"),
-            {"p": "sise"},
-            UsageError,
+            (["data/a", "data/b"], "m.toml"), {"p": "sise"}, UsageError,
             "weights are 'sise', expected numbers or 'size'",
         ),
         ((["data/a", "data/b"], "m.toml"), {"temperature": 0}, UsageError, "the temperature is 0"),
         ((["data/a", "data/b"], "m.toml"), {"schema": "onion"}, UsageError, "no schema policy 'onion'; did you mean"),
     ],
-)
+)  # fmt: skip
 def test_what_makes_no_sense_is_refused_and_nothing_is_written(work, arguments, more, error, words):
     with pytest.raises(error, match=words):
         rbtool.mix(*arguments, **more)
@@ -342,7 +337,6 @@ def test_inspect_shows_the_parts_of_a_split_and_what_became_of_them(work):
 
 
 # `load_dataset` of a mixture: an ensemble whose batches are those of the datasets, nothing else.
-
 
 WALKS = {
     "ragged": [(4, "open"), (1, "terminated"), (3, "truncated"), (1, "both")],

@@ -344,9 +344,7 @@ def vanishes(plan: Told, choice: str) -> bool:
     st.integers(1, 8),
     st.sampled_from(["ted", "packed"]),
 )
-def test_any_episodes_come_back(
-    tmp_path_factory: pytest.TempPathFactory, plans: list[Told], choice: str, cut: int, layout: str
-) -> None:
+def test_any_episodes_come_back(tmp_path_factory, plans: list[Told], choice: str, cut: int, layout: str) -> None:
     folder = tmp_path_factory.mktemp("any")
     source = write(folder, plans, cut)
     if all(vanishes(plan, choice) for plan in plans):

@@ -90,7 +90,6 @@ def test_every_file_may_be_a_fifo(kind: str, tmp_path: Path) -> None:
 
 # Odd names: paths that are not UTF-8, which every verb takes, and fields whose names with dots are the same.
 
-
 SOURCE = Path(__file__).parents[2] / "data" / "minari" / "tuple" / "trunc-v0"
 HER = {"strategy": "future", "goal_key": "a.b", "achieved_goal_key": "a.c"}
 ODD = os.fsdecode(b"caf\xe9")
@@ -172,18 +171,9 @@ def twins(written) -> Path:
         lambda path, out: rbtool.convert(path, out, compress=["a.b=zstd"], layout="packed"),
     ],
     ids=[
-        "plot",
-        "plot-column",
-        "split",
-        "priority",
-        "frame-key",
-        "frames",
-        "stats",
-        "exclude",
-        "hindsight",
-        "compress",
+        "plot", "plot-column", "split", "priority", "frame-key", "frames", "stats", "exclude", "hindsight", "compress",
     ],
-)
+)  # fmt: skip
 def test_a_name_of_two_fields_is_refused_by_every_verb(twins: Path, tmp_path: Path, command) -> None:
     with pytest.raises(UsageError, match=r"means both \(.*'a', 'b'\) and \(.*'a\.b',?\)") as caught:
         command(twins, tmp_path / "out")

@@ -31,7 +31,6 @@ from rbtool.core.testing.datasets import dataset_plans, write_plan, write_walks
 
 # What preprocess refuses, and that a refusal leaves everything as it was. One process.
 
-
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 
 
@@ -283,9 +282,7 @@ def test_torch_has_one_thread_inside_and_what_it_had_outside(walks: Path, tmp_pa
         torch.set_num_threads(before)
 
 
-def test_want_of_space_is_seen_before_and_while_writing(
-    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_want_of_space_is_seen_before_and_while_writing(walks: Path, tmp_path: Path, monkeypatch) -> None:
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -316,9 +313,7 @@ def test_a_source_replaced_in_the_meantime_is_read_to_its_end(walks: Path, tmp_p
 
 
 @pytest.mark.parametrize("equal", [True, False])
-def test_who_comes_second_takes_what_is_equal(
-    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, equal: bool
-) -> None:
+def test_who_comes_second_takes_what_is_equal(walks: Path, tmp_path: Path, monkeypatch, equal: bool) -> None:
     publish = Staging.publish
 
     def slow(staging: Staging, name: str | None = None) -> bool:
@@ -390,9 +385,7 @@ def test_one_plain_folder_is_not_taken_for_another(tmp_path: Path) -> None:
 
 @settings(max_examples=12)
 @given(plan=dataset_plans(max_length=12).filter(lambda plan: plan.lengths), data=st.data())
-def test_check_finds_the_episode_table_right_whatever_flags_a_function_sets(
-    plan: Any, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_check_finds_the_episode_table_right_whatever_flags_a_function_sets(plan, data, tmp_path_factory) -> None:
     folder = tmp_path_factory.mktemp("plans")
     write_plan(plan, folder / "source")
 
@@ -411,7 +404,6 @@ def test_check_finds_the_episode_table_right_whatever_flags_a_function_sets(
 
 
 # Programs in the engine: one digest for any workers and chunks, provenance, and replay.
-
 
 OPERATIONS = {
     "filter": "length > 5", "where": "not truncated and observation[0] < 10", "cast": "observation=float64",
@@ -551,7 +543,6 @@ def test_what_was_not_made_by_operations_cannot_be_replayed(folder, tmp_path, of
 
 
 # Hindsight relabelling of stored datasets, against the rows of the source, one by one.
-
 
 LENGTHS = (1, 5, 2, 9, 1, 4)
 FILE = """

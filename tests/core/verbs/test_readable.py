@@ -25,7 +25,6 @@ from rbtool.core.testing.datasets import write_walks
 
 # What lies at a path that holds no steps to read, and what to do with it.
 
-
 MINARI = Path(__file__).parents[2] / "data" / "minari" / "cartpole" / "scripted-v0"
 NEITHER = "is not a dataset or checkpoint, and its format is unknown; supported: "
 
@@ -167,9 +166,7 @@ def saved_buffer(path: Path, data: TensorDict) -> Path:
 
 @pytest.mark.parametrize("made", [tree, saved_buffer])
 @pytest.mark.parametrize(("make", "layout"), [(convert, "ted"), (convert, "packed"), (preprocess, "ted")])
-def test_an_open_end_is_made_truncated(
-    tmp_path: Path, made: Callable[..., Path], make: Callable[..., Any], layout: str
-) -> None:
+def test_an_open_end_is_made_truncated(tmp_path, made, make, layout) -> None:
     source, dest = made(tmp_path / "source", plain_steps([3, 1, 4])), tmp_path / "made"
     result = make(source, dest, layout)
     assert (result.boundary["terminated"], result.boundary["end_of_file"]) == (2, 1)

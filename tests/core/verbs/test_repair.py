@@ -31,7 +31,6 @@ from rbtool.core.verbs.repair import repair
 
 # Recordings: whole episodes survive whatever stops the recorder; repair keeps the longest sound beginning.
 
-
 PLAN = DatasetPlan(
     (5, 1, 7, 3), ("terminated", "both", "truncated", "both"), (False, False, True, False), ODD_LEAVES, "set"
 )
@@ -96,9 +95,7 @@ def test_what_belongs_to_no_episode_is_cut(unfinished: Path) -> None:
 
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize(("record_number", "kept"), [(0, 0), (6, 1), (8, 2), (17, 3)])
-def test_a_changed_byte_costs_its_episode_and_those_after_it(
-    unfinished: Path, record_number: int, kept: int, sealed: bool
-) -> None:
+def test_a_changed_byte_costs_its_episode_and_those_after_it(unfinished, record_number, kept, sealed) -> None:
     if sealed:
         repair(unfinished)
     file = unfinished / "records.bin"
@@ -234,9 +231,7 @@ def test_where_nothing_is_said_of_truncation_only_the_end_truncates(tmp_path: Pa
         (FLAGS[2:], {FLAGS[0]: torch.ones(2, 3, 1, dtype=torch.bool)}, "differ in shape"),
     ],
 )
-def test_flags_that_say_too_little_are_refused(
-    tmp_path: Path, left_out: list[tuple[str, str]], changed: dict[tuple[str, str], torch.Tensor], match: str
-) -> None:
+def test_flags_that_say_too_little_are_refused(tmp_path, left_out, changed, match) -> None:
     storage = PackedStorage.create(tmp_path / "recording")
     with pytest.raises(SchemaError, match=match):
         storage.set(range(2), rows(0, 2, done=True).exclude(*left_out).update(changed))
@@ -267,7 +262,6 @@ def test_rows_are_added_at_the_end_and_alike(tmp_path: Path) -> None:
 
 
 # What says of a recording what is in it lies there twice: one changed or missing file costs nothing.
-
 
 LOG, COPY, FIELDS, SCHEMA = ".rbtool/commits.bin", ".rbtool/commits_copy.bin", ".rbtool/recording.json", "schema.json"
 EPISODES = 4
@@ -396,9 +390,7 @@ def test_a_torn_record_promised_nothing(recording: Path, records: float) -> None
 
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize(("records", "total"), [(0, 3), (1, 3), (2, 3), (1.5, 3), (3, 4)])
-def test_finished_episodes_that_no_log_names_are_not_cut_unasked(
-    recording: Path, records: float, total: int, sealed: bool
-) -> None:
+def test_finished_episodes_that_no_log_names_are_not_cut_unasked(recording, records, total, sealed) -> None:
     if sealed:
         repair(recording)
         total = EPISODES

@@ -22,7 +22,6 @@ from rbtool.core.testing.datasets import write_walks
 
 # A source that is replaced, and its old files removed, between any two file operations of a verb is read as one.
 
-
 LAYOUTS = ("ted", "packed", "flat", "nested", "h5")
 DATASETS = ("ted", "packed")
 TORCHRL = ("torchrl-flat", "torchrl-nested", "torchrl-h5")
@@ -206,9 +205,7 @@ def require_one_of_both(
 
 
 @pytest.mark.parametrize(("verb", "layout"), sorted(EVERY_DAY))
-def test_a_verb_reads_one_of_both(
-    pair: Callable[[str], tuple[Path, Path]], tmp_path: Path, verb: str, layout: str
-) -> None:
+def test_a_verb_reads_one_of_both(pair: Callable[[str], tuple[Path, Path]], tmp_path, verb: str, layout: str) -> None:
     found = list(require_one_of_both(pair(layout), verb, tmp_path, 5, 3))
     assert found[-1] or verb in _AT_ONCE
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
@@ -218,9 +215,7 @@ def test_a_verb_reads_one_of_both(
 @pytest.mark.parametrize(
     ("number", "verb", "layout"), [pytest.param(n, *case, id="-".join(case)) for n, case in enumerate(CASES)]
 )
-def test_a_verb_reads_one_of_both_wherever_it_is_replaced(
-    pair: Callable[[str], tuple[Path, Path]], tmp_path: Path, number: int, verb: str, layout: str
-) -> None:
+def test_a_verb_reads_one_of_both_wherever_it_is_replaced(pair, tmp_path, number, verb, layout) -> None:
     # not every place, but from another one in each case
     found = list(require_one_of_both(pair(layout), verb, tmp_path, 48, number))
     assert found[-1] or verb in _AT_ONCE
@@ -230,7 +225,6 @@ def test_a_verb_reads_one_of_both_wherever_it_is_replaced(
 #
 # Each job runs in a process of its own, with an audit hook that puts the link in the folder's place when the first
 # change of the kind is announced: from then on every path through the folder leads outside.
-
 
 JOB = """
 import os, sys
@@ -304,7 +298,6 @@ def test_what_a_new_link_leads_to_is_left_alone(job: str, at: str, tmp_path: Pat
 
 # What a verb publishes is on the disk before: every file and folder of it.
 
-
 TABLE = Path(__file__).parents[2] / "data" / "d4rl" / "hopper_random-v2.hdf5"
 Job = Callable[[Path, Path], object]
 
@@ -321,9 +314,7 @@ JOBS: dict[str, Job] = {
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_all_of_it_is_on_the_disk_before_it_is_published(
-    job: str, tmp_path: Path, unsynced: Callable[[Path], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_of_it_is_on_the_disk_before_it_is_published(job, tmp_path, unsynced, monkeypatch) -> None:
     write_walks(tmp_path / "data", [(40, "terminated"), (30, "open"), (9, "truncated"), (5, "both")])
     left: list[list[str]] = []
     publish = Staging._place_folder, Staging._place_file

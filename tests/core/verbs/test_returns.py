@@ -64,12 +64,10 @@ def with_old_table(path: Path) -> Path:
 @pytest.mark.parametrize(
     "operations",
     [
-        N_STEP,
-        N_STEP | {"exclude": "steps_to_next_obs"},
-        N_STEP | {"clip_reward": "-0.1:0.1"},
+        N_STEP, N_STEP | {"exclude": "steps_to_next_obs"}, N_STEP | {"clip_reward": "-0.1:0.1"},
         {"n_step": 1, "gamma": 1},
     ],
-)
+)  # fmt: skip
 def test_the_table_of_n_step_data_holds_the_returns_of_its_source(made: Made, tmp_path: Path, operations: dict) -> None:
     path = made(**N_STEP | operations)
     assert returns(path) == returns(tmp_path / "walks")

@@ -116,12 +116,10 @@ def test_odd_values_are_described(written, dtype: str, role, values: list, expec
 @pytest.mark.parametrize(
     "options",
     [
-        {"sampler": "slice"},
-        {"sampler": "slice", "slice_len": 10},
-        {"sampler": "prioritized", "priority": "nothing"},
+        {"sampler": "slice"}, {"sampler": "slice", "slice_len": 10}, {"sampler": "prioritized", "priority": "nothing"},
         {"sampler": "prioritized", "priority": "next.done"},
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_is_told_before_torch_is_loaded(walks: Path, options: dict) -> None:
     script = f"""
 import sys
@@ -135,7 +133,6 @@ except rbtool.UsageError:
 
 
 # Every sampler of `sample` gives what it gives in a buffer, from every layout, and tells which slices it drew.
-
 
 MORE_EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both"), (12, "terminated")]
 LENGTHS = np.array([length for length, _ in MORE_EPISODES])
@@ -404,16 +401,12 @@ def options(sampler: str, n: int | None = None, **given) -> SampleOptions:
 @pytest.mark.parametrize(
     ("n", "slices", "size", "steps"),
     [
-        (None, {"slice_len": 32}, 256, 32),
-        (None, {"slice_len": 100}, 300, 100),
-        (None, {"slice_len": 1000}, 1000, 1000),
-        (None, {"num_slices": 7}, 259, 37),
-        (None, {"num_slices": 8, "slice_len": 5}, 40, 5),
-        (40, {"num_slices": 8, "slice_len": 5}, 40, 5),
-        (40, {"num_slices": 8}, 40, 5),
-        (40, {"slice_len": 8}, 40, 8),
+        (None, {"slice_len": 32}, 256, 32), (None, {"slice_len": 100}, 300, 100),
+        (None, {"slice_len": 1000}, 1000, 1000), (None, {"num_slices": 7}, 259, 37),
+        (None, {"num_slices": 8, "slice_len": 5}, 40, 5), (40, {"num_slices": 8, "slice_len": 5}, 40, 5),
+        (40, {"num_slices": 8}, 40, 5), (40, {"slice_len": 8}, 40, 8),
     ],
-)
+)  # fmt: skip
 def test_the_batch_of_slices(n, slices, size, steps) -> None:
     chosen = options("slice", n, **slices)
     assert chosen.batch_size() == size

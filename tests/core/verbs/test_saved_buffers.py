@@ -99,9 +99,7 @@ PRIORITIES = "sampler/sampler_metadata.json"
         ("sampler_prioritized_slice", edit(PRIORITIES, _max_priority=[8.0, 99.0]), "at element 99 of 16"),
     ],
 )  # fmt: skip
-def test_values_that_contradict_each_other_are_found(
-    tmp_path: Path, case: str, change: Callable[[Path], None], message: str
-) -> None:
+def test_values_that_contradict_each_other_are_found(tmp_path, case, change, message) -> None:
     folder = Path(shutil.copytree(THEIRS / case / "checkpoint", tmp_path / "copy"))
     change(folder)
     result = rbtool.check(folder)
@@ -208,9 +206,7 @@ def add_file(folder: Path) -> None:
         (add_file, "more.json was not saved with the rest"),
     ],
 )
-def test_check_and_load_refuse_what_a_buffer_refuses(
-    tmp_path: Path, kind: str, damage: Callable[[Path], None], message: str
-) -> None:
+def test_check_and_load_refuse_what_a_buffer_refuses(tmp_path, kind, damage, message) -> None:
     path = saved(kind, tmp_path / "saved")
     damage(path)
     buffer = ReplayBuffer(storage=STORAGES[kind](), batch_size=2)
@@ -300,9 +296,7 @@ def test_an_ensemble_is_checked_with_all_members(tmp_path: Path) -> None:
         (lambda folder: (folder / "storage/ensemble.json").write_text("{}"), "BUF002", "does not list the members"),
     ],
 )
-def test_a_damaged_member_of_an_ensemble_is_named(
-    damage: Callable[[Path], None], rule: str, named: str, tmp_path: Path
-) -> None:
+def test_a_damaged_member_of_an_ensemble_is_named(damage, rule, named, tmp_path) -> None:
     save_ensemble(tmp_path / "saved")
     damage(tmp_path / "saved")
     found = {finding.rule: finding.message for finding in buffer_findings(tmp_path / "saved")[0]}

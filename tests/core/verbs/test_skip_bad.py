@@ -69,9 +69,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize("make", [converted, packed, preprocessed])
 @pytest.mark.parametrize(("damage", "sound"), DAMAGED)
-def test_sound_episodes_are_taken_and_the_others_named(
-    walks: Path, tmp_path: Path, make: Callable[..., Any], damage: Damage, sound: list[int]
-) -> None:
+def test_sound_episodes_are_taken_and_the_others_named(walks, tmp_path, make, damage, sound) -> None:
     with open_steps(walks) as reader:
         before, table = reader.read(("observation",), 0, 25), reader.episodes
     damage(walks)
@@ -228,9 +226,7 @@ def bad_in_check(folder: Path) -> set[int]:
 
 @pytest.mark.parametrize("how", ["cut", "zeros"])
 @pytest.mark.parametrize("form", ["packed zstd", "packed lz4"])
-def test_chunks_that_cannot_be_read_cost_their_episodes(
-    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, how: str
-) -> None:
+def test_chunks_that_cannot_be_read_cost_their_episodes(walks, tmp_path, monkeypatch, form: str, how: str) -> None:
     monkeypatch.setattr("rbtool.core.format.packed.schema._CHUNK_BYTES", 100)  # four records
     folder = in_layout(walks, tmp_path / "form", form)
     data = next((folder / "fields").glob("observation.*[!x]"))

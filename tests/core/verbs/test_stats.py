@@ -151,9 +151,7 @@ def test_a_raw_dataset_is_to_be_converted_first() -> None:
 
 
 @pytest.mark.parametrize("fields", [None, ["observation"]])
-def test_damaged_rows_have_no_statistics_and_none_are_remembered(
-    walks: Path, tmp_path: Path, fields: list[str] | None
-) -> None:
+def test_damaged_rows_have_no_statistics_and_none_are_remembered(walks, tmp_path, fields: list[str] | None) -> None:
     shutil.copytree(walks, tmp_path / "damaged")
     with (tmp_path / "damaged" / "observation.memmap").open("r+b") as file:
         file.write(b"\x11\x22\x33\x44")

@@ -21,7 +21,6 @@ from rbtool.core.ted.schema import as_numbers
 
 # Episodes, filter and where: what is left.
 
-
 TABLE = EpisodeTable.from_rows(
     [
         EpisodeRow(number, length, total, terminated, not terminated, EndReason(0 if terminated else 1), seed)
@@ -36,18 +35,13 @@ TABLE = EpisodeTable.from_rows(
 @pytest.mark.parametrize(
     ("operations", "left"),
     [
-        ({"filter": "length > 50 and return > 200"}, [0, 2]),
-        ({"filter": ["length > 50", "truncated"]}, [2, 3]),
-        ({"filter": "not terminated"}, [2, 3]),
-        ({"filter": "done"}, [0, 1, 2, 3]),
-        ({"filter": "seed == 0"}, [2]),
-        ({"filter": "has_seed"}, [0, 2]),
-        ({"filter": "return == return"}, [0, 1, 2]),
-        ({"episodes": "0,5:7"}, [0, 2, 3]),
-        ({"episodes": "0:2", "filter": "length < 50"}, [1]),
+        ({"filter": "length > 50 and return > 200"}, [0, 2]), ({"filter": ["length > 50", "truncated"]}, [2, 3]),
+        ({"filter": "not terminated"}, [2, 3]), ({"filter": "done"}, [0, 1, 2, 3]), ({"filter": "seed == 0"}, [2]),
+        ({"filter": "has_seed"}, [0, 2]), ({"filter": "return == return"}, [0, 1, 2]),
+        ({"episodes": "0,5:7"}, [0, 2, 3]), ({"episodes": "0:2", "filter": "length < 50"}, [1]),
         ({"episodes": "5:"}, [2, 3]),
     ],
-)
+)  # fmt: skip
 def test_episodes_are_chosen_from_the_table(operations, left):
     assert program_of(operations).selects(TABLE).tolist() == left
 
@@ -99,18 +93,11 @@ def test_where_splits_episodes_at_gaps(rows, work, apply, lengths, seed):
 @pytest.mark.parametrize(
     ("condition", "rows_left"),
     [
-        ("not truncated", [0, 1, 3, 4]),
-        ("next.truncated", [2]),
-        ("flag", [0, 2, 4]),
-        ("flag and not done", [0]),
-        ("vector[1] >= 5", [2, 3, 4]),
-        ("matrix[1, 0] == 6", [1]),
-        ("half > 1", [3, 4]),
-        ("half < 1e9 and half > -1e9 and flag", [0, 2, 4]),
-        ("episode == 1", [3, 4]),
-        ("1 < 2", [0, 1, 2, 3, 4]),
+        ("not truncated", [0, 1, 3, 4]), ("next.truncated", [2]), ("flag", [0, 2, 4]), ("flag and not done", [0]),
+        ("vector[1] >= 5", [2, 3, 4]), ("matrix[1, 0] == 6", [1]), ("half > 1", [3, 4]),
+        ("half < 1e9 and half > -1e9 and flag", [0, 2, 4]), ("episode == 1", [3, 4]), ("1 < 2", [0, 1, 2, 3, 4]),
     ],
-)
+)  # fmt: skip
 def test_names_of_rows(rows, do, condition, rows_left):
     made = rows(
         [3, 2], ("truncated", "terminated"),

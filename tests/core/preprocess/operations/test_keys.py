@@ -135,7 +135,6 @@ def test_fields_keep_their_roles(made, work):
 
 # Cat and flatten: one field of several.
 
-
 IMAGES = {
     name: np.arange(5 * 2 * 3).reshape(5, 2, 3).astype(np.uint8) + shift
     for shift, name in enumerate(["observation.image", "next.observation.image"])

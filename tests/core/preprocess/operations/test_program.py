@@ -36,7 +36,6 @@ from rbtool.core.testing.operations import sample_block
 
 # Programs as options, as TOML and as JSON: all say the same, and what is not understood is told.
 
-
 EVERYTHING = {
     "select": ["observation", "action,x"], "exclude": "y", "rename": ["a=b", "c.d=e"], "cast": "observation=float32",
     "cat": "obs=observation.a,observation.b", "normalize": ["observation", "action:min-max", "z:quantile"],
@@ -177,7 +176,6 @@ def test_a_list_that_names_what_is_made_later_is_told_so(keys, tmp_path, rows, w
 
 # A program gives the same however its rows are cut into blocks, and the same after a journey to another process.
 
-
 PROGRAMS = [
     {"select": "observation"},
     {"cast": "observation.position=float32", "cat": "state=observation.position,observation.count"},
@@ -241,7 +239,6 @@ def test_the_source_is_left_as_it_is(rows, work):
 
 # Operations of other packages, found by their entry points.
 
-
 PIPELINE = '[[operation]]\nname = "scale-reward"\nfactor = 0.5\n\n[[operation]]\nname = "flatten"\n'
 
 
@@ -274,9 +271,7 @@ def test_an_entry_point_that_is_no_operation_is_refused(tmp_path: Path, monkeypa
         pipeline_program(pipeline)
 
 
-def test_a_result_of_code_that_may_change_is_never_taken_for_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_of_code_that_may_change_is_never_taken_for_the_same(tmp_path: Path, monkeypatch) -> None:
     pipeline = installed(tmp_path, monkeypatch, "scale-reward = scale_reward:ScaleReward")
     fields, _ = sample_block()
     foreign = ProgramProcessor(pipeline_program(pipeline), fields)
@@ -330,9 +325,7 @@ def applied(compute: Callable[[Any], Any]) -> Any:
         (lambda rows: LazyColumn.given("observation", "float32", rows.astype("f8")), "<f8"),
     ],
 )
-def test_anything_but_rows_of_numbers_is_refused_by_the_name_of_the_operation(
-    compute: Callable[[Any], Any], what: str
-) -> None:
+def test_anything_but_rows_of_numbers_is_refused_by_the_name_of_the_operation(compute, what) -> None:
     with pytest.raises(SchemaError, match=f"computes computed .*{what}.* for 'observation'"):
         applied(compute)
 
@@ -392,9 +385,7 @@ def pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_an_operation_that_caches_functions_is_sent_to_workers(
-    tmp_path: Path, pipelines: Callable[[str], Path], method: str
-) -> None:
+def test_an_operation_that_caches_functions_is_sent_to_workers(tmp_path, pipelines, method) -> None:
     pipeline = pipelines("Doubles")
     run = functools.partial(rbtool.preprocess, tmp_path / "walks", pipeline=pipeline)
     here = run(dest=tmp_path / "here", num_workers=0)

@@ -347,7 +347,6 @@ def test_many_numbers_are_measured_part_by_part(rows, work):
 
 # Resize: images of every layout and type.
 
-
 RNG = np.random.default_rng(3)
 
 
