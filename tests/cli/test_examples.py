@@ -87,11 +87,7 @@ def programs(environment: Mapping[str, str], demo_folder: Path) -> Iterator[Inte
 def places(demo_folder: Path) -> dict[str, str]:
     """The variables of somebody whose home is the folder."""
     demo = demo_folder / "rbtool-demo"
-    return {
-        "HOME": str(demo_folder),
-        "MINARI_DATASETS_PATH": str(demo / "minari"),
-        "RBTOOL_HOME": str(demo / "store"),
-    }
+    return {"HOME": str(demo_folder), "MINARI_DATASETS_PATH": str(demo / "minari"), "RBTOOL_HOME": str(demo / "store")}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

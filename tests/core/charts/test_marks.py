@@ -89,10 +89,7 @@ def test_numbers_that_do_not_fit_together_are_refused(make) -> None:
 
 
 @settings(max_examples=60)
-@given(
-    arrays.arrays(np.float64, st.integers(0, 400), elements=st.floats(width=32)),
-    st.integers(1, 20),
-)
+@given(arrays.arrays(np.float64, st.integers(0, 400), elements=st.floats(width=32)), st.integers(1, 20))
 def test_a_reduced_line_keeps_the_extremes_and_gaps_of_each_column(values: np.ndarray, columns: int) -> None:
     whole = Series("a", np.arange(len(values)), values)
     part = reduced(whole, columns)

@@ -371,11 +371,7 @@ def test_windows_stay_in_their_episodes(layout: str, key: str, both: Path) -> No
 @pytest.mark.parametrize("style", ["iterable", "map"])
 def test_epochs_of_a_loader_have_each_anchor_once(style: Any, both: Path) -> None:
     dataset = rbtool.load_dataset(
-        both / "ted",
-        8,
-        seed=0,
-        sample_unit=Sequence(3),
-        sampler=rbtool.SamplerWithoutReplacement(),
+        both / "ted", 8, seed=0, sample_unit=Sequence(3), sampler=rbtool.SamplerWithoutReplacement()
     )
     found = []
     for batch in rbtool.TorchLoader(rbtool.torch_dataset(dataset, seed=0, style=style)):

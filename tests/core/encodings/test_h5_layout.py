@@ -249,8 +249,7 @@ def test_a_chunk_that_unpacks_to_more_than_its_size_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("libver", "chunks", "node"),
-    [("earliest", 200, "TREE"), ("latest", 2000, "EADB"), ("latest", 2000, "EASB")],
+    ("libver", "chunks", "node"), [("earliest", 200, "TREE"), ("latest", 2000, "EADB"), ("latest", 2000, "EASB")]
 )
 def test_a_damaged_index_hides_no_chunk(libver: str, chunks: int, node: str, tmp_path: Path) -> None:
     """libhdf5 reads a chunk in front of the damage: more than its size then comes out of it."""

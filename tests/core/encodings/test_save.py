@@ -27,15 +27,9 @@ from rbtool.core.format.contracts import StepReader
 from rbtool.core.format.manifest import MANIFEST, Manifest, has_manifest
 from rbtool.core.format.memmap.reader import PlainReader, TedReader
 from rbtool.core.open_steps import is_steps, open_steps
-from rbtool.core.testing.datasets import (
-    ODD_LEAVES,
-    DatasetPlan,
-    PlannedLeaf,
-    dataset_plans,
-    relist,
-    write_plan,
-    write_walks,
-)
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, PlannedLeaf, dataset_plans, relist, write_plan
+
+EPISODES = [(5, "terminated"), (4, "truncated")]
 
 # What holds for every form: nothing is lost on the way there and back.
 
@@ -242,12 +236,6 @@ def test_layouts_that_are_no_folder_here_are_refused(odd: Path, layout: str) -> 
     (odd / MANIFEST).write_bytes(manifest.to_bytes())
     with pytest.raises(FormatError, match=layout):
         open_steps(odd)
-
-
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", [(5, "terminated"), (4, "truncated")])
-    return tmp_path / "walks"
 
 
 def change(path: Path, at: int) -> None:

@@ -31,10 +31,7 @@ def test_episodes_keep_their_storage_order() -> None:
     assert select_episodes(parse_episodes("8:10,2"), [9, 2, 4, 8]) == [9, 2, 8]
 
 
-@pytest.mark.parametrize(
-    ("text", "first"),
-    [("25", 25), ("99", 99), ("0:30,27", 27), ("0:26,25", 25), ("1,77", 77)],
-)
+@pytest.mark.parametrize(("text", "first"), [("25", 25), ("99", 99), ("0:30,27", 27), ("0:26,25", 25), ("1,77", 77)])
 def test_what_is_not_there_is_named(text: str, first: int) -> None:
     with pytest.raises(UsageError, match=rf"asks for episode {first}, which is not there: there are 25 \(0 to 24\)"):
         select_episodes(parse_episodes(text), range(25))

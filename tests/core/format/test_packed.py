@@ -252,8 +252,7 @@ def test_what_is_something_else_says_what_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "match"),
-    [(("next", "x"), "is stored with 'x'"), (("nothing",), "nothing that could be compressed")],
+    ("key", "match"), [(("next", "x"), "is stored with 'x'"), (("nothing",), "nothing that could be compressed")]
 )
 def test_what_cannot_be_compressed_is_said(tmp_path: Path, key: tuple[str, ...], match: str) -> None:
     with pytest.raises(UsageError, match=match):

@@ -209,10 +209,7 @@ def test_what_the_provenance_says(unit: Unit, vmap: bool | None, arguments: dict
 
 @pytest.mark.parametrize(
     ("unit", "vmap", "message"),
-    [
-        ("steps", None, "unit 'steps' is unknown; known: step, row, episode"),
-        ("step", True, "and the unit is step"),
-    ],
+    [("steps", None, "unit 'steps' is unknown; known: step, row, episode"), ("step", True, "and the unit is step")],
 )
 def test_units_that_make_no_sense(unit: Any, vmap: bool | None, message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -30,12 +30,6 @@ EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 STEPS = 20
 
 
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", EPISODES)
-    return tmp_path / "walks"
-
-
 def run(source: Path, function, dest: Path, chunk_size: int = 7, **options):
     return rbtool.preprocess(source, function, dest, num_workers=0, chunk_size=chunk_size, **options)
 

@@ -16,15 +16,8 @@ from rbtool.core.format import fs
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.preprocess import result
 from rbtool.core.progress import Silent
-from rbtool.core.testing.datasets import write_walks
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both"), (12, "truncated"), (1, "terminated")]
-
-
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", EPISODES)
-    return tmp_path / "walks"
 
 
 def run(source: Path, function, dest: Path, **options):

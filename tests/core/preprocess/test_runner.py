@@ -23,17 +23,10 @@ import rbtool
 from rbtool.core.engine.pool import Scheduler, WorkerHandle
 from rbtool.core.engine.tasks import BackgroundCall, Limits, SerialExecutor, Task, WorkerTrace
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.testing.datasets import write_walks
 
 # Whole runs with real worker processes; `test_pool` has what can befall these.
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5
-
-
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", EPISODES)
-    return tmp_path / "walks"
 
 
 def entries_next_to(dest: Path) -> list[str]:

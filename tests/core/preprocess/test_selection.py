@@ -90,8 +90,7 @@ def test_the_last_and_the_middle_task_come_early(tmp_path: Path, count: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("size", "workers", "message"),
-    [(None, -1, "num_workers is -1"), (0, None, "chunk_size is 0")],
+    ("size", "workers", "message"), [(None, -1, "num_workers is -1"), (0, None, "chunk_size is 0")]
 )
 def test_what_cannot_be(tmp_path: Path, size: int | None, workers: int | None, message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -342,10 +342,7 @@ def from_row_11(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
         (lambda row: None, "it returned None, expected a tensordict of one step"),
         (lambda row: row["action"], "it returned Tensor, expected a tensordict of one step"),
         (lambda row: {}, "it returned no tensors"),
-        (
-            lambda row: row.unsqueeze(0),
-            r"a tensordict of batch size \[1\], expected exactly one step, \[\]",
-        ),
+        (lambda row: row.unsqueeze(0), r"a tensordict of batch size \[1\], expected exactly one step, \[\]"),
         (lambda row: row.exclude("action"), "the result lacks action; it must have the keys of the first row"),
         (lambda row: row.set("x", row["action"]), "the result has besides x;"),
         (lambda row: row.set("episode", row["episode"].float()), r"'episode' came out as float32 \[\], .* had int64"),

@@ -39,11 +39,7 @@ def server() -> Iterator[StaticServer]:
 
 
 def fetch(
-    server: StaticServer,
-    folder: Path,
-    *names: str,
-    workers: int = 2,
-    progress: Callable[[int], None] | None = None,
+    server: StaticServer, folder: Path, *names: str, workers: int = 2, progress: Callable[[int], None] | None = None
 ) -> None:
     files = [RemoteFile(name, len(DATA), DIGEST, (server.address(name),)) for name in names]
     with HttpTransport() as transport:

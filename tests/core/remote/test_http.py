@@ -60,12 +60,7 @@ def test_reading_starts_where_it_is_told_to(offset: int, server: StaticServer, t
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [
-        Fault(no_range=True),
-        Fault(content_range="bytes 77-10239/10240"),
-        Fault(content_range="nonsense"),
-    ],
+    "fault", [Fault(no_range=True), Fault(content_range="bytes 77-10239/10240"), Fault(content_range="nonsense")]
 )
 def test_a_server_without_ranges_starts_at_the_beginning(fault, server, transport) -> None:
     server.faults["data/file.bin"] = [fault]

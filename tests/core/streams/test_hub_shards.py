@@ -200,10 +200,7 @@ def kept_hub(kept_datasets: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def kept_environment(kept_hub: Hub, tmp_path: Path) -> dict[str, str]:
-    return kept_hub.environment(tmp_path / "home") | {
-        "RBTOOL_HOME": str(tmp_path / "root"),
-        "RBTOOL_RETRIES": "3:0.01",
-    }
+    return kept_hub.environment(tmp_path / "home") | {"RBTOOL_HOME": str(tmp_path / "root"), "RBTOOL_RETRIES": "3:0.01"}
 
 
 def test_a_stream_has_the_batches_of_the_dataset(kept_datasets: Path, kept_environment: dict[str, str]) -> None:

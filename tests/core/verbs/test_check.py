@@ -29,7 +29,7 @@ from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.errors import FormatError
 from rbtool.core.format import open_files
 from rbtool.core.format.checks import FOLDER_RULES, EpisodeTableRule, rows_of
-from rbtool.core.format.episodes import EPISODES
+from rbtool.core.format.episodes import EPISODES as TABLE
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.memmap.tree import leaf_path
@@ -46,7 +46,7 @@ from rbtool.core.verbs.convert import convert
 
 # Every rule on one damaged and one sound dataset.
 
-EPISODES_OF_TEN = [(10, "terminated"), (10, "truncated"), (10, "both"), (1, "open")]
+EPISODES = [(10, "terminated"), (10, "truncated"), (10, "both"), (1, "open")]
 Change = Callable[[np.ndarray], None]  # type: ignore[type-arg]
 
 
@@ -60,7 +60,7 @@ def _edit(folder: Path, name: str, change: Change) -> None:
 
 
 def _edit_table(folder: Path, column: str, row: int, value: Any) -> None:
-    path = folder / EPISODES / f"{column}.memmap"
+    path = folder / TABLE / f"{column}.memmap"
     array = np.frombuffer(path.read_bytes(), TedReader(folder).episodes.columns()[column].dtype).copy()
     array[row] = value
     path.write_bytes(array.tobytes())
@@ -84,12 +84,6 @@ def _put(index: Any, value: Any) -> Change:
 def _found(folder: Path) -> dict[str, str]:
     """Findings of the rules about data by rule; the digests are wrong too, of course."""
     return {f"{f.rule} {f.severity}": f.message for f in rbtool.check(folder).findings if f.rule != "TED013"}
-
-
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", EPISODES_OF_TEN)
-    return tmp_path / "walks"
 
 
 def test_a_sound_dataset_breaks_no_rule(walks: Path) -> None:
@@ -427,10 +421,7 @@ def opened_folder(made: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_damaged_description_of_the_rows_is_found_at_open(opened_folder: Path, form: str) -> None:
-    small = [
-        *(opened_folder / form / ".rbtool/episodes").iterdir(),
-        *(opened_folder / form).rglob("*.json"),
-    ]
+    small = [*(opened_folder / form / ".rbtool/episodes").iterdir(), *(opened_folder / form).rglob("*.json")]
     small = [
         path for path in small if path.parent.name not in {"source", ".rbtool"} and path.name != "env_metadata.json"
     ]

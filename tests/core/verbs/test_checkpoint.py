@@ -46,12 +46,6 @@ FORMS: list[Form] = ["ted", "flat", "nested", "h5"]
 any_form = pytest.mark.parametrize("form", FORMS)
 
 
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", EPISODES)
-    return tmp_path / "walks"
-
-
 def _names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 

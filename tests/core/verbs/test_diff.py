@@ -22,13 +22,7 @@ from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.merge import MergedSchema, MergedSteps
 
-WALKS = [(4, "open"), (3, "terminated"), (1, "both"), (2, "truncated"), (5, "terminated")]
-
-
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", WALKS)
-    return tmp_path / "walks"
+EPISODES = [(4, "open"), (3, "terminated"), (1, "both"), (2, "truncated"), (5, "terminated")]
 
 
 def chosen(source: Path, rows: list[int], dest: Path) -> Path:
@@ -146,7 +140,7 @@ def test_lengths_and_table_entries_are_compared(walks, tmp_path):
     assert found.entries == (
         "end reason in 5 episodes: end of file and inferred in episode 0", "seed in 5 episodes"
     )  # fmt: skip
-    write_walks(tmp_path / "longer", [(5, "open"), *WALKS[1:]], seed=5)
+    write_walks(tmp_path / "longer", [(5, "open"), *EPISODES[1:]], seed=5)
     found = rbtool.diff(walks, tmp_path / "longer")
     assert (found.changed[0].what, found.changed[0].lengths) == (("length",), (4, 5))
 

@@ -33,7 +33,8 @@ from rbtool.core.errors import (
 )
 from rbtool.core.format import fs
 from rbtool.core.format.converter import Chosen
-from rbtool.core.format.episodes import EPISODES, EpisodeTable
+from rbtool.core.format.episodes import EPISODES as TABLE
+from rbtool.core.format.episodes import EpisodeTable
 from rbtool.core.format.manifest import Manifest, content_digest
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.open_steps import open_steps
@@ -43,6 +44,8 @@ from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, wr
 from rbtool.core.verbs.checkpoint import save
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.export import export
+
+EPISODES = [(3, "terminated"), (2, "truncated"), (4, "open"), (1, "both")]
 
 DATA = Path(__file__).parents[2] / "data" / "minari"
 NAMES = {"h5": "out.h5", "npz": "out.npz", "parquet": "out", "minari": "out"}
@@ -69,12 +72,6 @@ def read_parquet(path: Path, key: tuple[str, ...]) -> Any:
 
 
 READ = {"h5": read_h5, "npz": read_npz, "parquet": read_parquet}
-
-
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", [(3, "terminated"), (2, "truncated"), (4, "open"), (1, "both")])
-    return tmp_path / "walks"
 
 
 @pytest.mark.parametrize("to", list(READ))
@@ -116,9 +113,9 @@ def _with_finals(folder: Path, finals: list[Final]) -> EpisodeTable:
     """Let the episode table of a dataset state what is known of the observations after the last steps."""
     with TedReader(folder) as reader:
         table = replace(reader.episodes, final=np.array(finals, np.uint8))
-    shutil.rmtree(folder / EPISODES)
+    shutil.rmtree(folder / TABLE)
     manifest = Manifest.load(folder)
-    kept = [file for file in manifest.files if not file.path.startswith(f"{EPISODES}/")]
+    kept = [file for file in manifest.files if not file.path.startswith(f"{TABLE}/")]
     files = tuple(sorted([*kept, *table.save(folder)]))
     made = replace(manifest, files=files, content_digest=content_digest(files), boundary=table.counts())
     made.save(folder, at_once=True)

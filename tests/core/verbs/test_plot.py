@@ -19,12 +19,6 @@ from rbtool.core.verbs.plot import plot
 EPISODES = [(300, "terminated"), (1, "truncated"), (90, "open")]
 
 
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", EPISODES)
-    return tmp_path / "walks"
-
-
 def titles(charts: tuple[Lines | Histogram | Bars, ...]) -> list[str]:
     return [chart.labels.title for chart in charts]
 

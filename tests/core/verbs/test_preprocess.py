@@ -34,12 +34,6 @@ from rbtool.core.testing.datasets import dataset_plans, write_plan, write_walks
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 
 
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", EPISODES)
-    return tmp_path / "walks"
-
-
 def run(source: Path, function, dest: Path, **options):
     return rbtool.preprocess(source, function, dest, **{"num_workers": 0, "chunk_size": 7} | options)
 
@@ -597,11 +591,7 @@ def bounds() -> list[tuple[int, int]]:
 )
 def test_goals_rewards_and_ends(hindsight: str, ratio: float, goals: Path, tmp_path: Path) -> None:
     result = rbtool.preprocess(
-        goals / "source",
-        f"{goals}/her.py:relabel",
-        tmp_path / "out",
-        hindsight=hindsight,
-        num_workers=0,
+        goals / "source", f"{goals}/her.py:relabel", tmp_path / "out", hindsight=hindsight, num_workers=0
     )
     assert rbtool.check(result.path).errors == 0
     before, rows = (rbtool.load_dataset(path).storage[:] for path in (goals / "source", result.path))
@@ -630,11 +620,7 @@ def test_the_result_depends_on_the_seed_alone_and_is_described(goals: Path, tmp_
     for number, options in enumerate(({"num_workers": 0}, {"num_workers": 2, "chunk_size": 3}, {"seed": 5})):
         options = {"num_workers": 0} | options
         result = rbtool.preprocess(
-            goals / "source",
-            f"{goals}/her.py:relabel",
-            tmp_path / str(number),
-            hindsight="future",
-            **options,
+            goals / "source", f"{goals}/her.py:relabel", tmp_path / str(number), hindsight="future", **options
         )
         digests.append(result.content_digest)
     assert digests[0] == digests[1] != digests[2]
@@ -661,9 +647,7 @@ def test_what_was_achieved_before_a_step_is_its_goal_on_request(layout: Any, goa
 
 def test_without_what_a_step_achieves_the_field_before_it_is_named(goals: Path, tmp_path: Path) -> None:
     rbtool.preprocess(
-        goals / "source",
-        dest=tmp_path / "in",
-        operations={"exclude": ["next.observation.achieved_goal"]},
+        goals / "source", dest=tmp_path / "in", operations={"exclude": ["next.observation.achieved_goal"]}
     )
     with pytest.raises(UsageError, match=r"'next\.observation\.achieved_goal', what a step achieves, is not") as raised:
         rbtool.preprocess(tmp_path / "in", f"{goals}/her.py:relabel", tmp_path / "out", hindsight="final")
@@ -675,11 +659,7 @@ def test_a_step_that_reaches_its_goal_ends_an_episode_also_where_the_next_one_ha
     num_workers: int, goals: Path, tmp_path: Path
 ) -> None:
     result = rbtool.preprocess(
-        goals / "source",
-        f"{goals}/her.py:even",
-        tmp_path / "out",
-        hindsight="final:1",
-        num_workers=num_workers,
+        goals / "source", f"{goals}/her.py:even", tmp_path / "out", hindsight="final:1", num_workers=num_workers
     )
     rows = rbtool.load_dataset(result.path).storage[:]
     ends = [number % 2 == 0 or number + 1 == stop for number, (_, stop) in enumerate(bounds())]
@@ -712,9 +692,5 @@ def test_bad_arguments(fn: str | None, options: Any, words: str, goals: Path, tm
 def test_terminations_are_not_optional(goals: Path, tmp_path: Path) -> None:
     with pytest.raises(rbtool.RbtoolError, match=r"her.py:rewards failed on step .*depends on the goal"):
         rbtool.preprocess(
-            goals / "source",
-            f"{goals}/her.py:rewards",
-            tmp_path / "out",
-            hindsight="final",
-            num_workers=0,
+            goals / "source", f"{goals}/her.py:rewards", tmp_path / "out", hindsight="final", num_workers=0
         )

@@ -30,7 +30,7 @@ from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 
-WALKS = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
+EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 
 
 @pytest.fixture
@@ -43,12 +43,6 @@ def without_charts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Leave the charts out, which take most of the time: the tests of `core.charts` and of the browser have them."""
     if "charts" not in request.fixturenames:
         monkeypatch.setattr(page, "inline_svg", lambda *drawn, **options: '<svg class="chart"></svg>')
-
-
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", WALKS)
-    return tmp_path / "walks"
 
 
 def page_of(tmp_path: Path, *datasets: Path) -> str:
@@ -168,7 +162,7 @@ def test_datasets_are_next_to_each_other(walks: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_mixtures_and_splits_show_their_datasets(walks: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    write_walks(other, WALKS, seed=1)
+    write_walks(other, EPISODES, seed=1)
     rbtool.mix([walks, other], tmp_path / "mix.toml", p=[1, 3])
     rbtool.split(walks, tmp_path / "split", train=0.5, test=0.5)
     mixed = rbtool.report(tmp_path / "mix.toml", tmp_path / "mix.html")

@@ -31,12 +31,6 @@ from rbtool.core.verbs.sample import timed
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 
 
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", EPISODES)
-    return tmp_path / "walks"
-
-
 def test_the_rows_drawn_are_named_and_described(walks: Path) -> None:
     result, reader = rbtool.sample(walks, 50, seed=3), TedReader(walks)
     index = np.array(result.indices)

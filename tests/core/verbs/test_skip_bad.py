@@ -22,14 +22,8 @@ from rbtool.core.open_steps import open_steps
 from rbtool.core.results import to_document
 from rbtool.core.testing.datasets import write_walks
 
-WALKS = [(10, "terminated"), (10, "truncated"), (4, "both"), (1, "open")]
+EPISODES = [(10, "terminated"), (10, "truncated"), (4, "both"), (1, "open")]
 Damage = Callable[[Path], object]
-
-
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", WALKS)
-    return tmp_path / "walks"
 
 
 def cut(folder: Path) -> None:

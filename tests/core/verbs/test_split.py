@@ -22,17 +22,11 @@ from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.memmap.builder import Origin
 from rbtool.core.format.packed.builder import write_dataset
 from rbtool.core.open_steps import open_steps
-from rbtool.core.testing.datasets import DatasetPlan, dataset_plans, write_plan, write_walks
+from rbtool.core.testing.datasets import DatasetPlan, dataset_plans, write_plan
 from rbtool.core.verbs.split import Groups, assign, require_shares, targets
 
-WALKS = [(4, "open"), (3, "terminated"), (1, "both"), (2, "truncated"), (5, "terminated"), (1, "truncated"),
+EPISODES = [(4, "open"), (3, "terminated"), (1, "both"), (2, "truncated"), (5, "terminated"), (1, "truncated"),
          (6, "open"), (2, "both"), (9, "terminated"), (3, "open")]  # fmt: skip
-
-
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", WALKS)
-    return tmp_path / "walks"
 
 
 def numbers_of(path: Path) -> list[int]:

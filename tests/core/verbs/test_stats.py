@@ -21,16 +21,12 @@ from rbtool.core.verbs.checkpoint import save
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.stats import stats
 
+EPISODES = [(300, "terminated"), (1, "truncated"), (90, "open")]
+
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", [(300, "terminated"), (1, "truncated"), (90, "open")])
-    return tmp_path / "walks"
 
 
 def by_name(fields: tuple[FieldStats, ...]) -> dict[str, FieldStats]:

@@ -17,6 +17,8 @@ from rbtool.core.remote.hub_address import HubAddress
 from rbtool.core.testing.datasets import relist, write_plan, write_walks
 from rbtool.core.verbs.upload import DatasetCard, code, license_of
 
+EPISODES = [(40, "terminated"), (1, "truncated"), (1_100, "both")]
+
 ADDRESS = HubAddress("me/walks")
 NASTY = "`a` | **b** <script>x</script> [l](http://evil) <!-- -->\n---\n# head\x1b[31m ```\n- x $y$ @you \u202e"
 
@@ -30,12 +32,6 @@ def card_of(folder, before=b"", license="mit", **changes):
 def metadata_of(card):
     _, front, _ = card.split("---\n", 2)
     return yaml.safe_load(front)
-
-
-@pytest.fixture
-def walks(tmp_path):
-    write_walks(tmp_path / "walks", [(40, "terminated"), (1, "truncated"), (1_100, "both")])
-    return tmp_path / "walks"
 
 
 def test_what_the_hub_lists_it_by(walks):

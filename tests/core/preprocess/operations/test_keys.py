@@ -207,11 +207,7 @@ def test_flatten_leaves_alone_what_stands_at_the_root_only(rows, do):
 
 @pytest.mark.parametrize(
     ("more", "renamed"),
-    [
-        ((), "mission"),
-        (("mission",), "observation_mission"),
-        (("mission.of",), "observation_mission"),
-    ],
+    [((), "mission"), (("mission",), "observation_mission"), (("mission.of",), "observation_mission")],
 )
 def test_flatten_says_what_to_do_with_text(rows, do, more, renamed):
     text, length = np.zeros((3, 8), np.uint8), np.zeros((3, 1), np.int64)
