@@ -72,9 +72,13 @@ def test_what_can_follow(line, found, follows):
     assert set(follows(line)) == found
 
 
-def test_the_root_on_the_line_is_used(follows, template, tmp_path):
+def test_ids_and_names_are_those_below_the_root_on_the_line(follows, template, tmp_path):
     assert follows(f"rbtool inspect --root {tmp_path} mi") == []
     assert follows(f"rbtool inspect --root {template / 'home'} mi") == [STORED]
+    (tmp_path / "minari/.catalogue").mkdir(parents=True)
+    (tmp_path / "minari/.catalogue/a.json").write_text('{"entries": [{"id": "a/b-v0"}, {"id": "c-v1"}]}')
+    assert follows(f"rbtool download --root {tmp_path} minari ") == ["a/b-v0", "c-v1"]
+    assert follows(f"rbtool download --root {tmp_path} minari:c") == ["minari:c-v1"]
 
 
 def test_a_damaged_manifest_has_no_fields(follows, template, tmp_path):
@@ -82,13 +86,6 @@ def test_a_damaged_manifest_has_no_fields(follows, template, tmp_path):
     for text in ("{", "[]", '{"fields": 3}', '{"fields": [{}]}'):
         (tmp_path / "odd/.rbtool/manifest.json").write_text(text)
         assert follows(f"rbtool stats {tmp_path / 'odd'} --field ") == []
-
-
-def test_ids_are_those_of_the_last_listing(follows, template, tmp_path):
-    (tmp_path / "minari/.catalogue").mkdir(parents=True)
-    (tmp_path / "minari/.catalogue/a.json").write_text('{"entries": [{"id": "a/b-v0"}, {"id": "c-v1"}]}')
-    assert follows(f"rbtool download --root {tmp_path} minari ") == ["a/b-v0", "c-v1"]
-    assert follows(f"rbtool download --root {tmp_path} minari:c") == ["minari:c-v1"]
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,10 @@ def commands_shown(stderr: str) -> list[str]:
     return re.findall(r"^\$ (.*)$", stderr, re.MULTILINE)
 
 
-def test_the_demo_goes_through_every_verb(demo):
+def test_the_demo_goes_through_every_verb_and_fits_a_screen(demo):
     verbs = re.findall(r"^\$ rbtool (checkpoint \w+|\w+)", demo[1].stderr, re.MULTILINE)
     checkpoints = {f"checkpoint {verb}" for verb in ("save", "verify", "load")}
     assert set(verbs) == {"download", "preprocess", "check", "inspect", "sample"} | checkpoints
-
-
-def test_the_demo_fits_a_screen(demo):
     _, done = demo
     assert re.fullmatch(r"done in \d+ s; everything is in rbtool-demo", done.stdout.splitlines()[0])
     assert len((done.stderr + done.stdout).splitlines()) <= 40
@@ -38,6 +35,7 @@ def test_the_demo_fits_a_screen(demo):
     assert "\nthe same with minari:pendulum/demo-v0\n" in done.stderr
     first, second = re.findall(r"; digest (xxh3\S+)$", done.stderr, re.MULTILINE)[-2:]
     assert first == second  # what was saved, and what came back
+    assert "arning" not in demo[1].stderr.replace("0 warnings", "")
 
 
 def test_a_second_run_shows_more_on_request(demo, shell):
@@ -55,10 +53,6 @@ def test_the_commands_to_go_on_with_work(demo, shell):
     folder, done = demo
     for command in done.stdout.partition("next\n")[2].splitlines():
         assert shell(command, folder).returncode == 0, command
-
-
-def test_the_demo_lets_no_other_library_speak(demo):
-    assert "arning" not in demo[1].stderr.replace("0 warnings", "")
 
 
 def test_the_commands_shown_do_what_the_demo_did(demo, shell, tmp_path):

@@ -105,10 +105,12 @@ def test_a_field_that_is_not_there_is_a_usage_error_with_the_nearest_name(line, 
     assert f"; did you mean {near!r}?\nhint: " in done.stderr
 
 
-def test_a_pattern_that_the_shell_has_replaced_has_a_hint_to_quote_it(shell):
+def test_mistyped_lines_get_advice_where_there_is_some(shell):
     done = shell("rbtool convert a.csv b.csv c.csv out --from table")
     assert (done.returncode, done.stdout) == (2, "")
     assert "too many arguments: c.csv out\nhint: quote a pattern" in done.stderr
+    assert shell("rbtool inspect cartpole --bogus").stderr.splitlines()[0] == "error: no such option: --bogus"
+    assert shell("rbtool zzz").stderr.splitlines()[0] == "error: no such command 'zzz'"
 
 
 @pytest.mark.parametrize(("line", "code", "kind", "said"), FAILING)
@@ -145,19 +147,21 @@ def test_a_destination_that_is_an_option_is_explained(line, shell):
     assert "hint: the destination is an option: --dest DEST; rbtool " in shell(f"rbtool {line}").stderr
 
 
-def test_an_option_that_is_near_to_none_gets_no_advice(shell):
-    assert shell("rbtool inspect cartpole --bogus").stderr.splitlines()[0] == "error: no such option: --bogus"
-    assert shell("rbtool zzz").stderr.splitlines()[0] == "error: no such command 'zzz'"
-
-
 def test_the_folder_of_a_file_is_named(shell, folder):
     done = shell("rbtool inspect minari/tuple/trunc-v0/data/main_data.hdf5")
     assert done.stderr.splitlines()[1].endswith("minari/tuple/trunc-v0")
 
 
-def test_a_traceback_is_shown_only_when_asked_for(shell):
+def test_tracebacks_are_shown_when_asked_for_and_logged(shell, tmp_path):
     assert "Traceback" not in shell("rbtool inspect ./nothing").stderr
     assert shell("rbtool inspect ./nothing --debug").stderr.count("Traceback") == 1
+    done = shell(f"rbtool inspect ./nothing --debug --log-file {tmp_path}/log")
+    assert done.stderr.count("hint: ") == 1
+    assert (tmp_path / "log").read_text().count("hint: ") == 1
+    assert shell(f"rbtool inspect ./nothing -q --log-file {tmp_path}/log").returncode == 4
+    log = (tmp_path / "log").read_text()
+    assert "DatasetNotFoundError" in log
+    assert "Traceback" in log
 
 
 @pytest.mark.parametrize(
@@ -187,19 +191,6 @@ def test_a_traceback_is_shown_only_when_asked_for(shell):
 )
 def test_a_hint_leads_to_what_is_meant(line, said, shell):
     assert said in shell(f"rbtool {line}").stderr
-
-
-def test_a_hint_is_shown_once_with_the_traceback_too(shell, tmp_path):
-    done = shell(f"rbtool inspect ./nothing --debug --log-file {tmp_path}/log")
-    assert done.stderr.count("hint: ") == 1
-    assert (tmp_path / "log").read_text().count("hint: ") == 1
-
-
-def test_the_log_file_gets_the_traceback(shell, tmp_path):
-    assert shell(f"rbtool inspect ./nothing -q --log-file {tmp_path}/log").returncode == 4
-    log = (tmp_path / "log").read_text()
-    assert "DatasetNotFoundError" in log
-    assert "Traceback" in log
 
 
 @pytest.mark.parametrize(
@@ -272,9 +263,15 @@ def test_messages_name_the_place_where_a_result_will_be(built: str, final: str) 
     assert final_names(built) == final
 
 
-def test_the_hidden_place_of_a_result_is_known(tmp_path: Path) -> None:
+def test_places_are_named_as_they_were_given(tmp_path: Path, monkeypatch) -> None:
     for aside in (False, True):
         assert final_names(str(new_sibling(tmp_path / "my data", aside=aside))) == f"{tmp_path}/my data"
+    monkeypatch.chdir(tmp_path)
+    here = str(tmp_path)
+    assert as_given(f"{here}/a/b and '{here}/a'.", ["convert", "a"]) == "a/b and 'a'."
+    assert as_given(f"{here}/a2 {here}/a.h5 /x{here}/a", ["a"]) == f"{here}/a2 {here}/a.h5 /x{here}/a"
+    assert as_given(f"{here}/a {here}", [f"{here}/a", "-v"]) == f"{here}/a {here}"
+    assert as_given(f"{here}/x is there", ["."]) == "./x is there"
 
 
 RELATIVE = [
@@ -293,15 +290,6 @@ def test_paths_are_shown_as_they_were_given(shell, folder, line, message):
     failed = shell(line, folder).stderr
     assert message in failed
     assert str(folder) not in failed
-
-
-def test_only_whole_paths_are_rewritten(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    here = str(tmp_path)
-    assert as_given(f"{here}/a/b and '{here}/a'.", ["convert", "a"]) == "a/b and 'a'."
-    assert as_given(f"{here}/a2 {here}/a.h5 /x{here}/a", ["a"]) == f"{here}/a2 {here}/a.h5 /x{here}/a"
-    assert as_given(f"{here}/a {here}", [f"{here}/a", "-v"]) == f"{here}/a {here}"
-    assert as_given(f"{here}/x is there", ["."]) == "./x is there"
 
 
 # Ctrl-C, SIGTERM and SIGHUP in the middle of somebody's function: one word, the right code, nothing left behind.

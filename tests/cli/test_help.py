@@ -105,14 +105,11 @@ def test_verbs_that_remove_can_be_tried_and_need_a_yes(page, pages):
     assert "--yes" in pages[page]
 
 
-def test_the_exit_codes_are_listed(pages):
-    codes = pages[""].partition("Exit codes:\n")[2].partition("\n\n")[0]
-    assert [line.split()[0] for line in codes.splitlines()] == ["0", "1", "2", "3", "4", "5", "6", "129", "130", "143"]
-
-
-def test_the_version_is_told(shell):
+def test_the_version_and_the_exit_codes_are_told(shell, pages):
     assert shell("rbtool --version").stdout == f"rbtool {rbtool.__version__}\n"
     assert shell("python -m rbtool --version").stdout == f"rbtool {rbtool.__version__}\n"
+    codes = pages[""].partition("Exit codes:\n")[2].partition("\n\n")[0]
+    assert [line.split()[0] for line in codes.splitlines()] == ["0", "1", "2", "3", "4", "5", "6", "129", "130", "143"]
 
 
 # Habits of other tools: `help VERB`, options before the verb, short names of verbs, `--color`, `--offline`.
@@ -162,11 +159,18 @@ def test_options_of_every_verb_may_stand_before_it(line, shell):
     assert json.loads(shell(f"rbtool {line}").stdout) == json.loads(shell("rbtool inspect cartpole --json").stdout)
 
 
-def test_help_for_an_unknown_verb_names_a_near_one(shell):
+def test_unknown_verbs_and_colours_are_refused(shell):
     done = shell("rbtool help inspct")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         2, "error: no such command 'inspct'. Did you mean 'inspect'?",
     )  # fmt: skip
+    done = shell("rbtool list --color sometimes")
+    assert done.returncode == 2
+    assert "'sometimes' is not one of auto, always, never" in done.stderr
+    done = shell("rbtool download minari nobody/there-v0 --offline")
+    assert done.returncode == 5
+    assert "RBTOOL_OFFLINE=1 forbids" in done.stderr
+    assert "--offline" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -181,25 +185,12 @@ def test_colour_is_chosen(option, forcing, coloured, shell):
     assert (ESCAPE in shell(f"rbtool inspect cartpole {option}", **forcing).stdout) is coloured
 
 
-def test_an_unknown_colour_is_refused(shell):
-    done = shell("rbtool list --color sometimes")
-    assert done.returncode == 2
-    assert "'sometimes' is not one of auto, always, never" in done.stderr
-
-
 def test_without_progress_the_result_is_the_same_and_no_count_is_written(shell):
     done = shell("rbtool convert minari/tuple/trunc-v0 quiet-progress --no-progress")
     assert (done.returncode, done.stdout) == (0, "quiet-progress\n")
     assert " done (" not in done.stderr
     assert "%" not in done.stderr
     assert "step" in done.stderr
-
-
-def test_offline_makes_no_request(shell):
-    done = shell("rbtool download minari nobody/there-v0 --offline")
-    assert done.returncode == 5
-    assert "RBTOOL_OFFLINE=1 forbids" in done.stderr
-    assert "--offline" in done.stderr
 
 
 # The options of tables, as people type them.

@@ -50,7 +50,7 @@ def test_operations_are_shown_with_all_parameters_and_measured_constants(walks: 
     assert "next     n-step data: next.observation is up to 3 steps ahead" in shown
 
 
-def test_every_kind_of_argument_is_one_word() -> None:
+def test_provenance_is_words_that_fit_the_screen() -> None:
     given = {
         "seed": 0, "none": None, "off": False, "on": True, "path": "my data", "parts": {"train": 0.8, "test": 0.2},
         "map": ["observation=a,b", "reward=r"], "keys": ["a", "b"], "empty": [],
@@ -58,6 +58,15 @@ def test_every_kind_of_argument_is_one_word() -> None:
     (line,) = _made(given)
     words = "seed=0 on path='my data' parts=train=0.8,test=0.2 map='observation=a,b reward=r' keys=a,b"
     assert line == f"made     preprocess {words} · 2026-11-20 · rbtool 0.1.0"
+    spec = {"id": "CartPole-v1", "entry_point": "a.b:C", "max_episode_steps": 9, "kwargs": {"sutton": True}}
+    [line] = _made({"env": "CartPole-v1", "env_spec": spec, "seed": 0})
+    assert "env=CartPole-v1 seed=0 max_episode_steps=9 kwargs=sutton=True ·" in line
+    [line] = _made({"env": "CartPole-v1", "env_spec": spec | {"kwargs": {}}})
+    assert "kwargs" not in line
+    operations = [{"name": "where", "condition": "reward > 0 and not truncated and observation[3] < 0.5 or done"}]
+    lines = _made({"operations": operations, "chunk_size": 4096, "num_frames": 1_000_000}, 60)
+    assert max(map(len, lines)) <= 60
+    assert "observation[3] < 0.5" in " ".join(" ".join(lines).split())
 
 
 def test_constants_belong_to_the_normalizations_that_were_measured() -> None:
@@ -78,21 +87,6 @@ def test_constants_belong_to_the_normalizations_that_were_measured() -> None:
 @pytest.mark.parametrize("operations", ["cast", [1], [{"nam": "cast"}], {}])
 def test_operations_that_another_tool_recorded_do_not_stop_the_summary(operations: Any) -> None:
     assert len(_made({"operations": operations, "constants": 5})) == 1
-
-
-def test_the_spec_of_an_environment_is_shown_in_brief() -> None:
-    spec = {"id": "CartPole-v1", "entry_point": "a.b:C", "max_episode_steps": 9, "kwargs": {"sutton": True}}
-    [line] = _made({"env": "CartPole-v1", "env_spec": spec, "seed": 0})
-    assert "env=CartPole-v1 seed=0 max_episode_steps=9 kwargs=sutton=True ·" in line
-    [line] = _made({"env": "CartPole-v1", "env_spec": spec | {"kwargs": {}}})
-    assert "kwargs" not in line
-
-
-def test_no_line_is_wider_than_the_screen() -> None:
-    operations = [{"name": "where", "condition": "reward > 0 and not truncated and observation[3] < 0.5 or done"}]
-    lines = _made({"operations": operations, "chunk_size": 4096, "num_frames": 1_000_000}, 60)
-    assert max(map(len, lines)) <= 60
-    assert "observation[3] < 0.5" in " ".join(" ".join(lines).split())
 
 
 def test_what_was_found_in_a_file_is_told_where_the_file_is_read(tmp_path: Path) -> None:
@@ -157,15 +151,18 @@ def test_the_document_has_that_of_each_by_its_name(shell, verb):
     assert {**found["cartpole"], "seconds": 0} == {**single, "seconds": 0}
 
 
-def test_nothing_is_above_the_first_that_can_be_shown(shell):
+def test_one_dataset_keeps_its_form_and_several_their_names(shell):
+    assert json.loads(shell("rbtool check cartpole --json").stdout)["kind"] == "check"
+    assert shell("rbtool inspect cartpole -q").stdout == "cartpole\n"
     done = shell("rbtool check ghost cartpole")
     assert done.stdout.splitlines()[0] == "cartpole"
     assert "failed" not in shell("rbtool check 'ghost*'").stderr
-
-
-def test_one_dataset_keeps_its_form(shell):
-    assert json.loads(shell("rbtool check cartpole --json").stdout)["kind"] == "check"
-    assert shell("rbtool inspect cartpole -q").stdout == "cartpole\n"
+    done = shell("rbtool inspect cartpole log.csv --episode 99")
+    assert done.returncode == 2
+    assert "error: cartpole: episode 99 is not there" in done.stderr
+    done = shell("rbtool check cartpole ''")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "one of the datasets is empty" in done.stderr
 
 
 def test_a_pattern_in_quotes_is_expanded_and_has_the_form_of_several(shell):
@@ -192,15 +189,3 @@ def test_summaries_follow_each_other_and_episodes_are_named(shell):
     assert lines[lines.index("") + 1].startswith("cartpole.h5   checkpoint")
     shown = shell("rbtool inspect cartpole cartpole.h5 --episode 3 --head 1").stdout.splitlines()
     assert [line for line in shown if line.startswith("cartpole")] == ["cartpole", "cartpole.h5"]
-
-
-def test_an_error_that_does_not_name_its_dataset_gets_the_name(shell):
-    done = shell("rbtool inspect cartpole log.csv --episode 99")
-    assert done.returncode == 2
-    assert "error: cartpole: episode 99 is not there" in done.stderr
-
-
-def test_an_empty_word_among_others_is_refused(shell):
-    done = shell("rbtool check cartpole ''")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "one of the datasets is empty" in done.stderr

@@ -73,24 +73,23 @@ def outputs(folder, environment):
     return re.findall(rf"(.*?){END} (\d+)\n", done.stdout, re.DOTALL), done.stderr
 
 
-def test_the_commands_show_what_the_readme_shows(outputs, folder):
+def test_the_commands_show_what_the_readme_shows_and_nothing_else(outputs, folder):
     found, said = outputs
     expected = [f"$ {command}\n{shape(output.replace('/home/me', str(folder)))}" for command, output in parts()]
     shown = [f"$ {command}\n{shape(out)}" for (command, _), (out, _) in zip(parts(), found, strict=True)]
     assert "".join(shown) == "".join(expected), said
     assert {code for _, code in found} == {"0"}
-
-
-def test_the_commands_say_nothing_unexpected(outputs):
     assert "Warning" not in outputs[1]
     assert "rror" not in outputs[1]
 
 
-def test_every_verb_is_shown():
+def test_every_verb_and_fact_is_shown():
     commands = " ".join(command for command, _ in parts())
     shown = ("download", "convert", "preprocess", "checkpoint", "inspect", "stats", "export", "sample", "check", "demo")
     for verb in ("list", "upload", *shown):
         assert f"rbtool {verb} " in commands or f"rbtool {verb}" in commands.split("\n")
+    assert facts_table.shown(README) == facts_table.read().table()
+    assert len(PYTHON) == 2
 
 
 EACH_TWICE = """
@@ -113,11 +112,3 @@ def test_the_python_examples_run_and_run_again(outputs, folder, environment):
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-
-
-def test_the_table_of_facts_is_the_one_that_was_measured():
-    assert facts_table.shown(README) == facts_table.read().table()
-
-
-def test_there_are_python_examples():
-    assert len(PYTHON) == 2

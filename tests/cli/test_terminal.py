@@ -61,12 +61,9 @@ def test_a_byte_that_is_no_text_does_not_reach_the_terminal(terminal, folder):
     assert (code, shown) == (0, "caf\\x9b31m\r\n")
 
 
-def test_colours_in_a_terminal(terminal, real):
+def test_colours_and_quiet_in_a_terminal(terminal, real):
     assert ESCAPE in terminal("rbtool inspect cartpole", **real)[1]
     assert ESCAPE not in terminal("rbtool inspect cartpole --no-color")[1]
-
-
-def test_quiet_is_quiet_in_a_terminal_too(terminal):
     assert terminal("rbtool convert minari/cartpole/scripted-v0 there -q") == (0, "there\r\n")
 
 
@@ -75,6 +72,17 @@ def test_lines_fit_a_narrow_terminal(terminal):
     assert code == 0
     lines = shown.replace("\r", "").splitlines()  # of which a single word, such as a long path, cannot be folded
     assert max(len(line) for line in lines if "below" not in line and " " in line.strip()) <= 80
+    code, shown = terminal("rbtool inspect minari/tuple/trunc-v0", 50, NO_COLOR="1")
+    lines = shown.replace("\r", "").splitlines()
+    assert code == 0
+    assert max(map(len, lines)) <= 50
+    assert "         [-1, 1])" in lines
+    assert "kB" not in {line.strip() for line in lines}
+    code, shown = terminal("rbtool inspect cartpole --episode 0 --head 2", 40, NO_COLOR="1")
+    assert code == 0
+    starts = [line for line in shown.replace("\r", "").splitlines() if line.startswith(("t = ", "…"))]
+    assert starts[:3] == ["t = 0", "t = 1", "…"]
+    assert len(starts) == 4
 
 
 def test_results_fit_the_terminal_and_stay_whole_in_a_pipe(terminal, folder):
@@ -114,23 +122,6 @@ def test_a_narrow_listing_keeps_its_columns(terminal, line):
     )
     assert max(map(len, narrow.splitlines())) <= 40 < max(map(len, wide.splitlines()))
     assert narrow.split() == wide.split()
-
-
-def test_a_summary_is_broken_between_words_in_a_narrow_terminal(terminal):
-    code, shown = terminal("rbtool inspect minari/tuple/trunc-v0", 50, NO_COLOR="1")
-    lines = shown.replace("\r", "").splitlines()
-    assert code == 0
-    assert max(map(len, lines)) <= 50
-    assert "         [-1, 1])" in lines
-    assert "kB" not in {line.strip() for line in lines}
-
-
-def test_steps_left_out_are_marked_where_each_has_a_block(terminal):
-    code, shown = terminal("rbtool inspect cartpole --episode 0 --head 2", 40, NO_COLOR="1")
-    assert code == 0
-    starts = [line for line in shown.replace("\r", "").splitlines() if line.startswith(("t = ", "…"))]
-    assert starts[:3] == ["t = 0", "t = 1", "…"]
-    assert len(starts) == 4
 
 
 def test_the_first_episode_there_is_is_proposed(terminal):

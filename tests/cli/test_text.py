@@ -95,10 +95,12 @@ def test_columns_line_up(rows):
         assert not "".join(texts).endswith(" ") or last.endswith(" ")
 
 
-def test_columns_begin_below_each_other_also_after_wide_characters():
+def test_columns_begin_below_each_other_and_no_line_ends_with_blanks() -> None:
     lines = Table([["日本", "x"], ["ab", "y"], ["abcdef", "z"]]).lines()
     plain = ["".join(cell.text if isinstance(cell, Styled) else cell for cell in line) for line in lines]
     assert plain == ["日本    x", "ab      y", "abcdef  z"]
+    lines = folded(["TED013  digests  ", "d/observation.memmap was changed"], 24, 4)
+    assert "".join(cell.text for cell in lines[0] if isinstance(cell, Styled)) == "TED013  digests"
 
 
 @pytest.mark.parametrize(
@@ -165,11 +167,8 @@ def test_control_characters_are_shown(text, shown):
     assert clean_json(json.dumps(text, ensure_ascii=False)).count("\\") == shown.count("\\") * (1 + ("U" in shown))
 
 
-def test_bytes_that_are_no_text_are_shown():
+def test_control_characters_and_bytes_are_shown():
     assert clean_bytes("caf\udce9 \udc9b31m é") == r"caf\xe9 \x9b31m é"
-
-
-def test_lines_that_are_meant_stay():
     assert clean_lines("a\n\x1bb\n") == "a\n\\x1bb\n"
 
 
@@ -199,8 +198,3 @@ def _box(low, high, dtype="float64"):
 )  # fmt: skip
 def test_spaces(space, text):
     assert space_text(space) == text
-
-
-def test_no_line_of_a_folded_one_ends_with_blanks() -> None:
-    lines = folded(["TED013  digests  ", "d/observation.memmap was changed"], 24, 4)
-    assert "".join(cell.text for cell in lines[0] if isinstance(cell, Styled)) == "TED013  digests"

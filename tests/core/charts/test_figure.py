@@ -92,24 +92,20 @@ def test_charts_are_saved_with_the_same_bytes(suffix: str) -> None:
     assert file_bytes(charts, suffix, title="cartpole") == file_bytes(charts, suffix, title="cartpole")
 
 
-def test_a_file_has_colours_without_a_page() -> None:
+def test_files_have_colours_and_a_size() -> None:
     text = file_bytes([CHARTS["lines"]], ".svg").decode()
     assert "var(" not in text
     assert COLOURS["1"].light in text
-
-
-def test_a_picture_has_its_size_and_is_not_blank() -> None:
     picture = Image.open(io.BytesIO(file_bytes([CHARTS["histogram"]], ".png", width=400)))
     assert picture.width == 800
     assert len(picture.convert("RGB").getcolors(1 << 20)) > 10
+    with pytest.raises(UsageError, match=r"\.svg, \.png, \.pdf"):
+        file_bytes([CHARTS["bars"]], ".jpg")
 
 
-def test_text_stays_text_and_markup_in_names_is_none() -> None:
+def test_text_stays_text_and_long_names_are_cut() -> None:
     texts = [one.text for one in ElementTree.fromstring(inline_svg(CHARTS["lines"])).iter(f"{SVG}text")]
     assert {"step", "value", "reward", r"a $x_1$ & <b> \x1b[31m \ud800"} <= set(texts)
-
-
-def test_long_names_are_cut_in_their_middle() -> None:
     texts = [one.text or "" for one in ElementTree.fromstring(inline_svg(CHARTS["bars"])).iter(f"{SVG}text")]
     assert any(re.fullmatch("b{5,40}…b{5,40}", one) for one in texts)
 
@@ -125,11 +121,6 @@ def test_settings_of_the_user_have_no_influence_and_stay(monkeypatch: pytest.Mon
 def test_the_style_sheet_sets_every_colour_twice() -> None:
     text = style_sheet()
     assert all(text.count(f"--chart-{name}:") == 2 for name in COLOURS)
-
-
-def test_another_suffix_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"\.svg, \.png, \.pdf"):
-        file_bytes([CHARTS["bars"]], ".jpg")
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

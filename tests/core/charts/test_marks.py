@@ -24,36 +24,24 @@ from rbtool.core.errors import UsageError
 LABELS = ChartLabels(title="Return", x="return", y="episodes")
 
 
-def test_bins_are_those_of_numpy() -> None:
+def test_bins_are_those_of_numpy_or_one_for_each_number() -> None:
     values = np.random.default_rng(0).normal(size=1000)
     chart = histogram_of(values, LABELS, bins=15)
     counts, edges = np.histogram(values, bins=15)
     assert np.array_equal(chart.counts, counts)
     assert np.array_equal(chart.edges, edges)
-
-
-def test_whole_numbers_of_a_small_range_have_a_bin_each() -> None:
     chart = histogram_of(np.array([3, 5, 5, 4, 5], np.int32), LABELS)
     assert (chart.counts.tolist(), chart.edges.tolist()) == ([1, 1, 3], [2.5, 3.5, 4.5, 5.5])
+    chart = histogram_of(np.full(7, 2.5), LABELS)
+    assert (chart.counts.tolist(), chart.edges.tolist()) == ([7], [2, 3])
+    assert histogram_of(np.array([0.3, 0.1 + 0.2, 0.3]), LABELS).counts.sum() == 3
+    assert histogram_of(np.array([np.nan, 1, np.inf, 2, -np.inf]), LABELS).counts.sum() == 2
+    assert len(histogram_of(np.array([np.nan, np.inf]), LABELS).counts) == 0
 
 
 @pytest.mark.parametrize("kind", [np.bool_, np.uint8, np.int64, np.uint64, np.float32])
 def test_values_of_every_kind_are_all_counted(kind: type) -> None:
     assert histogram_of(np.array([[0, 1], [1, 1]], kind), LABELS).counts.sum() == 4
-
-
-def test_equal_values_have_one_bin() -> None:
-    chart = histogram_of(np.full(7, 2.5), LABELS)
-    assert (chart.counts.tolist(), chart.edges.tolist()) == ([7], [2, 3])
-
-
-def test_values_that_differ_in_the_last_digit_have_a_bin() -> None:
-    assert histogram_of(np.array([0.3, 0.1 + 0.2, 0.3]), LABELS).counts.sum() == 3
-
-
-def test_values_that_are_not_finite_are_in_no_bin() -> None:
-    assert histogram_of(np.array([np.nan, 1, np.inf, 2, -np.inf]), LABELS).counts.sum() == 2
-    assert len(histogram_of(np.array([np.nan, np.inf]), LABELS).counts) == 0
 
 
 @given(arrays.arrays(np.float64, st.integers(1, 30), elements=st.floats(allow_nan=False, allow_infinity=False)))
@@ -107,13 +95,10 @@ def test_a_reduced_line_keeps_the_extremes_and_gaps_of_each_column(values: np.nd
                 assert extreme(kept[np.isfinite(kept)]) == extreme(finite)
 
 
-def test_a_spike_of_one_step_in_a_million_is_kept() -> None:
+def test_spikes_are_kept_and_lines_at_one_place_reduced() -> None:
     values = np.zeros(1_000_000)
     values[123_456] = 7
     part = reduced(Series("a", np.arange(len(values)), values), 80)
     assert (part.y.max(), part.x[part.y.argmax()]) == (7, 123_456)
-
-
-def test_a_line_at_one_place_is_reduced_too() -> None:
     part = reduced(Series("a", np.zeros(50), np.arange(50)), 3)
     assert (part.y.min(), part.y.max()) == (0, 49)

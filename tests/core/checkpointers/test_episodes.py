@@ -401,10 +401,16 @@ def test_a_cut_h5_file_is_found(tmp_path: Path, form: str, cut: float) -> None:
         refused(form, path, FormatError, "writes a folder")
 
 
-def test_an_h5_file_of_somebody_else_is_named(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "other.h5", "w") as h5:
         h5["observation"] = np.arange(3)
     refused("h5", tmp_path / "other.h5", FormatError, "not written by rbtool")
+    plan = BufferPlan(8, (8,))
+    H5StorageCheckpointer(compatible=True).dumps(plan.buffer()._storage, tmp_path / "cut.h5")
+    _cut(tmp_path / "cut.h5")
+    refused("h5", tmp_path / "cut.h5", CorruptDataError, "HDF5 cannot read the file", plan)
+    with pytest.raises(UsageError, match="no argument 'shift'"):
+        NestedStorageCheckpointer(shift="s")
 
 
 @each_class
@@ -605,11 +611,6 @@ def test_what_hdf5_cannot_do_everywhere_is_refused(kwargs: dict[str, Any]) -> No
 def test_the_file_has_a_name(name: str) -> None:
     with pytest.raises(UsageError, match="checkpoint_file"):
         H5StorageCheckpointer(checkpoint_file=name)
-
-
-def test_unknown_arguments_are_refused() -> None:
-    with pytest.raises(UsageError, match="no argument 'shift'"):
-        NestedStorageCheckpointer(shift="s")
 
 
 @pytest.mark.parametrize(

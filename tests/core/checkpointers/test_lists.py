@@ -86,7 +86,9 @@ def test_storages_derived_from_lists(kind: type[ListStorage], tmp_path: Path) ->
     assert [item["a"].tolist() for item in other] == [[1], [2, 2]]
 
 
-def test_an_empty_list_is_saved(tmp_path: Path) -> None:
+def test_keys_with_dots_come_back(tmp_path: Path) -> None:
+    item = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}}
+    assert repr(there_and_back(filled(item), tmp_path / "storage")[0]) == repr(item)
     assert there_and_back(filled(), tmp_path / "storage")[:] == []
 
 
@@ -99,11 +101,6 @@ def test_what_was_loaded_can_be_written_and_follows_the_device(tmp_path: Path) -
     there = ListStorage(3, device="meta")
     there.loads(tmp_path / "storage")
     assert there[0].device.type == "meta"
-
-
-def test_sharp_edge_4_keys_with_dots(tmp_path: Path) -> None:
-    item = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}}
-    assert repr(there_and_back(filled(item), tmp_path / "storage")[0]) == repr(item)
 
 
 def test_alike_items_are_described_once(tmp_path: Path) -> None:
@@ -170,13 +167,10 @@ def test_what_would_take_a_pickle_is_refused_before_anything_is_written(item: ob
     assert other[:] == ["old"]
 
 
-def test_an_item_that_holds_itself_is_refused(tmp_path: Path) -> None:
+def test_a_list_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="row 0 holds itself, or is nested too deeply"):
         filled(holds_itself()).dumps(tmp_path / "storage")
     assert entries(tmp_path) == []
-
-
-def test_other_storages_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="saves lists of objects, found a TensorStorage"):
         ListStorageCheckpointer().dumps(TensorStorage(torch.zeros(3)), tmp_path / "storage")
 
@@ -306,9 +300,13 @@ def refuses(path: Path, error: type[Exception], message: str) -> None:
     assert storage[:] == ["kept"]
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_a_missing_or_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
     refuses(tmp_path / "absent", DatasetNotFoundError, "not found, expected")
     refuses(tmp_path, FormatError, r"lacks the items\.json that a ListStorageCheckpointer writes")
+    storage = CompressedListStorage(2)
+    storage.set(0, torch.zeros(2))
+    storage.dumps(tmp_path / "storage")
+    refuses(tmp_path / "storage", FormatError, "was written by a CompressedListStorageCheckpointer, and a List")
 
 
 @pytest.mark.parametrize("size", [0, 10, 69, 71])
@@ -330,13 +328,6 @@ def test_a_missing_file(tmp_path: Path) -> None:
     path = saved(tmp_path)
     (path / "items.memmap").unlink()
     refuses(path, CorruptDataError, r"items.memmap is missing, expected 70 bytes")
-
-
-def test_a_checkpoint_of_another_class(tmp_path: Path) -> None:
-    storage = CompressedListStorage(2)
-    storage.set(0, torch.zeros(2))
-    storage.dumps(tmp_path / "storage")
-    refuses(tmp_path / "storage", FormatError, "was written by a CompressedListStorageCheckpointer, and a List")
 
 
 def test_more_than_there_is_room_for(tmp_path: Path) -> None:
@@ -559,6 +550,7 @@ def test_every_kind_of_item_comes_back(tmp_path: Path) -> None:
 def test_compressed_keys_with_dots(tmp_path: Path) -> None:
     item = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}}
     assert repr(compressed_and_back(compressed(item), tmp_path / "storage")[0]) == repr(item)
+    assert compressed_and_back(compressed(), tmp_path / "storage")[:] == []
 
 
 def test_sharp_edge_6_no_element_type_is_evaluated(tmp_path: Path) -> None:
@@ -590,10 +582,6 @@ def test_custom_functions_are_named_custom(tmp_path: Path) -> None:
     assert [item.tolist() for item in found] == [[[1, 1, 1], [1, 1, 1]], []]
     with pytest.raises(UsageError, match="this storage has no decompression_fn"):
         CompressedListStorage(5).loads(tmp_path / "storage")
-
-
-def test_an_empty_storage_is_saved(tmp_path: Path) -> None:
-    assert compressed_and_back(compressed(), tmp_path / "storage")[:] == []
 
 
 @pytest.mark.parametrize(
@@ -640,11 +628,8 @@ def test_a_missing_description(name: str, tmp_path: Path) -> None:
     refuses_compressed(path, FileNotFoundError, f"lacks the {name} that a CompressedListStorageCheckpointer writes")
 
 
-def test_compressed_nothing_there(tmp_path: Path) -> None:
+def test_compressed_missing_or_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
     refuses_compressed(tmp_path / "absent", DatasetNotFoundError, "not found, expected")
-
-
-def test_compressed_checkpoint_of_another_class(tmp_path: Path) -> None:
     storage = ListStorage(2)
     storage.set(0, "x")
     storage.dumps(tmp_path / "storage")

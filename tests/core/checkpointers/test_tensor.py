@@ -113,14 +113,11 @@ def test_the_cursor_is_kept(tmp_path: Path) -> None:
     assert loaded(tmp_path / "saved", 10).last_cursor == 2
 
 
-def test_an_empty_storage_is_saved_and_loaded(tmp_path: Path) -> None:
+def test_empty_storages_are_saved_without_rows(tmp_path: Path) -> None:
     LazyTensorStorage(10).dumps(tmp_path / "saved")
     storage = TensorStorage(steps())
     storage.loads(tmp_path / "saved")
     assert (len(storage), loaded(tmp_path / "saved").initialized) == (0, False)
-
-
-def test_an_emptied_storage_is_saved_without_rows(tmp_path: Path) -> None:
     storage = TensorStorage(steps())
     storage.empty()
     storage.dumps(tmp_path / "saved")
@@ -366,12 +363,14 @@ def test_hooks_see_and_change_what_is_saved(tmp_path: Path) -> None:
     assert (other[:]["a"].tolist(), other[:]["none"].all()) == (list(range(10)), True)
 
 
-def test_a_hook_without_a_cursor_is_warned_about(tmp_path: Path) -> None:
+def test_hooks_are_callable_and_warn_without_a_cursor(tmp_path: Path) -> None:
     storage, hook = TensorStorage(steps()), Doubling()
     storage.register_save_hook(hook)
     with pytest.warns(UserWarning, match="does not know its last cursor"):
         storage.dumps(tmp_path / "saved")
     assert hook.shift == 0
+    with pytest.raises(UsageError, match="a hook must be callable"):
+        TensorStorage(torch.ones(10)).register_save_hook("hook")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("written", [True, False])
@@ -391,11 +390,6 @@ def test_hooks_take_tensors_and_nests(tmp_path: Path, data: Any, written: bool) 
     pairs = zip(tree_leaves(other[:]), tree_leaves(expected), strict=True)
     assert all(torch.equal(found, leaf) for found, leaf in pairs)
     assert len(other) == 6
-
-
-def test_a_hook_is_called() -> None:
-    with pytest.raises(UsageError, match="a hook must be callable"):
-        TensorStorage(torch.ones(10)).register_save_hook("hook")  # type: ignore[arg-type]
 
 
 DATA = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"

@@ -32,16 +32,13 @@ def drawn(dataset: Any, count: int = 6, **arguments: Any) -> list[Any]:
     return [buffer.sample() for _ in range(count)]
 
 
-def test_by_name_and_by_path(home: Path) -> None:
+def test_a_dataset_is_found_by_name_path_and_root(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named, at = load_dataset(DOOR, 8), load_dataset(home / "minari/D4RL/door/human-v2", 8)
     assert (len(named), len(at)) == (13, 13)
     assert (named[:] == at[:]).all()
     batch = named.sample()
     assert batch.batch_size == (8,)
     assert (batch.exclude("index") == named[batch["index"]]).all()
-
-
-def test_below_another_root(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "empty"))
     with pytest.raises(DatasetNotFoundError):
         load_dataset(DOOR)
@@ -55,9 +52,14 @@ def test_the_same_seed_gives_the_same_batches(walks: Path, arguments: dict[str, 
     assert [batch["index"].tolist() for batch in one] != [batch["index"].tolist() for batch in other]
 
 
-def test_prefetching_changes_no_batch(walks: Path) -> None:
+def test_prefetching_and_epochs_change_no_batch(walks: Path) -> None:
     plain, ahead = drawn(walks, seed=5), drawn(walks, seed=5, prefetch=4)
     assert [batch["index"].tolist() for batch in plain] == [batch["index"].tolist() for batch in ahead]
+    buffer = load_dataset(walks, 4, sampler=SamplerWithoutReplacement(), seed=0)
+    assert sorted(row for batch in buffer for row in batch["index"].tolist()) == list(range(13))
+    buffer = load_dataset(walks, 4, transform=lambda batch: batch.set("sum", batch["observation"].sum(-1)))
+    batch = buffer.sample()
+    assert torch.equal(batch["sum"], batch["observation"].sum(-1))
 
 
 def test_without_a_seed_it_has_a_generator_of_its_own(walks: Path) -> None:
@@ -75,17 +77,6 @@ def test_a_restored_one_goes_on_with_the_same_thousand_indices(walks: Path, pref
     other.load_state_dict(pickle.loads(pickle.dumps(buffer.state_dict())))
     for _ in range(100):
         assert torch.equal(other.sample()["index"], buffer.sample()["index"])
-
-
-def test_an_epoch_covers_every_step_once(walks: Path) -> None:
-    buffer = load_dataset(walks, 4, sampler=SamplerWithoutReplacement(), seed=0)
-    assert sorted(row for batch in buffer for row in batch["index"].tolist()) == list(range(13))
-
-
-def test_a_transform_sees_batches(walks: Path) -> None:
-    buffer = load_dataset(walks, 4, transform=lambda batch: batch.set("sum", batch["observation"].sum(-1)))
-    batch = buffer.sample()
-    assert torch.equal(batch["sum"], batch["observation"].sum(-1))
 
 
 def test_nothing_is_added(walks: Path) -> None:
@@ -143,14 +134,11 @@ def test_the_checkpoint_of_a_storage_without_episodes(walks: Path, tmp_path: Pat
     assert "storage.loads(path)" in caught.value.hint
 
 
-def test_the_checkpoint_of_a_buffer(walks: Path, tmp_path: Path) -> None:
+def test_checkpoints_and_folders_of_others_are_named(walks: Path, tmp_path: Path) -> None:
     load_dataset(walks).dumps(tmp_path / "saved")
     with pytest.raises(UsageError, match="checkpoint of a buffer") as caught:
         load_dataset(tmp_path / "saved")
     assert "loads(path)" in caught.value.hint
-
-
-def test_a_tensordict_folder_is_none(walks: Path, tmp_path: Path) -> None:
     load_dataset(walks)[:].memmap(str(tmp_path / "plain"))
     with pytest.raises(UsageError, match="tensordict folder") as caught:
         load_dataset(tmp_path / "plain")

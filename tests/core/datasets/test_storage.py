@@ -103,13 +103,14 @@ def test_a_pickle_is_a_path_and_opens_the_dataset_anew(walks: Path) -> None:
     assert (again.batch_size, type(again.writer), again.sample().shape) == (4, type(buffer.writer), (4,))
 
 
-def test_a_pickle_of_whole_trajectories(walks: Path) -> None:
+def test_pickles_are_paths_of_their_own_dataset(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = DatasetReplayBuffer(storage=DatasetStorage(walks, split_trajs=True), batch_size=2)
     again = pickle.loads(pickle.dumps(buffer))
     assert (again[:] == buffer[:]).all()
-
-
-def test_a_pickle_does_not_take_another_dataset_for_its_own(walks: Path) -> None:
+    monkeypatch.chdir(walks.parent)
+    storage = DatasetStorage("walks")
+    monkeypatch.chdir("/")
+    assert len(pickle.loads(pickle.dumps(storage))) == 13
     data = pickle.dumps(DatasetStorage(walks))
     shutil.rmtree(walks)
     with pytest.raises(DatasetNotFoundError):
@@ -135,13 +136,6 @@ def test_a_child_draws_the_same_and_keeps_its_edits(walks: Path, method: str, ac
     assert (total == expected) is (act == "sample")
     assert act == "edit" or index == buffer.sample(5)["index"].tolist()
     assert not (buffer[:]["episode"] == 77).any()
-
-
-def test_a_relative_path_stays_valid(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(walks.parent)
-    storage = DatasetStorage("walks")
-    monkeypatch.chdir("/")
-    assert len(pickle.loads(pickle.dumps(storage))) == 13
 
 
 def test_copy_on_write_is_not_shared(walks: Path) -> None:
@@ -261,11 +255,8 @@ def test_a_trajectory_ends_with_its_episode_and_with_done(lengths: list[int], da
     assert (done == kept).all()
 
 
-def test_episodes_without_steps_end_nothing() -> None:
+def test_trajectories_end_with_their_steps() -> None:
     assert trajectory_lengths(np.array([0, 3, 0, 2, 0]), np.zeros(5, bool)).tolist() == [3, 2]
-
-
-def test_one_trajectory_is_a_row() -> None:
     found = padded(_rows(3), np.array([3]))
     assert (found.batch_size, found["mask"].tolist()) == ((1, 3), [[True] * 3])
 

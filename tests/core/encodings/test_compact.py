@@ -48,10 +48,14 @@ def test_where_a_leaf_goes(key: Key, place: Key) -> None:
     assert [places(form)[key] for form in ("flat", "nested", "h5")] == [place] * 3
 
 
-def test_names_that_only_one_file_keeps_for_itself() -> None:
+def test_names_that_only_one_file_keeps_go_aside() -> None:
     assert places("flat")["episodes", "start"] == ("episodes", "start")
     assert places("h5")["episodes", "start"] == ("episodes_", "start")
     assert places("h5")["source", "é"] == ("source_", "é")
+    plan = DatasetPlan((), (), (), ())
+    field = plan.fields()[0]
+    layout = CompactLayout.of([type(field)(("next",), "int8", (), "info")], "flat")
+    assert layout.steps["next",].key == ("next_",)
 
 
 @given(dataset_plans(), forms)
@@ -68,13 +72,6 @@ def test_every_field_is_stored_once(plan: DatasetPlan, form: CompactForm) -> Non
     layout = CompactLayout.of(plan.fields(), form)
     states = {key for state in layout.states for key in (state, ("next", *state))}
     assert states | layout.steps.keys() | layout.at_root.keys() == {field.key for field in plan.fields()}
-
-
-def test_a_leaf_called_next_goes_aside() -> None:
-    plan = DatasetPlan((), (), (), ())
-    field = plan.fields()[0]
-    layout = CompactLayout.of([type(field)(("next",), "int8", (), "info")], "flat")
-    assert layout.steps["next",].key == ("next_",)
 
 
 @pytest.mark.parametrize(

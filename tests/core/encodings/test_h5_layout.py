@@ -42,7 +42,7 @@ def saved(odd: Path, tmp_path: Path) -> Path:
     return tmp_path / "saved.h5"
 
 
-def test_there_is_one_dataset_a_leaf(odd: Path, saved: Path) -> None:
+def test_leaves_text_and_documents_have_their_places(odd: Path, saved: Path) -> None:
     with h5py.File(saved) as h5, TedReader(odd) as dataset:
         assert h5["observation/position"].shape == (16 + 6, 3)
         np.testing.assert_array_equal(h5["reward"][:], dataset.read(("next", "reward"), 0, 16))
@@ -51,18 +51,12 @@ def test_there_is_one_dataset_a_leaf(odd: Path, saved: Path) -> None:
         assert h5["explicit_episodes"][:].tolist() == [1, 4]
         assert h5["episodes/length"][:].tolist() == [4, 3, 1, 1, 2, 5]
         assert h5["mask"].chunks is None
-
-
-def test_text_and_documents_are_strings_where_they_can_be(odd: Path, saved: Path) -> None:
     with h5py.File(saved) as h5:
         lines = h5["episodes_text"][()].decode().split("\n")
         assert json.loads(lines[0]) == {"task": "wash \u2028 3 é"}
         assert h5["source/data%2Flicence.txt"][()].decode() == "© é"
         assert h5["source/raw.bin"][:].tolist() == [0, 255]
         assert h5["source/none"].shape == (0,)
-
-
-def test_the_file_begins_with_its_manifest(saved: Path) -> None:
     with h5py.File(saved) as h5:
         block = h5.userblock_size
     document = json.loads(saved.read_bytes()[:block])
@@ -266,12 +260,9 @@ def test_a_damaged_index_hides_no_chunk(libver: str, chunks: int, node: str, tmp
         open_h5(tmp_path / "x.h5")
 
 
-def test_chunks_too_large_to_read_at_a_time_are_refused(tmp_path: Path) -> None:
+def test_chunks_that_are_too_large_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptDataError, match="compressed in chunks of 1,073,741,824 bytes"):
         open_h5(with_chunk(tmp_path / "x.h5", b"x", 1 << 30, compression="gzip"))
-
-
-def test_two_methods_at_once_are_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as h5:
         made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         made.set_chunk((10,))
@@ -330,7 +321,7 @@ def test_white_space_that_was_changed_is_found(manifest: Manifest, tmp_path: Pat
         verify_block(tmp_path / "file")
 
 
-def test_the_size_is_that_of_the_data_and_not_of_their_history(manifest: Manifest) -> None:
+def test_the_block_has_room_for_any_history(manifest: Manifest) -> None:
     size = block_size(manifest)
     assert size & (size - 1) == 0
     longer = manifest
@@ -338,18 +329,9 @@ def test_the_size_is_that_of_the_data_and_not_of_their_history(manifest: Manifes
         longer = _with_step(longer, provenance_step("step", {"number": number, "path": "x" * 200}, {}))
     assert block_size(longer) == size
     block_bytes(longer, size)
-
-
-def test_any_history_fits(manifest: Manifest) -> None:
     longer = _with_step(manifest, provenance_step("step", {"path": "x" * 100_000}, {}))
     assert len(block_bytes(longer, block_size(longer))) == block_size(longer) == 1 << 17
-
-
-def test_many_digits_fit(manifest: Manifest) -> None:
     size = block_size(replace(manifest, steps=0, episodes=0))
     block_bytes(replace(manifest, steps=10**18, episodes=10**18), size)
-
-
-def test_a_block_that_is_too_small_is_refused(manifest: Manifest) -> None:
     with pytest.raises(SchemaError, match="does not fit"):
         block_bytes(manifest, 512)

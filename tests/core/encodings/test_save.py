@@ -200,22 +200,16 @@ def test_a_flat_checkpoint_of_somebody_else_is_refused(tmp_path: Path) -> None:
         open_steps(tmp_path / "flat")
 
 
-def test_nothing_is_not_found(tmp_path: Path) -> None:
+def test_what_is_no_dataset_is_not_opened(tmp_path: Path) -> None:
     assert not is_steps(tmp_path / "there")
     with pytest.raises(DatasetNotFoundError, match="nothing at"):
         open_steps(tmp_path / "there")
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match="is an empty folder"):
         open_steps(tmp_path)
     (tmp_path / "notes.txt").touch()
     assert not is_steps(tmp_path)
     with pytest.raises(FormatError, match="is no dataset and no checkpoint"):
         open_steps(tmp_path)
-
-
-def test_a_cut_hdf5_file_is_named(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "cut.h5", "w") as h5:
         h5["a"] = range(1000)
     os.truncate(tmp_path / "cut.h5", 1000)

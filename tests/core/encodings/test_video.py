@@ -52,7 +52,7 @@ def path(tmp_path: Path) -> Path:
     return write_video(tmp_path / "v.mp4", [picture(number) for number in range(12)], g="4")
 
 
-def test_frames_are_found_by_their_times(path: Path) -> None:
+def test_frames_are_found_by_times_and_refused_if_not_there(path: Path) -> None:
     with VideoFile(path) as video:
         assert video.index.times == pytest.approx(np.arange(12) / 10)
         assert video.index.frames_at(np.array([0.2, 0.3]), 10, path).tolist() == [2, 3]
@@ -61,6 +61,14 @@ def test_frames_are_found_by_their_times(path: Path) -> None:
         for times in ([1.2], [0.1, 0.12], [-0.06], [np.nan]):
             with pytest.raises(FormatError, match="but no frame for row"):
                 video.index.frames_at(np.array(times), 10, path)
+    with VideoFile(path) as video:
+        for number in (-1, 12):
+            with pytest.raises(UsageError, match="below 12 in"):
+                video.read(np.array([0, number]))
+        assert video.read(np.array([], np.int64)).shape == (0, 32, 48, 3)
+    video = VideoFile(path)
+    video.close()
+    video.close()
 
 
 def test_an_index_is_read_again_and_nothing_else_is_taken_for_one(path: Path) -> None:
@@ -76,14 +84,6 @@ def test_an_index_is_read_again_and_nothing_else_is_taken_for_one(path: Path) ->
             VideoIndex.from_bytes(other, "v.index")
 
 
-def test_frames_that_are_not_there_are_refused(path: Path) -> None:
-    with VideoFile(path) as video:
-        for number in (-1, 12):
-            with pytest.raises(UsageError, match="below 12 in"):
-                video.read(np.array([0, number]))
-        assert video.read(np.array([], np.int64)).shape == (0, 32, 48, 3)
-
-
 def test_a_video_without_its_end_is_damaged(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
@@ -96,9 +96,3 @@ def test_what_is_no_video_is_damaged(tmp_path: Path) -> None:
         copy = shutil.copy(DATA / name, tmp_path / "v.mp4")
         with pytest.raises(CorruptDataError, match="cannot be decoded"):
             VideoFile(Path(copy))
-
-
-def test_closing_twice_does_no_harm(path: Path) -> None:
-    video = VideoFile(path)
-    video.close()
-    video.close()

@@ -29,6 +29,8 @@ def test_nonsense_is_refused(text: str) -> None:
 
 def test_episodes_keep_their_storage_order() -> None:
     assert select_episodes(parse_episodes("8:10,2"), [9, 2, 4, 8]) == [9, 2, 8]
+    with pytest.raises(UsageError, match=r"there are 0 \(none\)"):
+        select_episodes(parse_episodes("0"), [])
 
 
 @pytest.mark.parametrize(("text", "first"), [("25", 25), ("99", 99), ("0:30,27", 27), ("0:26,25", 25), ("1,77", 77)])
@@ -52,11 +54,6 @@ def test_ranges_take_what_is_there_and_single_numbers_must_be_there(text: str, c
         return
     with pytest.raises(UsageError, match=rf"{chosen}.*: there are 5 \(0 to 42\)"):
         select_episodes(parse_episodes(text), numbers)
-
-
-def test_of_no_episodes_none_can_be_chosen() -> None:
-    with pytest.raises(UsageError, match=r"there are 0 \(none\)"):
-        select_episodes(parse_episodes("0"), [])
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, unique=True))

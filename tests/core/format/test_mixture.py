@@ -38,9 +38,11 @@ def test_what_is_written_is_read_again(tmp_path_factory, names, weight, temperat
     assert read_mixture(written(tmp_path_factory.mktemp("m"), mixture.text())) == mixture
 
 
-def test_a_path_that_is_not_utf_8_cannot_be_written():
+def test_what_is_no_mixture_file(tmp_path):
     with pytest.raises(UsageError, match="is not UTF-8, which a TOML file cannot hold"):
         Mixture(dataset=(Member(path="\udcff"),)).text()
+    with pytest.raises(FormatError, match="no mixture file is larger"):
+        read_mixture(written(tmp_path, "#" * (2 << 20)))
 
 
 @pytest.mark.parametrize(
@@ -80,11 +82,6 @@ def test_what_is_wrong_is_named(text, words, tmp_path):
         read_mixture(written(tmp_path, text))
     assert str(caught.value).startswith(str(tmp_path / "mix.toml"))
     assert "\n" not in caught.value.message
-
-
-def test_a_file_that_is_too_large_is_not_read(tmp_path):
-    with pytest.raises(FormatError, match="no mixture file is larger"):
-        read_mixture(written(tmp_path, "#" * (2 << 20)))
 
 
 @given(sizes=st.lists(st.integers(1, 10**9), min_size=3, max_size=3), temperature=st.floats(0.1, 100))

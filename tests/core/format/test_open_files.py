@@ -83,13 +83,10 @@ def test_rows_are_read_back_and_ranges_merged(tmp_path: Path) -> None:
         files.close()
 
 
-def test_want_of_space_is_seen_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_tree_that_cannot_be_made_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OutOfSpaceError, match="are needed"):
         PositionedTree(tmp_path, FIELDS, 10**15)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_keys_that_need_one_file_are_refused(tmp_path: Path) -> None:
     both = (
         Field(("a%",), "int8", (), "info"),
         Field(("a",), "int8", (), "info"),
@@ -97,17 +94,6 @@ def test_keys_that_need_one_file_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(SchemaError, match="need the same file"):
         PositionedTree(tmp_path, both, 3)
-
-
-def _open_on(descriptor: int, path: Path) -> bool:
-    """Tell whether the descriptor is open on that file, and not closed or taken for something else since."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except OSError:
-        return False
-
-
-def test_a_file_that_cannot_be_made_closes_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "next").mkdir()
     (tmp_path / "next" / "b.memmap").touch()
     made = []
@@ -116,6 +102,14 @@ def test_a_file_that_cannot_be_made_closes_the_others(tmp_path: Path, monkeypatc
     with pytest.raises(FileExistsError):
         PositionedTree(tmp_path, FIELDS, ROWS)
     assert not _open_on(made[0], tmp_path / leaf_path(("a",)))
+
+
+def _open_on(descriptor: int, path: Path) -> bool:
+    """Tell whether the descriptor is open on that file, and not closed or taken for something else since."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
 
 
 LEAF = Field(("a",), "uint16", (3,), "observation")

@@ -30,10 +30,13 @@ def _steps(dest: Path) -> int:
         return reader.manifest.steps
 
 
-def test_a_result_appears_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_result_appears_whole_in_place_of_nothing(tmp_path: Path) -> None:
     assert _publish(tmp_path / "deep" / "er" / "data", FIRST)
     assert _steps(tmp_path / "deep" / "er" / "data") == 4
     assert _names(tmp_path / "deep" / "er") == ["data"]
+    (tmp_path / "data").mkdir()
+    assert _publish(tmp_path / "data", FIRST)
+    assert _steps(tmp_path / "data") == 4
 
 
 def test_an_older_result_is_replaced_only_when_asked(tmp_path: Path) -> None:
@@ -56,12 +59,6 @@ def test_what_is_not_ours_is_never_replaced(tmp_path: Path, force: bool) -> None
             _publish(tmp_path / name, FIRST, replace=force)
     assert (tmp_path / "data" / "thesis.tex").read_text() == "ten years"
     assert _names(tmp_path) == ["data", "notes"]
-
-
-def test_an_empty_folder_is_as_good_as_none(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    assert _publish(tmp_path / "data", FIRST)
-    assert _steps(tmp_path / "data") == 4
 
 
 def test_the_later_of_two_writers_learns_that_it_lost(tmp_path: Path) -> None:
@@ -177,8 +174,10 @@ def test_what_is_left_of_a_damaged_manifest_names_videos(tmp_path: Path) -> None
             assert _publish(tmp_path / "data", SECOND, replace=True)
 
 
-def test_without_a_manifest_to_go_by_no_file_is_known(tmp_path: Path) -> None:
+def test_nothing_is_put_inside_a_dataset_nor_over_one_without_a_manifest(tmp_path: Path) -> None:
     _publish(tmp_path / "data", FIRST)
+    with pytest.raises(UsageError, match="is inside the dataset"):
+        _publish(tmp_path / "data" / "deep" / "sub", SECOND)
     for name in (".rbtool/manifest.json", "next/meta.json"):
         (tmp_path / "data" / name).write_text("{")
     with pytest.raises(UsageError, match="is not part of the dataset around it"):
@@ -192,12 +191,6 @@ def test_a_damaged_dataset_can_be_replaced(tmp_path: Path) -> None:
     (tmp_path / "data" / "observation.memmap").unlink()
     assert _publish(tmp_path / "data", SECOND, replace=True)
     assert _steps(tmp_path / "data") == 5
-
-
-def test_nothing_is_put_inside_a_dataset(tmp_path: Path) -> None:
-    _publish(tmp_path / "data", FIRST)
-    with pytest.raises(UsageError, match="is inside the dataset"):
-        _publish(tmp_path / "data" / "deep" / "sub", SECOND)
 
 
 def test_what_appears_while_a_replacement_is_built_is_left_alone(tmp_path: Path) -> None:

@@ -200,13 +200,10 @@ def test_a_folder_without_manifest_tells_its_episodes(tmp_path: Path, drop: tupl
             np.testing.assert_array_equal(plain.read(field.key, 2, 7), sound.read(field.key, 2, 7))
 
 
-def test_leaves_of_different_lengths_are_no_steps(tmp_path: Path) -> None:
+def test_plain_folders_that_are_no_steps(tmp_path: Path) -> None:
     TensorDict({"a": torch.zeros(3), "b": torch.zeros(4)}, []).memmap(tmp_path / "odd")
     with pytest.raises(FormatError, match="not one row a step"):
         PlainReader(tmp_path / "odd")
-
-
-def test_episodes_that_cannot_be_told_apart_are_an_error(tmp_path: Path) -> None:
     TensorDict({"a": torch.zeros(3)}, [3]).memmap(tmp_path / "bare")
     with pytest.raises(FormatError, match=r"neither 'episode' nor 'next.done'"):
         _ = PlainReader(tmp_path / "bare").episodes

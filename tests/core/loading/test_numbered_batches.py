@@ -35,10 +35,16 @@ def test_any_part_of_an_order_is_that_of_the_whole() -> None:
     assert (KeyedOrder(1000, 4).at(np.arange(1000)) != whole).any()
 
 
-def test_long_orders_are_permutations_without_a_list() -> None:
+def test_long_orders_are_permutations_that_look_random() -> None:
     size = (1 << 20) + 7
     found = KeyedOrder(size, 11).at(np.arange(size))
     assert np.array_equal(np.bincount(found), np.ones(size))
+    size = 3_000_000
+    found = KeyedOrder(size, 5).at(np.arange(300_000))
+    bins = found * 32 // size
+    assert 0.5 < deviation(bins, 32) < 1.7
+    assert 0.8 < deviation(bins[:-1] * 32 + bins[1:], 1024) < 1.2  # of neighbours
+    assert 0.5 < deviation(found % 31, 31) < 1.7
 
 
 def deviation(numbers: np.ndarray, bins: int) -> float:
@@ -48,20 +54,13 @@ def deviation(numbers: np.ndarray, bins: int) -> float:
     return float(((counts - expected) ** 2 / expected).sum() / (bins - 1))
 
 
-def test_long_orders_look_random() -> None:
-    size = 3_000_000
-    found = KeyedOrder(size, 5).at(np.arange(300_000))
-    bins = found * 32 // size
-    assert 0.5 < deviation(bins, 32) < 1.7
-    assert 0.8 < deviation(bins[:-1] * 32 + bins[1:], 1024) < 1.2  # of neighbours
-    assert 0.5 < deviation(found % 31, 31) < 1.7
-
-
 def test_keys_give_independent_long_orders() -> None:
     size = 3_000_000
     found = np.array([KeyedOrder(size, key).at(np.array([0, 1])) for key in range(3000)])
     assert 0.4 < deviation(found[:, 0] * 32 // size, 32) < 1.8
     assert 0.4 < deviation((found[:, 1] - found[:, 0]) % size * 32 // size, 32) < 1.8
+    keys = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 0, 1), ((1 << 64) - 1, 0, 0)]
+    assert len({seed_of(*key) for key in keys}) == len(keys)
 
 
 @given(SHARDS)
@@ -87,8 +86,3 @@ def test_without_incomplete_rounds_all_batches_are_whole(drawn: tuple[int, int, 
     assert len({place for part in found for place in part}) == count * ranks * each
     assert size - count * ranks * each < ranks * each
     assert max((part.max() for part in found), default=0) < size
-
-
-def test_seeds_depend_on_every_number_of_the_key() -> None:
-    keys = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 0, 1), ((1 << 64) - 1, 0, 0)]
-    assert len({seed_of(*key) for key in keys}) == len(keys)

@@ -263,17 +263,16 @@ def test_what_makes_no_sense_is_a_value_error(walks: Walks, options: dict[str, A
         rbtool.torch_dataset(walks("ragged"), **{"batch_size": BATCH, "seed": 0} | options)
 
 
-def test_a_sampler_with_epochs_in_an_ensemble_is_refused(walks: Walks) -> None:
+def test_samplers_and_arguments_that_make_no_sense_are_refused(walks: Walks) -> None:
     member = rbtool.load_dataset(walks("ragged"), sampler=rbtool.SamplerWithoutReplacement(), seed=0)
     with pytest.raises(ValueError, match="member 0"):
         rbtool.torch_dataset(rbtool.ReplayBufferEnsemble(member), BATCH, seed=0)
-
-
-def test_arguments_of_the_dataset_are_refused_with_a_buffer(walks: Walks) -> None:
     buffer = rbtool.load_dataset(walks("ragged"), BATCH, seed=0)
     for options in ({"sampler": rbtool.RandomSampler()}, {"verify": True}, {"transform": rbtool.Compose()}):
         with pytest.raises(ValueError, match="expected in the buffer"):
             rbtool.torch_dataset(buffer, seed=0, batches=2, **options)
+    with pytest.raises(rbtool.SchemaError, match="12 is not divisible by slice_len=5"):
+        rbtool.load_dataset(walks("ragged"), 12, sampler=rbtool.SliceSampler(slice_len=5))
 
 
 def test_too_few_elements_are_a_runtime_error(walks: Walks) -> None:
@@ -316,11 +315,6 @@ def test_batches_that_cannot_be_drawn_are_refused_before_there_are_workers(walks
 def test_samplers_refuse_a_batch_size_without_a_storage(sampler: Any, message: str) -> None:
     with pytest.raises((ValueError, RuntimeError), match=message):
         sampler.check_batch_size(12)
-
-
-def test_a_dataset_is_not_opened_with_a_batch_size_that_its_sampler_cannot_draw(walks: Walks) -> None:
-    with pytest.raises(rbtool.SchemaError, match="12 is not divisible by slice_len=5"):
-        rbtool.load_dataset(walks("ragged"), 12, sampler=rbtool.SliceSampler(slice_len=5))
 
 
 def test_a_ring_that_is_filled_later_has_batches_then() -> None:
@@ -462,9 +456,6 @@ def test_states_of_loaders_and_datasets_are_the_same(walks: Walks) -> None:
     again = opened(walks("ragged"))
     again.load_state_dict(loader.state_dict())
     assert contents(again) == contents(one)
-
-
-def test_before_the_first_batch_a_state_is_that_of_the_start(walks: Walks) -> None:
     for made in (opened(walks("ragged")), rbtool.TorchLoader(opened(walks("ragged")))):
         assert (made.state_dict()["epoch"], made.state_dict()["batch"]) == (0, 0)
         made.set_epoch(4)

@@ -116,11 +116,18 @@ def test_files_without_the_function(tmp_path: Path, text: str, name: str, messag
         function.load()
 
 
-def test_modules_without_the_function() -> None:
+def test_what_does_not_load_or_travel_is_named() -> None:
     with pytest.raises(UsageError, match=r"module math has no function 'sqrtt'; did you mean 'sqrt'\?"):
         find_function("math:sqrtt").load()
     with pytest.raises(UsageError, match="module nowhere_51 cannot be imported: ModuleNotFoundError"):
         find_function("nowhere_51:f").load()
+    lock = threading.Lock()
+    with pytest.raises(UsageError, match="cannot be sent to worker processes: TypeError") as caught:
+        find_function(lambda x: lock).portable()
+    assert "num_workers=0" in caught.value.hint
+    function = PickledFunction("there:f", b"cnowhere_51\nf\n.")
+    with pytest.raises(UsageError, match="there:f does not load in a worker process: ModuleNotFoundError"):
+        function.load()
 
 
 def test_closures_travel_with_what_they_enclose() -> None:
@@ -130,19 +137,6 @@ def test_closures_travel_with_what_they_enclose() -> None:
     assert function.inputs() == {}
     assert function.load()(1) == 6
     assert pickle.loads(pickle.dumps(function.portable())).load()(1) == 6
-
-
-def test_what_cannot_be_pickled_says_what_to_do() -> None:
-    lock = threading.Lock()
-    with pytest.raises(UsageError, match="cannot be sent to worker processes: TypeError") as caught:
-        find_function(lambda x: lock).portable()
-    assert "num_workers=0" in caught.value.hint
-
-
-def test_what_does_not_load_elsewhere() -> None:
-    function = PickledFunction("there:f", b"cnowhere_51\nf\n.")
-    with pytest.raises(UsageError, match="there:f does not load in a worker process: ModuleNotFoundError"):
-        function.load()
 
 
 @pytest.mark.parametrize(

@@ -151,10 +151,16 @@ def test_errors_that_may_pass_are_tried_again(pool, tmp_path, error, tries) -> N
     assert (tmp_path / "tries").read_text() == tries * "x"
 
 
-def test_no_retries_mean_one_try(pool: Callable[..., WorkerPool]) -> None:
+def test_a_task_that_fails_without_retries_is_the_only_one_missed(pool: Callable[..., WorkerPool]) -> None:
     found = answers(pool(lambda first: die("exit") if first == 90 else first, limits=Limits(retries=0)))
     assert isinstance(found.pop(9), TaskFailed)
     assert found == all_but(9)
+    found = answers(pool(lambda first: os.closerange(3, 256) if first == 30 else first, limits=Limits(retries=0)))
+    assert isinstance(found.pop(3), TaskFailed)
+    assert found == all_but(3)
+    found = answers(pool(lambda first: threading.Lock() if first == 20 else first))
+    assert "cannot pickle" in found.pop(2).cause.text
+    assert found == all_but(2)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(2), ZeroDivisionError("zero")])
@@ -171,18 +177,9 @@ def test_an_exception_is_an_answer_and_the_worker_continues(pool, error) -> None
     assert len(set(found.values())) == 1
 
 
-def test_an_answer_that_cannot_be_sent_is_a_failure(pool: Callable[..., WorkerPool]) -> None:
-    found = answers(pool(lambda first: threading.Lock() if first == 20 else first))
-    assert "cannot pickle" in found.pop(2).cause.text
-    assert found == all_but(2)
-
-
-def test_tasks_are_assigned_in_order_two_ahead(pool: Callable[..., WorkerPool]) -> None:
+def test_tasks_are_assigned_in_order_the_first_to_the_worker_called(pool: Callable[..., WorkerPool]) -> None:
     tasks = TASKS[::-1]
     assert [task for task, _ in pool(lambda first: first, workers=1).run("measure", tasks)] == tasks
-
-
-def test_the_worker_that_is_called_gets_the_first_task(pool: Callable[..., WorkerPool]) -> None:
     executor = pool(lambda first: os.getpid(), workers=3)
     called = executor.call("measure", TASKS[0])
     assert answers(executor)[0] == called
@@ -222,13 +219,11 @@ def test_replacements_of_lost_workers_get_the_same_set_up(pool: Callable[..., Wo
     assert at_work or seen.isdisjoint(pid for pid, _ in again)
 
 
-def test_a_broadcast_that_fails_is_raised(pool: Callable[..., WorkerPool]) -> None:
+def test_what_fails_in_every_worker_is_raised(pool: Callable[..., WorkerPool]) -> None:
     with pytest.raises(WorkerFailed, match="AttributeError") as caught:
         pool(lambda first: first).broadcast("no such method")
     assert "Traceback" in caught.value.trace
 
-
-def test_a_processor_that_does_not_load_fails_at_once(pool: Callable[..., WorkerPool]) -> None:
     def refuse() -> None:
         raise UsageError("not like this")
 
@@ -317,12 +312,6 @@ def test_closed_standard_streams_are_opened_again(pool, descriptors, capfd) -> N
 
     assert answers(pool(act, workers=1)) == {task.index: task.start for task in TASKS}
     assert capfd.readouterr() == ("", 9 * "heard\n")
-
-
-def test_a_function_that_closes_everything_is_missed(pool: Callable[..., WorkerPool]) -> None:
-    found = answers(pool(lambda first: os.closerange(3, 256) if first == 30 else first, limits=Limits(retries=0)))
-    assert isinstance(found.pop(3), TaskFailed)
-    assert found == all_but(3)
 
 
 def test_closing_the_iterator_stops_those_at_work(pool: Callable[..., WorkerPool], tmp_path: Path) -> None:

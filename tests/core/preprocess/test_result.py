@@ -221,12 +221,17 @@ def test_a_space_is_kept_only_while_it_fits(tmp_path: Path, changed: bool) -> No
     assert TedReader(tmp_path / "made").documents().keys() - {ENV_METADATA} == {"metadata.json"}
 
 
-def test_roles_are_the_sources_where_keys_are(walks: Path, tmp_path: Path) -> None:
+def test_fields_keep_their_roles_and_those_left_out_are_named(walks: Path, tmp_path: Path) -> None:
     run(walks, lambda td: td.set("goal", td["action"]), tmp_path / "made")
     roles = {field.name: field.role for field in Manifest.load(tmp_path / "made").fields}
     assert {name: roles[name] for name in ("action", "info.success", "next.reward", "goal")} == {
         "action": "action", "info.success": "info", "next.reward": "reward", "goal": "observation",
     }  # fmt: skip
+    made = run(walks, lambda rows: rows.exclude("next"), tmp_path / "out")
+    dropped = {entry["key"]: entry["why"] for entry in made.dropped_keys}
+    assert sorted(dropped) == sorted(field.name for field in Manifest.load(walks).fields if field.key[0] == "next")
+    assert all("leaves it out" in why for why in dropped.values())
+    assert not run(walks, scaled, tmp_path / "whole").dropped_keys
 
 
 @pytest.mark.parametrize("form", ["flat", "nested", "h5"])
@@ -259,14 +264,6 @@ def test_random_numbers_are_seeded_by_the_chunk_and_put_back(walks: Path, tmp_pa
     assert len(digests) == 1
     assert torch.equal(torch.stack([*found, torch.rand(())]), expected)
     assert TensorDict.load_memmap(tmp_path / "0")["noise"].unique().numel() == STEPS
-
-
-def test_keys_the_function_leaves_out_are_named(walks: Path, tmp_path: Path) -> None:
-    made = run(walks, lambda rows: rows.exclude("next"), tmp_path / "out")
-    dropped = {entry["key"]: entry["why"] for entry in made.dropped_keys}
-    assert sorted(dropped) == sorted(field.name for field in Manifest.load(walks).fields if field.key[0] == "next")
-    assert all("leaves it out" in why for why in dropped.values())
-    assert not run(walks, scaled, tmp_path / "whole").dropped_keys
 
 
 # What is made of a source that is damaged, or that changes meanwhile, is not published, and not gone on with.

@@ -263,22 +263,16 @@ def test_a_failure_does_not_wait_for_the_source_to_be_verified(walks: Path, tmp_
         done.set()
 
 
-def test_a_background_call_returns_or_raises() -> None:
+def test_background_calls_return_or_raise_in_order() -> None:
     assert BackgroundCall(lambda: 3).result() == 3
     with pytest.raises(KeyError):
         BackgroundCall(lambda: {}["missing"]).result()
-
-
-def test_calls_in_turn_are_done_in_order() -> None:
     found: list[int] = []
     with SerialExecutor() as line:
         for number in range(1000):
             line.do(found.append, number)
         line.finish()
         assert found == list(range(1000))
-
-
-def test_what_a_call_in_turn_raises_comes_out() -> None:
     with SerialExecutor() as line:
         line.do(lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):

@@ -68,17 +68,17 @@ def test_episodes_keep_the_rows_that_bear_their_number(kept: list[int], rows: li
     assert found["done"] == sorted(found["terminated"] + found["truncated"])
 
 
-def test_an_end_in_another_block_is_not_marked() -> None:
+def test_ends_are_marked_only_where_flags_were_lost() -> None:
     result = started(keeping([0, 1])).apply(part_of(block_of([4]), 0, 3))
     assert runs_of(result) == [(0, 2, True, False)]
     assert ends(result)["truncated"] == []
-
-
-def test_an_end_that_bore_no_flag_is_not_marked() -> None:
     block = block_of([4])
     for name in ("done", "terminated"):
         block.columns["next", name].values[:] = False
     assert ends(started(keeping([0, 1])).apply(block))["truncated"] == []
+    mine = torch.zeros(2, 1, dtype=torch.bool)
+    result = started(lambda td: td[:2].set(("next", "truncated"), mine)).apply(block_of([4]))
+    assert (ends(result)["truncated"], mine.any().item()) == ([1], False)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32], ids=str)
@@ -88,12 +88,6 @@ def test_flags_of_other_types_are_marked_with_one(dtype: torch.dtype) -> None:
     column = result.columns[key]
     bits = 0x3F80 if dtype is torch.bfloat16 else 1
     assert column.values.tolist() == [[0], [bits]]
-
-
-def test_marking_leaves_the_memory_of_the_function_alone() -> None:
-    mine = torch.zeros(2, 1, dtype=torch.bool)
-    result = started(lambda td: td[:2].set(("next", "truncated"), mine)).apply(block_of([4]))
-    assert (ends(result)["truncated"], mine.any().item()) == ([1], False)
 
 
 @pytest.mark.parametrize(
@@ -330,6 +324,9 @@ def test_memory_that_is_used_again_is_copied_in_time() -> None:
     mine = torch.zeros(2)
     found = started(lambda row: {"x": mine.copy_(row["observation", "x"])}, "row", False).apply(block_of([20]))
     assert found.columns["x",].values[:, 0].tolist() == list(range(20))
+    mine = torch.zeros(50, dtype=torch.int32)
+    result = started(lambda td: {"y": mine[: len(td)].copy_(td[Y])}, "episode").apply(block_of([4, 3]))
+    assert result.columns["y",].values.tolist() == list(range(7))
 
 
 def from_row_11(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -362,13 +359,16 @@ def test_rows_that_are_refused_are_named(change: Callable[[Any], Any], message: 
     assert caught.value.steps == (11, 12)
 
 
-def test_a_row_that_fails_is_named() -> None:
+def test_a_row_or_an_episode_that_fails_is_named() -> None:
     def fail(row: Any) -> Any:
         return 1 / (int(row["observation", "y"]) - 11) and row
 
     with pytest.raises(FunctionFailed, match="ZeroDivisionError: division by zero") as caught:
         started(fail, "row", False).apply(part_of(block_of([9, 9]), 2, 18))
     assert caught.value.steps == (11, 12)
+    with pytest.raises(FunctionFailed, match="ZeroDivisionError") as caught:
+        started(second(lambda td: 1 / 0), "episode").apply(block_of([4, 3, 2], first=100))
+    assert caught.value.steps == (104, 107)
 
 
 @pytest.mark.parametrize(
@@ -429,12 +429,20 @@ def runs(block: Block) -> list[tuple[int, int]]:
     return [(episode, rows) for episode, rows, _, _ in found]
 
 
-def test_it_sees_one_episode_at_a_time() -> None:
+def test_episodes_are_seen_one_at_a_time_with_their_ends() -> None:
     seen: list[list[int]] = []
     result = started(lambda td: (seen.append(td[Y].tolist()), td)[1], "episode").apply(block_of([4, 1, 2]))
     assert seen == [[0, 1, 2, 3], [4], [5, 6]]
     assert values_of(result) == values_of(block_of([4, 1, 2]))
     assert runs(result) == [(0, 4), (1, 1), (2, 2)]
+    block = block_of([5])
+    block.columns["next", "truncated"].values[2] = True
+    result = started(lambda td: td, "episode").apply(block)
+    assert (runs(result), ends_of(result, "truncated")) == ([(0, 5)], [2])
+    block = part_of(block_of([4, 3]), 1, 6)
+    assert runs_of(started(twice, "episode").apply(block)) == [
+        (0, 3, False, True), (0, 3, True, True), (1, 4, True, False),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -484,13 +492,6 @@ def test_several_episodes_may_come_of_one(function, expected, truncated) -> None
     assert ends_of(result, "truncated") == truncated
 
 
-def test_a_flag_in_the_middle_that_is_followed_by_the_next_row_stays() -> None:
-    block = block_of([5])
-    block.columns["next", "truncated"].values[2] = True
-    result = started(lambda td: td, "episode").apply(block)
-    assert (runs(result), ends_of(result, "truncated")) == ([(0, 5)], [2])
-
-
 @pytest.mark.parametrize("marked", [True, False])
 def test_an_end_without_a_flag_is_marked_where_there_was_one(marked: bool) -> None:
     block = block_of([4, 3])
@@ -504,13 +505,6 @@ def unmark(td: Any) -> Any:
     for name in ("done", "terminated"):
         td["next", name].zero_()
     return td
-
-
-def test_what_began_and_ends_elsewhere_still_does() -> None:
-    block = part_of(block_of([4, 3]), 1, 6)
-    assert runs_of(started(twice, "episode").apply(block)) == [
-        (0, 3, False, True), (0, 3, True, True), (1, 4, True, False),
-    ]  # fmt: skip
 
 
 @given(cut=st.integers(0, 5))
@@ -538,12 +532,6 @@ def test_when_nothing_is_left_the_keys_still_are(lengths: list[int]) -> None:
     assert result.columns[Y].values.shape == (0,)
 
 
-def test_memory_of_one_episode_that_is_used_again_is_copied_in_time() -> None:
-    mine = torch.zeros(50, dtype=torch.int32)
-    result = started(lambda td: {"y": mine[: len(td)].copy_(td[Y])}, "episode").apply(block_of([4, 3]))
-    assert result.columns["y",].values.tolist() == list(range(7))
-
-
 def second(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda td: change(td) if int(td["episode"][0]) == 4 else td
 
@@ -562,12 +550,6 @@ def second(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def test_episodes_that_are_refused_are_named(change: Callable[[Any], Any], message: str) -> None:
     with pytest.raises(ResultRefused, match=message) as caught:
         started(second(change), "episode").apply(block_of([4, 3, 2], first=100))
-    assert caught.value.steps == (104, 107)
-
-
-def test_an_episode_that_fails_is_named() -> None:
-    with pytest.raises(FunctionFailed, match="ZeroDivisionError") as caught:
-        started(second(lambda td: 1 / 0), "episode").apply(block_of([4, 3, 2], first=100))
     assert caught.value.steps == (104, 107)
 
 
@@ -608,13 +590,10 @@ def test_views_of_any_kind_become_their_values(value: torch.Tensor) -> None:
     assert torch.equal(back, value.detach().resolve_conj().resolve_neg())
 
 
-def test_dicts_arrays_and_tensorclasses_are_taken() -> None:
+def test_dicts_arrays_tensorclasses_and_lazy_stacks_are_taken() -> None:
     found = columns_of({"a": np.arange(ROWS, dtype=">i2"), "b": {"c": Step(BASE, batch_size=[ROWS])}}, ROWS)
     assert {key: name for key, (name, _) in found.items()} == {("a",): "int16", ("b", "c", "x"): "float32"}
     assert found["a",][1].tolist() == [0, 1, 2, 3]
-
-
-def test_a_lazy_stack_is_taken() -> None:
     lazy = LazyStackedTensorDict(*(TensorDict({"x": row}, []) for row in BASE))
     assert np.array_equal(columns_of(lazy, ROWS)["x",][1], BASE.numpy())
 
@@ -658,20 +637,17 @@ def drawn() -> tuple[Any, ...]:
     return torch.rand(3).tolist(), random.random(), random.gauss(0, 1), np.random.standard_normal(3).tolist()  # noqa: NPY002
 
 
-def test_neighbours_have_nothing_in_common() -> None:
+def test_mixed_seeds_are_fixed_and_far_apart() -> None:
+    assert [mixed_seed(0, 0), mixed_seed(0, 1)] == [
+        0xE220A8397B1DCDAF,
+        0x6E789E6AA1B965F4,
+    ]  # the first outputs of SplitMix64
     bits = [mixed_seed(seed, number) for seed in range(-20, 20) for number in range(-1, 200)]
     assert len(set(bits)) == len(bits)
     assert all(0 <= value < 2**64 for value in bits)
     flips = [(one ^ other).bit_count() for one, other in pairwise(bits)]
     assert 30 < sum(flips) / len(flips) < 34
     assert min(flips) > 8
-
-
-def test_the_mixture_is_fixed() -> None:
-    assert [mixed_seed(0, 0), mixed_seed(0, 1)] == [
-        0xE220A8397B1DCDAF,
-        0x6E789E6AA1B965F4,
-    ]  # the first outputs of SplitMix64
 
 
 def test_the_same_bits_give_the_same_numbers() -> None:

@@ -37,16 +37,13 @@ def one(gcs: Gcs, *call: object) -> object:
     return ask_one(gcs.environment(), "bucket", *call, arguments=("public",))
 
 
-def test_objects_from_all_pages(gcs: Gcs) -> None:
+def test_objects_from_all_pages_or_below_a_prefix(gcs: Gcs) -> None:
     found = ask_one(gcs.environment(), "bucket", "objects", arguments=("public",))
     assert [(entry["name"], entry["size"]) for entry in found] == [
         (name, size) for name, size in zip(NAMES, (len(LARGE), len(SMALL), len(SMALL), 0), strict=True)
     ]
     assert found[0]["checksum"] == f"md5:{hashlib.md5(LARGE).hexdigest()}"
     assert len(gcs.paths("/o[?]")) == 2
-
-
-def test_objects_below_a_prefix(gcs: Gcs) -> None:
     found = ask_one(gcs.environment(), "bucket", "objects", "a/data/", arguments=("public",))
     assert [entry["name"] for entry in found] == NAMES[:2]
 
@@ -81,12 +78,9 @@ def test_another_generation_makes_the_listing_stale(gcs: Gcs) -> None:
     failed(one(gcs, "read", found[0]["address"]), "StaleListing")
 
 
-def test_a_bucket_that_is_not_there(gcs: Gcs) -> None:
+def test_a_bucket_that_is_not_there_or_not_public(gcs: Gcs) -> None:
     found = ask_one(gcs.environment(), "bucket", *LIST, arguments=("nothing",))
     assert "gs://nothing" in failed(found, "DatasetNotFoundError").message
-
-
-def test_a_bucket_that_is_not_public(gcs: Gcs) -> None:
     gcs.denied = {"public"}
     assert "public buckets" in failed(one(gcs, *LIST), "AuthorisationError").hint
 

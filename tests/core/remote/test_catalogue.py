@@ -76,13 +76,10 @@ def test_an_unknown_name_is_an_error_with_the_nearest(asked, near):
     assert near in failed.value.hint
 
 
-def test_a_name_like_no_other_gets_no_neighbours():
+def test_names_like_no_other_are_not_found():
     with pytest.raises(DatasetNotFoundError) as failed:
         resolve("zzzzzz", IDS, "minari")
     assert "list --remote minari" in failed.value.hint
-
-
-def test_an_empty_catalogue_has_nothing():
     with pytest.raises(DatasetNotFoundError):
         resolve("door-human-v1", (), "minari")
 
@@ -96,13 +93,20 @@ FOUND = Resolution("door-human-v1", "D4RL/door/human-v2", "words")
 DAMAGED = ["", "{", "[]", '{"door-human-v1": 3}', '{"door-human-v1": {"id": "../up", "how": "words"}}']
 
 
-def test_words_are_remembered(tmp_path):
+def test_words_and_catalogues_are_remembered(tmp_path):
     names = KnownNames(tmp_path, "minari")
     assert names.get("door-human-v1") is None
     names.put(FOUND)
     names.put(Resolution("door", "D4RL/door/human-v2", "latest"))
     assert KnownNames(tmp_path, "minari").get("door-human-v1") == FOUND
     assert KnownNames(tmp_path, "other").get("door-human-v1") is None
+    catalogue = Catalogue(
+        "hf://x", "2026-01-01T00:00:00+00:00", (CatalogueEntry("a/b-v0", 10, None, 3, "s"), CatalogueEntry("c")), ("p",)
+    )
+    CatalogueFile(tmp_path, "minari", "key").save(catalogue)
+    assert CatalogueFile(tmp_path, "minari", "key").load() == catalogue
+    assert CatalogueFile(tmp_path, "minari", "other").load() is None
+    assert catalogue_age(Catalogue("x", "yesterday", ())) == float("inf")
 
 
 @pytest.mark.parametrize("text", DAMAGED)
@@ -113,15 +117,6 @@ def test_a_damaged_memory_knows_nothing_and_learns_again(tmp_path, text):
     assert names.get("door-human-v1") is None
     names.put(FOUND)
     assert names.get("door-human-v1") == FOUND
-
-
-def test_a_catalogue_comes_back_as_it_was(tmp_path):
-    catalogue = Catalogue(
-        "hf://x", "2026-01-01T00:00:00+00:00", (CatalogueEntry("a/b-v0", 10, None, 3, "s"), CatalogueEntry("c")), ("p",)
-    )
-    CatalogueFile(tmp_path, "minari", "key").save(catalogue)
-    assert CatalogueFile(tmp_path, "minari", "key").load() == catalogue
-    assert CatalogueFile(tmp_path, "minari", "other").load() is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": [1]}', '{"entries": []}'])
@@ -136,7 +131,3 @@ def test_a_damaged_catalogue_is_none(tmp_path, text):
 def test_the_age_of_a_catalogue(ago, least):
     fetched = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=ago)
     assert least <= catalogue_age(Catalogue("x", fetched.isoformat(), ())) < least + 60
-
-
-def test_a_catalogue_of_no_date_is_old():
-    assert catalogue_age(Catalogue("x", "yesterday", ())) == float("inf")

@@ -37,10 +37,11 @@ def test_blocks_of_any_size_give_the_checksum(checksum: str, block: int) -> None
     assert checking.found == checksum
 
 
-def test_a_file_matches(checksum: str, tmp_path: Path) -> None:
+def test_a_file_matches_its_checksum_and_size(checksum: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(DATA)
     assert matches(file, len(DATA), checksum)
+    assert not matches(file, len(DATA) + 1, checksum)
 
 
 @pytest.mark.parametrize("at", [0, 1 << 20, len(DATA) - 1])
@@ -50,20 +51,11 @@ def test_one_changed_byte_is_seen(checksum: str, at: int, tmp_path: Path) -> Non
     assert not matches(file, len(DATA), checksum)
 
 
-def test_a_wrong_size_is_no_match_whatever_the_bytes(checksum: str, tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(DATA)
-    assert not matches(file, len(DATA) + 1, checksum)
-
-
-def test_a_git_blob_is_what_git_says(tmp_path: Path) -> None:
+def test_a_git_blob_and_an_empty_file_have_checksums(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"a\nb\n")
     blob = subprocess.run(["git", "hash-object", "--no-filters", file], capture_output=True, text=True, check=True)
     assert matches(file, 4, f"git-sha1:{blob.stdout.strip()}")
-
-
-def test_an_empty_file_has_a_checksum_too(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     assert matches(file, 0, "crc32c:00000000")

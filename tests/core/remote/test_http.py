@@ -67,22 +67,21 @@ def test_a_server_without_ranges_starts_at_the_beginning(fault, server, transpor
     assert read(transport, server.address("data/file.bin"), 50) == (0, DATA)
 
 
-def test_a_range_that_starts_early_is_taken(server: StaticServer, transport: HttpTransport) -> None:
+def test_ranges_that_start_early_or_behind_the_end(server: StaticServer, transport: HttpTransport) -> None:
+    assert read(transport, server.address("data/file.bin"), len(DATA)) == (0, DATA)
+    assert server.starts("data/file.bin") == [len(DATA), None]
     server.faults["data/file.bin"] = [Fault(content_range="bytes 0-10239/10240", no_range=False)]
     with transport.open(server.address("data/file.bin"), 50) as (start, _):
         assert start == 0
 
 
-def test_a_range_behind_the_end_starts_over(server: StaticServer, transport: HttpTransport) -> None:
-    assert read(transport, server.address("data/file.bin"), len(DATA)) == (0, DATA)
-    assert server.starts("data/file.bin") == [len(DATA), None]
-
-
-def test_the_client_says_who_it_is_and_wants_plain_bytes(server: StaticServer, transport: HttpTransport) -> None:
+def test_the_client_says_who_it_is_and_is_sent_round_to_an_end(server: StaticServer, transport: HttpTransport) -> None:
     read(transport, server.address("empty"))
     headers = server.asked[0].headers
     assert headers["User-Agent"] == f"rbtool/{__version__}"
     assert headers["Accept-Encoding"] == "identity"
+    server.faults["empty"] = [Fault(302, {"Location": "/empty"})]
+    assert str(failed(transport, server.address("empty"))).endswith("it redirects without end")
 
 
 class WithToken(HttpTransport):
@@ -181,11 +180,6 @@ def test_addresses_that_lead_nowhere(address: str, sentence: str, transport: Htt
     assert str(error).startswith(sentence)
 
 
-def test_redirects_without_end(server: StaticServer, transport: HttpTransport) -> None:
-    server.faults["empty"] = [Fault(302, {"Location": "/empty"})]
-    assert str(failed(transport, server.address("empty"))).endswith("it redirects without end")
-
-
 def test_a_token_with_a_line_break_is_not_shown(server: StaticServer) -> None:
     class Broken(HttpTransport):
         def headers(self, address: str) -> Mapping[str, str]:
@@ -276,27 +270,18 @@ def test_making_one_talks_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.records == []
 
 
-def test_an_untrusted_certificate_does_not_pass() -> None:
+def test_failures_are_told_by_what_they_are() -> None:
     error = httpx2.ConnectError("failed", request=httpx2.Request("GET", "https://hub.example/a"))
     error.__cause__ = ssl.SSLCertVerificationError("self-signed")
     found = failure(error, "a")
     assert isinstance(found, NetworkError)
     assert str(found) == "a could not be fetched from hub.example: its certificate is not trusted"
     assert "SSL_CERT_FILE" in found.hint
-
-
-def test_what_is_not_the_clients_stays_what_it_is() -> None:
     error = KeyError("x")
     assert failure(error, "x") is error
-
-
-def test_a_response_made_by_hand_is_understood() -> None:
     error = failure(httpx2.Response(403), "the listing", hint="ask for access")
     assert isinstance(error, AuthorisationError)
     assert (str(error), error.hint) == ("the server refuses access to the listing (403 Forbidden)", "ask for access")
-
-
-def test_a_status_error_is_its_response() -> None:
     response = httpx2.Response(404, request=httpx2.Request("GET", "https://user:pw@hub.example/a?token=1"))
     with pytest.raises(httpx2.HTTPStatusError) as raised:
         response.raise_for_status()

@@ -75,9 +75,13 @@ def test_a_revision_is_pinned(hub: Hub, environment: dict[str, str], revision: s
     assert ask_one(environment, "hub", "commit", "acme/one", asked) == repository.commit
 
 
-def test_a_revision_that_is_not_there(environment: dict[str, str]) -> None:
+def test_what_is_not_there_is_named(environment: dict[str, str], hub: Hub) -> None:
     found = failed(ask_one(environment, "hub", "commit", "acme/one", "v9"), "DatasetNotFoundError")
     assert found.message == "the hub does not have the repository acme/one at revision v9: there is no such revision"
+    commit = hub.repositories["acme/one"].commit
+    failed(ask_one(environment, "hub", "tree", "acme/one", commit, "shallow"), "DatasetNotFoundError")
+    nowhere = {**environment, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    assert "refused" in failed(ask_one(nowhere, "hub", *CALLS[0]), "NetworkError").message
 
 
 @pytest.mark.parametrize("hidden", [True, False])
@@ -86,11 +90,6 @@ def test_a_repository_that_is_not_there(hub: Hub, environment: dict[str, str], h
     found = failed(ask_one(environment, "hub", "commit", "acme/four"), "DatasetNotFoundError")
     assert "acme/four" in found.message
     assert ("private and needs HF_TOKEN" in found.message) == hidden
-
-
-def test_a_folder_that_is_not_there(hub: Hub, environment: dict[str, str]) -> None:
-    commit = hub.repositories["acme/one"].commit
-    failed(ask_one(environment, "hub", "tree", "acme/one", commit, "shallow"), "DatasetNotFoundError")
 
 
 CALLS = (["repositories", "acme"], ["commit", "acme/one"])
@@ -190,11 +189,6 @@ def test_a_silent_server_is_not_waited_for(hub: Hub, environment: dict[str, str]
     assert hub.faults[0].times == 99 - 2 * len(calls)
 
 
-def test_a_server_that_is_not_there(environment: dict[str, str]) -> None:
-    nowhere = {**environment, "HF_ENDPOINT": "http://127.0.0.1:9"}
-    assert "refused" in failed(ask_one(nowhere, "hub", *CALLS[0]), "NetworkError").message
-
-
 @pytest.mark.parametrize("variable", ["RBTOOL_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
 def test_where_the_network_is_forbidden(hub: Hub, environment: dict[str, str], variable: str) -> None:
     outcomes = ask({**environment, variable: "1"}, "hub", *CALLS)
@@ -241,16 +235,13 @@ def test_a_listing_without_end(hub: Hub, environment: dict[str, str]) -> None:
     assert len(hub.requests) == 1
 
 
-def test_a_file_that_is_gone_makes_the_listing_stale(hub: Hub, environment: dict[str, str]) -> None:
+def test_listings_and_files_that_are_too_long(hub: Hub, environment: dict[str, str]) -> None:
+    found = ask_one(environment, "hub", "read", address(hub, "deep/er/one.bin"), 1000)
+    assert "has more bytes than expected (1,000)" in failed(found, "FormatError").message
     gone = [address(hub, "index.jsonl"), address(hub).replace("/resolve/", "/resolve/0")[:-1]]
     pinned, unpinned = ask(environment, "hub", *[["read", one] for one in gone])
     failed(pinned, "StaleListing")
     assert "StaleListing" not in failed(unpinned, "DatasetNotFoundError").types
-
-
-def test_a_file_that_is_too_long_for_memory(hub: Hub, environment: dict[str, str]) -> None:
-    found = ask_one(environment, "hub", "read", address(hub, "deep/er/one.bin"), 1000)
-    assert "has more bytes than expected (1,000)" in failed(found, "FormatError").message
 
 
 def test_importing_loads_no_client() -> None:

@@ -24,10 +24,13 @@ def test_an_address_is_read(text, repository, revision):
     assert HubAddress.parse(text) == (repository, revision)
 
 
-def test_it_is_written_as_it_is_read():
+def test_an_address_is_written_as_it_is_read():
     address = HubAddress.parse("hf://me/walks@v2")
     assert HubAddress.parse(str(address)) == address
     assert address.at("abc") == "hf://me/walks@abc"
+    assert HubAddress.parse("hf://me/walks@v1", "v1").revision == "v1"
+    with pytest.raises(UsageError, match="two revisions"):
+        HubAddress.parse("hf://me/walks@v1", "v2")
 
 
 @pytest.mark.parametrize(
@@ -43,12 +46,6 @@ def test_it_is_written_as_it_is_read():
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(UsageError):
         HubAddress.parse(text)
-
-
-def test_two_revisions_are_refused_unless_they_are_one():
-    assert HubAddress.parse("hf://me/walks@v1", "v1").revision == "v1"
-    with pytest.raises(UsageError, match="two revisions"):
-        HubAddress.parse("hf://me/walks@v1", "v2")
 
 
 def test_a_record_outlives_lines_that_were_cut(tmp_path):

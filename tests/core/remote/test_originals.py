@@ -44,38 +44,29 @@ def originals(tmp_path):
     return found
 
 
-def test_what_was_begun_is_recorded(originals, tmp_path):
+def test_what_was_begun_is_recorded_and_stays_kept(originals, tmp_path):
     record = originals.record()
     assert record is not None
     assert (record.id, record.address, record.revision, record.kept) == ("a/b-v0", "hf://x/a@1", "1", False)
     assert [(file.path, file.size, file.checksum) for file in record.files] == [("data/one", len(DATA), SHA)]
     assert [(found.source, found.id) for found in stored_originals(tmp_path)] == [("minari", "a/b-v0")]
-
-
-def test_a_folder_that_stays_empty_goes(tmp_path):
-    found = Originals(tmp_path, "minari", "a/b-v0")
-    with found.lock(lambda: None):
-        assert found.folder.is_dir()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_empty_folder_goes_and_what_is_next_to_it_stays(tmp_path):
-    (tmp_path / "minari/kept").mkdir(parents=True)
-    with Originals(tmp_path, "minari", "a/b-v0").lock(lambda: None):
-        pass
-    assert [path.name for path in (tmp_path / "minari").iterdir()] == ["kept"]
-
-
-def test_what_was_kept_once_stays_kept(originals):
     for kept, expected in ((False, False), (True, True), (False, True)):
         originals.begin(DATASET, [], kept=kept)
         assert originals.record().kept is expected
 
 
-def test_nothing_is_there_before_it_is_begun(tmp_path):
+def test_folders_that_stay_empty_go_and_their_neighbours_stay(tmp_path):
     found = Originals(tmp_path, "minari", "a/b-v0")
     assert (found.record(), found.bytes(), list(found.problems())) == (None, 0, [])
     assert list(stored_originals(tmp_path)) == []
+    found = Originals(tmp_path, "minari", "a/b-v0")
+    with found.lock(lambda: None):
+        assert found.folder.is_dir()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "minari/kept").mkdir(parents=True)
+    with Originals(tmp_path, "minari", "a/b-v0").lock(lambda: None):
+        pass
+    assert [path.name for path in (tmp_path / "minari").iterdir()] == ["kept"]
 
 
 def test_changed_bytes_are_a_problem(originals):

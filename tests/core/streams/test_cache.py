@@ -160,10 +160,15 @@ def test_a_kill_while_a_shard_is_removed_leaves_no_half(tmp_path: Path, monkeypa
     assert shards.take(0).storage.get(0) == 0
 
 
-def test_a_part_that_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_copies_open_their_shards_again_and_parts_of_the_killed_go(tmp_path: Path) -> None:
     (tmp_path / "2.part").mkdir()
     CachedShards(LocalFiles(3), tmp_path, 1 << 20).take(0)
     assert not (tmp_path / "2.part").exists()
+    shards = CachedShards(LocalFiles(2), tmp_path / ".streams" / "one" / "shards", 1 << 20)
+    shards.take(0)
+    assert rbtool.cache.prune(root=tmp_path).removed == ()
+    shards.close()
+    assert len(rbtool.cache.prune(root=tmp_path).removed) == 1
 
 
 def test_a_copy_of_a_stream_opens_its_shards_again(tmp_path: Path) -> None:
@@ -213,11 +218,3 @@ def test_a_process_that_ends_does_not_wait_for_what_is_on_its_way(tmp_path: Path
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == code, done.stderr
     assert done.stderr.count("Traceback") == (how == "interrupted")
-
-
-def test_a_stream_that_is_open_is_not_pruned(tmp_path: Path) -> None:
-    shards = CachedShards(LocalFiles(2), tmp_path / ".streams" / "one" / "shards", 1 << 20)
-    shards.take(0)
-    assert rbtool.cache.prune(root=tmp_path).removed == ()
-    shards.close()
-    assert len(rbtool.cache.prune(root=tmp_path).removed) == 1

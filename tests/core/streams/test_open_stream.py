@@ -65,10 +65,21 @@ def test_a_stream_has_the_batches_of_the_dataset(datasets: Path, environment: di
     assert found[2]["steps"] == found[0]["steps"][5:]
 
 
-def test_the_rows_are_those_of_the_dataset(datasets: Path) -> None:
+def test_rows_shards_and_ensembles_are_those_of_the_dataset(datasets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = rbtool.load_dataset(datasets / "org" / "ted")
     for batch in rbtool.load_dataset(datasets / "org" / "packed", 16, streaming=True, seed=0):
         assert (batch.exclude("index") == whole.storage.get(batch["index"])).all()
+    stream = rbtool.load_dataset(datasets / "org" / "ted", 8, streaming=True, seed=0)
+    other = rbtool.load_dataset(datasets / "org" / "packed", 8, seed=0)
+    both = rbtool.ReplayBufferEnsemble(stream, other, batch_size=8)
+    assert both.sample().numel() == 8
+    with pytest.raises(rbtool.UsageError, match="expected with streaming=True only"):
+        rbtool.load_dataset(datasets / "org" / "ted", cache_size="1GB")
+    monkeypatch.setattr(shards, "SHARD_BYTES", 1)
+    one_each = rbtool.load_dataset(datasets / "org" / "ted", streaming=True)
+    assert len(one_each.storage.shards) == len(EPISODES)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 1 << 30)
+    assert len(rbtool.load_dataset(datasets / "org" / "ted", streaming=True).storage.shards) == 1
 
 
 def test_a_script_that_ends_with_an_open_stream_is_silent(environment: dict[str, str]) -> None:
@@ -133,7 +144,10 @@ def test_what_is_no_address_is_refused(dataset: str) -> None:
         rbtool.load_dataset(dataset, streaming=True)
 
 
-def test_without_the_network_a_stream_is_one_sentence(environment: dict[str, str]) -> None:
+def test_a_cache_of_another_size_is_refused(environment: dict[str, str]) -> None:
+    found = in_process(environment, {"dataset": "hf://org/ted", "window": 6, "cache_size": "100kB"})[0]
+    assert found["error"] == "UsageError"
+    assert "a smaller window" in found["hint"]
     found = in_process(environment | {"RBTOOL_OFFLINE": "1"}, {"dataset": "hf://org/ted"})[0]
     assert found["error"] == "NetworkError"
 
@@ -159,12 +173,6 @@ def test_the_environment_states_the_size_of_the_cache(environment: dict[str, str
     assert 0 < bytes_below(tmp_path / "root") <= 400_000
     refused = in_process(environment | {"RBTOOL_CACHE_SIZE": "much"}, asked)[0]
     assert (refused["error"], "RBTOOL_CACHE_SIZE" in refused["message"] + refused["hint"]) == ("UsageError", True)
-
-
-def test_a_cache_that_cannot_hold_a_window_is_refused(environment: dict[str, str]) -> None:
-    found = in_process(environment, {"dataset": "hf://org/ted", "window": 6, "cache_size": "100kB"})[0]
-    assert found["error"] == "UsageError"
-    assert "a smaller window" in found["hint"]
 
 
 def test_the_cache_is_listed_and_pruned(environment: dict[str, str], tmp_path: Path) -> None:
@@ -233,32 +241,12 @@ def test_what_a_stream_does_not_have_is_refused(datasets: Path, options: Any, me
         rbtool.load_dataset(datasets / "org" / "ted", streaming=True, **options)
 
 
-def test_a_cache_size_without_a_stream_is_refused(datasets: Path) -> None:
-    with pytest.raises(rbtool.UsageError, match="expected with streaming=True only"):
-        rbtool.load_dataset(datasets / "org" / "ted", cache_size="1GB")
-
-
 def test_a_state_of_another_dataset_is_refused(datasets: Path, tmp_path: Path) -> None:
     write_walks(tmp_path / "other", EPISODES[:-1])
     state = rbtool.load_dataset(datasets / "org" / "ted", 4, streaming=True).state_dict()
     other = rbtool.load_dataset(tmp_path / "other", 4, streaming=True)
     with pytest.raises(rbtool.SchemaError, match="the state belongs to other data"):
         other.load_state_dict(state)
-
-
-def test_shards_have_the_size_that_is_asked_for(datasets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "SHARD_BYTES", 1)
-    one_each = rbtool.load_dataset(datasets / "org" / "ted", streaming=True)
-    assert len(one_each.storage.shards) == len(EPISODES)
-    monkeypatch.setattr(shards, "SHARD_BYTES", 1 << 30)
-    assert len(rbtool.load_dataset(datasets / "org" / "ted", streaming=True).storage.shards) == 1
-
-
-def test_a_stream_is_a_member_of_an_ensemble(datasets: Path) -> None:
-    stream = rbtool.load_dataset(datasets / "org" / "ted", 8, streaming=True, seed=0)
-    other = rbtool.load_dataset(datasets / "org" / "packed", 8, seed=0)
-    both = rbtool.ReplayBufferEnsemble(stream, other, batch_size=8)
-    assert both.sample().numel() == 8
 
 
 def test_a_stream_has_no_windows_and_no_queries(tmp_path: Path) -> None:

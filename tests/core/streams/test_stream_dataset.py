@@ -70,21 +70,15 @@ def test_ranks_have_every_step_once(stream: Any) -> None:
     assert sorted(row for rank in ranks for row in steps(rank)) == list(range(STEPS))
     workers = [loader(stream(rank=rank, world_size=2), 2) for rank in range(2)]
     assert sorted(row for one in workers for row in steps(one)) == list(range(STEPS))
-
-
-def test_ranks_with_other_numbers_of_workers_have_every_step_once(stream: Any) -> None:
     workers = [loader(stream(rank=rank, world_size=3), count) for rank, count in enumerate((2, 0, 3))]
     assert sorted(row for one in workers for row in steps(one)) == list(range(STEPS))
+    with pytest.raises(rbtool.UsageError, match="shards for 99 ranks"):
+        stream(rank=0, world_size=99)
 
 
 def test_workers_without_a_shard_have_no_batch(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "SHARD_BYTES", 1 << 20)
     assert sorted(steps(loader(stream(), 3))) == list(range(STEPS))
-
-
-def test_more_ranks_than_shards_are_refused(stream: Any) -> None:
-    with pytest.raises(rbtool.UsageError, match="shards for 99 ranks"):
-        stream(rank=0, world_size=99)
 
 
 @pytest.mark.parametrize("taken", [0, 1, 7, 999])
@@ -103,12 +97,21 @@ def test_a_pass_continues_after_any_batch(stream: Any, taken: int) -> None:
     assert [*rows(again), *rows(again)] == whole[min(taken, count) :]
 
 
-def test_a_state_that_was_loaded_is_the_state(stream: Any) -> None:
+def test_states_are_of_their_part_and_their_loader(stream: Any) -> None:
     first, again = stream(), stream()
     next(batches := iter(first))
     again.load_state_dict(first.state_dict())
     assert again.state_dict() == first.state_dict()
     assert rows(again) == rows(batches)
+    dataset = stream()
+    steps(loader(dataset, 1))
+    with pytest.raises(rbtool.SchemaError, match="ahead of the training loop"):
+        dataset.state_dict()
+    state = stream(rank=0, world_size=2).state_dict()
+    with pytest.raises(rbtool.SchemaError, match="the state has part"):
+        stream(rank=1, world_size=2).load_state_dict(state)
+    with pytest.raises(rbtool.SchemaError, match="batches of the batches"):
+        next(iter(DataLoader(stream(), batch_size=4)))
 
 
 @pytest.mark.parametrize(("workers", "taken"), [(0, 4), (2, 5), (2, 20)])
@@ -129,19 +132,6 @@ def test_a_stateful_loader_continues(stream: Any, workers: int, taken: int) -> N
     assert rows(again) == whole[taken:]
 
 
-def test_the_state_of_a_loader_with_workers_is_not_that_of_its_dataset(stream: Any) -> None:
-    dataset = stream()
-    steps(loader(dataset, 1))
-    with pytest.raises(rbtool.SchemaError, match="ahead of the training loop"):
-        dataset.state_dict()
-
-
-def test_a_state_of_another_part_is_refused(stream: Any) -> None:
-    state = stream(rank=0, world_size=2).state_dict()
-    with pytest.raises(rbtool.SchemaError, match="the state has part"):
-        stream(rank=1, world_size=2).load_state_dict(state)
-
-
 def test_what_is_no_stream_is_refused(tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", EPISODES)
     buffer: Any = rbtool.load_dataset(tmp_path / "walks", 5)
@@ -160,11 +150,6 @@ def test_a_batch_size_that_slices_do_not_divide_is_refused_when_the_stream_is_op
     sampler = rbtool.StreamSliceSampler(slice_len=3)
     with pytest.raises(rbtool.SchemaError, match="5 is not divisible by slice_len=3"):
         rbtool.load_dataset(tmp_path / "walks", 5, sampler=sampler, streaming=True)
-
-
-def test_loaders_that_would_batch_again_are_refused(stream: Any) -> None:
-    with pytest.raises(rbtool.SchemaError, match="batches of the batches"):
-        next(iter(DataLoader(stream(), batch_size=4)))
 
 
 @pytest.fixture

@@ -76,22 +76,20 @@ def test_roles_are_read_from_keys(key: tuple[str, ...], role: str) -> None:
     assert role_of(key) == role
 
 
-def test_bfloat16_is_its_bits_and_its_numbers_are_floats() -> None:
+def test_types_of_elements_are_named_and_bfloat16_is_its_bits() -> None:
+    assert dtype_name(np.dtype(">f4")) == "float32"
+    for dtype in ("U3", "O", "M8[s]", "longdouble"):
+        with pytest.raises(SchemaError, match="cannot be stored"):
+            dtype_name(np.dtype(dtype))
     bits = np.array([0x3F80, 0xC000], np.uint16)
     assert numpy_dtype("bfloat16") == np.uint16
     assert as_numbers(bits, "bfloat16").tolist() == [1.0, -2.0]
 
 
-def test_types_that_tensors_cannot_hold_are_refused() -> None:
-    assert dtype_name(np.dtype(">f4")) == "float32"
-    for dtype in ("U3", "O", "M8[s]", "longdouble"):
-        with pytest.raises(SchemaError, match="cannot be stored"):
-            dtype_name(np.dtype(dtype))
-
-
-def test_the_end_of_an_episode_is_named_by_its_flags() -> None:
+def test_ends_and_keys_have_names() -> None:
     ends = [end_reason(*flags).name for flags in ((True, False), (False, True), (True, True), (False, False))]
     assert ends == ["TERMINATED", "TRUNCATED", "BOTH", "END_OF_FILE"]
+    assert key_name(("next", "observation", "pos")) == "next.observation.pos"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +116,3 @@ def test_no_part_can_leave_its_folder_and_each_comes_back(part: str) -> None:
 def test_renaming_reserved_parts_never_merges_two(parts: set[str]) -> None:
     assert len({safe_part(part) for part in parts}) == len(parts)
     assert not {safe_part(part) for part in parts} & {"shape", "device", "_type"}
-
-
-def test_keys_are_typed_with_dots() -> None:
-    assert key_name(("next", "observation", "pos")) == "next.observation.pos"

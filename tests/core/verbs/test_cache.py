@@ -51,7 +51,10 @@ def test_a_leftover_file_that_a_process_works_on_stays(store):
     assert path.exists()
 
 
-def test_a_file_that_a_cut_swap_moved_aside_comes_back(store):
+def test_a_swap_that_was_cut_leaves_what_was_there(store):
+    store.cart.rename(store.root / "minari" / ".cart-v0.rbtool-old-01234567")
+    assert store.shown() == [(DOOR, "dataset"), (CART, "dataset")]
+    assert store.cart.exists()
     (store.root / "minari" / ".saved.h5.rbtool-old-01234567").write_bytes(b"abc")
     rbtool.cache.ls(root=store.root)
     assert (store.root / "minari" / "saved.h5").read_bytes() == b"abc"
@@ -126,12 +129,6 @@ def test_what_cannot_be_read_is_listed_with_why(store, damage):
 def test_checkpoints_are_told_from_datasets(store):
     rbtool.checkpoint.save(store.cart, store.root / "saved" / "cart", form="flat")
     assert ("saved:cart", "checkpoint") in store.shown()
-
-
-def test_a_swap_that_was_cut_leaves_a_dataset_and_no_leftover(store):
-    store.cart.rename(store.root / "minari" / ".cart-v0.rbtool-old-01234567")
-    assert store.shown() == [(DOOR, "dataset"), (CART, "dataset")]
-    assert store.cart.exists()
 
 
 def test_work_under_way_is_in_use(store):
@@ -257,9 +254,12 @@ def test_some_can_be_verified(store, names, count):
     assert rbtool.cache.verify(*names, root=store.root).datasets == count
 
 
-def test_what_is_not_there_cannot_be_verified(store):
+def test_what_is_not_there_is_neither_verified_nor_removed(store):
     with pytest.raises(rbtool.DatasetNotFoundError, match="nope-v0"):
         rbtool.cache.verify("minari:nope-v0", root=store.root)
+    with pytest.raises(rbtool.UsageError, match="no dataset named"):
+        rbtool.cache.rm(root=store.root)
+    assert not rbtool.cache.prune(root=store.root, confirm=lambda plan: pytest.fail("asked")).removed
 
 
 # `cache rm` and `prune`: what was named goes, and nothing that somebody may want.
@@ -289,16 +289,13 @@ def test_a_root_behind_a_link_is_as_good(store, tmp_path):
     assert _names(store.root / "minari") == []
 
 
-def test_a_folder_with_something_else_in_it_stays(store):
-    (store.root / "minari" / "D4RL" / "notes.txt").write_text("mine")
-    rbtool.cache.rm(DOOR, root=store.root)
-    assert _names(store.root / "minari" / "D4RL") == ["notes.txt"]
-
-
-def test_what_is_damaged_can_be_removed(store):
+def test_removal_takes_what_is_damaged_and_leaves_what_is_not_ours(store):
     (store.cart / MANIFEST).write_bytes(b"{")
     rbtool.cache.rm(CART, root=store.root)
     assert not store.cart.exists()
+    (store.root / "minari" / "D4RL" / "notes.txt").write_text("mine")
+    rbtool.cache.rm(DOOR, root=store.root)
+    assert _names(store.root / "minari" / "D4RL") == ["notes.txt"]
 
 
 def test_an_original_goes_with_its_dataset(store):
@@ -387,11 +384,6 @@ def test_what_is_not_there_is_not_found(store, name):
     with pytest.raises(rbtool.DatasetNotFoundError, match=r"nope|door"):
         rbtool.cache.rm(CART, name, root=store.root)
     assert store.state() == before
-
-
-def test_nothing_named_is_refused(store):
-    with pytest.raises(rbtool.UsageError, match="no dataset named"):
-        rbtool.cache.rm(root=store.root)
 
 
 @pytest.mark.parametrize("which", ["dataset", "original"])
@@ -490,10 +482,6 @@ def test_nothing_is_pruned_without_a_yes(store, refuse):
     done = rbtool.cache.prune(root=store.root, **ask)
     assert ([entry.what for entry in done.removed], done.dry_run) == (["leftover"], True)
     assert store.state() == before
-
-
-def test_nobody_is_asked_about_nothing(store):
-    assert not rbtool.cache.prune(root=store.root, confirm=lambda plan: pytest.fail("asked")).removed
 
 
 def test_what_came_into_use_during_the_question_stays(store):

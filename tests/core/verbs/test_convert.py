@@ -95,16 +95,13 @@ def test_tensordict_opens_the_result(tmp_path: Path) -> None:
     assert loaded["next", "observation", "agent", "pos"].shape == (181, 2)
 
 
-def test_a_second_time_nothing_is_written(tmp_path: Path) -> None:
+def test_the_same_source_is_converted_once(tmp_path: Path) -> None:
     first = convert(CARTPOLE, tmp_path / "ted")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     second = convert(CARTPOLE, tmp_path / "ted")
     assert second.already_there
     assert second.content_digest == first.content_digest
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-
-
-def test_the_same_source_elsewhere_gives_the_same_dataset(tmp_path: Path) -> None:
     first = convert(CARTPOLE, tmp_path / "one")
     copy = shutil.copytree(CARTPOLE, tmp_path / "copy")
     assert convert(copy / "data", tmp_path / "two").content_digest == first.content_digest

@@ -52,16 +52,13 @@ def test_a_part_has_a_folder_of_its_own(cache: Path) -> None:
     assert Manifest.load(part.path).request.episodes == "1:3"
 
 
-def test_a_second_time_it_is_there_already(cache: Path) -> None:
-    assert not download("minari", "tuple/trunc-v0", local=True).already_there
-    assert download("minari", "tuple/trunc-v0", local=True).already_there
-    assert not download("minari", "tuple/trunc-v0", local=True, force=True).already_there
-
-
-def test_a_dry_run_writes_nothing(cache: Path, tmp_path: Path) -> None:
+def test_nothing_is_written_by_a_dry_run_or_a_second_time(cache: Path, tmp_path: Path) -> None:
     result = download("minari", "tuple/trunc-v0", local=True, dry_run=True)
     assert (result.steps, result.dry_run) == (48, True)
     assert not (tmp_path / "home").exists()
+    assert not download("minari", "tuple/trunc-v0", local=True).already_there
+    assert download("minari", "tuple/trunc-v0", local=True).already_there
+    assert not download("minari", "tuple/trunc-v0", local=True, force=True).already_there
 
 
 def test_the_default_cache_is_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,10 +230,18 @@ def test_what_is_no_table_is_an_error_as_before(content: bytes, tmp_path: Path) 
     assert "table --map" not in raised.value.hint
 
 
-def test_a_damaged_table_is_an_error(tmp_path: Path) -> None:
+def test_damaged_and_foreign_tables_are_errors(tmp_path: Path) -> None:
     path = WRITERS["npz"](tmp_path / "a", named(flat(random_episodes(STEPS))))
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(CorruptDataError, match="it was cut"):
+        rbtool.inspect(path)
+    data = Path(__file__).parents[2] / "data" / "minari" / "cartpole" / "scripted-v0" / "data" / "main_data.hdf5"
+    with pytest.raises(UsageError, match="is one file of a Minari dataset"):
+        rbtool.inspect(data)
+    path = write_h5(tmp_path / "a", {"obs": np.ones((2, 2))})
+    with h5py.File(path, "a") as file:
+        file["act"] = h5py.ExternalLink("/etc/passwd", "/x")
+    with pytest.raises(CorruptDataError, match="link to another name"):
         rbtool.inspect(path)
 
 
@@ -242,17 +250,3 @@ def test_inspect_and_check_read_a_table_by_name(tmp_path: Path) -> None:
     options: dict[str, Any] = {"format": "table", "map": ["observation=obs next.observation=obs_after action=act"]}
     assert rbtool.inspect(path, **options, ends="dead,late").episodes == 3
     assert rbtool.check(path, **options, ends="dead,late").steps == sum(STEPS)
-
-
-def test_a_file_of_a_raw_dataset_is_no_table(tmp_path: Path) -> None:
-    data = Path(__file__).parents[2] / "data" / "minari" / "cartpole" / "scripted-v0" / "data" / "main_data.hdf5"
-    with pytest.raises(UsageError, match="is one file of a Minari dataset"):
-        rbtool.inspect(data)
-
-
-def test_links_of_an_hdf5_file_are_not_followed(tmp_path: Path) -> None:
-    path = write_h5(tmp_path / "a", {"obs": np.ones((2, 2))})
-    with h5py.File(path, "a") as file:
-        file["act"] = h5py.ExternalLink("/etc/passwd", "/x")
-    with pytest.raises(CorruptDataError, match="link to another name"):
-        rbtool.inspect(path)

@@ -52,8 +52,11 @@ def test_a_pattern_chooses(root: Path, pattern: str | None, found: list[str]) ->
     assert _names(root, pattern) == found
 
 
-def test_a_name_listed_can_be_given_to_inspect(root: Path) -> None:
+def test_names_are_those_of_datasets(root: Path) -> None:
     assert [rbtool.inspect(name, root=root).name for name in _names(root)] == _names(root)
+    rbtool.checkpoint.save(root / "minari" / "cart-v0", root / "saved" / "cart", form="flat")
+    write_walks(root / "minari" / ".cart-v0.rbtool-new-01234567", [(2, "open")])
+    assert len(_names(root)) == 3
 
 
 @pytest.mark.parametrize("damage", [b"{", b"[1]", b'{"format_version": 99}', b"\xff"])
@@ -65,19 +68,10 @@ def test_what_cannot_be_read_is_listed_with_why(root: Path, damage: bytes) -> No
     assert len(rbtool.list(root=root).datasets) == 3
 
 
-def test_checkpoints_and_leftovers_are_no_datasets(root: Path) -> None:
-    rbtool.checkpoint.save(root / "minari" / "cart-v0", root / "saved" / "cart", form="flat")
-    write_walks(root / "minari" / ".cart-v0.rbtool-new-01234567", [(2, "open")])
-    assert len(_names(root)) == 3
-
-
-def test_a_root_that_is_not_there_is_empty(tmp_path: Path) -> None:
+def test_roots_that_are_no_folders(tmp_path: Path) -> None:
     assert to_document(rbtool.list(root=tmp_path / "none")) == {
         "schema": 1, "kind": "list", "root": str(tmp_path / "none"), "datasets": [],
     }  # fmt: skip
-
-
-def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(rbtool.UsageError, match="not a folder"):
         rbtool.list(root=tmp_path / "file")

@@ -291,7 +291,15 @@ def test_an_equal_merge_is_left_as_it_is_and_another_is_refused(two, tmp_path):
     assert rbtool.merge((two[1], two[0]), tmp_path / "m", force=True).content_digest != first.content_digest
 
 
-def test_a_dry_run_writes_nothing(two, tmp_path):
+def test_a_dry_run_and_what_cannot_be_merged_write_nothing(two, tmp_path):
+    with pytest.raises(rbtool.UsageError, match="two or more"):
+        rbtool.merge([two[0]], tmp_path / "m")
+    with pytest.raises(rbtool.UsageError, match="overlap"):
+        rbtool.merge(two, two[0], force=True)
+    with pytest.raises(rbtool.UsageError, match="no schema policy 'intersekt'; did you mean 'intersect'"):
+        rbtool.merge(two, tmp_path / "m", schema="intersekt")
+    with pytest.raises(rbtool.DatasetNotFoundError):
+        rbtool.merge([two[0], tmp_path / "nowhere"], tmp_path / "m")
     planned = rbtool.merge(two, tmp_path / "m", dry_run=True)
     assert planned.dry_run
     assert planned.steps == 15
@@ -316,17 +324,6 @@ def test_damaged_sources_are_refused(two, tmp_path, layout):
         rbtool.merge([two[0], bad], tmp_path / "m")
     assert not (tmp_path / "m").exists()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-def test_what_cannot_be_merged_is_refused_in_a_sentence(two, tmp_path):
-    with pytest.raises(rbtool.UsageError, match="two or more"):
-        rbtool.merge([two[0]], tmp_path / "m")
-    with pytest.raises(rbtool.UsageError, match="overlap"):
-        rbtool.merge(two, two[0], force=True)
-    with pytest.raises(rbtool.UsageError, match="no schema policy 'intersekt'; did you mean 'intersect'"):
-        rbtool.merge(two, tmp_path / "m", schema="intersekt")
-    with pytest.raises(rbtool.DatasetNotFoundError):
-        rbtool.merge([two[0], tmp_path / "nowhere"], tmp_path / "m")
 
 
 def test_provenance_keeps_every_step_of_all_sources(two, tmp_path):

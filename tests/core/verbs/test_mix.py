@@ -132,10 +132,17 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_written(work, arguments, 
     assert sorted(str(path) for path in work.rglob("*.toml")) == []
 
 
-def test_a_dataset_without_steps_is_refused(work):
+def test_what_cannot_be_mixed_is_refused(work):
     write_walks(Path("empty"), [])
     with pytest.raises(UsageError, match="empty has no steps: there is nothing to draw from it"):
         rbtool.mix(["data/a", "empty"], "m.toml")
+    with pytest.raises(UsageError, match="the weight of data/a is 'half', expected a number"):
+        weighted_names(["data/a:half", "data/b:1"])
+    with pytest.raises(UsageError, match="data/b has no weight, and others have one"):
+        weighted_names(["data/a:1", "data/b"])
+    write_walks(Path("data/a:1"), [(5, "open")])
+    with pytest.raises(UsageError, match="data/a:1 is a dataset, and data/a is another"):
+        weighted_names(["data/a:1", "data/b:1"])
 
 
 # Names and weights of a command line -----------------------------------------------------------------
@@ -156,16 +163,6 @@ def test_a_dataset_without_steps_is_refused(work):
 def test_weights_follow_names(work, tmp_path, words, found):
     write_walks(tmp_path / "home" / "minari" / "1464", [(2, "open")])
     assert weighted_names(words) == found
-
-
-def test_a_weight_that_is_not_clear_is_refused(work):
-    with pytest.raises(UsageError, match="the weight of data/a is 'half', expected a number"):
-        weighted_names(["data/a:half", "data/b:1"])
-    with pytest.raises(UsageError, match="data/b has no weight, and others have one"):
-        weighted_names(["data/a:1", "data/b"])
-    write_walks(Path("data/a:1"), [(5, "open")])
-    with pytest.raises(UsageError, match="data/a:1 is a dataset, and data/a is another"):
-        weighted_names(["data/a:1", "data/b:1"])
 
 
 # What is noticed -------------------------------------------------------------------------------------

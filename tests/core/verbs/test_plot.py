@@ -49,21 +49,15 @@ def test_a_field_is_plotted_over_the_steps_of_chosen_episodes(walks: Path) -> No
     assert result.charts[0].series[1].x.tolist() == [*range(90)]
 
 
-def test_a_column_that_is_named_twice_has_one_chart(walks: Path) -> None:
-    result = plot(walks, fields=["observation[1]", "observation[0:2]", "observation"])
-    assert titles(result.charts)[:2] == ["observation[1], episode 0", "observation[0], episode 0"]
-    assert len({*titles(result.charts)}) == len(result.charts)
-    assert all(len(chart.series) == 1 for chart in result.charts)
-
-
-def test_columns_are_chosen_by_their_number(walks: Path) -> None:
+def test_columns_and_episodes_are_chosen(walks: Path) -> None:
     assert titles(plot(walks, fields=["observation[1]"], episodes="1").charts) == ["observation[1], episode 1"]
     assert titles(plot(walks, fields=["observation[0:2]"], episodes="0:2").charts) == [
         "observation[0]", "observation[1]"
     ]  # fmt: skip
-
-
-def test_one_episode_is_plotted_by_default_with_a_note(walks: Path) -> None:
+    result = plot(walks, fields=["observation[1]", "observation[0:2]", "observation"])
+    assert titles(result.charts)[:2] == ["observation[1], episode 0", "observation[0], episode 0"]
+    assert len({*titles(result.charts)}) == len(result.charts)
+    assert all(len(chart.series) == 1 for chart in result.charts)
     result = plot(walks, fields=["reward"])
     assert (result.episodes, result.notes) == ((0,), ("episode 0 of 3; --episodes chooses others",))
 

@@ -154,12 +154,9 @@ def test_source_and_destination_lie_apart(walks: Path, tmp_path: Path, dest: str
         run(walks, same, tmp_path / dest, force=True)
 
 
-def test_a_source_that_is_not_there(tmp_path: Path) -> None:
+def test_a_source_is_found_below_the_root_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(rbtool.DatasetNotFoundError):
         run(tmp_path / "nothing", same, tmp_path / "made")
-
-
-def test_a_source_by_its_name_below_the_root(tmp_path: Path) -> None:
     write_walks(tmp_path / "root" / "minari" / "walks" / "test-v0", EPISODES)
     result = rbtool.preprocess("minari:walks/test-v0", same, tmp_path / "made", num_workers=0, root=tmp_path / "root")
     assert (result.steps, result.source) == (20, tmp_path / "root" / "minari" / "walks" / "test-v0")
@@ -426,7 +423,7 @@ def test_one_digest_however_it_is_run(folder, tmp_path, how):
     assert found.content_digest == digest(folder / "made")
 
 
-def test_the_episodes_of_the_result(folder):
+def test_a_program_makes_a_sound_result_once(folder):
     with TedReader(folder / "cartpole") as reader:
         source = reader.episodes
     with TedReader(folder / "made") as reader:
@@ -435,11 +432,10 @@ def test_the_episodes_of_the_result(folder):
     truncated = source.truncated[source.length > 5]
     assert table.length.tolist() == (kept - truncated).tolist()
     assert np.flatnonzero(after[:, 0]).tolist() == (table.start + table.length - 1)[truncated].tolist()
-
-
-def test_the_result_is_sound(folder):
     report = rbtool.check(folder / "made")
     assert not [finding for finding in report.findings if finding.severity == "error"], report.findings
+    found = preprocess(folder / "cartpole", dest=folder / "made", operations=OPERATIONS, num_workers=0)
+    assert found.already_there
 
 
 @pytest.mark.parametrize("place", ["", MANIFEST])
@@ -496,11 +492,6 @@ def test_a_replay_can_be_shown_and_written_down(folder, tmp_path):
     (tmp_path / "prep.toml").write_text(shown.text)
     found = preprocess(folder / "cartpole", dest=tmp_path / "again", pipeline=tmp_path / "prep.toml", num_workers=0)
     assert found.content_digest == digest(folder / "made")
-
-
-def test_the_same_again_is_there_already(folder):
-    found = preprocess(folder / "cartpole", dest=folder / "made", operations=OPERATIONS, num_workers=0)
-    assert found.already_there
 
 
 def test_constants_are_in_the_manifest_and_undo_it(folder, tmp_path):

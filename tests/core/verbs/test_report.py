@@ -134,7 +134,7 @@ def test_text_of_a_dataset_is_escaped(tmp_path: Path) -> None:
         assert {"steps", "frames", "traces"} == json.loads(data).keys()
 
 
-def test_the_page_names_no_other_place(tmp_path: Path) -> None:
+def test_the_page_names_no_other_place_and_shows_images(tmp_path: Path) -> None:
     page = page_of(tmp_path, write_shown(tmp_path / "shown"))
     addresses = re.findall(r"(?:src|href|action|url)\s*[=(]\s*[\"']?([^\"')> ]{5})", page)
     assert {address for address in addresses if not address.startswith(("#", "data:"))} == set()
@@ -143,10 +143,6 @@ def test_the_page_names_no_other_place(tmp_path: Path) -> None:
     assert "default-src &#x27;none&#x27;" in policy[1]
     assert "unsafe" not in policy[1]
     assert " style=" not in re.sub(r"(?s)<(script|style).*?</\1>", "", page)
-
-
-def test_images_are_shown_and_long_episodes_thinned_out(tmp_path: Path) -> None:
-    page = page_of(tmp_path, write_shown(tmp_path / "shown"))
     assert page.count('<img src="data:image/') == 1
     assert page.count("<image href") == 4
     assert "all 1,152 numbers of a row together" in page
@@ -172,7 +168,11 @@ def test_mixtures_and_splits_show_their_datasets(walks: Path, tmp_path: Path) ->
     assert [one.name for one in parts.datasets] == [f"{tmp_path / 'split'}/train", f"{tmp_path / 'split'}/test"]
 
 
-def test_checkpoints_have_reports(walks: Path, tmp_path: Path) -> None:
+def test_results_are_documents_and_checkpoints_have_reports(walks: Path, tmp_path: Path) -> None:
+    result = rbtool.report(walks, tmp_path / "page.html")
+    document = json.loads(json.dumps(to_document(result)))
+    assert (document["kind"], document["datasets"][0]["steps"]) == ("report", 20)
+    assert (result.failed(), result.datasets[0].path) == (False, walks)
     rbtool.checkpoint.save(walks, tmp_path / "walks.h5", form="h5")
     assert "checkpoint, layout h5" in words(page_of(tmp_path, tmp_path / "walks.h5"))
 
@@ -268,13 +268,6 @@ def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
     raw = Path(shutil.copytree(Path(__file__).parents[2] / "data/minari/cartpole/scripted-v0", tmp_path / "raw"))
     with pytest.raises(UsageError, match="TED dataset"):
         rbtool.report(raw, tmp_path / "page.html")
-
-
-def test_the_result_is_a_document(walks: Path, tmp_path: Path) -> None:
-    result = rbtool.report(walks, tmp_path / "page.html")
-    document = json.loads(json.dumps(to_document(result)))
-    assert (document["kind"], document["datasets"][0]["steps"]) == ("report", 20)
-    assert (result.failed(), result.datasets[0].path) == (False, walks)
 
 
 def test_equal_data_give_equal_figures(walks: Path, tmp_path: Path) -> None:

@@ -244,14 +244,13 @@ def test_a_padded_slice_has_the_rest_of_the_episode(more_walks: Path) -> None:
     assert mask.true_fraction == pytest.approx(sum(one.length for one in result.slices) / 600)
 
 
-def test_short_episodes_make_short_slices(more_walks: Path) -> None:
+def test_slices_of_short_episodes(more_walks: Path) -> None:
     result = drawn(more_walks, "whole", n=120, seed=0)
     assert len(result.slices) == 10
     assert [one.length for one in result.slices] == [LENGTHS[one.episode] for one in result.slices]
     assert result.n == sum(one.length for one in result.slices) < 120
-
-
-def test_the_options_given_are_told(more_walks: Path) -> None:
+    with pytest.raises(rbtool.UsageError, match="slices are 13 steps, expected at most 12: the longest of 5 episodes"):
+        rbtool.sample(more_walks, sampler="slice", slice_len=13)
     given = {"slice_len": 4, "weight": "step", "strict": True}
     result = rbtool.sample(more_walks, 8, sampler="slice", **given)
     assert (result.sampler, result.options) == ("slice", given)
@@ -314,11 +313,6 @@ def test_a_priority_that_is_not_there(more_walks: Path, key: str, near: str) -> 
         rbtool.sample(more_walks, 2, sampler="prioritized", priority=key)
     assert str(raised.value) == f"field {key!r} not found{near}"
     assert raised.value.hint.startswith("fields are action, episode, ")
-
-
-def test_no_episode_is_as_long_as_a_slice(more_walks: Path) -> None:
-    with pytest.raises(rbtool.UsageError, match="slices are 13 steps, expected at most 12: the longest of 5 episodes"):
-        rbtool.sample(more_walks, sampler="slice", slice_len=13)
 
 
 class Clock:

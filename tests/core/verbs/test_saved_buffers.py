@@ -281,10 +281,14 @@ def save_ensemble(folder: Path) -> list[ReplayBuffer]:
     return rings
 
 
-def test_an_ensemble_is_checked_with_all_members(tmp_path: Path) -> None:
+def test_an_ensemble_is_checked_and_listed_with_all_members(tmp_path: Path) -> None:
     save_ensemble(tmp_path / "saved")
     assert buffer_findings(tmp_path / "saved") == ([], True)
     assert rbtool.check(tmp_path / "saved").findings == ()
+    result = rbtool.inspect(tmp_path / "saved")
+    assert (result.kind, result.elements) == ("ensemble", 23)
+    found = {one.name: (one.elements, one.capacity, one.weight) for one in result.members}
+    assert found == {"0": (10, 10, 1), "1": (0, None, 1), "2.0": (6, 10, 1), "2.1": (7, 10, 1)}
 
 
 @pytest.mark.parametrize(
@@ -332,11 +336,3 @@ def test_an_ensemble_refuses_members_that_changed_places(tmp_path: Path) -> None
     with pytest.raises(rbtool.CorruptDataError, match="does not hold the bytes that were saved"):
         ensemble.loads(tmp_path / "saved")
     assert rbtool.check(tmp_path / "saved").failed()
-
-
-def test_inspect_lists_the_members_of_an_ensemble(tmp_path: Path) -> None:
-    save_ensemble(tmp_path / "saved")
-    result = rbtool.inspect(tmp_path / "saved")
-    assert (result.kind, result.elements) == ("ensemble", 23)
-    found = {one.name: (one.elements, one.capacity, one.weight) for one in result.members}
-    assert found == {"0": (10, 10, 1), "1": (0, None, 1), "2.0": (6, 10, 1), "2.1": (7, 10, 1)}

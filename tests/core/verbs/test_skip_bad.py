@@ -135,6 +135,13 @@ def test_nothing_is_made_where_nothing_is_sound(walks: Path, tmp_path: Path) -> 
         converted(walks, tmp_path / "made", skip_bad=True)
     assert caught.value.hint == f"see what is damaged: rbtool check {walks}"
     assert not (tmp_path / "made").exists()
+    folder = Path(shutil.copytree(MINARI, tmp_path / "raw"))
+    with h5py.File(folder / "data/main_data.hdf5", "r+") as file:
+        for group in file.values():
+            del group["rewards"]
+    with pytest.raises(CorruptDataError, match="has no episode that is sound: episode 0"):
+        converted(folder, tmp_path / "made", skip_bad=True)
+    assert not (tmp_path / "made").exists()
 
 
 def test_sound_episodes_of_a_packed_dataset_that_was_cut(walks: Path, tmp_path: Path) -> None:
@@ -389,13 +396,3 @@ def test_rows_that_break_a_rule_leave_out_their_episode_of_a_raw_dataset(tmp_pat
     result = converted(folder, tmp_path / "made", skip_bad=True)
     assert result.episodes == rbtool.inspect(MINARI).episodes - (2 if errors else 0)
     assert rbtool.check(result.path).errors == 0
-
-
-def test_nothing_is_made_where_no_episode_of_a_raw_dataset_is_sound(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(MINARI, tmp_path / "raw"))
-    with h5py.File(folder / "data/main_data.hdf5", "r+") as file:
-        for group in file.values():
-            del group["rewards"]
-    with pytest.raises(CorruptDataError, match="has no episode that is sound: episode 0"):
-        converted(folder, tmp_path / "made", skip_bad=True)
-    assert not (tmp_path / "made").exists()

@@ -82,16 +82,13 @@ def _require_episodes_of(reader, source, found) -> None:
             assert reader.read(field.key, *spans[0]).tobytes() == source.read(field.key, *spans[1]).tobytes()
 
 
-def test_a_seed_gives_the_same_parts_and_another_one_others(walks, tmp_path):
+def test_a_seed_gives_the_same_parts_for_ever(walks, tmp_path):
     seeds = [
         [digest(part.path) for part in rbtool.split(walks, tmp_path / f"s{n}", train=0.5, val=0.5, seed=seed).parts]
         for n, seed in enumerate((0, 0, 1, None))
     ]
     assert seeds[0] == seeds[1] == seeds[3] != seeds[2]
-
-
-def test_the_drawn_episodes_are_the_same_for_ever():
-    """A stored split can be made again by any later version: raw Philox draws do not change."""
+    # A stored split can be made again by any later version: raw Philox draws do not change.
     part_of = assign(Groups(np.arange(10)), {"train": 0.6, "val": 0.4}, seed=7)
     assert part_of.tolist() == [0, 0, 0, 0, 1, 0, 1, 1, 0, 1]
 
@@ -274,16 +271,13 @@ def test_need_7_a_group_is_on_one_side(walks, tmp_path, layout):
         assert not scenes[0] & scenes[1]
 
 
-def test_a_key_that_is_not_there_is_named(walks, tmp_path):
+def test_what_cannot_be_split_is_named(walks, tmp_path):
     with pytest.raises(rbtool.UsageError, match="--by 'scene' names no field"):
         rbtool.split(walks, tmp_path / "s", train=0.5, val=0.5, by="scene")
     plan = DatasetPlan((2, 3, 1), ("open", "both", "open"), (False,) * 3, (), text=False, seed=1)
     write_plan(plan, tmp_path / "plan")
     with pytest.raises(rbtool.UsageError, match="episode 13 has no seed"):
         rbtool.split(tmp_path / "plan", tmp_path / "s", train=0.5, val=0.5, by="seed")
-
-
-def test_more_parts_than_groups_are_refused(walks, tmp_path):
     one = tmp_path / "one"
     rbtool.preprocess(walks, lambda rows: rows.set("scene", rows["episode"] * 0), one, num_workers=0)
     with pytest.raises(rbtool.UsageError, match="1 group by scene cannot fill 2 parts"):
@@ -353,7 +347,10 @@ def test_files_of_others_are_never_replaced(walks, tmp_path):
         rbtool.split(walks, tmp_path / "other", train=0.5, val=0.5, force=True)
 
 
-def test_the_default_folder_is_named_after_the_dataset(walks, tmp_path, monkeypatch):
+def test_the_parts_are_named_and_their_folder_is_no_dataset(walks, tmp_path, monkeypatch):
+    rbtool.split(walks, tmp_path / "s", train=0.5, val=0.5)
+    with pytest.raises(rbtool.UsageError, match="holds the parts of a split, expected one of them: train, val"):
+        rbtool.merge([tmp_path / "s", walks], tmp_path / "m")
     monkeypatch.chdir(tmp_path)
     result = rbtool.split(walks, train=0.5, val=0.5)
     assert [part.path for part in result.parts] == [tmp_path / "walks-split" / name for name in ("train", "val")]
@@ -401,9 +398,3 @@ def test_compression_is_kept_and_restored(walks, tmp_path):
     assert result.layout == "packed"
     merged = rbtool.merge([part.path for part in result.parts], tmp_path / "back")
     assert merged.content_digest == digest(source)
-
-
-def test_the_folder_of_the_parts_is_no_dataset_and_the_parts_are_named(walks, tmp_path):
-    rbtool.split(walks, tmp_path / "s", train=0.5, val=0.5)
-    with pytest.raises(rbtool.UsageError, match="holds the parts of a split, expected one of them: train, val"):
-        rbtool.merge([tmp_path / "s", walks], tmp_path / "m")

@@ -34,21 +34,18 @@ def metadata_of(card):
     return yaml.safe_load(front)
 
 
-def test_what_the_hub_lists_it_by(walks):
+def test_the_card_is_metadata_for_the_hub(walks):
     found = metadata_of(card_of(walks))
     assert (found["license"], found["pretty_name"]) == ("mit", "walks")
     assert found["task_categories"] == ["reinforcement-learning"]
     assert found["size_categories"] == ["1K<n<10K"]
     assert "rbtool" in found["tags"]
-
-
-def test_the_client_of_the_hub_reads_it(walks):
     from huggingface_hub import DatasetCard as TheirCard
 
     assert TheirCard(card_of(walks)).data.license == "mit"
 
 
-def test_fields_episodes_check_origin_and_lines_to_type(walks):
+def test_the_card_describes_the_data_and_their_statistics(walks):
     card, manifest = card_of(walks), Manifest.load(walks)
     assert card.count("| `") == len(manifest.fields)
     for part in (
@@ -56,9 +53,6 @@ def test_fields_episodes_check_origin_and_lines_to_type(walks):
         "rbtool download hf://me/walks", 'rbtool.load_dataset("hf://me/walks"',
     ):  # fmt: skip
         assert part in card
-
-
-def test_statistics_are_those_of_stats(walks):
     reward = next(one for one in rbtool.stats(walks).fields if one.key == ("next", "reward"))
     (line,) = [line for line in card_of(walks).splitlines() if line.startswith("| `next.reward`")]
     assert line.split(" | ")[3:5] == [f"{reward.mean[0]:.4g}", f"{reward.std[0]:.4g}"]
@@ -95,15 +89,12 @@ def test_a_span_of_code_has_one_line_and_no_end_in_it(text):
     assert "<!--" not in span
 
 
-def test_odd_names_stay_in_their_cells(tmp_path):
+def test_odd_names_stay_in_their_cells_and_no_steps_have_a_card(tmp_path):
     write_plan(ODD_PLAN, tmp_path / "odd")
     card = card_of(tmp_path / "odd")
     table = [line for line in card.splitlines() if line.startswith("| `")]
     assert {line.count(" | ") for line in table} <= {6}
     assert len(table) == len(Manifest.load(tmp_path / "odd").fields)
-
-
-def test_a_dataset_without_a_step(tmp_path):
     write_walks(tmp_path / "empty", [])
     assert "0 steps in 0 episodes" in card_of(tmp_path / "empty")
 

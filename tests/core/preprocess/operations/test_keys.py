@@ -111,21 +111,15 @@ def test_a_name_that_two_fields_share_is_refused(operations, words, rows, work):
         work((fields, block.__class__(columns, block.pieces, 0)), **operations)
 
 
-def test_what_is_gone_is_named_with_why(made, work):
-    known = work(made, rename="action=act", cat="state=observation.position", select="state,act", exclude="episode")
-    assert known.left_out(made[0], known.fields) == {
-        "observation.count": "not selected", "next.observation.count": "not selected", "episode": "excluded",
-    }  # fmt: skip
-
-
-def test_only_what_is_needed_is_read(made, work):
+def test_fields_are_read_left_out_and_named_as_asked(made, work):
     known = work(made, select="action", exclude="reward", where="observation.count > 0")
     assert {".".join(key) for key in known.reads(made[0])} == {
         "action", "episode", "observation.count", "next.done", "next.terminated", "next.truncated",
     }  # fmt: skip
-
-
-def test_fields_keep_their_roles(made, work):
+    known = work(made, rename="action=act", cat="state=observation.position", select="state,act", exclude="episode")
+    assert known.left_out(made[0], known.fields) == {
+        "observation.count": "not selected", "next.observation.count": "not selected", "episode": "excluded",
+    }  # fmt: skip
     known = work(made, rename="action=act", n_step=2, gamma=0.9, flatten=True)
     roles = {field.name: field.role for field in known.fields}
     assert (roles["act"], roles["observation"], roles["gamma"], roles["multi_step.done"]) == (
@@ -141,7 +135,7 @@ IMAGES = {
 }
 
 
-def test_cat_joins_in_the_order_given_on_both_sides(rows, do):
+def test_cat_joins_in_the_order_given_or_by_name(rows, do):
     made = rows([4, 3])
     before, after = do(made, select="observation"), do(made, cat="state=observation.position,observation.count")
     for side in ("", "next."):
@@ -150,38 +144,29 @@ def test_cat_joins_in_the_order_given_on_both_sides(rows, do):
     assert not [name for name in after if "position" in name]
     swapped = do(made, cat="state=observation.count,observation.position")["state"]
     np.testing.assert_array_equal(swapped[:, 1:], after["state"][:, :3])
-
-
-def test_a_group_is_joined_by_name_and_may_give_its_name(rows, do):
     made = rows([4])
     found, expected = do(made, cat="observation=observation"), do(made, cat="s=observation.count,observation.position")
     np.testing.assert_array_equal(found["observation"], expected["s"])
     assert "next.observation" in found
 
 
-def test_cast_and_cat_together_are_what_they_are_one_by_one(rows, do):
+def test_cat_of_parts_that_next_lacks_or_of_more_dimensions(rows, do):
+    found = do(rows([3]), cat="inputs=observation.position,action")
+    assert "next.inputs" not in found
+    assert "next.observation.position" in found
+    assert found["inputs"].shape == (3, 5)
+    made = rows([5], **IMAGES)
+    found = do(made, rename="observation.image=image", cat={"pair": ["image", "image"]})
+    assert found["pair"].shape == (5, 2, 3)
+    made = rows([5], **{**IMAGES, "mask": np.zeros((5, 2, 1), np.float32)})
+    assert do(made, cat="both=observation.image,mask")["both"].dtype == np.float32
     made = rows([6])
     found = do(made, cast=["observation.position=float32", "observation.count=int32"], cat="s=observation")["s"]
     assert found.dtype == np.float64  # of int32 and float32
     np.testing.assert_array_equal(found[:, 1:], do(made, select="observation")["observation.position"].astype("f4"))
 
 
-def test_where_next_lacks_a_part_it_keeps_what_it_has(rows, do):
-    found = do(rows([3]), cat="inputs=observation.position,action")
-    assert "next.inputs" not in found
-    assert "next.observation.position" in found
-    assert found["inputs"].shape == (3, 5)
-
-
-def test_leaves_of_more_dimensions_are_joined_along_the_last(rows, do):
-    made = rows([5], **IMAGES)
-    found = do(made, rename="observation.image=image", cat={"pair": ["image", "image"]})
-    assert found["pair"].shape == (5, 2, 3)
-    made = rows([5], **{**IMAGES, "mask": np.zeros((5, 2, 1), np.float32)})
-    assert do(made, cat="both=observation.image,mask")["both"].dtype == np.float32
-
-
-def test_flatten_makes_one_vector_by_name(rows, do):
+def test_flatten_makes_one_vector_and_leaves_the_root_alone(rows, do):
     made = rows([5], **IMAGES)
     before, after = do(made, select="observation"), do(made, flatten=True)
     for side in ("", "next."):
@@ -190,19 +175,13 @@ def test_flatten_makes_one_vector_by_name(rows, do):
     assert after["observation"].dtype == np.float64
     small = do(made, cast="observation.position=float32", flatten=True)["observation"]
     assert (small.dtype, small.shape) == (np.float32, (5, 10))
-
-
-def test_flatten_refuses_numbers_that_would_be_rounded(rows, do):
-    made = rows([2], **{"observation.count": np.array([2**40 + 1, 1]), "next.observation.count": np.array([1, 2])})
-    with pytest.raises(ResultRefused, match="1099511627777 of 'observation' need not be exact in float32"):
-        do(made, cast="observation.position=float32", flatten=True)
-
-
-def test_flatten_leaves_alone_what_stands_at_the_root_only(rows, do):
     made = rows([3], goal=np.arange(6.0).reshape(3, 2))
     found = do(made, flatten=True)
     assert found["goal"].shape == (3, 2)
     assert found["observation"].shape == (3, 4)
+    made = rows([2], **{"observation.count": np.array([2**40 + 1, 1]), "next.observation.count": np.array([1, 2])})
+    with pytest.raises(ResultRefused, match="1099511627777 of 'observation' need not be exact in float32"):
+        do(made, cast="observation.position=float32", flatten=True)
 
 
 @pytest.mark.parametrize(

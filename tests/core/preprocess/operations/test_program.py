@@ -49,12 +49,9 @@ ORDER = [
 ]  # fmt: skip
 
 
-def test_options_come_in_their_fixed_order():
+def test_options_come_in_a_fixed_order_and_either_spelling():
     names = [operation.name for operation in program_of(EVERYTHING).operations]
     assert list(dict.fromkeys(names)) == ORDER == list(OPERATIONS)
-
-
-def test_names_of_options_may_be_written_either_way():
     assert program_of({"n-step": 2, "gamma": 1}) == program_of({"n_step": 2, "gamma": 1.0})
     assert program_of({"cat": {"o": ["a", "b"]}, "rename": {"x": "y"}}) == program_of(
         {"cat": "o=a,b", "rename": ["x=y"]}
@@ -62,14 +59,11 @@ def test_names_of_options_may_be_written_either_way():
     assert program_of({"select": "a", "exclude": None, "flatten": False, "cast": []}) == program_of({"select": ["a"]})
 
 
-def test_a_pipeline_file_gives_the_same_program(tmp_path):
+def test_files_and_json_give_the_same_program(tmp_path):
     program = program_of(EVERYTHING)
     place = tmp_path / "prep.toml"
     place.write_text(pipeline_text(program), encoding="utf-8")
     assert program_of(pipeline=place) == pipeline_program(place) == program
-
-
-def test_json_gives_the_same_program():
     program = program_of(EVERYTHING)
     assert program_of_documents(json.loads(json.dumps(program.describe())), "x") == program
 
@@ -214,7 +208,7 @@ def test_any_cut_gives_the_same(operations, rows, work, apply, cut, columns, len
             assert got.tolist() == getattr(whole.pieces, column).tolist()
 
 
-def test_no_rows_give_no_rows(rows, work, apply, cut):
+def test_no_rows_give_no_rows(rows, work, apply, cut, do):
     made = fields, block = rows([3, 2])
     empty = cut(block, [])[0].__class__(
         {key: column._replace(values=column.values[:0]) for key, column in block.columns.items()},
@@ -222,9 +216,6 @@ def test_no_rows_give_no_rows(rows, work, apply, cut):
     )  # fmt: skip
     for operations in PROGRAMS:
         assert apply(work(made, **operations), fields, empty).rows == 0
-
-
-def test_episodes_of_which_nothing_is_left_are_no_trouble(rows, do):
     made = rows([3, 2])
     found = do(made, where="episode > 5", n_step=2, gamma=0.9, return_to_go=True)
     assert all(not len(values) for values in found.values())

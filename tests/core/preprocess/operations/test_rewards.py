@@ -83,10 +83,14 @@ def test_returns_against_plain_python(rows, do, lengths, ends, gamma, seed):
             assert found["mc_return"][row, 0] == to_go
 
 
-def test_returns_after_n_step_count_every_reward_once(rows, do):
+def test_every_reward_is_summed_once(rows, do):
     made = rows([6, 2])
     plain, after = do(made, return_to_go=True), do(made, return_to_go=True, n_step=3, gamma=1.0)
     assert np.array_equal(plain["return_to_go"], after["return_to_go"])
+    made = rows([3], **{"next.agent.reward": np.array([1.0, 2, 4])})
+    found = do(made, n_step=2, gamma=1.0)
+    assert found["next.agent.reward"].tolist() == [3, 6, 4]
+    assert found["next.agent.original_reward"].tolist() == [1, 2, 4]
 
 
 def test_a_flag_in_mid_episode_ends_the_window(rows, do):
@@ -107,25 +111,19 @@ def test_sums_of_whole_rewards_are_float32(rows, do, dtype):
     assert found["next.reward"].tolist() == [[1], [0.5], [1]]
 
 
-def test_nan_stays_in_its_own_window(rows, do):
+def test_what_is_not_finite_stays_in_its_window(rows, do):
     made = rows([3, 3], **{"next.reward": np.array([[1.0], [2], [np.nan], [4], [5], [np.inf]])})
     found = do(made, n_step=2, gamma=0.5, return_to_go=True)
     np.testing.assert_array_equal(found["next.reward"][:, 0], [2, np.nan, np.nan, 6.5, np.inf, np.inf])
     np.testing.assert_array_equal(found["return_to_go"][3:, 0], [np.inf, np.inf, np.inf])
-
-
-def test_of_a_discount_of_zero_no_later_reward_counts_not_even_an_infinite_one(rows, do):
     made = rows([3], **{"next.reward": np.array([[1.0], [np.inf], [np.nan]])})
     found = do(made, n_step=3, gamma=0, mc_return=True)
     for name in ("next.reward", "mc_return"):
         np.testing.assert_array_equal(found[name][:, 0], [1, np.inf, np.nan])
-
-
-def test_every_reward_under_next_is_summed(rows, do):
-    made = rows([3], **{"next.agent.reward": np.array([1.0, 2, 4])})
-    found = do(made, n_step=2, gamma=1.0)
-    assert found["next.agent.reward"].tolist() == [3, 6, 4]
-    assert found["next.agent.original_reward"].tolist() == [1, 2, 4]
+    rewards = np.zeros((1200, 1))
+    rewards[-1] = np.inf
+    found = do(rows([1200], **{"next.reward": rewards}), n_step=1200, gamma=0.5)
+    assert (found["next.reward"] == np.inf).all()
 
 
 @pytest.mark.parametrize(
@@ -160,10 +158,3 @@ def test_without_a_reward_there_is_nothing_to_sum(rows, do, operations):
 def test_nothing_is_overwritten(rows, do, name, operations):
     with pytest.raises(UsageError, match=f"would write '{name}', which already exists"):
         do(rows([2], **{name: np.zeros(2)}), **operations)
-
-
-def test_infinity_is_discounted_to_infinity_however_far_it_is(rows, do):
-    rewards = np.zeros((1200, 1))
-    rewards[-1] = np.inf
-    found = do(rows([1200], **{"next.reward": rewards}), n_step=1200, gamma=0.5)
-    assert (found["next.reward"] == np.inf).all()

@@ -140,15 +140,12 @@ def test_rewards_are_clipped_and_nothing_else(rows, do, clip, low, high):
     assert all(np.array_equal(after[name], values) for name, values in before.items())
 
 
-def test_whole_rewards_are_clipped_to_whole_bounds(rows, do):
+def test_rewards_are_clipped_and_returns_are_not(rows, do):
     made = rows([3], **{"next.reward": np.array([[-5], [3], [200]], np.int16)})
     assert do(made, clip_reward="-1:100")["next.reward"].tolist() == [[-1], [3], [100]]
     assert do(made, clip_reward="-1:100000")["next.reward"].tolist() == [[-1], [3], [200]]
     with pytest.raises(UsageError, match="int16, which cannot be clipped"):
         do(made, clip_reward="-0.5:1")
-
-
-def test_returns_are_those_of_rewards_that_were_not_clipped(rows, do):
     made = rows([3], **{"next.reward": np.array([[5.0], [0.5], [7.0]])})
     found = do(made, clip_reward="-1:1", return_to_go=True)
     assert found["return_to_go"].tolist() == [[12.5], [7.5], [7.0]]
@@ -237,24 +234,18 @@ def test_what_is_not_finite_does_not_count_and_stays(rows, work, do):
     assert np.isnan(found["nothing"]).all()
 
 
-def test_images_share_one_pair_of_constants(rows, work):
-    images = np.random.default_rng(0).integers(0, 256, (6, 20, 20, 3)).astype(np.uint8)
-    made = rows([6], image=images)
-    part = constants_of(work(made, normalize="image"))["image"]
-    assert (len(part.loc), part.loc[0]) == (1, pytest.approx(images.mean()))
-
-
-def test_the_rows_that_reach_it_count(rows, work, do):
+def test_constants_are_of_the_rows_and_fields_asked_for(rows, work, do):
     made = rows([9, 9], x=np.arange(18.0))
     found = do(made, where="x < 4 or x >= 14", normalize="x:min-max")
     assert found["x"].tolist() == pytest.approx([(v - 8.5) / 8.5 for v in (0, 1, 2, 3, 14, 15, 16, 17)])
     assert constants_of(work(made, clip_reward="0:1", normalize="reward:min-max"))["next.reward"].loc == (0.5,)
-
-
-def test_only_what_is_measured_is_read_to_measure(rows):
     fields, _ = rows([2])
     names = {".".join(key) for key in ProgramProcessor(program_of({"normalize": "action"}), fields).reads(fields)}
     assert names == {"action"}
+    images = np.random.default_rng(0).integers(0, 256, (6, 20, 20, 3)).astype(np.uint8)
+    made = rows([6], image=images)
+    part = constants_of(work(made, normalize="image"))["image"]
+    assert (len(part.loc), part.loc[0]) == (1, pytest.approx(images.mean()))
 
 
 @settings(max_examples=20, deadline=None)
@@ -271,18 +262,7 @@ def test_parts_measure_what_the_whole_does(rows, work, cut, lengths):
         np.testing.assert_allclose(part.scale, constants_of(whole)[key].scale, rtol=1e-9, atol=1e-12)
 
 
-def test_the_constants_undo_it_in_the_transform(rows, work, do):
-    made = rows([12])
-    part = constants_of(work(made, normalize="observation.position"))["observation.position"]
-    transform = Transform(
-        "x", **{name: torch.tensor(getattr(part, name), dtype=torch.float64) for name in ("loc", "scale")}
-    )
-    scaled = torch.from_numpy(do(made, normalize="observation.position")["observation.position"])
-    expected = do(made, select="observation")["observation.position"]
-    np.testing.assert_allclose(transform.inverse(scaled).numpy(), expected, rtol=1e-12)
-
-
-def test_known_constants_are_used_as_they_are(rows, work, apply):
+def test_constants_are_used_again_and_undone(rows, work, apply, do):
     first, second = rows([20], seed=1), rows([7], seed=2)
     known = work(first, normalize="observation.position")
     other = ProgramProcessor(known.program, second[0])
@@ -291,6 +271,14 @@ def test_known_constants_are_used_as_they_are(rows, work, apply):
     values = second[1].columns["observation", "position"].values
     found = apply(other, *second).columns["observation", "position"].values
     np.testing.assert_allclose(found * part.scale + part.loc, values, rtol=1e-12)
+    made = rows([12])
+    part = constants_of(work(made, normalize="observation.position"))["observation.position"]
+    transform = Transform(
+        "x", **{name: torch.tensor(getattr(part, name), dtype=torch.float64) for name in ("loc", "scale")}
+    )
+    scaled = torch.from_numpy(do(made, normalize="observation.position")["observation.position"])
+    expected = do(made, select="observation")["observation.position"]
+    np.testing.assert_allclose(transform.inverse(scaled).numpy(), expected, rtol=1e-12)
 
 
 def test_the_provenance_keeps_what_was_asked_for_and_what_was_found(rows, work):
@@ -318,23 +306,17 @@ def test_what_cannot_be_normalized(rows, work, operations, words):
         work(rows([2]), **operations)
 
 
-def test_one_pass_cannot_measure_what_another_changes():
+def test_constants_that_cannot_be_are_refused(rows, work):
     with pytest.raises(UsageError, match="before and after flatten"):
         Program((NormalizeFields("action"), *program_of({"flatten": True}).operations, NormalizeFields("observation")))
-
-
-def test_constants_of_other_fields_are_refused(rows, work):
     program = Program((NormalizeFields("action", "mean-std", (Constants("action", (0.0,), (1.0,)),)),))
     with pytest.raises(UsageError, match="normalize has 1 constants for 'action', expected 2"):
         work(rows([2]), program)
 
 
-def test_values_spread_beyond_float64_are_refused(rows, work):
+def test_values_beyond_float64_are_normalized_or_refused(rows, work, do):
     with pytest.raises(SchemaError, match="spread beyond"):
         work(rows([4], x=np.array([-1.7e308, -1.7e308, -1.7e308, 1.7e308])), normalize="x")
-
-
-def test_values_whose_squares_are_beyond_float64_are_normalized(rows, do):
     assert do(rows([2], x=np.array([-1.7e308, 1.7e308])), normalize="x")["x"].tolist() == [-1, 1]
 
 
@@ -364,20 +346,14 @@ def test_images_are_scaled_on_both_sides(rows, do, dtype, shape, to):
         assert found[name].max() <= images.max()
 
 
-def test_it_is_the_transform_of_this_name(rows, do):
+def test_resize_is_the_transform_in_any_layout(rows, do):
     images = RNG.integers(0, 256, (3, 3, 20, 16)).astype(np.uint8)
     found = do(rows([3], image=images), resize="image=8x12")["image"]
     assert np.array_equal(found, Resize((8, 12)).change(torch.from_numpy(images), ("image",), None).numpy())
-
-
-def test_layouts_agree(rows, do):
     images = RNG.random((2, 20, 16, 3)).astype(np.float32)
     last = do(rows([2], image=images), resize="image=8x12:hwc")["image"]
     first = do(rows([2], image=np.moveaxis(images, 3, 1).copy()), resize="image=8x12:chw")["image"]
     assert np.array_equal(np.moveaxis(last, 3, 1), first)
-
-
-def test_what_surrounds_an_image_never_matters(rows, do):
     images = RNG.integers(0, 256, (64, 30, 31, 3)).astype(np.uint8)
     together = do(rows([64], image=images), resize="image=7x9")["image"]
     alone = [do(rows([1], image=images[row : row + 1]), resize="image=7x9")["image"] for row in range(64)]
