@@ -114,17 +114,13 @@ def test_mistyped_lines_get_advice_where_there_is_some(shell):
 
 
 @pytest.mark.parametrize(("line", "code", "kind", "said"), FAILING)
-def test_a_failure_is_one_sentence(line, code, kind, said, shell):
+def test_a_failure_is_one_sentence_and_a_document(line, code, kind, said, shell):
     done = shell(line)
     assert (done.returncode, done.stdout) == (code, "")
     first, *rest = done.stderr.splitlines()
     assert first.startswith("error: ")
     assert said in first
     assert all(line.startswith("hint: ") for line in rest)
-
-
-@pytest.mark.parametrize(("line", "code", "kind", "said"), FAILING)
-def test_a_failure_is_a_document(line, code, kind, said, shell):
     done = shell(f"{line} --json")
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["exit_code"], error["type"]) == (code, code, kind)

@@ -52,15 +52,11 @@ def pages(environment):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_help_page_ends_with_examples(page, pages):
+def test_a_help_page_ends_with_examples_and_loads_nothing_slow(page, pages, shell, tmp_path):
     head, _, examples = pages[page].partition("\nExamples:\n")
     assert head.startswith(f"Usage: {f'rbtool {page}'.strip()} ")
     assert all(line.startswith("  ") for line in examples.splitlines())
     assert f"rbtool {page}".strip() in examples
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_help_page_loads_nothing_slow(page, shell, tmp_path):
     (tmp_path / "loaded.py").write_text(LOADED.format(words=[*page.split(), "--help"], slow=SLOW_TO_LOAD))
     done = shell(f"python {tmp_path}/loaded.py")
     assert done.returncode == 0, done.stderr
@@ -68,7 +64,7 @@ def test_a_help_page_loads_nothing_slow(page, shell, tmp_path):
 
 
 @pytest.mark.parametrize("page", ["", *GROUPS])
-def test_no_description_of_a_verb_is_cut(page, environment):
+def test_a_page_of_verbs_is_shown_without_one_and_cuts_no_description(page, environment, pages, shell):
     done = subprocess.run(
         f"rbtool {page} --help", shell=True, env=environment | {"COLUMNS": "60"}, capture_output=True, text=True,
         check=True,
@@ -76,10 +72,6 @@ def test_no_description_of_a_verb_is_cut(page, environment):
     verbs = done.stdout.partition("Commands:\n")[2].partition("\n\n")[0]
     assert verbs.endswith(".")
     assert not [cut for cut in ("...", "…") if cut in verbs]
-
-
-@pytest.mark.parametrize("page", ["", *GROUPS])
-def test_without_a_verb_the_help_page_is_shown(page, pages, shell):
     done = shell(f"rbtool {page}")
     assert (done.returncode, done.stdout) == (0, pages[page])
 

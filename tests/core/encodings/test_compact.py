@@ -59,16 +59,12 @@ def test_names_that_only_one_file_keeps_go_aside() -> None:
 
 
 @given(dataset_plans(), forms)
-def test_no_two_leaves_share_a_place(plan: DatasetPlan, form: CompactForm) -> None:
+def test_every_field_is_stored_once_in_a_place_of_its_own(plan: DatasetPlan, form: CompactForm) -> None:
     layout = CompactLayout.of(plan.fields(), form)
     stored = layout.stored(with_explicit=True)
     paths = [leaf_path(field.key) for field in stored]
     tables = [leaf_path(field.key, ".shape.memmap") for field in stored]
     assert len({*paths, *tables}) == 2 * len(stored)
-
-
-@given(dataset_plans(), forms)
-def test_every_field_is_stored_once(plan: DatasetPlan, form: CompactForm) -> None:
     layout = CompactLayout.of(plan.fields(), form)
     states = {key for state in layout.states for key in (state, ("next", *state))}
     assert states | layout.steps.keys() | layout.at_root.keys() == {field.key for field in plan.fields()}

@@ -96,7 +96,7 @@ def test_from_form_to_form(plan: DatasetPlan, forms: list[Form]) -> None:
 
 
 @any_form
-def test_the_manifest_is_carried_over(odd: Path, tmp_path: Path, form: Form) -> None:
+def test_the_manifest_text_and_documents_are_carried_over(odd: Path, tmp_path: Path, form: Form) -> None:
     before, after = Manifest.load(odd), save(odd, tmp_path / "saved", form)
     for part in ("request", "steps", "episodes", "fields", "ranges", "spaces", "renamed_keys", "notes"):
         assert getattr(after, part) == getattr(before, part)
@@ -104,18 +104,13 @@ def test_the_manifest_is_carried_over(odd: Path, tmp_path: Path, form: Form) -> 
     assert [step.verb for step in after.provenance] == ["write_plan", "checkpoint save"]
     assert after.provenance[-1].inputs == {"content_digest": before.content_digest}
     assert after.boundary.explicit_next == (0 if form == "ted" else 2)
+    with open_steps(odd) as dataset, open_steps(tmp_path / "saved") as saved:
+        assert saved.episode_text == dataset.episode_text
+        assert saved.documents() == dataset.documents() != {}
 
 
 def test_a_copy_in_form_ted_has_the_digest_of_the_dataset(odd: Path, tmp_path: Path) -> None:
     assert save(odd, tmp_path / "saved", "ted").content_digest == Manifest.load(odd).content_digest
-
-
-@any_form
-def test_text_and_documents_are_carried_over(odd: Path, tmp_path: Path, form: Form) -> None:
-    save(odd, tmp_path / "saved", form)
-    with open_steps(odd) as dataset, open_steps(tmp_path / "saved") as saved:
-        assert saved.episode_text == dataset.episode_text
-        assert saved.documents() == dataset.documents() != {}
 
 
 @any_form

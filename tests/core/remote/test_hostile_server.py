@@ -215,14 +215,10 @@ def drip_head(path: str, send: Send, url: str) -> None:
 
 
 @pytest.mark.parametrize("ask", CLIENTS)
-def test_a_body_that_drips_is_given_up(ask: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_or_a_head_that_drips_is_given_up(ask: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RBTOOL_TIMEOUT", "1")  # no silence between two drips takes so long
     with pytest.raises(NetworkError, match="comes too slowly"):
         ask(serve(drip_body).url)
-
-
-@pytest.mark.parametrize("ask", CLIENTS)
-def test_a_head_that_drips_is_given_up(ask: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RBTOOL_TIMEOUT", "0.2")
     with pytest.raises(NetworkError):
         ask(serve(drip_head).url)

@@ -199,9 +199,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_file_is_read_and_verified() -> None:
+def test_a_file_is_verified_and_not_read_beyond_its_size() -> None:
     assert read_small(Replies(DATA), "x", limit=8, size=8, checksum=SHA256) == DATA
     assert read_small(Replies(b"anything"), "x", limit=8) == b"anything"
+    with pytest.raises(CorruptDataError, match="x came with 3 bytes"):
+        read_small(Replies(*[b"abc"] * 3), "x", limit=9, size=8, checksum=SHA256)
+    with pytest.raises(FormatError, match=r"has more bytes than expected \(7\)"):
+        read_small(Replies(DATA), "x", limit=7)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -210,18 +214,6 @@ def test_what_does_not_match_is_read_again(first: bytes | Exception) -> None:
     transport = Replies(first, DATA)
     assert read_small(transport, "x", limit=99, size=8, checksum=SHA256) == DATA
     assert transport.left == []
-
-
-@pytest.mark.usefixtures("impatient")
-def test_what_never_matches() -> None:
-    with pytest.raises(CorruptDataError, match="x came with 3 bytes"):
-        read_small(Replies(*[b"abc"] * 3), "x", limit=9, size=8, checksum=SHA256)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_what_is_too_long_is_not_read_to_its_end() -> None:
-    with pytest.raises(FormatError, match=r"has more bytes than expected \(7\)"):
-        read_small(Replies(DATA), "x", limit=7)
 
 
 def answer(number: int) -> Callable[[], int]:

@@ -326,6 +326,12 @@ def test_nothing_goes_without_a_yes(store, refuse):
     assert done.dry_run
     assert store.state() == before
     assert [plan.bytes for plan in heard] == ([] if refuse == "dry run" else [done.bytes])
+    store.leftover()
+    before = store.state()
+    ask = {"dry_run": True} if refuse == "dry run" else {"confirm": lambda plan: False}
+    done = rbtool.cache.prune(root=store.root, **ask)
+    assert ([entry.what for entry in done.removed], done.dry_run) == (["leftover"], True)
+    assert store.state() == before
 
 
 def _foreign(store, tmp_path):
@@ -472,16 +478,6 @@ def test_what_somebody_may_want_stays(store):
         assert store.shown() == before
         os.close(descriptor)
     assert (CART, "dataset") in before
-
-
-@pytest.mark.parametrize("refuse", ["dry run", "no"])
-def test_nothing_is_pruned_without_a_yes(store, refuse):
-    store.leftover()
-    before = store.state()
-    ask = {"dry_run": True} if refuse == "dry run" else {"confirm": lambda plan: False}
-    done = rbtool.cache.prune(root=store.root, **ask)
-    assert ([entry.what for entry in done.removed], done.dry_run) == (["leftover"], True)
-    assert store.state() == before
 
 
 def test_what_came_into_use_during_the_question_stays(store):

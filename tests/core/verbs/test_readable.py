@@ -109,14 +109,10 @@ def test_what_holds_no_steps_is_named(place: Path, name: str, code: int, sentenc
 
 
 @pytest.mark.parametrize("verb", ["sample", "export"])
-def test_a_table_holds_no_steps(place: Path, verb: str) -> None:
+def test_raw_data_are_to_be_converted_first(place: Path, verb: str) -> None:
     with pytest.raises(rbtool.FormatError, match=r"other\.h5 is an HDF5 file not written by rbtool"):
         of(place / "other.h5", verb)
     assert [column.name for column in rbtool.inspect(place / "other.h5").columns] == ["x"]
-
-
-@pytest.mark.parametrize("verb", ["sample", "export"])
-def test_a_raw_dataset_is_to_be_converted(place: Path, verb: str) -> None:
     with pytest.raises(rbtool.UsageError, match=r"a TED dataset is needed; .* is Minari") as refused:
         of(place / "minari", verb)
     assert refused.value.hint == f"convert it first: rbtool convert {place / 'minari'} DEST"
