@@ -9,6 +9,7 @@ import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,10 +33,17 @@ class Step:
     observation: torch.Tensor
 
 
-def filled(*items: object) -> ListStorage:
-    storage = ListStorage(20)
+each_kind = pytest.mark.parametrize("kind", [ListStorage, CompressedListStorage])
+
+
+def filled(*items: object, kind: type[ListStorage] = ListStorage, **options: object) -> ListStorage:
+    storage = kind(20, **options)
     storage.set(range(len(items)), list(items))
     return storage
+
+
+def compressed(*items: object, **options: object) -> ListStorage:
+    return filled(*items, kind=CompressedListStorage, **options)
 
 
 def nested() -> TensorDict:
@@ -47,10 +55,10 @@ def entries(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def there_and_back(storage: ListStorage, path: Path) -> ListStorage:
+def there_and_back(storage: ListStorage, path: Path, **options: object) -> ListStorage:
     storage.dumps(path)
-    other = type(storage)(30)
-    other.set(0, TensorDict({}, []))
+    other = type(storage)(30, **options)
+    other.set(0, torch.zeros(1))
     other.loads(path)
     return other
 
@@ -86,10 +94,11 @@ def test_storages_derived_from_lists(kind: type[ListStorage], tmp_path: Path) ->
     assert [item["a"].tolist() for item in other] == [[1], [2, 2]]
 
 
-def test_keys_with_dots_come_back(tmp_path: Path) -> None:
+@each_kind
+def test_keys_with_dots_and_no_items_come_back(kind: type[ListStorage], tmp_path: Path) -> None:
     item = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}}
-    assert repr(there_and_back(filled(item), tmp_path / "storage")[0]) == repr(item)
-    assert there_and_back(filled(), tmp_path / "storage")[:] == []
+    assert repr(there_and_back(filled(item, kind=kind), tmp_path / "storage")[0]) == repr(item)
+    assert there_and_back(filled(kind=kind), tmp_path / "storage")[:] == []
 
 
 def test_what_was_loaded_can_be_written_and_follows_the_device(tmp_path: Path) -> None:
@@ -199,9 +208,7 @@ def test_a_file_of_somebody_else_in_a_checkpoint_is_not_lost(tmp_path: Path) -> 
 def test_an_empty_folder_and_a_checkpoint_of_another_class_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "storage"
     path.mkdir()
-    compressed = CompressedListStorage(2)
-    compressed.set(0, torch.zeros(2))
-    compressed.dumps(path)
+    compressed(torch.zeros(2)).dumps(path)
     assert there_and_back(filled("x"), path)[:] == ["x"]
     assert entries(path) == [".rbtool", "items.json", "items.memmap"]
 
@@ -234,7 +241,7 @@ def stop_at(number: int, act: Callable[[], None]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [ListStorage, CompressedListStorage])
+@each_kind
 def test_the_old_one_or_the_new_one_at_every_instant(kind: type[ListStorage], tmp_path: Path) -> None:
     old, new, path = kind(2), kind(3), tmp_path / "storage"
     old.set(0, torch.zeros(2))
@@ -256,7 +263,7 @@ def test_the_old_one_or_the_new_one_at_every_instant(kind: type[ListStorage], tm
 # Hooks ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [ListStorage, CompressedListStorage])
+@each_kind
 def test_hooks_are_given_the_list(kind: type[ListStorage], tmp_path: Path) -> None:
     storage, other, seen = kind(5), kind(5), []
     storage.set(range(2), ["a", "b"])
@@ -291,8 +298,8 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-def refuses(path: Path, error: type[Exception], message: str) -> None:
-    storage = ListStorage(3)
+def refuses(path: Path, error: type[Exception], message: str, kind: type[ListStorage] = ListStorage) -> None:
+    storage = kind(3)
     storage.set(0, "kept")
     with pytest.raises(error, match=message) as found:
         storage.loads(without_digests(path))
@@ -300,13 +307,16 @@ def refuses(path: Path, error: type[Exception], message: str) -> None:
     assert storage[:] == ["kept"]
 
 
-def test_a_missing_or_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
-    refuses(tmp_path / "absent", DatasetNotFoundError, "not found, expected")
-    refuses(tmp_path, FormatError, r"lacks the items\.json that a ListStorageCheckpointer writes")
-    storage = CompressedListStorage(2)
-    storage.set(0, torch.zeros(2))
-    storage.dumps(tmp_path / "storage")
-    refuses(tmp_path / "storage", FormatError, "was written by a CompressedListStorageCheckpointer, and a List")
+@pytest.mark.parametrize(
+    ("kind", "other"), [(ListStorage, CompressedListStorage), (CompressedListStorage, ListStorage)]
+)
+def test_a_missing_or_foreign_checkpoint_is_refused(kind: Any, other: Any, tmp_path: Path) -> None:
+    refuses(tmp_path / "absent", DatasetNotFoundError, "not found, expected", kind)
+    if kind is ListStorage:
+        refuses(tmp_path, FormatError, r"lacks the items\.json that a ListStorageCheckpointer writes")
+    filled(torch.zeros(2), kind=other).dumps(tmp_path / "storage")
+    message = f"was written by a {other.__name__}Checkpointer, and a {kind.__name__[:4]}"
+    refuses(tmp_path / "storage", FormatError, message, kind)
 
 
 @pytest.mark.parametrize("size", [0, 10, 69, 71])
@@ -330,9 +340,10 @@ def test_a_missing_file(tmp_path: Path) -> None:
     refuses(path, CorruptDataError, r"items.memmap is missing, expected 70 bytes")
 
 
-def test_more_than_there_is_room_for(tmp_path: Path) -> None:
-    filled(*"abcd").dumps(tmp_path / "storage")
-    refuses(tmp_path / "storage", SchemaError, "holds 4 objects; this storage has room for 3")
+@each_kind
+def test_more_than_there_is_room_for(kind: type[ListStorage], tmp_path: Path) -> None:
+    filled(*"abcd", kind=kind).dumps(tmp_path / "storage")
+    refuses(tmp_path / "storage", SchemaError, "holds 4 objects; this storage has room for 3", kind)
 
 
 TENSOR = {"type": "tensor", "dtype": "torch.float32", "shape": [2]}
@@ -408,24 +419,20 @@ def test_a_stack_along_a_dimension_that_is_not_there(tmp_path: Path) -> None:
     refuses(path, FormatError, "row 0 of .* contradicts itself")
 
 
-def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = saved(tmp_path)
+@each_kind
+def test_nothing_is_unpickled(kind: type[ListStorage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path) if kind is ListStorage else saved_compressed(tmp_path)
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, lambda *_, **__: pytest.fail("unpickled"))
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("unpickled"))
-    storage = ListStorage(3)
+    storage = kind(3)
     storage.loads(path)
-    assert len(storage) == 3
+    assert len(storage) == (3 if kind is ListStorage else 2)
+    assert kind is ListStorage or storage[0]["n", "b"].tolist() == [1, 1]
 
 
 CASES = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 NAMES = ("compressed_td_partly", "compressed_td_wrapped", "compressed_tensor_full")
-
-
-def compressed(*items: object, **options: object) -> CompressedListStorage:
-    storage = CompressedListStorage(20, **options)
-    storage.set(range(len(items)), list(items))
-    return storage
 
 
 def nested_with_odd_keys() -> TensorDict:
@@ -434,14 +441,6 @@ def nested_with_odd_keys() -> TensorDict:
         "n": {"b": torch.ones(3, dtype=torch.bfloat16), "..": torch.zeros(3)}, "s": ["x", "y", "z"], "q": "one",
     }  # fmt: skip
     return TensorDict(entries, [3], device="cpu")
-
-
-def compressed_and_back(storage: CompressedListStorage, path: Path, **options: object) -> CompressedListStorage:
-    storage.dumps(path)
-    other = CompressedListStorage(30, **options)
-    other.set(0, torch.zeros(1))
-    other.loads(path)
-    return other
 
 
 # What TorchRL wrote --------------------------------------------------------------------------------------
@@ -472,7 +471,7 @@ def test_what_torchrl_wrote_goes_on_under_our_codec(name: str, tmp_path: Path) -
     storage = CompressedListStorage(20)
     storage.loads(CASES / name / "checkpoint" / "storage")
     storage.set(len(storage), storage[0])
-    found = stacked(compressed_and_back(storage, tmp_path / "storage"))
+    found = stacked(there_and_back(storage, tmp_path / "storage"))
     for key, values in np.load(CASES / name / "expected.npz").items():
         assert np.array_equal(found[key], np.concatenate([values, values[:1]]))
     codecs = json.dumps(json.loads((tmp_path / "storage/metadata.json").read_text()))
@@ -524,7 +523,7 @@ def test_the_checkpointer_belongs_to_its_storage() -> None:
 
 @pytest.mark.parametrize("codec", ["zstd", "zlib"])
 def test_sharp_edges_6_and_20_nested_tensordicts_and_bfloat16_are_saved(codec: str, tmp_path: Path) -> None:
-    (found,) = compressed_and_back(compressed(nested_with_odd_keys(), codec=codec), tmp_path / "storage")[:]
+    (found,) = there_and_back(compressed(nested_with_odd_keys(), codec=codec), tmp_path / "storage")[:]
     assert (found.batch_size, found["n"].batch_size, found.device.type) == ((3,), (3,), "cpu")
     assert (found["n", "b"].dtype, found["s"], found["q"]) == (torch.bfloat16, ["x", "y", "z"], "one")
     assert (found["a"] == nested_with_odd_keys()["a"]).all()
@@ -542,15 +541,9 @@ def test_sharp_edge_6_the_codec_is_recorded(tmp_path: Path) -> None:
 def test_every_kind_of_item_comes_back(tmp_path: Path) -> None:
     lazy = LazyStackedTensorDict(TensorDict({"u": torch.ones(1)}), TensorDict({"u": torch.ones(2)}))
     items = [{"a": (torch.ones(2), [1, None])}, np.arange(3), np.float32(4), "text", None, torch.zeros(0), {}, []]
-    found = compressed_and_back(compressed(lazy, *items), tmp_path / "storage")
+    found = there_and_back(compressed(lazy, *items), tmp_path / "storage")
     assert [part["u"].shape[0] for part in found[0].tensordicts] == [1, 2]
     assert repr(found[1:]) == repr(items)
-
-
-def test_compressed_keys_with_dots(tmp_path: Path) -> None:
-    item = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}}
-    assert repr(compressed_and_back(compressed(item), tmp_path / "storage")[0]) == repr(item)
-    assert compressed_and_back(compressed(), tmp_path / "storage")[:] == []
 
 
 def test_sharp_edge_6_no_element_type_is_evaluated(tmp_path: Path) -> None:
@@ -558,14 +551,14 @@ def test_sharp_edge_6_no_element_type_is_evaluated(tmp_path: Path) -> None:
     file, mark = tmp_path / "storage/metadata.json", tmp_path / "mark"
     text = file.read_text().replace("torch.float32", f"__import__('pathlib').Path('{mark}').touch()")
     file.write_text(text)
-    refuses_compressed(tmp_path / "storage", FormatError, "is not an element type of torch")
+    refuses(tmp_path / "storage", FormatError, "is not an element type of torch", CompressedListStorage)
     assert not mark.exists()
 
 
 def test_nothing_is_decompressed_to_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = compressed(nested_with_odd_keys(), torch.ones(2))
     monkeypatch.setattr(CompressedListStorage, "unpacked", lambda *_: pytest.fail("decompressed"))
-    assert compressed_and_back(storage, tmp_path / "storage").bytes() == storage.bytes()
+    assert there_and_back(storage, tmp_path / "storage").bytes() == storage.bytes()
 
 
 def by_halves(tensor: torch.Tensor) -> torch.Tensor:
@@ -578,7 +571,7 @@ def undo_halves(data: torch.Tensor, about: dict) -> torch.Tensor:
 
 def test_custom_functions_are_named_custom(tmp_path: Path) -> None:
     storage = compressed(torch.ones(2, 3), torch.zeros(0), compression_fn=by_halves, decompression_fn=undo_halves)
-    found = compressed_and_back(storage, tmp_path / "storage", decompression_fn=undo_halves)
+    found = there_and_back(storage, tmp_path / "storage", decompression_fn=undo_halves)
     assert [item.tolist() for item in found] == [[[1, 1, 1], [1, 1, 1]], []]
     with pytest.raises(UsageError, match="this storage has no decompression_fn"):
         CompressedListStorage(5).loads(tmp_path / "storage")
@@ -596,7 +589,7 @@ def test_custom_functions_are_named_custom(tmp_path: Path) -> None:
 def test_what_cannot_be_saved(item: object, error: type[Exception] | None, message: str, tmp_path: Path) -> None:
     compressed("old").dumps(tmp_path / "storage")
     if error is None:
-        assert repr(compressed_and_back(compressed("x", item), tmp_path / "storage")[1]) == repr(item)
+        assert repr(there_and_back(compressed("x", item), tmp_path / "storage")[1]) == repr(item)
         return
     with pytest.raises(error, match=message):
         compressed("x", item).dumps(tmp_path / "storage")
@@ -604,15 +597,6 @@ def test_what_cannot_be_saved(item: object, error: type[Exception] | None, messa
 
 
 # What cannot be loaded -----------------------------------------------------------------------------------
-
-
-def refuses_compressed(path: Path, error: type[Exception], message: str) -> None:
-    storage = CompressedListStorage(3)
-    storage.set(0, "kept")
-    with pytest.raises(error, match=message) as found:
-        storage.loads(without_digests(path))
-    assert "\n" not in str(found.value)
-    assert storage[:] == ["kept"]
 
 
 def saved_compressed(tmp_path: Path) -> Path:
@@ -625,20 +609,7 @@ def saved_compressed(tmp_path: Path) -> Path:
 def test_a_missing_description(name: str, tmp_path: Path) -> None:
     path = saved_compressed(tmp_path)
     (path / name).unlink()
-    refuses_compressed(path, FileNotFoundError, f"lacks the {name} that a CompressedListStorageCheckpointer writes")
-
-
-def test_compressed_missing_or_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
-    refuses_compressed(tmp_path / "absent", DatasetNotFoundError, "not found, expected")
-    storage = ListStorage(2)
-    storage.set(0, "x")
-    storage.dumps(tmp_path / "storage")
-    refuses_compressed(tmp_path / "storage", FormatError, "was written by a ListStorageCheckpointer, and a Compressed")
-
-
-def test_sharp_edge_6_more_than_there_is_room_for(tmp_path: Path) -> None:
-    compressed(*"abcd").dumps(tmp_path / "storage")
-    refuses_compressed(tmp_path / "storage", SchemaError, "holds 4 objects; this storage has room for 3")
+    refuses(path, FileNotFoundError, f"lacks the {name} that a Compressed", CompressedListStorage)
 
 
 @pytest.mark.parametrize("leaf", ["0/a.memmap", "0/n/b.memmap", "1/data.memmap"])
@@ -653,7 +624,7 @@ def test_sharp_edge_8_files_of_a_wrong_size(leaf: str, change: str, tmp_path: Pa
     message = (
         f"is missing, expected {size} bytes" if change == "missing" else f"expected {size}: it was cut or overwritten"
     )
-    refuses_compressed(file.parents[leaf.count("/") + 1], CorruptDataError, message)
+    refuses(file.parents[leaf.count("/") + 1], CorruptDataError, message, CompressedListStorage)
 
 
 @pytest.mark.parametrize("name", ["", "/1", "/0/n", "/0/meta.json"])
@@ -661,7 +632,7 @@ def test_missing_data(name: str, tmp_path: Path) -> None:
     path = saved_compressed(tmp_path)
     gone = path / f"compressed_data{name}"
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
-    refuses_compressed(path, CorruptDataError, r"meta.json is missing")
+    refuses(path, CorruptDataError, r"meta.json is missing", CompressedListStorage)
 
 
 @pytest.mark.parametrize(
@@ -682,7 +653,7 @@ def test_missing_data(name: str, tmp_path: Path) -> None:
 def test_hostile_indices(indices: object, message: str, tmp_path: Path) -> None:
     path = saved_compressed(tmp_path)
     (path / "data_indices.json").write_text(json.dumps(indices))
-    refuses_compressed(path, ValueError, message)
+    refuses(path, ValueError, message, CompressedListStorage)
 
 
 def tagged(kind: str, value: object) -> dict[str, object]:
@@ -710,7 +681,7 @@ def test_compressed_hostile_descriptions(change: dict[str, object], message: str
     compressed(torch.zeros(2)).dumps(path)
     (about,) = json.loads((path / "metadata.json").read_text())
     (path / "metadata.json").write_text(json.dumps([about | change]))
-    refuses_compressed(path, ValueError, message)
+    refuses(path, ValueError, message, CompressedListStorage)
 
 
 @pytest.mark.parametrize(
@@ -736,7 +707,7 @@ def test_compressed_hostile_descriptions(change: dict[str, object], message: str
 def test_hostile_files(name: str, text: str, message: str, tmp_path: Path) -> None:
     path = saved_compressed(tmp_path)
     (path / name).write_text(text)
-    refuses_compressed(path, ValueError, message)
+    refuses(path, ValueError, message, CompressedListStorage)
 
 
 def test_changed_bytes_are_found_at_once_or_without_digests_when_read(tmp_path: Path) -> None:
@@ -752,13 +723,3 @@ def test_changed_bytes_are_found_at_once_or_without_digests_when_read(tmp_path: 
     assert storage[1].tolist() == [0, 0]
     with pytest.raises(CorruptDataError, match="compressed bytes are cut or damaged"):
         storage[0]
-
-
-def test_compressed_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = saved_compressed(tmp_path)
-    for name in ("load", "loads", "Unpickler"):
-        monkeypatch.setattr(pickle, name, lambda *_, **__: pytest.fail("unpickled"))
-    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("unpickled"))
-    storage = CompressedListStorage(3)
-    storage.loads(path)
-    assert storage[0]["n", "b"].tolist() == [1, 1]
