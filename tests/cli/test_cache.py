@@ -86,13 +86,10 @@ def test_in_a_terminal_one_question_is_asked(folder, leftover, asked, answer, go
     assert (code, "nothing was removed" in shown) == ((0, False) if goes else (1, True))
 
 
-def test_interrupting_the_question_removes_nothing(folder, leftover, asked):
+def test_interrupting_the_question_removes_nothing_and_yes_does(folder, leftover, asked):
     code, shown = asked(f"rbtool cache rm {STORED}", None)
     assert (code, "error: interrupted" in shown) == (130, True)
     assert (folder / "home" / "minari" / "cartpole" / "scripted-v0").exists()
-
-
-def test_the_answer_leaves_stdout_to_the_result(folder, leftover, asked):
     code, shown = asked(f"rbtool cache rm {STORED} --json > out", "y\n")
     assert (code, "remove 1 dataset (" in shown) == (0, True)
     assert [entry["name"] for entry in json.loads((folder / "out").read_text())["removed"]] == [STORED]

@@ -26,7 +26,7 @@ from rbtool.core.testing.datasets import DatasetPlan, PlannedLeaf, write_plan
 # What goes wrong: one sentence on stderr, the right exit code, and with `--json` a document on stdout.
 
 FAILING = [
-    ("rbtool inspect ./nothing", 4, "DatasetNotFoundError", "nothing at nothing"),
+    ("rbtool inspect ./nothing", 4, "DatasetNotFoundError", "nothing not found"),
     ("rbtool inspect minari:no/such-v0", 4, "DatasetNotFoundError", "minari:no/such-v0 is not in"),
     ("rbtool inspect ''", 2, "UsageError", "one of the datasets is empty"),
     ("rbtool convert minari/tuple/trunc-v0 prep.py", 2, "UsageError", "left unchanged"),
@@ -273,7 +273,7 @@ def test_places_are_named_as_they_were_given(tmp_path: Path, monkeypatch) -> Non
 RELATIVE = [
     ("rbtool mix prep.py:0.5 cartpole:0.5 x.toml", "prep.py is not"),
     ("rbtool repair ./prep.py", "./prep.py is no recording"),
-    ("rbtool repair nothere/", "nothing at nothere"),
+    ("rbtool repair nothere/", "nothere not found"),
     ("rbtool plot cartpole -o prep.py/x.svg", "prep.py is a file, and the destination prep.py/x.svg is below it"),
     ("rbtool report cartpole --output=cartpole/x.html", "cartpole/x.html is inside the dataset cartpole"),
     ("rbtool merge cartpole cartpole.h5 prep.py", "prep.py already exists"),

@@ -170,16 +170,13 @@ def test_a_dry_run_writes_nothing(form, folder, shell):
     assert not (folder / "there").exists()
 
 
-def test_colours_can_be_forced_and_forbidden(shell):
+def test_colours_and_blocks_are_shown_where_they_can_be(shell, real):
     assert ESCAPE not in shell("rbtool inspect cartpole").stdout
     assert ESCAPE in shell("rbtool inspect cartpole", FORCE_COLOR="1").stdout
     assert ESCAPE in shell("rbtool inspect cartpole", CLICOLOR_FORCE="1").stdout
     assert ESCAPE not in shell("rbtool inspect cartpole", FORCE_COLOR="0").stdout
     assert ESCAPE not in shell("rbtool inspect cartpole", FORCE_COLOR="1", NO_COLOR="1").stdout
     assert ESCAPE not in shell("rbtool inspect cartpole --no-color", FORCE_COLOR="1").stdout
-
-
-def test_where_blocks_cannot_be_written_signs_stand_for_them(shell, real):
     done = shell("rbtool inspect cartpole", PYTHONIOENCODING="ascii", **real)
     assert done.returncode == 0, done.stderr
     assert "|" in done.stdout

@@ -55,16 +55,13 @@ def test_the_number_of_steps_has_the_name_that_it_has_in_python_too(shell):
     assert len(numbers[0].splitlines()) == 5
 
 
-def test_slices_are_shown_with_their_ends(shell):
+def test_slices_are_shown_with_their_ends_and_padding(shell):
     lines = shell("rbtool sample ./cartpole --sampler slice --slice-len 8 -n 64 --seed 5").stdout.split("\n")
     assert lines[0] == "64 steps in 8 slices of cartpole   seed 5   slice"
     slices = re.fullmatch(r"drawn    episode:first-last((?: \d+:\d+-\d+\(8\)){6}) …", lines[1])
     assert slices is not None, lines[1]
     for first, last in re.findall(r":(\d+)-(\d+)", slices[1]):
         assert int(last) - int(first) == 7
-
-
-def test_padded_slices_tell_how_much_of_them_is_real(shell):
     line = "rbtool sample ./cartpole --sampler slice --slice-len 1000 --pad --seed 5"
     lines = shell(line).stdout.split("\n")
     found = re.fullmatch(r"drawn    episode:first-last \d+:0-(\d+)\((\d+)\+(\d+)\)", lines[1])

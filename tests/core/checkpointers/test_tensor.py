@@ -97,20 +97,20 @@ def test_keys_with_dots_come_back(tmp_path: Path, kind: type[LazyTensorStorage],
         assert same(storage[:], given)
 
 
-def test_files_have_the_size_of_the_capacity_and_take_room_for_the_rows(tmp_path: Path) -> None:
-    path = saved(tmp_path, capacity=1 << 24)
-    found = (path / "next" / "b.memmap").stat()
-    assert found.st_size == 1 << 28
-    assert found.st_blocks * 512 <= 1 << 16
-    assert same(TensorDict.load_memmap(path)[:10], steps())
-
-
 def test_the_cursor_is_kept(tmp_path: Path) -> None:
     storage = LazyTensorStorage(10)
     storage.set(range(10), steps())
     storage.set(torch.tensor([0, 1, 2]), steps(3, 10))
     storage.dumps(tmp_path / "saved")
     assert loaded(tmp_path / "saved", 10).last_cursor == 2
+
+
+def test_files_have_the_size_of_the_capacity_and_take_room_for_the_rows(tmp_path: Path) -> None:
+    path = saved(tmp_path, capacity=1 << 24)
+    found = (path / "next" / "b.memmap").stat()
+    assert found.st_size == 1 << 28
+    assert found.st_blocks * 512 <= 1 << 16
+    assert same(TensorDict.load_memmap(path)[:10], steps())
 
 
 def test_empty_storages_are_saved_without_rows(tmp_path: Path) -> None:
@@ -255,7 +255,11 @@ def test_killed_at_any_moment_the_old_checkpoint_or_the_new_one_is_there(tmp_pat
     assert [place.name for place in tmp_path.iterdir()] == ["saved"]
 
 
-def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_refused_and_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"lacks the storage_metadata\.json"):
+        loaded(tmp_path)
+    with pytest.raises(DatasetNotFoundError, match="not found, expected"):
+        loaded(tmp_path / "absent")
     (tmp_path / "mine.txt").write_text("kept")
     with pytest.raises(UsageError, match="is not the checkpoint of a storage; left unchanged"):
         TensorStorage(steps()).dumps(tmp_path)
@@ -297,13 +301,6 @@ def test_documents_of_others_with_the_names_of_ours_are_left_alone(tmp_path: Pat
     with pytest.raises(UsageError, match="nothing was replaced"):
         TensorStorage(steps()).dumps(tmp_path)
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == files
-
-
-def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"lacks the storage_metadata\.json"):
-        loaded(tmp_path)
-    with pytest.raises(DatasetNotFoundError, match="not found, expected"):
-        loaded(tmp_path / "absent")
 
 
 def test_checkpoints_of_other_classes(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_random_numbers_come_of_the_generator_and_not_of_the_workers(walks: Path
     assert len(set(one["drawn"].tolist())) == 13
 
 
-def test_the_first_frames(walks: Path, tmp_path: Path) -> None:
+def test_the_first_frames_and_arguments_that_change_nothing(walks: Path, tmp_path: Path) -> None:
     buffer = load_dataset(walks)
     for frames, expected in ((6, 6), (1000, 13)):
         storage = buffer.preprocess(lambda row: row, num_workers=0, num_frames=frames, dest=tmp_path / str(frames))
@@ -88,9 +88,15 @@ def test_the_first_frames(walks: Path, tmp_path: Path) -> None:
     assert buffer.preprocess(lambda r: r, num_workers=0, num_frames=6, dest=tmp_path / "c")[5][
         "next", "truncated"
     ].all()
+    storage = load_dataset(walks).preprocess(
+        double, 0, 0, max_tasks_per_child=1, worker_threads=3, index_with_generator=True, dest=tmp_path / "new"
+    )
+    assert len(storage) == 13
 
 
-def test_a_bar_on_stderr(walks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_on_stderr_and_no_name_steers_the_terminal(
+    walks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     load_dataset(walks).preprocess(lambda td: td, num_workers=0, chunksize=3, pbar=True, dest=tmp_path / "a")
     out, err = capsys.readouterr()
     assert out == ""
@@ -98,6 +104,14 @@ def test_a_bar_on_stderr(walks: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "13/13" in err
     load_dataset(walks).preprocess(lambda td: td, num_workers=0, dest=tmp_path / "b")
     assert capsys.readouterr() == ("", "")
+    bar = ProgressBar()
+    bar.start("reading \x9b2J", 2, "steps")
+    bar.advance(2)
+    bar.note("left out: a\x1b[31m\u202eb")
+    bar.done("\x1b[2J")
+    shown = capsys.readouterr().err
+    assert r"left out: a\x1b[31m\u202eb" in shown
+    assert not any(sign in shown for sign in ("\x9b", "\u202e", "\x1b[2J"))
 
 
 @pytest.mark.parametrize(
@@ -122,13 +136,6 @@ def test_what_makes_no_sense_leaves_nothing_behind(walks, tmp_path, arguments, e
     with pytest.raises(error, match=message):
         load_dataset(walks).preprocess(**{"fn": double, "num_workers": 0, "dest": tmp_path / "new", **arguments})
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_arguments_that_change_nothing(walks: Path, tmp_path: Path) -> None:
-    storage = load_dataset(walks).preprocess(
-        double, 0, 0, max_tasks_per_child=1, worker_threads=3, index_with_generator=True, dest=tmp_path / "new"
-    )
-    assert len(storage) == 13
 
 
 def test_other_storages(walks: Path, tmp_path: Path) -> None:
@@ -163,17 +170,6 @@ def test_functions_on_datasets_take_a_buffer_for_its_dataset(walks: Path, tmp_pa
     assert (result.source, result.steps, result.episodes) == (walks, 7, 4)
     with pytest.raises(SchemaError, match="the rows of a ListStorage are in no dataset on disk"):
         rbtool.preprocess(DatasetReplayBuffer(storage=ListStorage(4)), double, tmp_path / "other")
-
-
-def test_no_name_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = ProgressBar()
-    bar.start("reading \x9b2J", 2, "steps")
-    bar.advance(2)
-    bar.note("left out: a\x1b[31m\u202eb")
-    bar.done("\x1b[2J")
-    shown = capsys.readouterr().err
-    assert r"left out: a\x1b[31m\u202eb" in shown
-    assert not any(sign in shown for sign in ("\x9b", "\u202e", "\x1b[2J"))
 
 
 # Checkpoints of buffers on datasets: loaded by buffers on other layouts, and by plain buffers.

@@ -220,7 +220,7 @@ def test_what_is_registered_gets_the_name_and_the_arguments(dataset: Any) -> Non
 
 def test_other_names_are_looked_up_as_before() -> None:
     rbtool.register_dataset("mine", loader)
-    with pytest.raises(rbtool.DatasetNotFoundError, match="nothing at"):
+    with pytest.raises(rbtool.DatasetNotFoundError, match="not found"):
         rbtool.load_dataset("mine")
     with pytest.raises(rbtool.DatasetNotFoundError, match="yours:a"):
         rbtool.load_dataset("yours:a")

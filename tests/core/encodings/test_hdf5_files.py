@@ -371,19 +371,13 @@ def test_rows_of_any_type_and_layout(dtype: str, options: dict[str, Any], tmp_pa
     assert_as_h5py(tmp_path / "a.h5", direct=not options and not dtype.startswith(">"))
 
 
-def test_a_file_with_a_block_of_its_user_in_front(tmp_path: Path) -> None:
+def test_rows_in_odd_places_are_those_of_h5py(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w", userblock_size=1024) as file:
         file["group/rows"] = np.arange(80, dtype=np.float32).reshape(40, 2)
     assert_as_h5py(tmp_path / "a.h5", direct=True)
-
-
-def test_rows_that_were_never_written_are_the_fill_value(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("group/rows", (40, 2), np.float32, fillvalue=3)
     assert_as_h5py(tmp_path / "a.h5", direct=False)
-
-
-def test_numbers_of_another_precision_than_memory_has(tmp_path: Path) -> None:
     stored = h5py.h5t.NATIVE_INT32.copy()
     stored.set_precision(20)
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -392,9 +386,6 @@ def test_numbers_of_another_precision_than_memory_has(tmp_path: Path) -> None:
         dataset = h5py.h5d.create(group.id, b"rows", stored, space)
         dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.arange(-20, 20, dtype=np.int32))
     assert_as_h5py(tmp_path / "a.h5", direct=False)
-
-
-def test_compact_data_inside_the_structure(tmp_path: Path) -> None:
     made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     made.set_layout(h5py.h5d.COMPACT)
     with h5py.File(tmp_path / "a.h5", "w") as file:

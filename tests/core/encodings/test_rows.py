@@ -92,8 +92,14 @@ def compare(one: Path, other: Path) -> list[Difference]:
         return compare_steps(here, there)
 
 
-def test_equal_data_do_not_differ(pair: tuple[Path, Path]) -> None:
+def test_equal_data_differ_in_nothing_but_the_sign_of_zero(pair: tuple[Path, Path]) -> None:
     assert compare(*pair) == []
+    for folder, zero in zip(pair, (0.0, -0.0), strict=True):
+        path = folder / "observation.memmap"
+        rows = np.fromfile(path, np.float32)
+        rows[2] = zero
+        path.write_bytes(rows.tobytes())
+    assert compare(*pair) == [Difference("observation", "rows differ", 1, 1, 3)]
 
 
 @pytest.mark.parametrize("chunk", [1, 60, 1 << 20])
@@ -106,15 +112,6 @@ def test_rows_that_differ_are_named(pair: tuple[Path, Path], monkeypatch: pytest
     assert compare(*pair) == [Difference("mask", "rows differ", 3, 4, 13)]
 
 
-def test_the_sign_of_zero_is_a_difference(pair: tuple[Path, Path]) -> None:
-    for folder, zero in zip(pair, (0.0, -0.0), strict=True):
-        path = folder / "observation.memmap"
-        rows = np.fromfile(path, np.float32)
-        rows[2] = zero
-        path.write_bytes(rows.tobytes())
-    assert compare(*pair) == [Difference("observation", "rows differ", 1, 1, 3)]
-
-
 def test_a_column_of_the_episode_table(pair: tuple[Path, Path]) -> None:
     path = pair[1] / EPISODES / "has_seed.memmap"
     path.write_bytes(bytes([1, 1, 0]))
@@ -122,43 +119,37 @@ def test_a_column_of_the_episode_table(pair: tuple[Path, Path]) -> None:
     assert compare(*pair) == [Difference("episodes.has_seed", "False against True", 2, 3, 13)]
 
 
-def test_text(pair: tuple[Path, Path]) -> None:
+def test_text_of_episodes_is_compared(pair: tuple[Path, Path]) -> None:
     path = pair[1] / ".rbtool/episodes_text.jsonl"
     path.write_text(path.read_text().replace("13", "14"))
     relist(pair[1])
     assert compare(*pair) == [Difference("episodes_text", "text differs", 1, 3, 13)]
-
-
-def test_text_that_only_one_of_them_has(pair: tuple[Path, Path]) -> None:
     (pair[1] / ".rbtool/episodes_text.jsonl").unlink()
     relist(pair[1])
     assert compare(*pair) == [Difference("episodes_text", "text differs", 3, 0, 3)]
 
 
-def test_other_fields(tmp_path: Path) -> None:
+WIDER = replace(PLAN, leaves=(replace(LEAVES[0], shape=(3,)),))
+LONGER, FEWER = (
+    replace(PLAN, lengths=(3, 4, 3)),
+    replace(PLAN, lengths=(3, 6), endings=("open",) * 2, jumps=(False,) * 2),
+)
+WIDE = "float32 [2] against float32 [3]"
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (WIDER, {"observation": WIDE, "next.observation": WIDE, "mask": "int16 [] against nothing"}),
+        (LONGER, {"steps": "9 against 10", "episodes.length": "2 against 3", "mask": None}),
+        (FEWER, {"episodes": "3 against 2"}),
+    ],
+)
+def test_other_fields_steps_and_episodes_are_named(plan: DatasetPlan, expected: dict, tmp_path: Path) -> None:
     write_plan(PLAN, tmp_path / "one")
-    wider = replace(PLAN, leaves=(replace(LEAVES[0], shape=(3,)),))
-    write_plan(wider, tmp_path / "other")
+    write_plan(plan, tmp_path / "other")
     found = {difference.key: difference.what for difference in compare(tmp_path / "one", tmp_path / "other")}
-    assert found["observation"] == "float32 [2] against float32 [3]"
-    assert found["next.observation"] == "float32 [2] against float32 [3]"
-    assert found["mask"] == "int16 [] against nothing"
-
-
-def test_another_number_of_steps(tmp_path: Path) -> None:
-    write_plan(PLAN, tmp_path / "one")
-    write_plan(replace(PLAN, lengths=(3, 4, 3)), tmp_path / "other")
-    found = {difference.key: difference.what for difference in compare(tmp_path / "one", tmp_path / "other")}
-    assert found["steps"] == "9 against 10"
-    assert found["episodes.length"] == "2 against 3"
-    assert "mask" not in found
-
-
-def test_another_number_of_episodes(tmp_path: Path) -> None:
-    write_plan(PLAN, tmp_path / "one")
-    write_plan(replace(PLAN, lengths=(3, 6), endings=("open",) * 2, jumps=(False,) * 2), tmp_path / "other")
-    found = {difference.key: difference.what for difference in compare(tmp_path / "one", tmp_path / "other")}
-    assert found["episodes"] == "3 against 2"
+    assert {key: found.get(key) for key in expected} == expected
 
 
 # Text with a value a row: bytes padded with zeros, and their number.

@@ -197,7 +197,7 @@ def test_a_flat_checkpoint_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_no_dataset_is_not_opened(tmp_path: Path) -> None:
     assert not is_steps(tmp_path / "there")
-    with pytest.raises(DatasetNotFoundError, match="nothing at"):
+    with pytest.raises(DatasetNotFoundError, match="not found"):
         open_steps(tmp_path / "there")
     with pytest.raises(DatasetNotFoundError, match="is an empty folder"):
         open_steps(tmp_path)

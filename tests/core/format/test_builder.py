@@ -199,15 +199,7 @@ def test_an_error_of_the_thread_is_raised_and_nothing_is_written_after_it(fails_
     assert (inner.finished, inner.closed) == (0, 1)
 
 
-def test_leaving_early_ends_the_thread_and_closes() -> None:
-    inner = Recorder()
-    with OverlappedBuilder(inner) as builder:
-        builder.append_fresh(rows(0), np.ones(1, bool))
-    assert (inner.finished, inner.closed) == (0, 1)
-    assert not [thread for thread in threading.enumerate() if thread.name == "rbtool-writer"]
-
-
-def test_rows_that_are_written_are_not_kept() -> None:
+def test_rows_are_not_kept_and_leaving_early_ends_the_thread() -> None:
     """A part of a split may wait long for its next rows."""
     inner, given = Recorder(), rows(0)
     left = weakref.ref(given[("a",)])
@@ -216,6 +208,11 @@ def test_rows_that_are_written_are_not_kept() -> None:
         del given
         wait_until(lambda: left() is None, "the release of rows that are written")
         assert inner.seen == [0]
+    inner = Recorder()
+    with OverlappedBuilder(inner) as builder:
+        builder.append_fresh(rows(0), np.ones(1, bool))
+    assert (inner.finished, inner.closed) == (0, 1)
+    assert not [thread for thread in threading.enumerate() if thread.name == "rbtool-writer"]
 
 
 def test_without_a_thread_rows_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

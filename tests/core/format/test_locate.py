@@ -27,16 +27,13 @@ def test_ids_cannot_leave_their_folder(name: str) -> None:
         safe_id(name)
 
 
-def test_the_root_is_the_argument_else_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_roots_and_folders_of_requests_have_their_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "env"))
     assert storage_root(tmp_path / "given") == tmp_path / "given"
     assert storage_root() == tmp_path / "env"
     monkeypatch.delenv("RBTOOL_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert storage_root() == tmp_path / "cache" / "rbtool"
-
-
-def test_only_the_whole_latest_has_the_bare_path(tmp_path: Path) -> None:
     whole, part = Request("minari", "a/b-v0", "a/b-v0"), Request("minari", "a/b-v0", "a/b-v0", episodes="0:3")
     assert dataset_folder(whole, tmp_path) == tmp_path / "minari" / "a" / "b-v0"
     name = dataset_folder(part, tmp_path).name

@@ -177,14 +177,11 @@ def wait_for_the_end(workers: str) -> None:
     wait_until(lambda: not any(map(psutil.pid_exists, pids)), "the end of the workers")
 
 
-def test_a_worker_that_dies_is_an_error(walks: Walks) -> None:
+def test_a_worker_that_dies_or_ctrl_c_ends_loop_and_workers(walks: Walks) -> None:
     done = run_forked(ENDED, walks("ragged"), "kill")
     workers, error = done.stdout.splitlines()[:2]
     assert "worker" in error
     wait_for_the_end(workers)
-
-
-def test_ctrl_c_ends_loop_and_workers(walks: Walks) -> None:
     done = run_forked(ENDED, walks("ragged"), "ctrl-c")
     assert done.returncode == -signal.SIGINT
     wait_for_the_end(done.stdout)

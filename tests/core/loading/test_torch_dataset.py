@@ -125,7 +125,7 @@ def test_slices_are_consecutive_steps_of_one_episode(walks: Walks, episodes: str
             assert batch.shape == (2, BATCH // 2)
 
 
-def test_epochs_differ_and_a_seed_repeats_them(walks: Walks) -> None:
+def test_epochs_differ_and_workers_that_come_twice_have_the_next(walks: Walks) -> None:
     one, other = opened(walks("ragged")), opened(walks("ragged"))
     epochs = [rows(one) for _ in range(3)]
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
@@ -134,9 +134,6 @@ def test_epochs_differ_and_a_seed_repeats_them(walks: Walks) -> None:
     assert rows(other) == epochs[1]
     assert rows(opened(walks("ragged"), seed=4)) != epochs[0]
     assert rows(opened(walks("ragged"), seed=(1 << 64) - 1)) != epochs[0]
-
-
-def test_workers_that_come_twice_belong_to_the_next_pass(walks: Walks) -> None:
     dataset = opened(walks("ragged"))
     expected = [rows(opened_at) for opened_at in [opened(walks("ragged"))] for _ in range(3)]
     assert [rows(of_workers(dataset, 2, seed=5)) for _ in range(3)] == expected
@@ -487,7 +484,7 @@ def test_a_state_of_other_batches_is_refused(walks: Walks, options: dict[str, An
         assert rows(other) == before
 
 
-def test_a_state_of_other_contents_is_refused(walks: Walks, tmp_path: Path) -> None:
+def test_states_of_others_and_of_workers_ahead_are_refused(walks: Walks, tmp_path: Path) -> None:
     from rbtool.core.testing.datasets import write_walks
 
     write_walks(tmp_path / "other", EPISODES["ragged"], seed=9)
@@ -495,9 +492,6 @@ def test_a_state_of_other_contents_is_refused(walks: Walks, tmp_path: Path) -> N
         opened(tmp_path / "other").load_state_dict(opened(walks("ragged")).state_dict())
     with pytest.raises(RuntimeError, match="expected the state of a torch dataset"):
         opened(walks("ragged")).load_state_dict({"epoch": 1})
-
-
-def test_a_process_whose_workers_are_ahead_knows_no_state(walks: Walks) -> None:
     dataset = opened(walks("ragged"))
     list(DataLoader(dataset, batch_size=None, num_workers=1))
     with pytest.raises(RuntimeError, match="ahead of the training loop") as caught:

@@ -120,13 +120,10 @@ def test_equal_functions_are_equal_and_others_are_not() -> None:
     assert len(set(one)) == len(one)
 
 
-def test_what_a_function_finds_around_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_surroundings_count_and_installed_classes_are_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     before = fingerprint_of(made())
     monkeypatch.setitem(globals(), "FACTOR", 3)
     assert fingerprint_of(made()) != before
-
-
-def test_classes_of_installed_packages_are_known_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     before = fingerprint_of(kind_of(1, torch.nn.Linear))
     monkeypatch.setattr(torch.nn.Linear, "forward", helper)
     assert fingerprint_of(kind_of(1, torch.nn.Linear)) == before
@@ -136,8 +133,6 @@ def test_circles_and_things_that_cannot_be_seen_into_do_no_harm() -> None:
     assert fingerprint_of(circle()) == fingerprint_of(circle())
     assert fingerprint_of(made(threading.Lock())) == fingerprint_of(made(threading.Lock()))
 
-
-def test_nothing_is_run() -> None:
     class Loud:
         def __getattr__(self, name: str) -> Any:
             raise AssertionError(name)

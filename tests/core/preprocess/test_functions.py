@@ -42,13 +42,19 @@ def prep(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_function_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_of_files_and_modules_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "function_offset.py").write_text("OFFSET = 40")
     path = prep(tmp_path, "from function_offset import OFFSET\ndef add(x):\n    return x + OFFSET\n")
     function = find_function(f"{path}:add")
     assert (function.label, list(function.inputs())) == ("prep.py:add", ["prep.py", "function_offset.py"])
     assert pickle.loads(pickle.dumps(function.portable())).load()(2) == 42
     monkeypatch.delitem(sys.modules, "function_offset")
+    assert find_function("math:sqrt").load()(9) == 3
+    assert find_function("os.path:basename").load()("a/b") == "b"
+    (tmp_path / "only_here_51.py").write_text("def f(x): return x")
+    monkeypatch.chdir(tmp_path)
+    assert find_function("only_here_51:f").load()(7) == 7
+    del sys.modules["only_here_51"]
 
 
 def test_a_file_is_run_again_each_time_and_leaves_nothing_next_to_it(tmp_path: Path) -> None:
@@ -73,15 +79,6 @@ class All:
     scale = Scale()
 """
     assert find_function(f"{prep(tmp_path, text)}:All.scale").load()(5) == 15
-
-
-def test_a_function_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_function("math:sqrt").load()(9) == 3
-    assert find_function("os.path:basename").load()("a/b") == "b"
-    (tmp_path / "only_here_51.py").write_text("def f(x): return x")
-    monkeypatch.chdir(tmp_path)
-    assert find_function("only_here_51:f").load()(7) == 7
-    del sys.modules["only_here_51"]
 
 
 @pytest.mark.parametrize(
@@ -210,9 +207,14 @@ def test_units_that_make_no_sense(unit: Any, vmap: bool | None, message: str) ->
         FunctionProcessor(find_function("math:sqrt"), unit, vmap)
 
 
-def test_it_is_settled_once() -> None:
+def test_a_function_is_settled_once_and_known_by_its_files(tmp_path: Path) -> None:
     work = FunctionProcessor(find_function("math:sqrt"), "row").with_probe(True)
     assert (work.arguments()["vmap"], work.needs_probing) == (True, False)
+    path = tmp_path / "prep.py"
+    path.write_text("from beside import f")
+    (tmp_path / "beside.py").write_text("def f(rows): return rows")
+    work = FunctionProcessor(find_function(f"{path}:f"))
+    assert (list(work.inputs()), work.fingerprint(), work.user_modules()) == (["prep.py", "beside.py"], "", {"beside"})
 
 
 @pytest.mark.parametrize("unit", ["step", "row", "episode"])
@@ -225,14 +227,6 @@ def test_a_closure_can_be_sent_and_stays_what_it_is(unit: Unit) -> None:
     assert (sent.label, sent.arguments(), sent.fingerprint()) == (work.label, work.arguments(), work.fingerprint())
     block = started(sent.function.load(), unit).apply(block_of([2, 3]))
     assert block.columns["more",].values.tolist() == [40, 41, 42, 43, 44]
-
-
-def test_files_differ_by_their_digest(tmp_path: Path) -> None:
-    path = tmp_path / "prep.py"
-    path.write_text("from beside import f")
-    (tmp_path / "beside.py").write_text("def f(rows): return rows")
-    work = FunctionProcessor(find_function(f"{path}:f"))
-    assert (list(work.inputs()), work.fingerprint(), work.user_modules()) == (["prep.py", "beside.py"], "", {"beside"})
 
 
 def test_all_units_agree() -> None:

@@ -92,7 +92,7 @@ def test_an_error_in_a_worker_names_rows_and_shows_its_traceback(walks: Path, tm
     assert entries_next_to(walks) == ["walks"]
 
 
-def test_a_worker_that_ends_by_itself_is_missed(walks: Path, tmp_path: Path) -> None:
+def test_a_worker_that_ends_or_cannot_load_is_an_error_in_one_sentence(walks: Path, tmp_path: Path) -> None:
     (tmp_path / "prep.py").write_text(FAILING)
     with pytest.raises(rbtool.RbtoolError) as caught:
         rbtool.preprocess(walks, f"{tmp_path}/prep.py:leaves", tmp_path / "made", num_workers=2, chunk_size=10)
@@ -100,9 +100,6 @@ def test_a_worker_that_ends_by_itself_is_missed(walks: Path, tmp_path: Path) -> 
         "a worker process ended with exit status 7 while prep.py:leaves worked on steps 40 to 49 (episodes 8 to 10)"
     )
     assert entries_next_to(walks) == ["walks"]
-
-
-def test_a_file_that_loads_in_no_worker_is_an_error_in_one_sentence(walks: Path, tmp_path: Path) -> None:
     (tmp_path / "prep.py").write_text(f"import os\nif os.getpid() != {os.getpid()}: 1 / 0\ndef f(td): return td\n")
     with pytest.raises(rbtool.UsageError) as caught:
         rbtool.preprocess(walks, f"{tmp_path}/prep.py:f", tmp_path / "made", num_workers=2, chunk_size=10)

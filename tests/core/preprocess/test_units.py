@@ -116,9 +116,14 @@ def test_results_that_are_refused(function: Callable[[Any], Any], message: str) 
         started(function).apply(block_of([4, 3, 2]))
 
 
-def test_episodes_of_one_number_cannot_be_separated() -> None:
+def test_episodes_that_cannot_be_separated_are_refused() -> None:
     with pytest.raises(ResultRefused, match=r"several episodes are numbered 5; .* use --unit episode"):
         started(keeping([0])).apply(block_of([2, 2], ids=[5, 5]))
+    block = block_of([2, 2])
+    bare = Block({Y: BlockColumn("int32", block.columns[Y].values)}, block.pieces, 0)
+    assert started(lambda td: td.clone()).apply(bare).rows == 4
+    with pytest.raises(ResultRefused, match="without a column 'episode'"):
+        started(keeping([0])).apply(bare)
 
 
 def test_what_was_given_is_known_though_the_function_edits_it() -> None:
@@ -129,14 +134,6 @@ def test_what_was_given_is_known_though_the_function_edits_it() -> None:
 
     result = started(spoil).apply(block_of([4, 3]))
     assert (runs_of(result)[0], ends(result)["truncated"]) == ((0, 3, True, True), [2])
-
-
-def test_a_block_without_episodes_can_keep_all_rows_only() -> None:
-    block = block_of([2, 2])
-    bare = Block({Y: BlockColumn("int32", block.columns[Y].values)}, block.pieces, 0)
-    assert started(lambda td: td.clone()).apply(bare).rows == 4
-    with pytest.raises(ResultRefused, match="without a column 'episode'"):
-        started(keeping([0])).apply(bare)
 
 
 def test_what_the_function_raises_comes_with_the_steps() -> None:
@@ -248,13 +245,16 @@ def test_random_rows_do_not_depend_on_the_blocks(function: Callable[[Any], Any],
     assert len({str(value) for value in drawn}) == (300 if function is noise else 7)
 
 
-def test_random_rows_depend_on_the_seed_and_leave_the_generators_alone() -> None:
+def test_random_rows_depend_on_the_seed_alone() -> None:
     before = torch.get_rng_state(), random.getstate()
     one, other, again = (values_of(started(noise, "row", seed=seed).apply(block_of([5]))) for seed in (0, 1, 0))
     assert one == again
     assert all(one[key] != other[key] for key in one if key != ("y",))
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
+    one, again = (started(lambda row: {"x": torch.rand(2)}, "row", True).apply(block_of([50])) for _ in range(2))
+    assert values_of(one) == values_of(again)
+    assert len(np.unique(one.columns["x",].values)) == 100
 
 
 def test_a_row_that_is_done_again_sees_what_it_saw_first() -> None:
@@ -418,12 +418,6 @@ def test_vmap_is_taken_where_rows_come_out_alike(function: Callable[[Any], Any],
 def test_vmap_that_is_asked_for_and_impossible(function: Callable[[Any], Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         started(function, "row", True).apply(block_of([4]))
-
-
-def test_rows_under_vmap_draw_numbers_of_their_own() -> None:
-    one, again = (started(lambda row: {"x": torch.rand(2)}, "row", True).apply(block_of([50])) for _ in range(2))
-    assert values_of(one) == values_of(again)
-    assert len(np.unique(one.columns["x",].values)) == 100
 
 
 def ends_of(block: Block, name: str) -> list[int]:
@@ -644,9 +638,6 @@ def test_mixed_seeds_are_fixed_and_far_apart() -> None:
     flips = [(one ^ other).bit_count() for one, other in pairwise(bits)]
     assert 30 < sum(flips) / len(flips) < 34
     assert min(flips) > 8
-
-
-def test_the_same_bits_give_the_same_numbers() -> None:
     with preserved_generators():
         seed_generators(mixed_seed(7, 0))
         one = drawn()

@@ -48,15 +48,12 @@ def test_objects_from_all_pages_or_below_a_prefix(gcs: Gcs) -> None:
     assert [entry["name"] for entry in found] == NAMES[:2]
 
 
-def test_names_that_are_no_paths_are_left_out(gcs: Gcs) -> None:
+def test_names_that_are_no_paths_and_objects_without_md5(gcs: Gcs) -> None:
     facts = {"size": "1", "generation": "1", "crc32c": "AAAAAA=="}
     items = [{"name": name, **facts} for name in ("a/../../x", "/x", "a//x", "folder/", "good")]
     gcs.faults = [Fault("/o[?]", "status:200", body=json.dumps({"items": items}))]
     found = ask_one(gcs.environment(), "bucket", "objects", arguments=("public",))
     assert [entry["name"] for entry in found] == ["good"]
-
-
-def test_composed_objects_have_a_crc32c_alone(gcs: Gcs) -> None:
     gcs.without_md5 = True
     found = ask_one(gcs.environment(), "bucket", "objects", "b/", arguments=("public",))
     assert found[0]["checksum"] == f"crc32c:{google_crc32c.value(SMALL):08x}"
@@ -99,15 +96,12 @@ def test_what_passes_is_tried_again(gcs: Gcs, fault: Fault) -> None:
     assert [len(gcs.paths("alt=media")), len(gcs.paths("/o[?]"))] == [2, 3]
 
 
-def test_the_server_says_how_long_to_wait(gcs: Gcs) -> None:
-    gcs.faults = [Fault("/o[?]", "status:429", body=BUSY, headers={"Retry-After": "4000"})]
-    assert "asks to wait for 4,000 s" in failed(one(gcs, *LIST), "NetworkError").message
-
-
-def test_what_does_not_pass_is_given_up(gcs: Gcs) -> None:
+def test_what_does_not_pass_or_takes_too_long_is_given_up(gcs: Gcs) -> None:
     gcs.faults = [Fault("/o[?]", "status:503", times=99, body=BUSY)]
     assert "answered 503" in failed(one(gcs, *LIST), "NetworkError").message
     assert len(gcs.paths("/o[?]")) == 3
+    gcs.faults = [Fault("/o[?]", "status:429", body=BUSY, headers={"Retry-After": "4000"})]
+    assert "asks to wait for 4,000 s" in failed(one(gcs, *LIST), "NetworkError").message
 
 
 @pytest.mark.parametrize("kind", ["stall:0", "stall:3"])

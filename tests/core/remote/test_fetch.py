@@ -55,15 +55,19 @@ class Fetch:
         self.folder = folder
         self.target = folder / "deep" / "data.bin"
         self.part = folder / "deep" / "data.bin.part"
+        self.record = folder / "deep" / "data.bin.part.json"
         self.progress: list[int] = []
         self.notes: list[str] = []
 
     def __call__(self, *places: str, data: bytes = DATA) -> None:
+        self.fetch(len(data), f"sha256:{hashlib.sha256(data).hexdigest()}", places)
+
+    def fetch(self, size: int | None, checksum: str | None, places: tuple[str, ...]) -> None:
         self.progress.clear()
         self.notes.clear()
         addresses = tuple(self.server.address(place) for place in places or ("data.bin",))
-        file = RemoteFile("deep/data.bin", len(data), f"sha256:{hashlib.sha256(data).hexdigest()}", addresses)
         with HttpTransport() as transport:
+            file = RemoteFile("deep/data.bin", size, checksum, addresses)
             fetch_files([file], self.folder, transport, progress=self.progress.append, note=self.notes.append)
 
     def left(self, content: bytes, *, partial: bool = True) -> None:
@@ -71,11 +75,14 @@ class Fetch:
         self.target.parent.mkdir(exist_ok=True)
         (self.part if partial else self.target).write_bytes(content)
 
+    def ends_with(self, data: bytes) -> bool:
+        """Whether the file and nothing else is there, and its bytes were counted once."""
+        names = [path.name for path in self.target.parent.iterdir()]
+        return names == ["data.bin"] and self.target.read_bytes() == data and sum(self.progress) == len(data)
+
     @property
     def done(self) -> bool:
-        """Whether the file and nothing else is there, and all its bytes were counted once."""
-        names = [path.name for path in self.target.parent.iterdir()]
-        return names == ["data.bin"] and self.target.read_bytes() == DATA and sum(self.progress) == SIZE
+        return self.ends_with(DATA)
 
 
 @pytest.fixture
@@ -390,30 +397,11 @@ DATED = {"Last-Modified": "Mon, 02 Jan 2023 03:04:05 GMT"}
 LATER = {"Last-Modified": "Tue, 03 Jan 2023 03:04:05 GMT"}
 
 
-class Unverified:
+class Unverified(Fetch):
     """Fetches one file without a checksum into a folder."""
 
-    def __init__(self, server: StaticServer, folder: Path) -> None:
-        self.server = server
-        self.target = folder / "deep" / "data.bin"
-        self.part = folder / "deep" / "data.bin.part"
-        self.record = folder / "deep" / "data.bin.part.json"
-        self.folder = folder
-        self.progress: list[int] = []
-        self.notes: list[str] = []
-
     def __call__(self, *places: str, size: int | None = SIZE) -> None:
-        self.progress.clear()
-        self.notes.clear()
-        addresses = tuple(self.server.address(place) for place in places or ("data.bin",))
-        with HttpTransport() as transport:
-            file = RemoteFile("deep/data.bin", size, None, addresses)
-            fetch_files([file], self.folder, transport, progress=self.progress.append, note=self.notes.append)
-
-    def ends_with(self, data: bytes) -> bool:
-        """Whether the file and nothing else is there, and its bytes were counted once."""
-        names = [path.name for path in self.target.parent.iterdir()]
-        return names == ["data.bin"] and self.target.read_bytes() == data and sum(self.progress) == len(data)
+        self.fetch(size, None, places)
 
     def fail(self, *faults: Fault) -> None:
         """Fetch once from a server that breaks off; the last of the faults stays."""
@@ -431,7 +419,7 @@ def unverified(server: StaticServer, tmp_path: Path) -> Unverified:
 @pytest.mark.parametrize("size", [SIZE, None])
 def test_unverified_a_file_comes_with_one_request(unverified: Unverified, size: int | None) -> None:
     unverified(size=size)
-    assert unverified.ends_with(DATA)
+    assert unverified.done
     assert unverified.server.starts("data.bin") == [None]
 
 
@@ -447,7 +435,7 @@ def test_a_file_that_is_there_with_the_size_that_is_listed_is_kept(unverified: U
     assert unverified.server.asked == []
     unverified(size=None)  # nothing proves it: it is fetched again
     assert unverified.server.starts("data.bin") == [None]
-    assert unverified.ends_with(DATA)
+    assert unverified.done
 
 
 @pytest.mark.parametrize("size", [SIZE - 1, SIZE + 1, 0])
@@ -460,14 +448,14 @@ def test_another_size_than_was_listed_is_refused(unverified: Unverified, size: i
 def test_a_mirror_with_the_right_size_is_taken(unverified: Unverified) -> None:
     unverified.server.files["data.bin"] = DATA[:-1]
     unverified("data.bin", "mirror.bin")
-    assert unverified.ends_with(DATA)
+    assert unverified.done
 
 
 @pytest.mark.parametrize("validator", [DATED, {"ETag": '"v1"'}])
 def test_a_cut_is_resumed_in_the_same_run_if_the_version_is_confirmed(unverified, validator) -> None:
     unverified.server.faults["data.bin"] = [Fault(cut=300_000, headers=validator), Fault(headers=validator)]
     unverified()
-    assert unverified.ends_with(DATA)
+    assert unverified.done
     assert unverified.server.starts("data.bin") == [None, 300_000]
     assert unverified.server.asked[-1].headers["If-Range"] in validator.values()
 
@@ -479,7 +467,7 @@ def test_a_part_is_resumed_by_the_next_run(unverified: Unverified, validator: di
     unverified.server.faults["data.bin"] = [Fault(headers=validator)]
     unverified()
     assert unverified.server.starts("data.bin") == [300_000]
-    assert unverified.ends_with(DATA)
+    assert unverified.done
 
 
 @pytest.mark.parametrize("late", [Fault(headers=LATER), Fault(headers=LATER, no_range=True), Fault()])
@@ -504,7 +492,7 @@ def test_a_part_without_a_strong_validator_is_fetched_again(unverified: Unverifi
     unverified.server.faults["data.bin"] = [Fault(cut=300_000, headers=headers), Fault(headers=headers)]
     unverified()
     assert unverified.server.starts("data.bin") == [None, None]
-    assert unverified.ends_with(DATA)
+    assert unverified.done
 
 
 def test_a_part_without_a_validator_does_not_stay(unverified: Unverified) -> None:
@@ -535,7 +523,7 @@ def test_a_damaged_part_is_fetched_again_from_the_start(unverified: Unverified, 
     unverified.server.faults["data.bin"] = [Fault(headers=DATED)]
     unverified()
     assert unverified.server.starts("data.bin") == [None]
-    assert unverified.ends_with(DATA)
+    assert unverified.done
 
 
 def test_bytes_behind_the_recorded_ones_are_not_believed(unverified: Unverified) -> None:
@@ -545,7 +533,7 @@ def test_bytes_behind_the_recorded_ones_are_not_believed(unverified: Unverified)
     unverified.server.faults["data.bin"] = [Fault(headers=DATED)]
     unverified()
     assert unverified.server.starts("data.bin") == [300_000]
-    assert unverified.ends_with(DATA)
+    assert unverified.done
 
 
 def test_a_part_of_one_address_is_not_resumed_at_another(unverified: Unverified) -> None:
@@ -553,7 +541,7 @@ def test_a_part_of_one_address_is_not_resumed_at_another(unverified: Unverified)
     unverified.server.faults["mirror.bin"] = [Fault(headers=DATED)]
     unverified("mirror.bin")
     assert unverified.server.starts("mirror.bin") == [None]
-    assert unverified.ends_with(DATA)
+    assert unverified.done
 
 
 def test_an_answer_of_unknown_length_without_an_end_is_refused(unverified: Unverified) -> None:
@@ -562,7 +550,7 @@ def test_an_answer_of_unknown_length_without_an_end_is_refused(unverified: Unver
         unverified(size=None)
     assert not unverified.target.exists()
     unverified()  # the size that is listed decides
-    assert unverified.ends_with(DATA)
+    assert unverified.done
 
 
 def test_a_body_longer_than_announced_is_refused(unverified: Unverified) -> None:
@@ -610,5 +598,5 @@ def test_the_part_of_a_file_called_like_a_record_has_another_name(unverified: Un
 def test_a_fault_that_passes_is_noted_and_forgiven(unverified: Unverified) -> None:
     unverified.server.faults["data.bin"] = [Fault(status=503), SOUND]
     unverified()
-    assert unverified.ends_with(DATA)
+    assert unverified.done
     assert "trying again" in unverified.notes[0]

@@ -287,10 +287,16 @@ def test_every_folder_of_data_files_is_a_dataset(folder_hub: Hub, hub_variables:
     assert listed["heard"] == [[4, 4]]
 
 
-def test_one_listing_of_the_files_makes_the_catalogue(folder_hub: Hub, hub_variables: dict[str, str]) -> None:
+def test_one_listing_makes_the_catalogue_and_a_revision_is_a_commit(
+    folder_hub: Hub, hub_variables: dict[str, str]
+) -> None:
     folder_hub.page_size = 1000
     ask_one(hub_variables, "toys", "catalogue")
     assert len(folder_hub.requests) == 2
+    folder_hub.repositories["acme/toys"].refs.add("v1")
+    there, gone = ask(hub_variables, "toys", ["describe", CAR, "v1"], ["describe", CAR, "v2"])
+    assert there["revision"] == folder_hub.repositories["acme/toys"].commit
+    assert "revision v2" in failed(gone, "DatasetNotFoundError").message
 
 
 def test_a_dataset_is_the_files_of_exactly_its_folder(folder_hub: Hub, hub_variables: dict[str, str]) -> None:
@@ -326,13 +332,6 @@ def test_the_files_come_verified(folder_hub: Hub, hub_variables: dict[str, str],
     assert (tmp_path / "to" / "a_seed1.h5").read_bytes() == TOYS[f"kinds/{CAR}/a_seed1.h5"]
     folder_hub.faults = [Fault("a_seed1", "corrupt", times=99)]
     failed(ask_one(hub_variables, "toys", "fetch_dataset", CAR, str(tmp_path / "again")), "CorruptDataError")
-
-
-def test_a_revision_is_a_commit(folder_hub: Hub, hub_variables: dict[str, str]) -> None:
-    folder_hub.repositories["acme/toys"].refs.add("v1")
-    there, gone = ask(hub_variables, "toys", ["describe", CAR, "v1"], ["describe", CAR, "v2"])
-    assert there["revision"] == folder_hub.repositories["acme/toys"].commit
-    assert "revision v2" in failed(gone, "DatasetNotFoundError").message
 
 
 @pytest.mark.parametrize(("kind", "error"), [

@@ -83,6 +83,12 @@ def test_frames_are_those_of_their_steps(tmp_path: Path) -> None:
     with open_steps(tmp_path / "shown") as reader:
         found = shown(reader, frame_bytes=1 << 20)
     assert all(one.frames is not None and one.frames.count == len(one.frame_steps) == 12 for one in found)
+    pixels = DRAW.integers(0, 256, (9, 16, 16, 3)).astype(np.uint8)
+    path = write_fields(tmp_path / "data", {"pixels": pixels, "reward": np.zeros(8)})
+    with open_steps(path) as reader:
+        (source,) = image_sources(reader)
+        found = source.frames([0, 5, 7])
+    assert np.array_equal(found, pixels[[0, 5, 7]])
 
 
 def test_what_is_damaged_is_passed_over(tmp_path: Path) -> None:
@@ -146,15 +152,6 @@ def test_sheets_keep_to_their_budget(most: int) -> None:
     sheet = sheet_of(noise, 8, most, gap=2)
     assert len(sheet.data) <= most
     assert opened(sheet).shape[:2] == (3 * (sheet.height + 2) - 2, 8 * (sheet.width + 2) - 2)
-
-
-def test_frames_are_those_of_the_steps(tmp_path: Path) -> None:
-    pixels = DRAW.integers(0, 256, (9, 16, 16, 3)).astype(np.uint8)
-    path = write_fields(tmp_path / "data", {"pixels": pixels, "reward": np.zeros(8)})
-    with open_steps(path) as reader:
-        (source,) = image_sources(reader)
-        found = source.frames([0, 5, 7])
-    assert np.array_equal(found, pixels[[0, 5, 7]])
 
 
 @pytest.mark.slow

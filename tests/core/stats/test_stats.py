@@ -47,12 +47,14 @@ def test_moments_of_parts_are_those_of_the_whole(block: np.ndarray, cuts: list[i
             assert (found.min[dimension], found.max[dimension]) == (values.min(), values.max())
 
 
-def test_a_large_mean_takes_no_precision_from_the_deviation() -> None:
+def test_deviations_keep_their_precision_beside_large_means() -> None:
     values = 1e9 + np.arange(10_000.0).reshape(-1, 1) % 7
     found = Moments(1)
     for part in np.split(values, 100):
         found.merge(Moments.of(part))
     assert found.std[0] == pytest.approx(values.std(), rel=1e-9)
+    values = 2**62 + np.arange(600_000, dtype=np.int64).reshape(-1, 1) % 3
+    assert Moments.of(values).std[0] == pytest.approx(math.sqrt(2 / 3), rel=1e-15)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 3.5, 1e300, 255])
@@ -165,11 +167,6 @@ def test_extreme_floats_neither_overflow_nor_vanish(values: list[float], cut: in
     found, (mean, deviation) = merged(np.array(values).reshape(-1, 1), cut), exact(np.array(values))
     assert found.mean[0] == pytest.approx(mean, rel=1e-14, abs=0)
     assert found.std[0] == pytest.approx(deviation, rel=1e-14, abs=0)
-
-
-def test_a_small_deviation_of_huge_whole_numbers_over_many_rows() -> None:
-    values = 2**62 + np.arange(600_000, dtype=np.int64).reshape(-1, 1) % 3
-    assert Moments.of(values).std[0] == pytest.approx(math.sqrt(2 / 3), rel=1e-15)
 
 
 def test_parts_of_whole_numbers_and_of_floats_are_joined() -> None:

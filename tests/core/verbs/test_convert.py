@@ -217,11 +217,18 @@ def test_a_dry_run_writes_nothing_and_says_what_there_would_be(tmp_path: Path) -
         convert(CARTPOLE, tmp_path / "deep" / "ted", dry_run=True)
 
 
-def test_too_little_room_is_noticed_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_without_room_or_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fs.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))  # type: ignore[attr-defined]
     with pytest.raises(OutOfSpaceError, match=r"1,000 bytes free, \d+,\d+ are needed"):
         convert(CARTPOLE, tmp_path / "ted")
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DatasetNotFoundError, match="not found"):
+        convert(tmp_path / "no", tmp_path / "ted")
+    with pytest.raises(DatasetNotFoundError, match="is an empty folder"):
+        convert(tmp_path, tmp_path / "ted")
+    (tmp_path / "notes.txt").write_text("no rows")
+    with pytest.raises(FormatError, match="unknown format; supported: "):
+        convert(tmp_path, tmp_path / "ted")
 
 
 def test_an_error_halfway_leaves_the_old_one(tmp_path: Path) -> None:
@@ -235,16 +242,6 @@ def test_an_error_halfway_leaves_the_old_one(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         convert(CARTPOLE, tmp_path / "ted", force=True, progress=Stop())
     assert tree(tmp_path) == before
-
-
-def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match="not found"):
-        convert(tmp_path / "no", tmp_path / "ted")
-    with pytest.raises(DatasetNotFoundError, match="is an empty folder"):
-        convert(tmp_path, tmp_path / "ted")
-    (tmp_path / "notes.txt").write_text("no rows")
-    with pytest.raises(FormatError, match="unknown format; supported: "):
-        convert(tmp_path, tmp_path / "ted")
 
 
 def test_a_dataset_without_episodes(tmp_path: Path) -> None:

@@ -72,16 +72,13 @@ def test_the_same_data_are_equal_in_every_layout(walks, tmp_path, layout):
     assert (found.fields, found.values, found.changed, found.entries, found.only_a, found.only_b) == ((),) * 6
 
 
-def test_episodes_are_found_by_content_at_any_place(walks, tmp_path):
+def test_episodes_are_found_by_content_and_order_and_numbers_count(walks, tmp_path):
     found = rbtool.diff(walks, chosen(walks, [3, 0, 4], tmp_path / "some"))
     assert not found.equal
     assert (found.same, found.only_a, found.only_b) == (3, (1, 2), ())
     assert found.reordered
     assert found.renumbered == 0
     assert not found.changed
-
-
-def test_order_and_numbers_count_unless_they_are_to_be_ignored(walks, tmp_path):
     other = chosen(walks, [4, 3, 2, 1, 0], tmp_path / "reversed")
     assert not rbtool.diff(walks, other).equal
     assert rbtool.diff(walks, other, ignore_order=True).equal

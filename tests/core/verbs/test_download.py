@@ -61,7 +61,11 @@ def test_nothing_is_written_by_a_dry_run_or_a_second_time(cache: Path, tmp_path:
     assert not download("minari", "tuple/trunc-v0", local=True, force=True).already_there
 
 
-def test_the_default_cache_is_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_in_the_home_folder_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "no"))
+    with pytest.raises(DatasetNotFoundError, match=f"{tmp_path}/no has no dataset"):
+        download("minari", "a/b-v0", local=True)
+    assert list(tmp_path.iterdir()) == []
     monkeypatch.delenv("MINARI_DATASETS_PATH", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     shutil.copytree(DATA / "tuple", tmp_path / ".minari" / "datasets" / "tuple")
@@ -93,13 +97,6 @@ def test_a_missing_one_names_the_folder_and_what_is_near(name: str, hint: str, c
     assert f"{cache} has no dataset {name!r}: looked in {cache / name}" in caught.value.message
     assert hint in caught.value.hint
     assert not (tmp_path / "home").exists()
-
-
-def test_a_cache_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "no"))
-    with pytest.raises(DatasetNotFoundError, match=f"{tmp_path}/no has no dataset"):
-        download("minari", "a/b-v0", local=True)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["../x-v0", "a/../../x-v0", "/etc", "~/x", "a//b", ".", "a\\b", ".hidden/x"])

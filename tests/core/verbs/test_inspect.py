@@ -63,7 +63,7 @@ def test_fields_come_with_bytes_and_ranges(walks: Path) -> None:
     assert (fields["next.done"].min, fields["next.done"].max) == (None, None)
 
 
-def test_one_episode_is_shown_row_by_row(walks: Path) -> None:
+def test_one_episode_is_shown_row_by_row_and_as_strict_json(walks: Path) -> None:
     view = rbtool.inspect(walks, episode=2, head=2).episode
     assert (view.episode, view.length, view.end) == (2, 4, "both")
     assert [row.step for row in view.rows] == [0, 1, 3]
@@ -72,6 +72,10 @@ def test_one_episode_is_shown_row_by_row(walks: Path) -> None:
             for field in reader.fields:
                 expected = reader.read(field.key, 20 + row.step, 21 + row.step)[0]
                 np.testing.assert_array_equal(np.asarray(row.values[field.name], expected.dtype), expected)
+    document = to_document(rbtool.inspect(walks, episode=0))
+    assert document == json.loads(json.dumps(document, allow_nan=False))
+    assert (document["schema"], document["kind"]) == (1, "inspect")
+    assert document["spaces"]["observation"]["low"] == "-inf"
 
 
 @pytest.mark.parametrize("head", [None, 10, 99])
@@ -91,13 +95,6 @@ def test_without_a_small_head_every_row_is_shown(walks: Path, head: int | None) 
 def test_what_has_no_meaning_is_refused(walks: Path, arguments: dict[str, int], message: str) -> None:
     with pytest.raises(rbtool.UsageError, match=message):
         rbtool.inspect(walks, **arguments)
-
-
-def test_the_document_is_strict_json(walks: Path) -> None:
-    document = to_document(rbtool.inspect(walks, episode=0))
-    assert document == json.loads(json.dumps(document, allow_nan=False))
-    assert (document["schema"], document["kind"]) == (1, "inspect")
-    assert document["spaces"]["observation"]["low"] == "-inf"
 
 
 def test_only_manifest_and_episode_table_are_read(walks: Path) -> None:
@@ -200,16 +197,13 @@ def test_groups_are_proposed_with_all_that_is_in_them(tmp_path: Path) -> None:
     assert any("no column is called reward" in doubt for doubt in result.doubts)
 
 
-def test_columns_of_other_names_are_proposed_and_doubted(tmp_path: Path) -> None:
+def test_columns_are_proposed_and_doubted(tmp_path: Path) -> None:
     table = {"x": np.arange(4.0), "theta": np.arange(4.0), "action": np.arange(4), "done": np.array([0, 1, 0, 1])}
     result = looked_at(write_csv(tmp_path / "a", table))
     assert options_in(result.command)["map"] == ["observation=x,theta", "action=action"]
     assert any("no column is called observation" in doubt for doubt in result.doubts)
     assert any("done is taken for time limits" in doubt for doubt in result.doubts)
     assert rbtool.convert(result.path, tmp_path / "out", format="table", **options_in(result.command)).episodes == 2
-
-
-def test_different_lengths_are_doubted(tmp_path: Path) -> None:
     path = write_h5(tmp_path / "a", {"obs": np.ones((5, 2)), "act": np.ones((4, 1)), "done": np.zeros(4)})
     assert any("different numbers of rows" in doubt for doubt in looked_at(path).doubts)
 

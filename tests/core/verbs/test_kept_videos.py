@@ -62,7 +62,7 @@ def assert_right(batch: Any, source: Path, rows: Any) -> None:
     assert not [key for key in batch.keys(True) if "video" in key]
 
 
-def test_rows_of_any_order_have_their_frames(source: Path, kept: Path) -> None:
+def test_rows_of_any_order_have_their_frames_after_a_pickle_too(source: Path, kept: Path) -> None:
     buffer, draw = rbtool.load_dataset(kept), np.random.default_rng(0)
     assert len(buffer) == STEPS
     for _ in range(20):
@@ -70,6 +70,8 @@ def test_rows_of_any_order_have_their_frames(source: Path, kept: Path) -> None:
         assert_right(buffer[torch.from_numpy(rows)], source, rows)
     assert_right(buffer[:], source, np.arange(STEPS))
     assert_right(buffer[3], source, 3)
+    buffer = pickle.loads(pickle.dumps(rbtool.load_dataset(kept)))
+    assert_right(buffer[5:8], source, np.arange(5, 8))
 
 
 @pytest.mark.parametrize("slices", [False, True])
@@ -140,19 +142,11 @@ def test_a_fork_decodes_what_its_parent_has_open(source: Path, kept: Path) -> No
     assert_right(buffer[4:6], source, np.arange(4, 6))
 
 
-def test_a_pickled_buffer_decodes_the_same(source: Path, kept: Path) -> None:
-    buffer = pickle.loads(pickle.dumps(rbtool.load_dataset(kept)))
-    assert_right(buffer[5:8], source, np.arange(5, 8))
-
-
-def test_references_are_there_on_demand(kept: Path) -> None:
+def test_references_and_padded_trajectories_are_there_on_demand(kept: Path, source: Path) -> None:
     batch = rbtool.load_dataset(kept, decode_video=False)[:]
     assert batch["video", *IMAGE].shape == (STEPS, 2)
     assert ("observation", "state") in batch.keys(True)
     assert IMAGE not in batch.keys(True)
-
-
-def test_padded_trajectories_have_black_frames_after_their_ends(source: Path, kept: Path) -> None:
     batch = rbtool.load_dataset(kept, split_trajs=True)[:]
     images, _ = frames_and_next(source)
     assert torch.equal(batch[IMAGE][batch["mask"]], torch.from_numpy(images))

@@ -78,7 +78,10 @@ def test_a_download_takes_a_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [entry.layout for entry in list_datasets(root=root).datasets] == ["ted", "packed"]
 
 
-def test_inspect_says_what_each_layout_takes(walks: Path, tmp_path: Path) -> None:
+def test_check_sample_and_inspect_find_the_same_in_either_layout(walks: Path, tmp_path: Path) -> None:
+    assert check(tmp_path / "packed").findings == check(walks).findings
+    one, other = sample(walks, 20, seed=1), sample(tmp_path / "packed", 20, seed=1)
+    assert (one.indices, one.fields, one.episodes) == (other.indices, other.fields, other.episodes)
     ted, packed = inspect(walks, episode=1), inspect(tmp_path / "packed", episode=1)
     assert (ted.layout, packed.layout, ted.bytes_saved) == ("ted", "packed", 0)
     assert packed.layouts["ted"] == sum(field.bytes for field in packed.fields)
@@ -131,12 +134,6 @@ def test_what_is_no_dataset_cannot_be_checked(walks: Path, tmp_path: Path) -> No
     for path, kind in ((walks, FormatError), (tmp_path / "plain", (FormatError, DatasetNotFoundError))):
         with pytest.raises(kind):
             check(path)
-
-
-def test_check_and_sample_find_the_same(walks: Path, tmp_path: Path) -> None:
-    assert check(tmp_path / "packed").findings == check(walks).findings
-    one, other = sample(walks, 20, seed=1), sample(tmp_path / "packed", 20, seed=1)
-    assert (one.indices, one.fields, one.episodes) == (other.indices, other.fields, other.episodes)
 
 
 @pytest.mark.parametrize("form", ["ted", "flat", "nested", "h5"])

@@ -390,12 +390,17 @@ def test_slices_stay_in_their_episode(mixed, slice_len):
     assert sum(one.length + one.padding for one in given.slices) == 8 * slice_len
 
 
-def test_each_dataset_gets_its_own_copy_of_the_sampler(mixed):
+def test_a_mixture_has_samplers_and_weights_of_its_own(mixed):
     sampler = rbtool.SamplerWithoutReplacement()
     buffer = rbtool.load_dataset(mixed, 4, sampler=sampler, seed=0)
     assert len({id(buffer[number].sampler) for number in range(3)}) == len(buffer) == 3
     with pytest.raises(UsageError, match="has weights of its own"):
         rbtool.load_dataset(mixed, 4, sampler=rbtool.SamplerEnsemble(sampler, sampler, sampler))
+    buffer = rbtool.load_dataset(mixed, 30, seed=0)
+    buffer.p = [0, 0, 1]
+    assert set(buffer.sample()["source_id"].tolist()) == {2}
+    buffer = rbtool.OfflineToOnlineReplayBuffer(mixed, online_capacity=10, batch_size=8, seed=0)
+    assert buffer.sample().batch_size == torch.Size([8])
 
 
 def test_arguments_have_the_meaning_that_they_have_for_a_dataset(mixed):
@@ -419,20 +424,9 @@ def test_without_a_seed_workers_draw_different_batches_and_a_copy_too(mixed):
     assert copy.sample()["source_id"].bincount().tolist() == [20, 12]
 
 
-def test_weights_change_in_training(mixed):
-    buffer = rbtool.load_dataset(mixed, 30, seed=0)
-    buffer.p = [0, 0, 1]
-    assert set(buffer.sample()["source_id"].tolist()) == {2}
-
-
 def test_a_mixture_in_a_mixture_keeps_its_shares(mixed, tmp_path):
     write_walks(tmp_path / "new", [(9, "open")])
     rbtool.mix([mixed, tmp_path / "new"], tmp_path / "n.toml", p=[1, 1])
     batch = rbtool.load_dataset(tmp_path / "n.toml", 160, seed=0).sample()
     assert np.bincount(batch["source_id"], minlength=4).tolist() == [50, 30, 0, 80]
     assert rbtool.sample(tmp_path / "n.toml", 160, seed=0).sources == tuple(batch["source_id"].tolist())
-
-
-def test_offline_to_online_takes_a_mixture(mixed):
-    buffer = rbtool.OfflineToOnlineReplayBuffer(mixed, online_capacity=10, batch_size=8, seed=0)
-    assert buffer.sample().batch_size == torch.Size([8])

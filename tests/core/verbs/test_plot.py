@@ -127,14 +127,11 @@ def test_blocks_of_a_long_episode_are_joined(tmp_path: Path, monkeypatch: pytest
             assert (kept.min(), kept.max()) == (rewards[part].min(), rewards[part].max())
 
 
-def test_values_that_are_not_finite_are_plotted_as_gaps(tmp_path: Path) -> None:
+def test_gaps_and_empty_datasets_are_plotted(tmp_path: Path) -> None:
     made = write_fields(tmp_path / "gaps", {"reward": np.array([np.nan, np.inf, 1.0])})
     assert np.isnan(plot(made, fields=["reward"]).charts[0].series[0].y[0])
     assert plot(made).charts[1].counts.sum() == 0
     plot(made, output=tmp_path / "gaps.png")
-
-
-def test_an_empty_dataset_has_empty_charts_and_no_traces(tmp_path: Path) -> None:
     write_walks(tmp_path / "empty", [])
     assert [chart.counts.size for chart in plot(tmp_path / "empty", output=tmp_path / "a.svg").charts[1::2]] == [0, 0]
     with pytest.raises(UsageError, match="no steps"):

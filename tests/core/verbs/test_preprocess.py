@@ -479,22 +479,22 @@ def test_a_replay_repeats_what_chose_episodes_only_where_it_is_asked_to(folder, 
     assert shown.notes == ("a pipeline has no place for --num-frames 90, which the replay repeats: add it",)
 
 
-def test_a_choice_of_episodes_alone_is_not_replayed(folder, tmp_path):
+def test_replays_are_shown_and_refused_for_choices_alone(folder, tmp_path):
     preprocess(folder / "cartpole", dest=tmp_path / "made", operations={"episodes": "0:9"}, num_workers=0)
     with pytest.raises(UsageError, match="was made by choosing episodes and rows alone"):
         preprocess(folder / "cartpole", dest=tmp_path / "again", replay=tmp_path / "made", num_workers=0)
     with pytest.raises(UsageError, match="--replay-filters is about --replay"):
         preprocess(folder / "cartpole", dest=tmp_path / "x", operations={"select": "action"}, replay_filters=True)
-
-
-def test_a_replay_can_be_shown_and_written_down(folder, tmp_path):
     shown = show_pipeline(replay=folder / "made", replay_filters=True)
     (tmp_path / "prep.toml").write_text(shown.text)
     found = preprocess(folder / "cartpole", dest=tmp_path / "again", pipeline=tmp_path / "prep.toml", num_workers=0)
     assert found.content_digest == digest(folder / "made")
 
 
-def test_constants_are_in_the_manifest_and_undo_it(folder, tmp_path):
+def test_what_a_program_drops_scales_or_cannot_hold_is_told(folder, tmp_path):
+    preprocess(folder / "cartpole", dest=tmp_path / "few", operations={"select": "observation"}, num_workers=0)
+    with TedReader(tmp_path / "few") as reader:
+        assert [(item.key, item.why) for item in reader.manifest.dropped_keys] == [("action", "not selected")]
     preprocess(folder / "cartpole", dest=tmp_path / "scaled", operations={"normalize": "observation"}, num_workers=0)
     document = json.loads((tmp_path / "scaled" / MANIFEST).read_text())
     part = document["provenance"][-1]["arguments"]["constants"][0][0]
@@ -502,18 +502,9 @@ def test_constants_are_in_the_manifest_and_undo_it(folder, tmp_path):
         values, steps = scaled.read(("observation",), 0, scaled.manifest.steps), source.manifest.steps
         expected = source.read(("observation",), 0, steps)
     np.testing.assert_allclose(values * part["scale"] + part["loc"], expected, rtol=1e-4, atol=1e-6)
-
-
-def test_what_does_not_fit_is_told_with_its_rows(folder, tmp_path):
     with pytest.raises(SchemaError, match=r"cast.*'observation' cannot be represented as int8"):
         preprocess(folder / "cartpole", dest=tmp_path / "x", operations={"cast": "observation=int8"}, num_workers=0)
     assert not (tmp_path / "x").exists()
-
-
-def test_what_was_dropped_is_in_the_manifest(folder, tmp_path):
-    preprocess(folder / "cartpole", dest=tmp_path / "few", operations={"select": "observation"}, num_workers=0)
-    with TedReader(tmp_path / "few") as reader:
-        assert [(item.key, item.why) for item in reader.manifest.dropped_keys] == [("action", "not selected")]
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,12 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(walks: Path, tmp_path: 
         rbtool.report(walks, tmp_path / "closed" / "page.html")
 
 
-def test_without_matplotlib_nothing_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_or_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DatasetNotFoundError):
+        rbtool.report(tmp_path / "nothing", tmp_path / "page.html")
+    raw = Path(shutil.copytree(Path(__file__).parents[2] / "data/minari/cartpole/scripted-v0", tmp_path / "raw"))
+    with pytest.raises(UsageError, match="TED dataset"):
+        rbtool.report(raw, tmp_path / "page.html")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match="matplotlib") as raised:
         rbtool.report(tmp_path / "nothing", tmp_path / "page.html")
@@ -260,14 +265,6 @@ def test_without_matplotlib_nothing_is_read(tmp_path: Path, monkeypatch: pytest.
 def test_too_few_and_too_many_datasets_are_refused(walks: Path, tmp_path: Path, count: int) -> None:
     with pytest.raises(UsageError, match=f"{count} datasets"):
         rbtool.report([walks] * count, tmp_path / "page.html")
-
-
-def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError):
-        rbtool.report(tmp_path / "nothing", tmp_path / "page.html")
-    raw = Path(shutil.copytree(Path(__file__).parents[2] / "data/minari/cartpole/scripted-v0", tmp_path / "raw"))
-    with pytest.raises(UsageError, match="TED dataset"):
-        rbtool.report(raw, tmp_path / "page.html")
 
 
 def test_equal_data_give_equal_figures(walks: Path, tmp_path: Path) -> None:

@@ -127,13 +127,17 @@ def test_files_that_are_not_understood(tmp_path, text, words):
     assert "\n" not in raised.value.message or "TOML" in raised.value.message
 
 
-def test_files_that_are_not_there(tmp_path):
+def test_files_that_are_not_there_or_misspell_a_key(tmp_path, rows, work):
     with pytest.raises(DatasetNotFoundError, match="expected a pipeline file"):
         program_of(pipeline=tmp_path / "no.toml")
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         program_of(pipeline=tmp_path)
     with pytest.raises(DatasetNotFoundError, match="there is no"):
         program_of(replay=tmp_path / "no")
+    place = tmp_path / "prep.toml"
+    place.write_text("[[operation]]\nname = 'select'\nkeys = ['acton']\n")
+    with pytest.raises(UsageError, match="did you mean 'action'"):
+        work(rows([2]), program_of(pipeline=place))
 
 
 @pytest.mark.parametrize(
@@ -150,13 +154,6 @@ def test_files_that_are_not_there(tmp_path):
 def test_options_that_are_not_understood(arguments, words):
     with pytest.raises(UsageError, match=words):
         program_of(*arguments)
-
-
-def test_a_misspelt_key_in_a_file_is_told_at_once(tmp_path, rows, work):
-    place = tmp_path / "prep.toml"
-    place.write_text("[[operation]]\nname = 'select'\nkeys = ['acton']\n")
-    with pytest.raises(UsageError, match="did you mean 'action'"):
-        work(rows([2]), program_of(pipeline=place))
 
 
 @pytest.mark.parametrize("keys", ["keys = ['action', 'state']", "keys = ['state']"])

@@ -199,12 +199,16 @@ def test_min_max_keeps_every_observation_within_bounds(rows, do):
         assert (min(map(np.min, both)), max(map(np.max, both))) == (-1, 1)
 
 
-def test_quantiles_go_to_minus_one_and_one(rows, work):
+def test_quantiles_and_many_numbers_are_measured(rows, work):
     made = rows([5000, 3000])
     known = constants_of(work(made, normalize="observation.position:quantile"))["observation.position"]
     low, high = np.quantile(observations(made), [0.01, 0.99], axis=0)
     np.testing.assert_allclose(np.array(known.loc) + np.array(known.scale), high, rtol=0.005)
     np.testing.assert_allclose(np.array(known.loc) - np.array(known.scale), low, rtol=0.005)
+    values = np.random.default_rng(1).normal(3, 2, (70_000, 4)).astype(np.float32)
+    part = constants_of(work(rows([70_000], wide=values), normalize="wide"))["wide"]
+    np.testing.assert_allclose(part.loc, values.mean(0, dtype=np.float64), rtol=1e-12)
+    np.testing.assert_allclose(part.scale, values.std(0, dtype=np.float64), rtol=1e-12)
 
 
 @pytest.mark.parametrize("how", ["mean-std", "min-max", "quantile"])
@@ -318,13 +322,6 @@ def test_values_beyond_float64_are_normalized_or_refused(rows, work, do):
     with pytest.raises(SchemaError, match="spread beyond"):
         work(rows([4], x=np.array([-1.7e308, -1.7e308, -1.7e308, 1.7e308])), normalize="x")
     assert do(rows([2], x=np.array([-1.7e308, 1.7e308])), normalize="x")["x"].tolist() == [-1, 1]
-
-
-def test_many_numbers_are_measured_part_by_part(rows, work):
-    values = np.random.default_rng(1).normal(3, 2, (70_000, 4)).astype(np.float32)
-    part = constants_of(work(rows([70_000], wide=values), normalize="wide"))["wide"]
-    np.testing.assert_allclose(part.loc, values.mean(0, dtype=np.float64), rtol=1e-12)
-    np.testing.assert_allclose(part.scale, values.std(0, dtype=np.float64), rtol=1e-12)
 
 
 # Resize: images of every layout and type.
