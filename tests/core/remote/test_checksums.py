@@ -56,7 +56,7 @@ def test_a_git_blob_and_an_empty_file_have_checksums(tmp_path: Path) -> None:
     file.write_bytes(b"a\nb\n")
     blob = subprocess.run(["git", "hash-object", "--no-filters", file], capture_output=True, text=True, check=True)
     assert matches(file, 4, f"git-sha1:{blob.stdout.strip()}")
-    file = tmp_path / "file"
+    file = tmp_path / "empty"
     file.touch()
     assert matches(file, 0, "crc32c:00000000")
     assert not matches(file, 0, "crc32c:00000001")
