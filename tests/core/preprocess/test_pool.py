@@ -42,10 +42,13 @@ from rbtool.core.testing.datasets import write_walks
 
 # What becomes of tasks when the user's code kills, leaves, hangs, floods or forks the worker that runs it.
 
+
 LOST = {
-    "kill": "a worker process was killed by SIGKILL", "exit": "a worker process ended with exit status 3",
-    "crash": "a worker process was killed by SIGSEGV", "hang": "a worker process took longer than 0.3 s",
-}  # fmt: skip
+    "kill": "a worker process was killed by SIGKILL",
+    "exit": "a worker process ended with exit status 3",
+    "crash": "a worker process was killed by SIGSEGV",
+    "hang": "a worker process took longer than 0.3 s",
+}
 
 
 def limits(how: str, retries: int = 1) -> Limits:
@@ -107,7 +110,9 @@ def all_but(lost: int) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("how", LOST)
-def test_a_task_that_costs_its_worker_is_tried_by_another(pool: Callable[..., WorkerPool], tmp_path, how: str) -> None:
+def test_a_task_that_costs_its_worker_is_tried_by_another(
+    pool: Callable[..., WorkerPool], tmp_path: Path, how: str
+) -> None:
     def act(first: int) -> int:
         if first == 30 and once(tmp_path / "died"):
             die(how, mark_of(tmp_path, os.getpid()))
@@ -137,7 +142,9 @@ def test_a_task_that_costs_each_worker_fails_alone(pool: Callable[..., WorkerPoo
 
 
 @pytest.mark.parametrize(("error", "tries"), [(FunctionFailed("it", "trace"), 3), (UsageError("never"), 1)])
-def test_errors_that_may_pass_are_tried_again(pool, tmp_path, error, tries) -> None:
+def test_errors_that_may_pass_are_tried_again(
+    pool: Callable[..., WorkerPool], tmp_path: Path, error: Exception, tries: int
+) -> None:
     def act(first: int) -> int:
         if first == 0:
             with open(tmp_path / "tries", "a") as file:
@@ -151,20 +158,16 @@ def test_errors_that_may_pass_are_tried_again(pool, tmp_path, error, tries) -> N
     assert (tmp_path / "tries").read_text() == tries * "x"
 
 
-def test_a_task_that_fails_without_retries_is_the_only_one_missed(pool: Callable[..., WorkerPool]) -> None:
+def test_no_retries_mean_one_try(pool: Callable[..., WorkerPool]) -> None:
     found = answers(pool(lambda first: die("exit") if first == 90 else first, limits=Limits(retries=0)))
     assert isinstance(found.pop(9), TaskFailed)
     assert found == all_but(9)
-    found = answers(pool(lambda first: os.closerange(3, 256) if first == 30 else first, limits=Limits(retries=0)))
-    assert isinstance(found.pop(3), TaskFailed)
-    assert found == all_but(3)
-    found = answers(pool(lambda first: threading.Lock() if first == 20 else first))
-    assert "cannot pickle" in found.pop(2).cause.text
-    assert found == all_but(2)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(2), ZeroDivisionError("zero")])
-def test_an_exception_is_an_answer_and_the_worker_continues(pool, error) -> None:
+def test_an_exception_is_an_answer_and_the_worker_continues(
+    pool: Callable[..., WorkerPool], error: BaseException
+) -> None:
     def act(first: int) -> int:
         if first == 50:
             raise error
@@ -177,9 +180,18 @@ def test_an_exception_is_an_answer_and_the_worker_continues(pool, error) -> None
     assert len(set(found.values())) == 1
 
 
-def test_tasks_are_assigned_in_order_the_first_to_the_worker_called(pool: Callable[..., WorkerPool]) -> None:
+def test_an_answer_that_cannot_be_sent_is_a_failure(pool: Callable[..., WorkerPool]) -> None:
+    found = answers(pool(lambda first: threading.Lock() if first == 20 else first))
+    assert "cannot pickle" in found.pop(2).cause.text
+    assert found == all_but(2)
+
+
+def test_tasks_are_assigned_in_order_two_ahead(pool: Callable[..., WorkerPool]) -> None:
     tasks = TASKS[::-1]
     assert [task for task, _ in pool(lambda first: first, workers=1).run("measure", tasks)] == tasks
+
+
+def test_the_worker_that_is_called_gets_the_first_task(pool: Callable[..., WorkerPool]) -> None:
     executor = pool(lambda first: os.getpid(), workers=3)
     called = executor.call("measure", TASKS[0])
     assert answers(executor)[0] == called
@@ -219,11 +231,13 @@ def test_replacements_of_lost_workers_get_the_same_set_up(pool: Callable[..., Wo
     assert at_work or seen.isdisjoint(pid for pid, _ in again)
 
 
-def test_what_fails_in_every_worker_is_raised(pool: Callable[..., WorkerPool]) -> None:
+def test_a_broadcast_that_fails_is_raised(pool: Callable[..., WorkerPool]) -> None:
     with pytest.raises(WorkerFailed, match="AttributeError") as caught:
         pool(lambda first: first).broadcast("no such method")
     assert "Traceback" in caught.value.trace
 
+
+def test_a_processor_that_does_not_load_fails_at_once(pool: Callable[..., WorkerPool]) -> None:
     def refuse() -> None:
         raise UsageError("not like this")
 
@@ -232,7 +246,9 @@ def test_what_fails_in_every_worker_is_raised(pool: Callable[..., WorkerPool]) -
 
 
 @pytest.mark.parametrize("begin", [lambda: os._exit(5), lambda: die("kill")], ids=["exit", "kill"])
-def test_members_that_die_at_once_are_not_replaced_for_ever(pool, begin) -> None:
+def test_members_that_die_at_once_are_not_replaced_for_ever(
+    pool: Callable[..., WorkerPool], begin: Callable[[], None]
+) -> None:
     with pytest.raises(WorkerFailed, match=r"a worker process (ended with exit status 5|was killed by SIGKILL)"):
         answers(pool(lambda first: first, begin=begin))
 
@@ -247,7 +263,9 @@ def test_a_child_that_comes_back_from_the_function_is_silenced(pool: Callable[..
 
 
 @pytest.mark.parametrize("left_behind", ["forked", "spawned", "multiprocessing"])
-def test_what_a_lost_worker_leaves_behind_hides_nothing_and_ends(pool, tmp_path, left_behind) -> None:
+def test_what_a_lost_worker_leaves_behind_hides_nothing_and_ends(
+    pool: Callable[..., WorkerPool], tmp_path: Path, left_behind: str
+) -> None:
     fifo = tmp_path / "held.fifo"
     os.mkfifo(fifo)
     held = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
@@ -301,7 +319,9 @@ def test_much_that_is_printed_stops_nobody(pool: Callable[..., WorkerPool], capf
 
 
 @pytest.mark.parametrize("descriptors", [(0,), (1,), (2,), (0, 1, 2)])
-def test_closed_standard_streams_are_opened_again(pool, descriptors, capfd) -> None:
+def test_closed_standard_streams_are_opened_again(
+    pool: Callable[..., WorkerPool], descriptors: tuple[int, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
     def act(first: int) -> int:
         if first == 0:
             for descriptor in descriptors:
@@ -312,6 +332,12 @@ def test_closed_standard_streams_are_opened_again(pool, descriptors, capfd) -> N
 
     assert answers(pool(act, workers=1)) == {task.index: task.start for task in TASKS}
     assert capfd.readouterr() == ("", 9 * "heard\n")
+
+
+def test_a_function_that_closes_everything_is_missed(pool: Callable[..., WorkerPool]) -> None:
+    found = answers(pool(lambda first: os.closerange(3, 256) if first == 30 else first, limits=Limits(retries=0)))
+    assert isinstance(found.pop(3), TaskFailed)
+    assert found == all_but(3)
 
 
 def test_closing_the_iterator_stops_those_at_work(pool: Callable[..., WorkerPool], tmp_path: Path) -> None:
@@ -347,6 +373,7 @@ def test_no_process_and_no_descriptor_stays(pool: Callable[..., WorkerPool]) -> 
 
 
 # The ways to start worker processes, and what each leaves alone.
+
 
 SLOW = pytest.mark.slow
 METHODS = ["fork", pytest.param("forkserver", marks=SLOW), pytest.param("spawn", marks=SLOW)]
@@ -449,7 +476,9 @@ def test_workers_end_with_their_parent(walks: Path, tmp_path: Path, number: sign
 
 
 @pytest.mark.parametrize("user_modules", [frozenset(), frozenset(("forked_value",))])
-def test_forked_workers_import_the_users_modules_again(walks, tmp_path, monkeypatch, user_modules) -> None:
+def test_forked_workers_import_the_users_modules_again(
+    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_modules: frozenset[str]
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "forked_value.py").write_text("VALUE = 'old'\n")

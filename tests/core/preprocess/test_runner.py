@@ -23,10 +23,18 @@ import rbtool
 from rbtool.core.engine.pool import Scheduler, WorkerHandle
 from rbtool.core.engine.tasks import BackgroundCall, Limits, SerialExecutor, Task, WorkerTrace
 from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.testing.datasets import write_walks
 
 # Whole runs with real worker processes; `test_pool` has what can befall these.
 
+
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5
+
+
+@pytest.fixture
+def walks(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "walks", EPISODES)
+    return tmp_path / "walks"
 
 
 def entries_next_to(dest: Path) -> list[str]:
@@ -92,7 +100,7 @@ def test_an_error_in_a_worker_names_rows_and_shows_its_traceback(walks: Path, tm
     assert entries_next_to(walks) == ["walks"]
 
 
-def test_a_worker_that_ends_or_cannot_load_is_an_error_in_one_sentence(walks: Path, tmp_path: Path) -> None:
+def test_a_worker_that_ends_by_itself_is_missed(walks: Path, tmp_path: Path) -> None:
     (tmp_path / "prep.py").write_text(FAILING)
     with pytest.raises(rbtool.RbtoolError) as caught:
         rbtool.preprocess(walks, f"{tmp_path}/prep.py:leaves", tmp_path / "made", num_workers=2, chunk_size=10)
@@ -100,6 +108,9 @@ def test_a_worker_that_ends_or_cannot_load_is_an_error_in_one_sentence(walks: Pa
         "a worker process ended with exit status 7 while prep.py:leaves worked on steps 40 to 49 (episodes 8 to 10)"
     )
     assert entries_next_to(walks) == ["walks"]
+
+
+def test_a_file_that_loads_in_no_worker_is_an_error_in_one_sentence(walks: Path, tmp_path: Path) -> None:
     (tmp_path / "prep.py").write_text(f"import os\nif os.getpid() != {os.getpid()}: 1 / 0\ndef f(td): return td\n")
     with pytest.raises(rbtool.UsageError) as caught:
         rbtool.preprocess(walks, f"{tmp_path}/prep.py:f", tmp_path / "made", num_workers=2, chunk_size=10)
@@ -115,7 +126,9 @@ def test_a_worker_that_ends_or_cannot_load_is_an_error_in_one_sentence(walks: Pa
         pytest.param("RLIMIT_FSIZE", "the limit on file size is reached", "spawn", marks=pytest.mark.slow),
     ],
 )
-def test_limits_exceeded_in_a_worker_are_errors_of_the_parent(walks, tmp_path, limit, message, method) -> None:
+def test_limits_exceeded_in_a_worker_are_errors_of_the_parent(
+    walks: Path, tmp_path: Path, limit: str, message: str, method: str
+) -> None:
     script = f"""
 import resource, sys
 import rbtool
@@ -179,6 +192,7 @@ def test_workers_end_with_their_parent(walks: Path, tmp_path: Path, number: sign
 
 # Workers do not wait for each other's first chunk, and nothing is computed twice for it.
 
+
 CHUNKS = 12  # of 9 of the 100 steps
 
 
@@ -214,7 +228,9 @@ def test_others_compute_their_chunks_while_the_first_shows_what_comes_out(walks:
 
 
 @pytest.mark.parametrize("timeout", [None, pytest.param(HANG, marks=pytest.mark.slow)])
-def test_the_error_names_the_chunk_in_which_a_process_ended_ahead(walks, tmp_path, timeout: float | None) -> None:
+def test_the_error_names_the_chunk_in_which_a_process_ended_ahead(
+    walks: Path, tmp_path: Path, timeout: float | None
+) -> None:
     first = TedReader(walks).read(("observation",), 0, 1)[0, 0]
 
     def function(td):
@@ -245,7 +261,9 @@ def test_what_fails_only_at_first_passes(walks: Path, tmp_path: Path) -> None:
     assert TedReader(tmp_path / "made").manifest.content_digest == TedReader(walks).manifest.content_digest
 
 
-def test_a_failure_does_not_wait_for_the_source_to_be_verified(walks: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_failure_does_not_wait_for_the_source_to_be_verified(
+    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done, verified = threading.Event(), list[bool]()
     monkeypatch.setattr(TedReader, "verify_files", lambda self: verified.append(done.wait(HANG)))
 
@@ -260,16 +278,22 @@ def test_a_failure_does_not_wait_for_the_source_to_be_verified(walks: Path, tmp_
         done.set()
 
 
-def test_background_calls_return_or_raise_in_order() -> None:
+def test_a_background_call_returns_or_raises() -> None:
     assert BackgroundCall(lambda: 3).result() == 3
     with pytest.raises(KeyError):
         BackgroundCall(lambda: {}["missing"]).result()
+
+
+def test_calls_in_turn_are_done_in_order() -> None:
     found: list[int] = []
     with SerialExecutor() as line:
         for number in range(1000):
             line.do(found.append, number)
         line.finish()
         assert found == list(range(1000))
+
+
+def test_what_a_call_in_turn_raises_comes_out() -> None:
     with SerialExecutor() as line:
         line.do(lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
