@@ -57,10 +57,13 @@ def test_a_pipe_that_closes_is_no_failure(line, folder, shell, real):
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        ("list >&-", 0), ("list >&- 2>&- <&-", 0), ("--help >&-", 0), ("inspect nothing 2>&-", 4),
+        ("list >&-", 0),
+        ("list >&- 2>&- <&-", 0),
+        ("--help >&-", 0),
+        ("inspect nothing 2>&-", 4),
         ("list --json 2>&-", 0),
     ],
-)  # fmt: skip
+)
 def test_streams_may_be_closed(line, code, shell, real):
     done = shell(f"rbtool {line}", **real)
     assert done.returncode == code
@@ -99,17 +102,23 @@ def test_differences_are_told_by_side(folder, shell):
     assert "episodes_text" not in done.stdout
 
 
-def test_work_and_codes_are_the_same_when_nobody_listens(folder, shell):
+def test_work_goes_on_when_nobody_listens(folder, shell):
     shell("rbtool convert minari/tuple/trunc-v0 there -v 2>&1 | true", folder)
     assert rbtool.inspect(folder / "there").steps == 48
+
+
+def test_a_closed_pipe_does_not_hide_a_failed_check(folder, shell):
     leaf = folder / "cartpole" / "action.memmap"
     leaf.write_bytes(bytes(leaf.stat().st_size))
     assert shell("rbtool check cartpole | true", folder).returncode == 3
 
 
-def test_verbs_feed_each_other_and_xargs(shell, folder):
+def test_verbs_feed_each_other(shell):
     line = 'rbtool inspect "$(rbtool download minari cartpole/scripted-v0 --local -q)" --json | jq .steps'
     assert shell(line).stdout == "4864\n"
+
+
+def test_paths_go_through_xargs(folder, shell):
     line = "rbtool list -q | xargs -I{} rbtool checkpoint save {} saved.h5 --as h5 -q"
     assert shell(line, folder).stdout == "saved.h5\n"
 
@@ -170,13 +179,16 @@ def test_a_dry_run_writes_nothing(form, folder, shell):
     assert not (folder / "there").exists()
 
 
-def test_colours_and_blocks_are_shown_where_they_can_be(shell, real):
+def test_colours_can_be_forced_and_forbidden(shell):
     assert ESCAPE not in shell("rbtool inspect cartpole").stdout
     assert ESCAPE in shell("rbtool inspect cartpole", FORCE_COLOR="1").stdout
     assert ESCAPE in shell("rbtool inspect cartpole", CLICOLOR_FORCE="1").stdout
     assert ESCAPE not in shell("rbtool inspect cartpole", FORCE_COLOR="0").stdout
     assert ESCAPE not in shell("rbtool inspect cartpole", FORCE_COLOR="1", NO_COLOR="1").stdout
     assert ESCAPE not in shell("rbtool inspect cartpole --no-color", FORCE_COLOR="1").stdout
+
+
+def test_where_blocks_cannot_be_written_signs_stand_for_them(shell, real):
     done = shell("rbtool inspect cartpole", PYTHONIOENCODING="ascii", **real)
     assert done.returncode == 0, done.stderr
     assert "|" in done.stdout
@@ -189,20 +201,10 @@ def test_a_file_name_comes_out_as_the_bytes_it_is(folder, shell):
     assert done.stdout == "4864\n"
 
 
-def test_names_that_steer_a_terminal_stay_text(folder, shell):
+def test_control_characters_of_data_do_not_reach_the_terminal(folder, shell):
     shutil.copytree(folder / "cartpole", folder / "home" / "minari" / "a\x1b[31mb")
     assert ESCAPE not in shell("rbtool list", folder).stdout
     assert r"a\x1b[31mb" in shell("rbtool list", folder, FORCE_COLOR="1").stdout
-    shutil.copytree(folder / "cartpole", folder / "home" / "minari" / STEERING)
-    names = [entry["name"] for entry in json.loads(shell("rbtool list --json", folder).stdout)["datasets"]]
-    assert f"minari:{STEERING}" in names
-    manifest = folder / "home" / "minari" / "broken" / ".rbtool" / "manifest.json"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text("{")
-    done = shell("rbtool list -q", folder)
-    assert done.stdout == "minari:cartpole/scripted-v0\n"
-    assert "warning: minari:broken cannot be read" in done.stderr
-    assert "minari:broken" in shell("rbtool list", folder).stdout
 
 
 STEERING = "a\x1b[31m\x9b2J\u202eb\nerror: c\x7f"
@@ -218,6 +220,12 @@ def test_no_name_steers_the_terminal_or_makes_a_line(line, folder, shell):
         assert not any(part.startswith("error: c") for part in said.splitlines())
 
 
+def test_a_document_has_names_as_they_are(folder, shell):
+    shutil.copytree(folder / "cartpole", folder / "home" / "minari" / STEERING)
+    names = [entry["name"] for entry in json.loads(shell("rbtool list --json", folder).stdout)["datasets"]]
+    assert f"minari:{STEERING}" in names
+
+
 @pytest.mark.parametrize("options", ["", "--debug", "-v", "--json"])
 def test_no_error_or_log_steers_the_terminal(options, folder, shell):
     done = shell(f"rbtool inspect $'./n\\x1b[31m\\u009b2J\\u202e\\x7f' {options} --log-file log", folder)
@@ -230,6 +238,16 @@ def test_a_note_is_one_line(capsys):
     with Output().progress() as progress:
         progress.note(f"left out: {STEERING}")
     assert capsys.readouterr().err == r"left out: a\x1b[31m\x9b2J\u202eb\nerror: c\x7f" + "\n"
+
+
+def test_a_quiet_list_warns_of_what_it_leaves_out(folder, shell):
+    manifest = folder / "home" / "minari" / "broken" / ".rbtool" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("{")
+    done = shell("rbtool list -q", folder)
+    assert done.stdout == "minari:cartpole/scripted-v0\n"
+    assert "warning: minari:broken cannot be read" in done.stderr
+    assert "minari:broken" in shell("rbtool list", folder).stdout
 
 
 def test_verbose_tells_more_on_stderr(shell):

@@ -42,19 +42,22 @@ def test_screens_of_every_width(terminal, name, columns):
     assert max(map(len, screen.splitlines())) <= columns
 
 
-def test_a_pipe_gets_80_columns_and_colours_change_nothing_else(terminal, folder):
+def test_colours_change_nothing_else(terminal):
     screen = terminal(LINES["plot"], 80)[1]
     plain = re.sub(r"\x1b\[[0-9;]*m", "", screen)
     assert "\x1b[36m" in screen
     assert plain == (SCREENS / "plot-80.txt").read_text(encoding="utf-8")
-    terminal("rbtool plot cartpole > out", 60)
-    assert (folder / "out").read_text() == (SCREENS / "plot-80.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("columns", [1, 12, 20])
 def test_a_tiny_screen_has_charts_of_20_columns(terminal, columns):
     code, screen = terminal(LINES["plot"], columns, NO_COLOR="1")
     assert (code, screen.count("└─────────")) == (0, 4)
+
+
+def test_a_pipe_gets_80_columns(terminal, folder):
+    terminal("rbtool plot cartpole > out", 60)
+    assert (folder / "out").read_text() == (SCREENS / "plot-80.txt").read_text(encoding="utf-8")
 
 
 def test_a_terminal_without_unicode_gets_ascii(terminal, variables):
@@ -74,26 +77,35 @@ def test_json_has_the_numbers_that_are_plotted(shell, folder):
     assert np.array_equal(line["y"], rows[:, 2].astype(float))
 
 
-def test_pictures_and_frames_are_written_and_named(shell, folder):
+def test_a_picture_is_written_and_named(shell, folder):
     done = shell("rbtool plot cartpole -o returns.svg", folder)
     assert (done.returncode, done.stdout) == (0, "returns.svg\n")
     assert (folder / "returns.svg").read_text().count("<text") > 20
     again = shell("rbtool plot cartpole -o returns.svg", folder)
     assert (again.returncode, again.stdout) == (2, "")
     assert "--force" in again.stderr
+
+
+def test_an_unknown_field_ends_with_2(shell):
+    done = shell("rbtool plot cartpole --field observatoin")
+    assert (done.returncode, "did you mean 'observation'?" in done.stderr) == (2, True)
+
+
+def test_frames_are_written_and_named(shell, folder):
     done = shell("rbtool frames push --episode 0 -o sheet.png", folder)
     assert (done.returncode, done.stdout) == (0, "sheet.png\n")
     assert "pixels of episode 0: 9 frames of 32 × 24" in done.stderr
     assert (folder / "sheet.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_unknown_and_image_fields_end_with_2(shell, folder):
-    done = shell("rbtool plot cartpole --field observatoin")
-    assert (done.returncode, "did you mean 'observation'?" in done.stderr) == (2, True)
+def test_frames_of_an_unknown_field_end_with_2(shell, folder):
     done = shell("rbtool frames push --episode 0 --field pixls -o a.gif --json", folder)
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["exit_code"]) == (2, 2)
     assert "did you mean 'pixels'?" in error["message"]
+
+
+def test_an_image_field_is_plotted_by_frames(shell, folder):
     done = shell("rbtool plot push --field pixels", folder)
     assert done.returncode == 2
     assert "rbtool frames push --episode K --field pixels -o frames.png" in done.stderr

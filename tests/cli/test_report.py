@@ -9,17 +9,11 @@ from pathlib import Path
 import pytest
 
 
-def test_a_page_is_named_counted_and_replaced_on_request_only(shell, folder):
+def test_the_page_is_named_and_its_findings_are_counted(shell, folder):
     done = shell("rbtool report cartpole cartpole.h5 -o page.html", folder)
     assert (done.returncode, done.stdout) == (0, "page.html\n")
     assert "cartpole     4,864 steps  12 episodes  0 errors, 0 warnings" in done.stderr
     assert (folder / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-    home = folder / "home"
-    done = shell(f"rbtool report minari:cartpole/scripted-v0 --root {home} -o page.html -q", folder)
-    assert (done.returncode, done.stdout) == (0, "page.html\n")
-    page = (folder / "page.html").read_text(encoding="utf-8")
-    assert "<h1>minari:cartpole/scripted-v0</h1>" in page
-    assert "rbtool report minari:cartpole/scripted-v0 -o page.html" in page
 
 
 def test_json_counts_what_check_finds(shell, folder):
@@ -61,6 +55,15 @@ def test_a_page_is_replaced_on_request_only(shell, folder):
     (folder / "page.html").write_text("<!DOCTYPE html>old")
     assert shell("rbtool report cartpole -o page.html", folder).returncode == 2
     assert (folder / "page.html").read_text() == "<!DOCTYPE html>old"
+
+
+def test_a_stored_dataset_is_named_by_its_id(shell, folder):
+    home = folder / "home"
+    done = shell(f"rbtool report minari:cartpole/scripted-v0 --root {home} -o page.html -q", folder)
+    assert (done.returncode, done.stdout) == (0, "page.html\n")
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    assert "<h1>minari:cartpole/scripted-v0</h1>" in page
+    assert "rbtool report minari:cartpole/scripted-v0 -o page.html" in page
 
 
 def test_a_dataset_that_cannot_be_opened_has_a_page(shell, folder):
