@@ -206,7 +206,7 @@ def plant(link: Path, target: Path) -> None:
 
 
 def dataset(address: str) -> RemoteDataset:
-    checksum = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
+    checksum = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
     return RemoteDataset("a-v0", "test:", None, (RemoteFile("data/rows", len(CONTENT), checksum, (address,)),))
 
 

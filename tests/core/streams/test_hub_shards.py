@@ -96,7 +96,7 @@ def uploaded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[UploadH
 
 def upload_of(served: UploadHub, path: Path, tmp_path: Path) -> dict[str, Any]:
     code = (
-        "import json, sys, rbtool; from rbtool.core.format import shards; shards.SHARD_BYTES = 4000; "
+        "import json, sys, rbtool; from rbtool.core.remote import shards; shards.SHARD_BYTES = 4000; "
         "made = rbtool.upload(sys.argv[1], 'hf://me/walks'); print(json.dumps(made.already_there))"
     )
     environment = served.environment(tmp_path / "home") | {"HF_TOKEN": WRITER}
@@ -156,7 +156,7 @@ def test_digests_of_other_shards_are_not_compared(datasets: Path, tmp_path: Path
 @pytest.mark.parametrize(("size", "noted"), [(4000, False), (2500, True), (1 << 20, False)])
 def test_digests_that_cannot_be_compared_are_noted(uploaded: UploadHub, tmp_path: Path, size: int, noted: bool) -> None:
     code = (
-        "import logging, rbtool; from rbtool.core.format import shards; logging.basicConfig(); "
+        "import logging, rbtool; from rbtool.core.remote import shards; logging.basicConfig(); "
         f"shards.SHARD_BYTES = {size}; rbtool.load_dataset('hf://me/walks', 16, streaming=True)"
     )
     environment = uploaded.environment(tmp_path / "home") | {"RBTOOL_HOME": str(tmp_path / "root")}
