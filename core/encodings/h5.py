@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 
 from ..errors import CorruptDataError, FormatError, RbtoolError, SchemaError, UsageError
@@ -43,6 +42,9 @@ from .compact import (
     write_compact,
 )
 from .output_files import Blocks, LatchedFile, Stream
+
+if TYPE_CHECKING:
+    import h5py
 
 DATA = "data"
 """The name by which the manifest lists everything after the user block."""
@@ -541,6 +543,8 @@ class H5Sink(LeafSink):
         except UnicodeDecodeError:
             text = False
         if text:
+            import h5py
+
             self._create(name, data=data, dtype=h5py.string_dtype("utf-8", len(data)))
         else:
             self._create(name, data=np.frombuffer(data, np.uint8))
@@ -570,6 +574,8 @@ class H5Sink(LeafSink):
 
 def allocated_at_once() -> h5py.h5p.PropDCID:
     """Let HDF5 allocate a dataset before anything is written to it; chunks are allocated one by one."""
+    import h5py
+
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -640,6 +646,8 @@ def write_h5(
     """Write the rows of a dataset, a checkpoint or a storage (`filled`), with episodes, text and documents, into a new
     file.
     """
+    import h5py
+
     rest, types = _rest(source, filled), column_types(source.episodes)
     parts = tuple(FileRecord(name, len(data), digest_bytes(data)) for name, data in rest.items())
     block = block_size(seal(FileRecord(DATA, 1 << 62, "xxh3-128:" + "0" * 32), source.manifest.episodes, parts))
