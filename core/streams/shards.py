@@ -530,7 +530,7 @@ def disagreement(reader: TedReader | PackedReader, first: int, stop: int) -> str
 
 _LOG = logging.getLogger("rbtool.remote")
 _BASE = "base"
-_LOCK = "base.lock"
+_BASE_LOCK = "base.lock"
 _PAGE = 8 << 10
 """Bytes by which a range can take more on the disk, at its two ends."""
 
@@ -580,7 +580,7 @@ class HubShards(ShardFiles):
         """Fetch the files that hold no rows, in one process at a time."""
         base = self.folder / _BASE
         fs.make_folder(base)
-        lock = fs.open_to_append(self.folder / _LOCK)
+        lock = fs.open_to_append(self.folder / _BASE_LOCK)
         try:
             fs.lock(lock, fcntl.LOCK_EX, self.folder)
             files = {file.path: self._remote(file) for file in self.hub.tree(self.repository, self.commit)}
