@@ -28,7 +28,7 @@ from waiting import HANG
 
 from rbtool.core.testing.datasets import write_walks
 
-_SOURCE = Path(__file__).with_suffix(".c")
+_SOURCE = Path(__file__).with_name("failing_calls.c")
 
 
 class FailingCall(NamedTuple):
