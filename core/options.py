@@ -118,7 +118,7 @@ def takes(
     ...     number: float
     ...     digits: int = option(2, "Digits of the result.", "N", least=0)
     >>> @takes(HalveOptions)
-    ... def halve(asked):
+    ... def halve(asked: HalveOptions) -> float:
     ...     return round(asked.number / 2, asked.digits)
     >>> halve(3.14, digits=1)
     1.6
