@@ -375,13 +375,22 @@ class WriteLog:
     edits, a new length, a new next row. A reader whose count of irregular changes is outdated looks up what changed, or
     starts anew.
 
-    The numbers are shared with other processes if the storage's length is.
+    The numbers are shared with other processes if the storage's length is. A reader may look at any moment, also while
+    a write is being counted, and must not see the new number of rows with the old next row: a table of trajectories
+    built from such a pair would be shifted against the rows for good. Therefore the next row is not stored; it follows
+    from `rows`, the only number that the next write of the ring changes:
+
+        next_row = (rows + shift) % capacity
+
+    `shift` and `capacity` change rarely, and before the count of irregular changes, which a reader reads first: if it
+    sees a mixture, that count is outdated the next time.
     """
 
-    __slots__ = ("_changes", "_irregular", "_lent", "_next_row", "_rows", "_saved", "snapshots")
+    __slots__ = ("_capacity", "_changes", "_irregular", "_lent", "_rows", "_saved", "_shift", "snapshots")
 
     def __init__(self) -> None:
-        self._rows, self._next_row, self._irregular, self._lent = Counter(), Counter(), Counter(), Counter()
+        self._rows, self._shift, self._capacity = Counter(), Counter(), Counter()
+        self._irregular, self._lent = Counter(), Counter()
         self._changes: deque[tuple[int, Change]] = deque(maxlen=_REMEMBERED)
         self._saved: dict[str, Written] = {}
         self.snapshots: list[Snapshot] = []
@@ -390,7 +399,12 @@ class WriteLog:
     @property
     def now(self) -> Written:
         """The present counts."""
-        return Written(self._rows.value, self._next_row.value, self._irregular.value)
+        irregular, rows = self._irregular.value, self._rows.value
+        return Written(rows, self._next_row(rows), irregular)
+
+    def _next_row(self, rows: int) -> int:
+        capacity, place = self._capacity.value, rows + self._shift.value
+        return place % capacity if capacity else place
 
     def wrote(self, rows: slice | torch.Tensor | None, capacity: int) -> None:
         """Count a write of these rows, in this order, for a capacity in rows; None if the rows are unknown."""
@@ -402,8 +416,9 @@ class WriteLog:
         else:
             count = len(rows)
             start = int(rows[0]) if count and _goes_round(rows, capacity) else -1
-        if start == self._next_row.value:
-            self._next_row.value = (start + count) % capacity
+        if start == self._next_row(written := self._rows.value):
+            if capacity != self._capacity.value:
+                self._set_ring(start - written, capacity)
             self._rows.add(count)
         elif count:
             self.changed(Change(rows))
@@ -464,8 +479,16 @@ class WriteLog:
 
     def go_on_at(self, row: int) -> None:
         """Set the row at which the next write of the ring starts."""
-        if row != self._next_row.value:
-            self._next_row.value = row
+        rows = self._rows.value
+        if row != self._next_row(rows):
+            self._shift.value = row - rows
+            self.changed()
+
+    def _set_ring(self, shift: int, capacity: int) -> None:
+        """Set the capacity, known from the first write on, without moving the next row."""
+        known = self._capacity.value
+        self._shift.value, self._capacity.value = shift, capacity
+        if known:
             self.changed()
 
     # What the log cannot see -----------------------------------------------------------------------
@@ -503,7 +526,7 @@ class WriteLog:
     @property
     def counters(self) -> list[Counter]:
         """The counters of writes."""
-        return [self._rows, self._next_row, self._irregular]
+        return [self._rows, self._shift, self._capacity, self._irregular]
 
     def undone(self, before: Written) -> None:
         """Count a change after the counters were reset from `before`; the count of changes itself is never reset."""
@@ -517,7 +540,7 @@ class WriteLog:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy needs neither past changes, as nobody has read it yet, nor positions of checkpoints.
-        return {name: getattr(self, name) for name in ("_rows", "_next_row", "_irregular", "_lent")}
+        return {name: getattr(self, name) for name in ("_rows", "_shift", "_capacity", "_irregular", "_lent")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._changes, self._saved, self.snapshots = deque(maxlen=_REMEMBERED), {}, []

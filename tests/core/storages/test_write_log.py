@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import pickle
+import sys
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -171,6 +172,27 @@ def test_scattered_rows_count_if_they_go_round_the_ring() -> None:
     assert log.now == (7, 2, 1)
     log.wrote(torch.empty(0, dtype=torch.int64), 5)
     assert log.now == (7, 2, 1)
+
+
+@pytest.mark.parametrize(("rows", "capacity"), [(slice(3, 7), 9), (torch.tensor([3, 4, 0, 1]), 5)])
+def test_a_reader_sees_the_counts_before_a_write_or_after_it(rows: slice | torch.Tensor, capacity: int) -> None:
+    """The next row without the rows shifted tables of trajectories for good: stacks had frames of another episode."""
+    log = WriteLog()
+    log.wrote(slice(0, 3), capacity)
+    before, seen = log.now, []
+
+    def read(frame: Any, event: str, argument: Any) -> Any:
+        seen.append(log.now)  # in front of every line, as a reader in another process may
+        return read
+
+    known = sys.gettrace()
+    sys.settrace(read)
+    try:
+        log.wrote(rows, capacity)
+    finally:
+        sys.settrace(known)
+    assert log.now == (7, 7 % capacity, 0)
+    assert set(seen) == {before, log.now}
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda log: pickle.loads(pickle.dumps(log))])
