@@ -226,6 +226,3 @@ def _verdict(result: CacheVerifyResult, width: int | None) -> list[list[Cell]]:
     outcome = f"{counted(len(result.problems), 'problem')} in" if result.problems else "sound:"
     answer: Line = [f"{outcome} {' · '.join(parts)} · {size(result.bytes)} · {result.seconds:.1f} s"]
     return [part for line in [*Table(lines).lines(), answer] for part in folded(line, width, 4)]
-
-
-# Listing datasets ------------------------------------------------------------------------------------

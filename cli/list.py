@@ -35,12 +35,6 @@ def add(app: typer.Typer) -> None:
     verb(app, "list", EXAMPLES)(list_datasets)
 
 
-# Removal ---------------------------------------------------------------------------------------------
-
-
-# Rendering -------------------------------------------------------------------------------------------
-
-
 # Listing datasets ------------------------------------------------------------------------------------
 
 
@@ -92,9 +86,12 @@ def _list_stored(pattern: str | None, *, out: Output, root: str | None) -> None:
             "the store holds what rbtool download fetches; a dataset in a folder of your own, where convert, record or "
             "preprocess wrote it, has no name there: give its path, as in rbtool inspect ./FOLDER"
         )
-    out.suggest(
-        f"rbtool inspect {sound[0].name}" if sound else f"rbtool list --remote {source_example()}, or: rbtool demo"
-    )
+    if sound:
+        out.suggest(f"rbtool inspect {sound[0].name}")
+    elif pattern in declared_sources().split(", "):
+        out.suggest(f"rbtool list --remote {pattern}")
+    else:
+        out.suggest(f"rbtool list --remote {source_example()}, or: rbtool demo")
 
 
 def _list_remote(source: str, pattern: str | None, *, out: Output, root: str | None, refresh: bool) -> None:

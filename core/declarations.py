@@ -58,8 +58,8 @@ class FormatDeclaration:
     - `order`: position in lists; `title`: the name in sentences.
     - `written`: describes an export; `suffixes`: the file suffixes that select it; `opened`: what follows the path of
       an export, and a line of Python that opens it, with `{}` for the path.
-    - `example`: the id of a dataset in the source, and words that name it; `variable`: the environment variable of the
-      source's local cache; `layout`: the layout of its datasets by default.
+    - `example`: the id of a dataset in the source, and words that name it; `cache_variable`: the variable of
+      the source's local cache; `layout`: the layout of its datasets by default.
     - Columns of `rbtool list --formats`: `found` is how files are recognised, `ends` what ends an episode, `final`
       whether files have an observation after the last step, `extra` the extra to install.
     """
@@ -76,7 +76,7 @@ class FormatDeclaration:
     opened: tuple[str, str] = ("", "")
     title: str = ""
     example: tuple[str, str] = ("", "")
-    variable: str = ""
+    cache_variable: str = ""
     demo: str | None = None
     overview: str | None = None
     layout: Literal["ted", "packed"] = "ted"

@@ -39,7 +39,8 @@ class Option:
         least: numbers are at least this.
         unset: the command line shows no default: the help text says what happens without the option.
         sets: a switch that sets this value.
-        recorded: changes the resulting data and has no entry of its own in a request: it is among its `options`.
+        recorded: changes the resulting data and has no entry of its own in a request: it is among the `options` of the
+            request and in the provenance, and `report` repeats it.
         raw: only raw datasets of other libraries have it.
     """
 

@@ -700,7 +700,7 @@ class AtariSource(MirrorSource):
 
     name = "atari"
     title = "DQN Replay"
-    variable = _VARIABLE
+    bases_variable = _VARIABLE
     defaults = ("https://storage.googleapis.com/atari-replay-datasets/dqn",)
     signatures = (b"\x1f\x8b",)
     server_hint = (

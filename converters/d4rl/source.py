@@ -41,7 +41,7 @@ class D4rlSource(MirrorSource):
 
     name = "d4rl"
     title = "D4RL"
-    variable = "D4RL_URL"
+    bases_variable = "D4RL_URL"
     defaults = (f"https://{_SERVER}", f"http://{_SERVER}")
     signatures = (HDF5_SIGNATURE,)
     local_cache = D4rlCache("d4rl", "D4RL_DATASET_DIR", "~/.d4rl/datasets")

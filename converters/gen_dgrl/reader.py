@@ -486,7 +486,7 @@ class GenDgrlSource(MirrorSource):
 
     name = "gen_dgrl"
     title = "Gen-DGRL"
-    variable = _VARIABLE
+    bases_variable = _VARIABLE
     defaults = ("https://dl.fbaipublicfiles.com/DGRL/Procgen/Datasets/Compressed",)
     signatures = (b"\xfd7zXZ\x00",)
     server_hint = f"Gen-DGRL's server may be down: try later, or name a mirror: {_VARIABLE}=BASE"

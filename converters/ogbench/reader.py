@@ -554,7 +554,7 @@ class OgbenchSource(MirrorSource):
 
     name = "ogbench"
     title = "OGBench"
-    variable = "OGBENCH_URL"
+    bases_variable = "OGBENCH_URL"
     defaults = ("https://rail.eecs.berkeley.edu/datasets/ogbench",)
     signatures = (b"PK\x03\x04",)
     server_hint = "OGBench's server is down at times: try later, or name a mirror: OGBENCH_URL=BASE"

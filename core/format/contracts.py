@@ -38,7 +38,8 @@ class SourceFacts:
     and action spaces as strict JSON. `documents` are the source's own metadata files, kept verbatim, and
     `videos` the files of videos that rows refer to, by their names in the dataset (`format.videos`).
     `episode_numbers` are the source's ids of all its episodes in storage order; `steps` is their total length, and
-    `lengths` the length of each where it is known. `final_missing` states that the source may have no observation after
+    `lengths` the length of each where it is known: as in the source from `Reader.stated`, after the choice of
+    `final_step` from `Reader.facts`. `final_missing` states that the source may have no observation after
     the last step of an episode: then each last piece states whether it has. A source that never has one, and states the
     `lengths`, may state in `last_terminated` which last steps are terminated: then no row is read for the facts.
     """

@@ -48,7 +48,10 @@ from .videos import refuse_videos
 
 
 def completed(pieces: Iterable[Piece], choice: str, fields: Sequence[tuple[Field, Timing]]) -> Iterator[Piece]:
-    """Complete the pieces of one episode; an episode that has no other step than the one left out has no pieces.
+    """Decide about a last step without an observation after it.
+
+    It is kept with the last observation repeated, or left out; then the step before it is the truncated end. An
+    episode without any other step has no pieces. `completed_block` is the same rule for many episodes.
 
     One piece is held back, since the one after it may vanish. Pieces may lack columns.
     """
@@ -323,8 +326,8 @@ class Reader(Closing, ABC):
     ) -> SourceFacts:
         """Return what is known about the source before any step is read.
 
-        With a selection, `episode_numbers`, `steps` and `notes` describe the selected episodes, and only these have to
-        be sound; the fields are the whole source's. Without one, the source must agree with its totals.
+        With a selection, `episode_numbers`, `steps`, `lengths` and `notes` describe the selected episodes, and only
+        these have to be sound; the fields are the whole source's. Without one, the source must agree with its totals.
         `progress` gets how many more episodes were examined. UsageError for episodes that do not exist.
         """
         whole = self.__survey(progress)
@@ -888,7 +891,7 @@ class Source(Closing, ABC):
         return None
 
     def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
-        """Return the options with which the reader opens the files of a dataset; none by default."""
+        """Return the reader's options (of its `option_names`) for the files of a dataset; none by default."""
         return {}
 
     def on_close(self) -> None:

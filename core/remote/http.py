@@ -363,6 +363,9 @@ class HttpSource(Source):
     A subclass implements `remote`, `list_ids` and `addresses`, and `checksums` where they are known. A file without
     a checksum is compared with the size that its server gives, and the manifest states that it is not verified by the
     remote. There are no revisions.
+
+    `look_up` calls `list_ids`: keep a list that was requested. What is requested directly, without `probe`, comes after
+    `require_network`, since the transport does not look at `RBTOOL_OFFLINE`.
     """
 
     def __init__(self) -> None:
@@ -442,7 +445,7 @@ class MirrorSource(HttpSource):
     namespaced = False
     title: ClassVar[str]
     """The name of the format in sentences."""
-    variable: ClassVar[str]
+    bases_variable: ClassVar[str]
     """The environment variable that names base URLs, separated by blanks or commas, in the order to try them."""
     defaults: ClassVar[tuple[str, ...]]
     """The base URLs without that variable."""
@@ -479,12 +482,12 @@ class MirrorSource(HttpSource):
     @property
     def bases(self) -> tuple[str, ...]:
         """The base URLs, without a slash at the end; UsageError if the variable has another form."""
-        named = os.environ.get(self.variable, "").replace(",", " ").split()
+        named = os.environ.get(self.bases_variable, "").replace(",", " ").split()
         for base in named:
             if not _ADDRESS.fullmatch(base):
                 raise UsageError(
-                    f"{self.variable} has {re.sub('//[^/]*@', '//…@', base)!r}; base URLs like {self.defaults[0]} are "
-                    "expected",
+                    f"{self.bases_variable} has {re.sub('//[^/]*@', '//…@', base)!r}; base URLs like "
+                    f"{self.defaults[0]} are expected",
                     hint=f"unset it for {self.defaults[0]}",
                 )
         return tuple(base.rstrip("/") for base in named) or self.defaults
@@ -559,5 +562,5 @@ class MirrorSource(HttpSource):
     def _no_file(self, name: str, address: str, why: str) -> CorruptDataError:
         return CorruptDataError(
             f"{urlsplit(address).hostname} sends no {self.title} file as {name}, and nothing was kept: {why}",
-            hint=f"try again later, or name another mirror: {self.variable}=BASE",
+            hint=f"try again later, or name another mirror: {self.bases_variable}=BASE",
         )

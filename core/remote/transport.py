@@ -502,8 +502,8 @@ def read_small(
 ) -> bytes:
     """Read a file into memory, trying again what may pass, and verify it where its size and checksum are known.
 
-    Raises FormatError for one of more than `limit` bytes, CorruptDataError if the bytes never match, and what the
-    transport raises.
+    Call `require_network` first. Raises FormatError for one of more than `limit` bytes, CorruptDataError if the bytes
+    never match, and what the transport raises.
     """
 
     def attempt() -> bytes:

@@ -393,7 +393,7 @@ def described(distribution: Distribution) -> str:
 _SWITCHES = frozenset({"skip_bad", "local", "in_order", "allow_duplicates", "cast", "trust_pickle", "render"})
 _OPTIONS = (
     "episodes", "layout", "final_step", "horizon", "ends", "filter_key", "reward", "episode_key", "images",
-    "jpeg", "trust_pickle", "rlds_last", "skip_bad",
+    "jpeg", "trust_pickle", "rlds_last", "skip_bad", "max_episodes",
 )  # fmt: skip
 """Arguments of `convert` and `download` that are options of the same name."""
 

@@ -97,14 +97,16 @@ class SliceSampler(Sampler):
     Args:
         num_slices: how many slices a batch has; their length follows from the batch size, which must be a multiple.
         slice_len: how many steps a slice has, instead of `num_slices`.
-        end_key, end_keys: flags that end trajectories; flags that are not stored are skipped.
+        end_key, end_keys: flags that end trajectories, in place of `done`: the row with a flag is the last of its
+            trajectory. Flags that are not stored are skipped.
         traj_key: the entry with the ids of trajectories. If none of the given entries is stored, the other kind (ids or
             flags) is used, with a UserWarning. By default ids `("collector", "traj_ids")` or `"episode"` are used, else
             the flag `("next", "done")`; a dataset uses its episode table.
         ends, trajectories: flags or ids as a tensor of a full storage's shape, with `cache_values=True`. Writes do not
             change them.
         truncated_key: unless None, the info marks the last step of each slice as truncated, and next to it says which
-            steps are done (as stored, or truncated here) and terminated (as stored); bool `[batch, 1]`.
+            steps are done (as stored, or truncated here) and terminated (as stored); bool `[batch, 1]`. What is
+            stored under this key is not read.
         strict_length: whether trajectories shorter than a slice are left out. If not, they are taken whole, and the
             batch has fewer steps.
         pad_output: whether to pad short slices by repeating their last step; `("collector", "mask")`, bool `[batch]`,

@@ -74,7 +74,7 @@ class BoundarySource(ABC):
 
 @dataclass(frozen=True)
 class FlagBoundaries(BoundarySource):
-    """A row ends a trajectory if any of several flags is set; flags may have further dimensions."""
+    """A row is the last one of its trajectory if any of several flags is set; flags may have further dimensions."""
 
     keys: tuple[Key, ...]
 

@@ -62,7 +62,7 @@ from ..storages.dataset import OpenShard, ShardedData, StreamShards, StreamStora
 from ..storages.packed import PackedStorage
 from ..ted.schema import EPISODE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, key_name
 from ..transforms.video import frames_below, with_frames
-from ..verbs.convert import SourceConversion, facts_of
+from ..verbs.convert import SourceConversion, choose_episodes
 from ..verbs.options import DownloadOptions
 
 
@@ -995,7 +995,7 @@ class SourceShards(ShardFiles):
     def _facts(self, reader: Reader, shard: RemoteShard) -> tuple[SourceFacts, list[str]]:
         """Return the facts of the episodes of a shard, and sentences on those that are left out."""
         if not self.skip_bad:
-            return facts_of(reader, shard.episodes, DownloadOptions(self.name)), []
+            return choose_episodes(reader, shard.episodes, DownloadOptions(self.name)), []
         numbers = reader.stated().episode_numbers
         chosen = numbers if shard.episodes is None else select_episodes(parse_episodes(shard.episodes), numbers)
         sound, left_out = sound_episodes(reader, chosen, Silent())

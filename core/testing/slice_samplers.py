@@ -67,7 +67,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceRule:
+class Slicing:
     """The arguments of a slice sampler that decide which slices are legal; see `SliceSampler`."""
 
     slice_len: int
@@ -138,7 +138,7 @@ class RingModel:
         return runs
 
 
-def legal_slices(runs: Sequence[Slice], rule: SliceRule) -> dict[Slice, Fraction]:
+def legal_slices(runs: Sequence[Slice], rule: Slicing) -> dict[Slice, Fraction]:
     """Return every legal slice with its probability."""
     windows = {run: _windows(run, rule) for run in runs}
     windows = {run: found for run, found in windows.items() if found}
@@ -152,7 +152,7 @@ def legal_slices(runs: Sequence[Slice], rule: SliceRule) -> dict[Slice, Fraction
     return chances
 
 
-def _windows(run: Slice, rule: SliceRule) -> list[Slice]:
+def _windows(run: Slice, rule: Slicing) -> list[Slice]:
     """Return the slices of one trajectory, one for each legal start; two starts may give the same slice."""
     if len(run) < rule.slice_len and rule.strict_length:
         return []
@@ -344,7 +344,7 @@ class Twin:
         index, info = self.sample(batch_size)
         return cut(index, info), info
 
-    def legal(self, signal: Signal, rule: SliceRule) -> dict[Slice, Any]:
+    def legal(self, signal: Signal, rule: Slicing) -> dict[Slice, Any]:
         """Return the slices that are legal now with their exact probabilities."""
         return legal_slices(self.model.runs(signal), rule)
 
@@ -427,7 +427,7 @@ class SliceSamplerTests(ABC):
     def test_slices_are_legal(self) -> None:
         for ndim in (1, 2):
             twin = self.twin(ndim=ndim)
-            assert set(self.slices(twin, 40)) <= set(twin.legal("done", SliceRule(2)))
+            assert set(self.slices(twin, 40)) <= set(twin.legal("done", Slicing(2)))
 
     def test_an_index_is_a_tensor_a_dimension(self) -> None:
         for ndim in (1, 2):
@@ -504,7 +504,7 @@ class SliceSamplerTests(ABC):
         for start in range(60):
             twin.extend(rows[start : start + 1])
             drawn, _ = twin.draw(6)
-            assert set(drawn) <= set(twin.legal("done", SliceRule(2, strict_length=False)))
+            assert set(drawn) <= set(twin.legal("done", Slicing(2, strict_length=False)))
             seen.update("one" if len(part) == 1 else "two" for part in drawn)
         assert seen["two"]
 
@@ -546,10 +546,10 @@ class SliceSamplerTests(ABC):
         assert again.generator is None
         other = self.twin()
         other.buffer.set_sampler(again)
-        assert set(other.draw(4)[0]) <= set(other.legal("done", SliceRule(2)))
+        assert set(other.draw(4)[0]) <= set(other.legal("done", Slicing(2)))
 
     def test_slices_come_as_often_as_they_should(self) -> None:
-        twin, rule = self.twin(), SliceRule(2, weight=self.uniform_over)
+        twin, rule = self.twin(), Slicing(2, weight=self.uniform_over)
         if self.replacement:
             twin.buffer.set_rng(torch.Generator().manual_seed(11))
             assert_drawn_as_expected(Counter(self.slices(twin, 2000)), twin.legal("done", rule))

@@ -132,7 +132,7 @@ def convert(asked: ConvertOptions) -> ConvertResult:
         open_source(source, format=asked.format, final_step=ends, options=given) as reader,
         hinting_at_skip_bad(reader, possible=not asked.skip_bad),
     ):
-        facts = facts_of(reader, asked.episodes if chosen else None, asked, max_episodes=asked.max_episodes)
+        facts = choose_episodes(reader, asked.episodes if chosen else None, asked, max_episodes=asked.max_episodes)
         wanted = require_layout(asked.layout or default_layout(facts.source), methods)
         given |= asked.recorded()
         ends = ends if facts.final_missing else "auto"
@@ -275,10 +275,10 @@ _FEW_INPUTS = 16
 _SOON = 1.0  # seconds before reading the facts of a source is shown as a stage
 
 
-def facts_of(
+def choose_episodes(
     reader: Reader, selection: str | None, asked: ConvertOptions | DownloadOptions, *, max_episodes: int | None = None
 ) -> SourceFacts:
-    """Return the facts of the first `max_episodes` episodes chosen; with `skip_bad`, of the sound ones among them."""
+    """Choose the episodes (the selection, its first `max_episodes`, the sound ones) and return their facts."""
     reader.survey_workers, progress = asked.num_workers, asked.reporter
     if not asked.skip_bad and max_episodes is None:
         return _with_notes(_stated_facts(reader, selection, progress))

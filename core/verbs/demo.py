@@ -168,7 +168,7 @@ def demo(
     if not raw.exists():
         progress.note(f"recording episodes of {' and '.join(one.environment for one in recorder.recordings)}")
         recorder.record(raw, progress)
-    view.command(f"export {source.variable}={_quoted(raw)} RBTOOL_HOME={_quoted(home / 'store')}")
+    view.command(f"export {source.cache_variable}={_quoted(raw)} RBTOOL_HOME={_quoted(home / 'store')}")
     with recorder.cache_at(raw):
         datasets = tuple(_DemoRun(home, source.name, one, view).run() for one in recorder.recordings)
     return DemoResult(

@@ -81,8 +81,8 @@ from ..results import (
 )
 from .convert import (
     SourceConversion,
+    choose_episodes,
     compared_with,
-    facts_of,
     hinting_at_skip_bad,
     require_unchanged,
     unverified_note,
@@ -289,7 +289,7 @@ class SourceDownload:
         )  # fmt: skip
         arguments = {"source": source.name, "id": self.name, "local": True, "episodes": self._normal}
         with self._reader(original, self.name) as reader:
-            facts = facts_of(reader, self.episodes, self.asked)
+            facts = choose_episodes(reader, self.episodes, self.asked)
             if facts.id != self.name:
                 facts = replace(facts, notes=(*facts.notes, f"the dataset calls itself {facts.id}"))
             entries = SourceConversion(
@@ -558,7 +558,7 @@ class SourceDownload:
         if received:
             arguments["unverified"] = versions_of(remote)
         with originals.only(remote.paths) as folder, self._reader(folder, found.id) as reader:
-            facts = facts_of(reader, self.episodes, self.asked)
+            facts = choose_episodes(reader, self.episodes, self.asked)
             notes = [f"the dataset calls itself {facts.id}"] if facts.id != found.id else []
             notes += [_PARTLY] if self._is_part(originals, remote) else []
             notes += [unverified_note(remote)] if received else []

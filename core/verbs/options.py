@@ -42,7 +42,9 @@ class ConvertOptions(RawOptions):
     dest: PathLike
     _: KW_ONLY
     episodes: str | None = episodes_option(raw=True)
-    max_episodes: int | None = option(None, "Only the first N of these.", "N", least=1, recorded=True, raw=True)
+    max_episodes: int | None = option(
+        None, "Only the first N episodes, or the first N of those chosen.", "N", least=1, recorded=True, raw=True
+    )
     layout: str | None = layout_option()
     compress: Sequence[str] = compress_option()
     final_step: str = final_step_option()
@@ -68,7 +70,7 @@ class ConvertOptions(RawOptions):
     progress: Progress | None = None
 
 
-_caches = ", ".join(f"${one.variable}" for one in declared() if one.variable)
+_caches = ", ".join(f"${one.cache_variable}" for one in declared() if one.cache_variable)
 
 
 @dataclass(frozen=True)

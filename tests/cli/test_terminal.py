@@ -168,6 +168,10 @@ def test_a_listing_is_a_table_with_the_names_of_its_columns(terminal, columns, t
     assert (code, joined) == (0, LISTINGS[min(columns, 80)].lstrip())
 
 
+def test_a_source_that_is_searched_in_the_store_is_offered_with_remote(terminal, tmp_path):
+    assert "try: rbtool list --remote minari\r\n" in terminal(f"rbtool list minari --root {tmp_path}")[1]
+
+
 def test_a_slow_server_is_announced_without_being_asked(shell, hub, tmp_path) -> None:
     # The first answer never comes, and is announced, given up and asked for again.
     for quiet, seconds, announced in (("", "slow:1000", True), ("-q", "slow:1.5", False)):

@@ -251,12 +251,12 @@ import sys
 from pathlib import Path
 from rbtool.converters.openml.reader import OpenmlReader
 from rbtool.core.format.manifest import Request
-from rbtool.core.verbs.convert import SourceConversion, facts_of
+from rbtool.core.verbs.convert import SourceConversion, choose_episodes
 from rbtool.core.verbs.options import ConvertOptions
 source, to = map(Path, sys.argv[1:])
 with OpenmlReader(source, options={"id": "covertype"}) as reader:
     asked, request = ConvertOptions(source, to), Request("openml", "x", "covertype", origin="file")
-    made = SourceConversion(asked, reader, facts_of(reader, None, asked), source, to, request, {}).run()
+    made = SourceConversion(asked, reader, choose_episodes(reader, None, asked), source, to, request, {}).run()
 most = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))  # maxrss counts the parent, too
 print(made["steps"], int(most.split()[1]) >> 10)
 """

@@ -390,9 +390,6 @@ def test_an_entry_of_the_name_of_the_source_is_not_overwritten() -> None:
     assert "origin" not in ReplayBufferEnsemble(member, source_key=None).sample(2)
 
 
-# Members: their random streams, kinds, priorities and parts ---------------------------------------
-
-
 # Random streams --------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,10 @@ from waiting import HANG
 
 import rbtool
 from rbtool.core.format.manifest import Manifest, Provenance
+from rbtool.core.options import VerbOptions
+from rbtool.core.report import page
 from rbtool.core.report.page import reproducing
+from rbtool.core.verbs.options import ConvertOptions, DownloadOptions
 
 DATA = Path(__file__).parents[2] / "data" / "minari"
 CART = DATA / "cartpole" / "scripted-v0"
@@ -71,6 +74,7 @@ def commands_of(verb: str, **arguments: Any) -> str:
         ("download", {"source": "minari", "id": "a/b-v0"}, "rbtool download minari a/b-v0 --revision abc"),
         ("convert", {"path": "my file", "map": ["a=b"], "horizon": 3},
          "rbtool convert 'my file' DEST --horizon 3 --map a=b"),
+        ("convert", {"path": "x", "max_episodes": 2}, "rbtool convert x DEST --max-episodes 2"),
         ("merge", {"datasets": ["a", "b c"], "schema": "union", "cast": True},
          "rbtool merge a 'b c' DEST --schema union --cast"),
         ("preprocess", {"function": "f.py:g", "unit": "row", "seed": 2, "chunk_size": 5},
@@ -87,3 +91,9 @@ def test_commands_are_as_they_are_typed(verb: str, arguments: dict[str, Any], ex
     command = commands_of(verb, **arguments)
     assert command == expected
     assert shlex.split(command) == shlex.split(expected)
+
+
+@pytest.mark.parametrize("options", [ConvertOptions, DownloadOptions])
+def test_commands_repeat_all_options_that_change_the_data(options: type[VerbOptions]) -> None:
+    recorded = {name for name, one in options.described().items() if one.recorded}
+    assert recorded <= set(page._OPTIONS)

@@ -14,7 +14,7 @@ from rbtool.core.errors import SchemaError, UsageError
 from rbtool.core.samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
-from rbtool.core.testing.slice_samplers import SliceRule, Twin, episodes, rows_of
+from rbtool.core.testing.slice_samplers import Slicing, Twin, episodes, rows_of
 
 CASES = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 
@@ -80,7 +80,7 @@ def test_edge_03_13_trajectories_across_the_end_of_the_ring() -> None:
     weights = {3: 4.0, 5: 6.0, 6: 7.0, 7: 8.0, 0: 1.0, 1: 2.0}
     assert starts(twin) == pytest.approx({place: weight / 28 for place, weight in weights.items()})
     drawn, _ = twin.draw(400)
-    assert set(drawn) == set(twin.legal("done", SliceRule(2)))
+    assert set(drawn) == set(twin.legal("done", Slicing(2)))
 
 
 def test_edge_03_13_lanes_of_storages_that_are_not_full() -> None:

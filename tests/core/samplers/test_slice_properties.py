@@ -30,7 +30,7 @@ from rbtool.core.testing.slice_samplers import (
     SITUATIONS,
     RingModel,
     Slice,
-    SliceRule,
+    Slicing,
     Step,
     Twin,
     assert_drawn_as_expected,
@@ -45,23 +45,23 @@ from rbtool.core.testing.slice_samplers import (
 )
 
 RULES = (
-    SliceRule(1),
-    SliceRule(2),
-    SliceRule(3, strict_length=False),
-    SliceRule(3, strict_length=False, weight="step"),
-    SliceRule(2, weight="step"),
-    SliceRule(3, strict_length=False, span=(2, 1)),
-    SliceRule(2, span=(0, 1)),
-    SliceRule(2, span=(1, 0), weight="step"),
-    SliceRule(3, strict_length=False, anchor="start"),
-    SliceRule(3, strict_length=False, anchor="end"),
-    SliceRule(2, anchor="end", weight="step"),
+    Slicing(1),
+    Slicing(2),
+    Slicing(3, strict_length=False),
+    Slicing(3, strict_length=False, weight="step"),
+    Slicing(2, weight="step"),
+    Slicing(3, strict_length=False, span=(2, 1)),
+    Slicing(2, span=(0, 1)),
+    Slicing(2, span=(1, 0), weight="step"),
+    Slicing(3, strict_length=False, anchor="start"),
+    Slicing(3, strict_length=False, anchor="end"),
+    Slicing(2, anchor="end", weight="step"),
 )
 
 DRAWS = 1500
 
 
-def arguments(rule: SliceRule, signal: str) -> dict[str, Any]:
+def arguments(rule: Slicing, signal: str) -> dict[str, Any]:
     return {
         "slice_len": rule.slice_len,
         "strict_length": rule.strict_length,
@@ -82,7 +82,7 @@ def every_ring() -> list[Any]:
     return found
 
 
-def drawn_from(twin: Twin, legal: dict[Slice, Any], rule: SliceRule) -> Counter[Slice]:
+def drawn_from(twin: Twin, legal: dict[Slice, Any], rule: Slicing) -> Counter[Slice]:
     twin.buffer.set_rng(torch.Generator().manual_seed(7))
     drawn, info = twin.draw(DRAWS * rule.slice_len)
     assert len(drawn) == DRAWS
@@ -93,7 +93,7 @@ def drawn_from(twin: Twin, legal: dict[Slice, Any], rule: SliceRule) -> Counter[
 
 @pytest.mark.parametrize(("name", "contents", "ndim", "signal", "rule"), every_ring())
 def test_legal_slices_are_drawn_with_their_probability(
-    name: str, contents: str, ndim: int, signal: Any, rule: SliceRule
+    name: str, contents: str, ndim: int, signal: Any, rule: Slicing
 ) -> None:
     twin = situation(name, contents, SliceSampler(**arguments(rule, signal)), lanes=ndim, ndim=ndim)
     legal = twin.legal(signal, rule)
@@ -110,7 +110,7 @@ def test_legal_slices_are_drawn_with_their_probability(
 @pytest.mark.parametrize("contents", CONTENTS)
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_legal_slices_are_drawn_with_their_probability_in_all_combinations(
-    name: str, contents: str, signal: Any, rule: SliceRule
+    name: str, contents: str, signal: Any, rule: Slicing
 ) -> None:
     for ndim in (1, 2):
         test_legal_slices_are_drawn_with_their_probability(name, contents, ndim, signal, rule)
@@ -119,12 +119,12 @@ def test_legal_slices_are_drawn_with_their_probability_in_all_combinations(
 # Priorities ------------------------------------------------------------------------------------------
 
 
-def prioritised(rule: SliceRule, signal: str, ndim: int, **options: Any) -> PrioritizedSliceSampler:
+def prioritised(rule: Slicing, signal: str, ndim: int, **options: Any) -> PrioritizedSliceSampler:
     given = {key: value for key, value in arguments(rule, signal).items() if key != "weight"}
     return PrioritizedSliceSampler(12 * ndim, 0.7, 0.4, **given | options)
 
 
-def weighted(twin: Twin, signal: Any, rule: SliceRule, priorities: dict[tuple[int, ...], float]) -> dict[Slice, Any]:
+def weighted(twin: Twin, signal: Any, rule: Slicing, priorities: dict[Any, float]) -> dict[Slice, Any]:
     """The exact probabilities where starts are drawn by priority."""
     legal = twin.legal(signal, rule)
     weights = {part: (priorities[part[0]] + 1e-8) ** 0.7 for part in legal}
@@ -164,7 +164,7 @@ def test_starts_are_drawn_by_priority_among_legal_ones(name: str, contents: str,
 @pytest.mark.parametrize(("name", "contents", "ndim"), list(product(SITUATIONS, CONTENTS, (1, 2))))
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_epoch_visits_each_trajectory_once(name: str, contents: str, ndim: int, strict: bool) -> None:
-    rule = SliceRule(2, strict_length=strict)
+    rule = Slicing(2, strict_length=strict)
     given = {key: value for key, value in arguments(rule, "done").items() if key not in {"span", "weight"}}
     twin = situation(name, contents, SliceSamplerWithoutReplacement(**given), lanes=ndim, ndim=ndim)
     runs = [run for run in twin.model.runs("done") if len(run) >= 2 or not strict]
@@ -185,7 +185,7 @@ def test_an_epoch_visits_each_trajectory_once(name: str, contents: str, ndim: in
 
 
 def test_slices_of_an_epoch_have_their_probability() -> None:
-    rule = SliceRule(2, strict_length=False)
+    rule = Slicing(2, strict_length=False)
     sampler = SliceSamplerWithoutReplacement(slice_len=2, end_key=("next", "done"), strict_length=False)
     twin = situation("wrapped mid-episode", "ragged", sampler)
     sampler._rng = torch.Generator().manual_seed(3)
@@ -198,7 +198,7 @@ EXAMPLES = int(os.environ.get("RBTOOL_SLICE_EXAMPLES", "60"))
 ALPHA = 0.6
 
 rules = st.builds(
-    SliceRule,
+    Slicing,
     slice_len=st.integers(1, 4),
     strict_length=st.booleans(),
     anchor=st.sampled_from(["any", "start", "end"]),
@@ -259,7 +259,7 @@ def refused(twin: Twin, batch_size: int) -> bool:
     return True
 
 
-def check_drawn(twin: Twin, rule: SliceRule, signal: Any, slices: int = 6) -> list[Slice]:
+def check_drawn(twin: Twin, rule: Slicing, signal: Any, slices: int = 6) -> list[Slice]:
     """Draw once, and hold the slices and what is said of them against the model."""
     legal = twin.legal(signal, rule)
     if not legal:
@@ -281,10 +281,10 @@ left_and_right = st.tuples(st.integers(0, 3), st.integers(0, 3))
 
 
 def slices_are_legal(
-    history: History, rule: SliceRule, span: tuple[int, int], signal: Any, seed: int, again: bool
+    history: History, rule: Slicing, span: tuple[int, int], signal: Any, seed: int, again: bool
 ) -> None:
     left, right = (min(overhang, rule.slice_len - 1) for overhang in span)
-    rule = SliceRule(rule.slice_len, rule.strict_length, (left, right) if again else (0, 0), rule.anchor, rule.weight)
+    rule = Slicing(rule.slice_len, rule.strict_length, (left, right) if again else (0, 0), rule.anchor, rule.weight)
     torch.manual_seed(seed)
 
     kept = {"slice_len": rule.slice_len, "strict_length": rule.strict_length, "anchor": rule.anchor}
@@ -314,7 +314,7 @@ common = {
 @pytest.mark.parametrize("again", [True, False])
 @quick
 @given(**common)
-def test_slices_are_legal(history: History, rule: SliceRule, span: Any, signal: Any, seed: int, again: bool) -> None:
+def test_slices_are_legal(history: History, rule: Slicing, span: Any, signal: Any, seed: int, again: bool) -> None:
     slices_are_legal(history, rule, span, signal, seed, again)
 
 
@@ -323,7 +323,7 @@ def test_slices_are_legal(history: History, rule: SliceRule, span: Any, signal: 
 @long
 @given(**common)
 def test_slices_are_legal_at_length(
-    history: History, rule: SliceRule, span: Any, signal: Any, seed: int, again: bool
+    history: History, rule: Slicing, span: Any, signal: Any, seed: int, again: bool
 ) -> None:
     slices_are_legal(history, rule, span, signal, seed, again)
 
@@ -331,9 +331,9 @@ def test_slices_are_legal_at_length(
 # By priority -----------------------------------------------------------------------------------------
 
 
-def starts_are_weighed(history: History, rule: SliceRule, right: int, signal: Any, seed: int) -> None:
+def starts_are_weighed(history: History, rule: Slicing, right: int, signal: Any, seed: int) -> None:
     """Hold the weights that starts are drawn by against the model, exactly: no chance has a part in it."""
-    rule = SliceRule(rule.slice_len, rule.strict_length, (0, min(right, rule.slice_len - 1)), rule.anchor)
+    rule = Slicing(rule.slice_len, rule.strict_length, (0, min(right, rule.slice_len - 1)), rule.anchor)
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     options = {
@@ -373,7 +373,7 @@ by_priority = {**common, "span": st.integers(0, 2)}
 @quick
 @given(**by_priority)
 def test_starts_have_the_weight_of_their_priority(
-    history: History, rule: SliceRule, span: int, signal: Any, seed: int
+    history: History, rule: Slicing, span: int, signal: Any, seed: int
 ) -> None:
     starts_are_weighed(history, rule, span, signal, seed)
 
@@ -382,7 +382,7 @@ def test_starts_have_the_weight_of_their_priority(
 @long
 @given(**by_priority)
 def test_starts_have_the_weight_of_their_priority_at_length(
-    history: History, rule: SliceRule, span: int, signal: Any, seed: int
+    history: History, rule: Slicing, span: int, signal: Any, seed: int
 ) -> None:
     starts_are_weighed(history, rule, span, signal, seed)
 
@@ -390,9 +390,9 @@ def test_starts_have_the_weight_of_their_priority_at_length(
 # In epochs -------------------------------------------------------------------------------------------
 
 
-def trajectories_come_once(history: History, rule: SliceRule, signal: Any, drop_last: bool, shuffle: bool) -> None:
+def trajectories_come_once(history: History, rule: Slicing, signal: Any, drop_last: bool, shuffle: bool) -> None:
     """Follow epochs while rows are written: nothing comes twice, and what stays comes before the next epoch."""
-    rule = SliceRule(rule.slice_len, rule.strict_length, anchor=rule.anchor)
+    rule = Slicing(rule.slice_len, rule.strict_length, anchor=rule.anchor)
     seen: set[int] = set()
     fewest = 2 if drop_last else 1
 
@@ -444,7 +444,7 @@ in_epochs = {
 @quick
 @given(**in_epochs)
 def test_trajectories_come_once_an_epoch(
-    history: History, rule: SliceRule, signal: Any, drop_last: bool, shuffle: bool
+    history: History, rule: Slicing, signal: Any, drop_last: bool, shuffle: bool
 ) -> None:
     trajectories_come_once(history, rule, signal, drop_last, shuffle)
 
@@ -453,7 +453,7 @@ def test_trajectories_come_once_an_epoch(
 @long
 @given(**in_epochs)
 def test_trajectories_come_once_an_epoch_at_length(
-    history: History, rule: SliceRule, signal: Any, drop_last: bool, shuffle: bool
+    history: History, rule: Slicing, signal: Any, drop_last: bool, shuffle: bool
 ) -> None:
     trajectories_come_once(history, rule, signal, drop_last, shuffle)
 
@@ -516,29 +516,29 @@ def test_ids_that_come_again_across_the_cursor_are_two_trajectories() -> None:
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
-        (SliceRule(2), {(slot, 2): Fraction(1, 4) for slot in range(4)}),
-        (SliceRule(5), {(0, 5): Fraction(1)}),
-        (SliceRule(6), {}),
-        (SliceRule(6, strict_length=False), {(0, 5): Fraction(1)}),
-        (SliceRule(4, anchor="end"), {(1, 4): Fraction(1)}),
-        (SliceRule(4, anchor="start"), {(0, 4): Fraction(1)}),
-        (SliceRule(4, span=(0, 1)), {(0, 4): Fraction(1, 3), (1, 4): Fraction(1, 3), (2, 3): Fraction(1, 3)}),
-        (SliceRule(5, span=(2, 0)), {(0, 3): Fraction(1, 3), (0, 4): Fraction(1, 3), (0, 5): Fraction(1, 3)}),
+        (Slicing(2), {(slot, 2): Fraction(1, 4) for slot in range(4)}),
+        (Slicing(5), {(0, 5): Fraction(1)}),
+        (Slicing(6), {}),
+        (Slicing(6, strict_length=False), {(0, 5): Fraction(1)}),
+        (Slicing(4, anchor="end"), {(1, 4): Fraction(1)}),
+        (Slicing(4, anchor="start"), {(0, 4): Fraction(1)}),
+        (Slicing(4, span=(0, 1)), {(0, 4): Fraction(1, 3), (1, 4): Fraction(1, 3), (2, 3): Fraction(1, 3)}),
+        (Slicing(5, span=(2, 0)), {(0, 3): Fraction(1, 3), (0, 4): Fraction(1, 3), (0, 5): Fraction(1, 3)}),
     ],
 )
-def test_legal_slices_of_one_trajectory(rule: SliceRule, expected: dict[tuple[int, int], Fraction]) -> None:
+def test_legal_slices_of_one_trajectory(rule: Slicing, expected: dict[tuple[int, int], Fraction]) -> None:
     assert starts(legal_slices([RUN], rule)) == expected
 
 
 def test_weights_of_episodes_and_steps() -> None:
     runs = [RUN, ((7,), (8,))]
-    by_episode, by_step = (starts(legal_slices(runs, SliceRule(2, weight=weight))) for weight in ("episode", "step"))
+    by_episode, by_step = (starts(legal_slices(runs, Slicing(2, weight=weight))) for weight in ("episode", "step"))
     assert by_episode == {(slot, 2): Fraction(1, 8) for slot in range(4)} | {(7, 2): Fraction(1, 2)}
     assert by_step == {(slot, 2): Fraction(1, 5) for slot in (0, 1, 2, 3, 7)}
 
 
 def test_what_is_drawn_wrongly_is_found() -> None:
-    chances = legal_slices([RUN], SliceRule(2))
+    chances = legal_slices([RUN], Slicing(2))
     even = Counter(dict.fromkeys(chances, 250))
     assert_drawn_as_expected(even, chances)
     skewed = even + Counter({next(iter(chances)): 150})
