@@ -110,7 +110,9 @@ class Sampler(metaclass=_Samplers):
     """Whether only the draw itself can return rows, as they cannot be looked up in the storage later."""
 
     needs_order: ClassVar[bool] = False
-    """Whether it relies on adjacent rows being consecutive steps."""
+    """Whether it relies on rows being in the order of their writes, around a ring. If so, buffers refuse a writer that
+    puts rows anywhere (`keeps_order = False`).
+    """
 
     has_epochs: ClassVar[bool] = False
     """Whether it draws in epochs, and sets `ran_out` at the end of one."""
@@ -217,7 +219,10 @@ class Sampler(metaclass=_Samplers):
         return None
 
     def save_state(self) -> dict[str, Any]:
-        """Return the state: tensors, numbers, bools and None, by name."""
+        """Return the state: tensors, numbers, bools and None, by name.
+
+        `torch_dataset` refuses a sampler that has a state, unless it is an `EpochSampler`: workers do not share it.
+        """
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -28,8 +28,9 @@ class StalenessAwareSampler(Sampler):
     """Draws elements with probabilities that fall with their staleness, and none that are too stale.
 
     The staleness of an element is `consumer_version` minus its entry `version_key` (one number an element), and 0 for
-    versions in the future. By default its weight is 1 / (1 + staleness). A batch has no element twice, as long as there
-    are enough: the first element is drawn by weight, each further one by weight among the others.
+    versions in the future; when a row was written does not matter. By default the weight is 1 / (1 + staleness).
+    A batch has no element twice, as long as there are enough: the first element is drawn by weight, each further one by
+    weight among the others.
 
     Consecutive elements of one version are handled as a run: a draw takes O(runs + batch size), and after the first
     draw the cost of writes is proportional to their length.

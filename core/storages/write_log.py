@@ -398,7 +398,7 @@ class WriteLog:
 
     @property
     def now(self) -> Written:
-        """The present counts."""
+        """The present counts. The row before `next_row`, around the ring, is the newest one."""
         irregular, rows = self._irregular.value, self._rows.value
         return Written(rows, self._next_row(rows), irregular)
 
