@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 import subprocess
 import sys
@@ -157,12 +158,11 @@ def test_other_processes_say_the_same() -> None:
         "assert before == [fingerprint_of(one) for one in (f, Both, Both(), Rows)]\n"
         "print(before)"
     )
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
-        ).stdout
-        for seed in ("1", "2")
-    }
+    command, said = [sys.executable, "-c", code], set()
+    for seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        said.add(done.stdout)
     assert len(said) == 1
 
 
