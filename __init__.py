@@ -53,6 +53,8 @@ __all__ = sorted({*_HOMES} - {*_RENAMED.values()})  # pyright: ignore[reportUnsu
 def __getattr__(name: str) -> Any:
     attribute = _RENAMED.get(name, name)
     if attribute not in _HOMES or name in _RENAMED.values():
+        if not name.startswith("_") and _DeepPaths.find_spec(f"{__name__}.{name}"):
+            return importlib.import_module(f".{name}", __name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[attribute]
     if home == ".core.verbs":
@@ -65,3 +67,36 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> Iterable[str]:
     return sorted({*__all__, *_RENAMED})
+
+
+class _DeepPaths:
+    """Finds TorchRL's modules, such as `rbtool.data.replay_buffers.samplers`; each offers all names of rbtool.
+
+    So code that imports from TorchRL's deep paths changes one word. Type checkers do not see these modules:
+    `rbtool migrate` makes `from rbtool import …` of such imports.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of such a module, None for any other; called after all other finders."""
+        package, _, inner = name.partition(".")
+        if package != __name__:
+            return None
+        from importlib.machinery import ModuleSpec
+
+        from .core.torchrl_names import MODULES
+
+        known = not MODULES.isdisjoint({f"torchrl.{inner}", f"torchrl.data.{inner}"})
+        return ModuleSpec(name, _DeepPaths, is_package=True) if known else None  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: Any) -> None:
+        """Leave it to Python."""
+
+    @staticmethod
+    def exec_module(module: Any) -> None:
+        """Give a module what it offers."""
+        module.__getattr__, module.__dir__, module.__all__ = __getattr__, __dir__, __all__
+
+
+sys.meta_path.append(_DeepPaths)  # type: ignore[arg-type]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import functools
+import importlib
 import inspect
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -331,3 +334,32 @@ def test_checkpoints_of_our_own_classes_need_no_import(interpreter: Interpreter,
     assert interpreter.run(writes, cwd=tmp_path).returncode == 0
     done = interpreter.run(reads, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "VLAAction\n", "")
+
+
+# TorchRL's deep paths.
+
+
+@pytest.mark.parametrize("path", ["data.replay_buffers.samplers", "replay_buffers.samplers", "tensor_specs", "data"])
+def test_torchrls_modules_offer_the_public_names(path: str) -> None:
+    module = importlib.import_module(f"rbtool.{path}")
+    assert functools.reduce(getattr, path.split("."), rbtool) is module
+    assert module.SliceSampler is rbtool.SliceSampler
+    assert (module.__all__, dir(module)) == (rbtool.__all__, dir(rbtool))
+    pickled = pickle.dumps(module.SliceSampler)
+    assert (b"rbtool.core.samplers" in pickled, path.encode() in pickled) == (True, False)
+
+
+@pytest.mark.parametrize("path", ["nothing", "data.data", "samplers", "data.replay_buffers.sampler", "core.data"])
+def test_no_other_module_is_made_up(path: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=f"'rbtool.{path}'"):
+        importlib.import_module(f"rbtool.{path}")
+    with pytest.raises(ImportError, match="Nothing"):
+        from rbtool.data.replay_buffers import Nothing  # noqa: F401
+
+
+def test_torchrls_modules_cost_nothing_that_imports_none(tmp_path: Path) -> None:
+    loaded = "print('loaded:', *(name for name in sys.modules if name.endswith(('torchrl_names', 'rbtool.data'))))"
+    assert python(f"import sys, rbtool; {loaded}; import rbtool.data; {loaded}", tmp_path).splitlines() == [
+        "loaded:",
+        "loaded: rbtool.core.torchrl_names rbtool.data",
+    ]

@@ -1,0 +1,62 @@
+"""TorchRL's names: the modules of its data part, what of them rbtool lacks for good, and what behaves differently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_FILES = {
+    "": "data",
+    "data": "datasets llm map postprocs replay_buffers rlhf tensor_specs utils video vla",
+    "data.datasets": "atari_dqn common d4rl d4rl_infos gen_dgrl lerobot minari_data openml openx roboset utils vd4rl",
+    "data.llm": "dataset history prompt reward topk utils",
+    "data.map": "hash query tdstorage tree utils",
+    "data.postprocs": "postprocs",
+    "data.replay_buffers": "checkpointers her offline_to_online query ray_buffer replay_buffers sample_units samplers "
+    "scheduler storages utils writers",
+    "data.replay_buffers.replay_buffers": "base deprecated ensemble prioritized prioritized_tensordict remote "
+    "tensordict",
+    "data.replay_buffers.samplers": "base ensemble llm prioritized prioritized_slice random slice "
+    "slice_without_replacement staleness streaming_slice",
+    "data.replay_buffers.storages": "base ensemble list store tensor utils",
+    "data.replay_buffers.writers": "base ensemble max_value round_robin",
+    "data.rlhf": "dataset prompt reward utils",  # before TorchRL 0.8
+    "data.vla": "containers metadata preprocessing schema tokenizers",
+}
+MODULES = frozenset(
+    f"torchrl.{folder}.{name}".replace("..", ".") for folder in _FILES for name in _FILES[folder].split()
+)
+"""The modules of TorchRL's data part, with those of older versions."""
+
+MISSING: Mapping[str, str] = {
+    "DiscreteBox": "its name is CategoricalBox now",
+    "InPlaceSampler": "it fails at every call in TorchRL, too",
+    "StoreStorage": "it needs a server; a LazyMemmapStorage with `shared=True` serves processes of one machine, and "
+    "RayReplayBuffer those of several",
+    "get_prompt_dataloader_tldr": "`get_dataloader` with PromptData does the same",
+    "invertible_dict": "an internal of TorchRL",
+    "pin_memory_output": "an internal of TorchRL",
+    "stack_tensors": "an internal of TorchRL",
+    "tree_iter": "an internal of TorchRL",
+    "unravel_index": "torch has it, as `torch.unravel_index`",
+}
+"""What rbtool leaves to TorchRL, and why, or what there is instead."""
+
+DIFFERENT: Mapping[str, str] = {
+    "Binary": "`space` is a BinaryBox of as many members; in TorchRL it is a CategoricalBox of 2",
+    "Bounded": "with `dtype=torch.bool` both values are drawn, in TorchRL always True; bounds that the type cannot "
+    "hold are refused; integers have a finite `cardinality()`",
+    "Choice": "`cardinality()` and `enumerate()` have each value once; TorchRL counts duplicates",
+    "Composite": "assigning `device` moves the entries, in TorchRL it does nothing; a locked one refuses `del`, `pop`",
+    "LazyMemmapStorage": "rows with other keys than the storage has are refused; `schema='open'` takes them",
+    "LazyTensorStorage": "rows with other keys than the storage has are refused; `schema='open'` takes them",
+    "LeRobotExperienceReplay": "the last step of a slice has its next row where that is stored; in TorchRL always NaN",
+    "MCTSForest": "`get_tree` keeps the last step of a rollout, which TorchRL drops; an unknown root raises KeyError, "
+    "not IndexError",
+    "RayReplayBuffer": "Ray is its only transport; `transport='distributed'` is refused",
+    "RobotDatasetMetadata": "statistics given as integers become float32",
+    "SliceSampler": "`span=k` leaves up to k steps out, as with PrioritizedSliceSampler; in TorchRL slices have k "
+    "steps at least",
+    "Stacked": "specs of one shape become a dense spec when they are stacked",
+    "StackedComposite": "iterating yields keys, as of a Composite; `unbind` returns a tuple",
+}
+"""What has the same name in rbtool and behaves differently on purpose."""
