@@ -197,6 +197,7 @@ from .core.verbs.inspect import inspect as inspect
 from .core.verbs.list import list_datasets
 from .core.verbs.list import list_remote as list_remote
 from .core.verbs.merge import merge as merge
+from .core.verbs.migrate import migrate as migrate
 from .core.verbs.mix import mix as mix
 from .core.verbs.plot import plot as plot
 from .core.verbs.record import record as record

@@ -40,6 +40,7 @@ VERBS: dict[str, Verb] = {
     "repair": Verb("repair"),
     "cache": Verb("cache", group=True, short="rm"),
     "demo": Verb("demo"),
+    "migrate": Verb("migrate"),
 }
 """The verbs, in the order of the help page: one line is all that the command line knows of a verb."""
 

@@ -290,13 +290,15 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         ) from error
 
 
-def replace_file(path: Path, data: bytes, *, within: int | None = None) -> None:
-    """Put these bytes at `path` at once: readers see the old file or the new one."""
+def replace_file(path: Path, data: bytes, *, within: int | None = None, mode: int | None = None) -> None:
+    """Put these bytes at `path` at once: readers see the old file or the new one. `mode`: its permissions."""
     staged = path.with_name(f".{path.name}.{os.getpid()}.new")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(staged if within is None else staged.name, dir_fd=within)
     try:
         write_file(staged, data, within=within)
+        if mode is not None:
+            os.chmod(staged if within is None else staged.name, mode, dir_fd=within)
         rename(staged, path, within=within)
     except OSError:
         with contextlib.suppress(OSError):

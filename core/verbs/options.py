@@ -215,6 +215,16 @@ class RecordOptions(VerbOptions):
     progress: Progress | None = None
 
 
+@dataclass(frozen=True)
+class MigrateOptions(VerbOptions):
+    """The arguments of `migrate`."""
+
+    paths: PathLike | Sequence[PathLike]
+    _: KW_ONLY
+    dry_run: bool = dry_run_option()
+    progress: Progress | None = None
+
+
 _sinks = {one.name: one for one in declared() if one.sink is not None}
 _suffixes = ", ".join(suffix for one in _sinks.values() for suffix in one.suffixes)
 _written = "; ".join(f"{name}: {one.written}" if one.written else name for name, one in _sinks.items())

@@ -20,7 +20,16 @@ from typing import Any
 
 import rbtool
 
-__all__ = ["PAGES", "filled", "floors", "floors_table", "leaves_table", "result_classes", "rules_table"]
+__all__ = [
+    "PAGES",
+    "filled",
+    "floors",
+    "floors_table",
+    "leaves_table",
+    "result_classes",
+    "rules_table",
+    "torchrl_table",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 _EXAMPLE = re.compile(r'(?<=^```python title=")([^"\n]+)"\n.*?(?=^```$)', re.DOTALL | re.MULTILINE)
@@ -169,6 +178,17 @@ def leaves_table() -> str:
     return chr(10).join(text)
 
 
+def torchrl_table() -> str:
+    """What rbtool leaves to TorchRL, and what behaves differently, from the tables of `migrate`."""
+    from rbtool.core.torchrl_names import DIFFERENT, MISSING
+
+    text = ["| name | what behaves differently in rbtool |", "|---|---|"]
+    text += [f"| `{name}` | {what} |" for name, what in DIFFERENT.items()]
+    text += ["", "| name | why rbtool has none |", "|---|---|"]
+    text += [f"| `{name}` | {why} |" for name, why in MISSING.items()]
+    return "\n".join(text)
+
+
 def rules_table() -> str:
     """The rules of `check`, from their table."""
     from rbtool.core.ted.rules import RULES
@@ -201,7 +221,8 @@ def formats_page() -> str:
 
 def filled(page: str) -> str:
     """Return a written page with its tables, and the examples in docs/examples, as they are now."""
-    for name, table in (("floors", floors_table), ("leaves", leaves_table), ("rules", rules_table)):
+    tables = {"floors": floors_table, "leaves": leaves_table, "rules": rules_table, "torchrl": torchrl_table}
+    for name, table in tables.items():
         head, tail = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
         if head in page:
             before, _, rest = page.partition(head)

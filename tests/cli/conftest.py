@@ -42,6 +42,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(DATA / name, folder / "minari" / name)
     shutil.copy(DATA.parent / "d4rl" / "kitchen_like_no_timeouts.hdf5", folder / "kitchen.hdf5")
     (folder / "prep.py").write_text(PREP)
+    (folder / "train.py").write_text("from torchrl.data import ReplayBuffer\n")
     (folder / "log.csv").write_text("obs_0,obs_1,force,r,done\n" + "0.5,-1,0.25,1,0\n0.75,2,-0.5,1,1\n" * 3)
     rbtool.convert(folder / "minari/cartpole/scripted-v0", folder / "cartpole")
     rbtool.checkpoint.save(folder / "cartpole", folder / "cartpole.h5", form="h5")

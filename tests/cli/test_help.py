@@ -18,7 +18,7 @@ from rbtool.cli.words import in_order
 
 VERBS = [
     "list", "download", "convert", "record", "preprocess", "merge", "split", "mix", "inspect", "stats", "plot",
-    "frames", "report", "sample", "diff", "check", "demo",
+    "frames", "report", "sample", "diff", "check", "demo", "migrate",
 ]  # fmt: skip
 GROUPS = ["checkpoint", "cache"]
 SUB_VERBS = [

@@ -70,6 +70,7 @@ _LEAVES = {
     "list": Leaf(("core/verbs/list", "cli/list"), "`rbtool list`"),
     "demo": Leaf(("core/verbs/demo", "cli/demo"), "`rbtool demo`"),
     "inspect": Leaf(("core/verbs/inspect", "cli/inspect"), "`rbtool inspect`"),
+    "migrate": Leaf(("core/verbs/migrate", "cli/migrate"), "`rbtool migrate`"),
     "mix": Leaf(("core/verbs/mix", "cli/mix"), "`rbtool mix`"),
     "preprocess": Leaf(("cli/preprocess",), "`rbtool preprocess`"),
     "sample": Leaf(("core/verbs/sample", "cli/sample"), "`rbtool sample`"),
