@@ -79,7 +79,7 @@ def stats_lines(result: StatsResult, width: int | None = None) -> list[list[Cell
     facts = [
         counted(result.steps, "step"),
         counted(result.episodes, "episode"),
-        f"quantiles within {result.quantile_error:.1%}",
+        f"lower quantiles, exact within {result.quantile_error:.1%}",
         "remembered" if result.remembered else f"{result.seconds:.1f} s",
     ]
     table = Table(rows, right=frozenset(range(2, 2 + len(heads))))

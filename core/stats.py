@@ -337,7 +337,9 @@ class QuantileSketch:
         self._buckets[dimension], self._counts[dimension] = known, totals.astype(np.int64)
 
     def quantiles(self, fractions: Sequence[float], low: Array, high: Array) -> NDArray[np.float64]:
-        """Return the quantiles of each dimension, `[len(fractions), width]`; NaN without values.
+        """Return the lower quantiles of each dimension, `[len(fractions), width]`; NaN without values.
+
+        Of n values, the quantile is the one at rank `fraction * (n - 1)`, rounded down, within `QUANTILE_ERROR`.
 
         Args:
             fractions: which quantiles, from 0 to 1.
@@ -386,9 +388,9 @@ class FieldStats:
     - `count`: finite values; NaN and infinite values are counted separately.
     - `std`: the population standard deviation.
     - `constant`: the dimensions that never vary, by whose deviation nothing should be divided.
-    - `quantiles`: for each requested fraction, one number per dimension.
+    - `quantiles`: for each requested fraction, one number per dimension, see `QuantileSketch.quantiles`.
 
-    Extremes and quantiles of integers are exact ints of any size. Numbers are None without a finite value.
+    Extremes and quantiles of integers are ints of any size, extremes exact. Numbers are None without a finite value.
     """
 
     key: Key

@@ -545,7 +545,7 @@ def _fields(subject: Subject, most_bytes: int) -> Child:
             element("p", f"{counted(left, 'row')} left out, for the size of the page: rbtool stats shows all.")
         )
     if not all(column.exact for found in subject.figures.fields for column in found.columns):
-        parts.append(element("p", f"≈ Quantiles of large fields are within {QUANTILE_ERROR:.1%} of their value."))
+        parts.append(element("p", f"≈ Quantiles of large fields are lower ones, exact within {QUANTILE_ERROR:.1%}."))
     if sum(len(found.columns) for found in subject.figures.fields) >= MOST_COLUMNS:
         parts.append(element("p", f"After {MOST_COLUMNS:,} columns, fields are described as a whole."))
     others = (

@@ -29,8 +29,9 @@ FRACTIONS = (0.01, 0.02, 0.1, 0.5, 0.9, 0.98, 0.99)
 class StatsResult(Result):
     """The statistics of each leaf; `fractions` are the positions of its `quantiles`, from 0 to 1.
 
-    The relative error of a quantile is at most `quantile_error`. `content_digest` is None without recorded digests, as
-    in a checkpoint that TorchRL wrote. `remembered` is True if the result comes from the cache and no row was read.
+    Quantiles are lower ones: of n values, the one at rank `fraction * (n - 1)`, rounded down. Their relative error is
+    at most `quantile_error`, and 0 at the fractions 0 and 1. `content_digest` is None without recorded digests, as in a
+    checkpoint that TorchRL wrote. `remembered` is True if the result comes from the cache and no row was read.
     """
 
     kind: ClassVar[str] = "stats"
