@@ -222,8 +222,8 @@ OPERATION_OPTIONS = (
     ),
     OperationOption(
         "normalize", "NormalizeFields", list[str], "FIELD[:HOW]",
-        "Bring to a common scale by statistics of the rows that reach it: mean-std (default), min-max or quantile, the "
-        "last two to -1 and 1. The constants are stored with the result.",
+        "Bring to a common scale: mean-std (default), min-max or quantile, the last two to -1 and 1. Its statistics "
+        "are of the rows that reach it; of observations, of all T+1 of an episode. The result stores the constants.",
     ),
     OperationOption(
         "select", "Select", list[str], "FIELD,FIELD",
