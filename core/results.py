@@ -208,16 +208,18 @@ def refuse_map_alone(path: Path, options: Mapping[str, Any]) -> None:
         raise UsageError(f"{path} is in no format that is recognised by its content", hint="add --from table")
 
 
-def refuse_raw_options(path: Path, options: Mapping[str, Any]) -> None:
+def refuse_raw_options(path: Path, options: Mapping[str, Any], instead: Mapping[str, str] | None = None) -> None:
     """Raise UsageError if options for raw datasets of other libraries are given for what rbtool wrote.
 
-    `options` are by their name in Python; those that are not given are None or not there.
+    `options` are by their name in Python; those that are not given are None or not there. `instead` maps an option to
+    the hint that says what does the same for a TED dataset.
     """
     refuse_map_alone(path, options)
     for name, value in options.items():
         if value is not None:
             option = "--" + {"format": "from"}.get(name, name).replace("_", "-")
-            raise UsageError(f"{option} is about raw datasets of other libraries", hint=f"leave it out: {path} is TED")
+            hint = (instead or {}).get(name) or f"leave it out: {path} is TED"
+            raise UsageError(f"{option} is about raw datasets of other libraries", hint=hint)
 
 
 def require_workers(number: int, *, resume: bool = False) -> int:

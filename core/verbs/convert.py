@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -122,7 +123,7 @@ def convert(asked: ConvertOptions) -> ConvertResult:
         raise UsageError(f"{named} is a pattern, and --files another one", hint="leave out --files")
     given |= pattern
     if is_steps(source, asked.format) or is_of_buffer(source):
-        refuse_raw_options(source, asked.raw() | given)
+        refuse_raw_options(source, asked.raw() | given, _chosen_instead(asked))
         rewriting = Rewriting(asked, source, destination, require_layout(asked.layout or "ted", methods))
         return ConvertResult(**rewriting.run(), source=source)
     refuse_several(source)
@@ -144,6 +145,16 @@ def convert(asked: ConvertOptions) -> ConvertResult:
         arguments |= final_step_arguments(ends) | given
         conversion = SourceConversion(asked, reader, facts, source, destination, request, arguments)
         return ConvertResult(**conversion.run(), source=source)
+
+
+def _chosen_instead(asked: ConvertOptions) -> dict[str, str]:
+    """Return the hints for options that choose episodes: `preprocess` does it for datasets of rbtool."""
+    first, named, dest = f"0:{asked.max_episodes}", os.fspath(asked.path), os.fspath(asked.dest)
+    return {
+        name: shlex.join(["rbtool", "preprocess", named, "--episodes", numbers, "--dest", dest])
+        for name, numbers in (("episodes", asked.episodes), ("max_episodes", first))
+        if numbers is not None
+    }
 
 
 _REWRITING = ("convert", "checkpoint load")

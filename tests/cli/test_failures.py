@@ -180,6 +180,8 @@ def test_tracebacks_are_shown_when_asked_for_and_logged(shell, tmp_path):
         ("stats cartpol", "hint: did you mean cartpole?"),
         ("stats cartpole/scripted-v0", "hint: did you mean minari:cartpole/scripted-v0, which is stored?"),
         ("convert cartpole there --frame-stack 4", "rbtool sample --frame-stack N, or the transform rbtool.StoredFra"),
+        ("convert cartpole there --episodes 1:", "hint: rbtool preprocess cartpole --episodes 1: --dest there\n"),
+        ("convert cartpole there --max-episodes 2", "hint: rbtool preprocess cartpole --episodes 0:2 --dest there\n"),
         ("download atari Pong/1 --frame-stack=4", "rbtool sample --frame-stack N, or the transform rbtool.StoredFra"),
         ("convert cartpole there --frame-stak 4", "error: no such option: --frame-stak\nhint: rbtool convert --help\n"),
         ("cache rm cartpole/scripted-v0 -y", "hint: did you mean minari:cartpole/scripted-v0?"),
