@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import os
-
-from .complete import SHELL_VARIABLE, complete
+import sys
 
 
 def main() -> None:
-    """Complete the words in the environment where a shell asks for it; else run the command line on `sys.argv`."""
-    if SHELL_VARIABLE in os.environ:
+    """Complete the words in the environment where a shell asks for it; else run the command line on `sys.argv`.
+
+    Ctrl-C and SIGTERM end it in the same way while modules are imported, which takes a moment, as while a verb works.
+    """
+    try:
+        from .complete import SHELL_VARIABLE, complete
+
+        if SHELL_VARIABLE in os.environ:
+            from .output import Output
+
+            Output().text(complete(os.environ))
+            return
+        from .failures import claim_streams, watch_signals
+
+        claim_streams()
+        watch_signals()
+        from .app import main as run
+
+        run()
+    except BaseException as error:
+        from .failures import Stopped, report
         from .output import Output
 
-        Output().text(complete(os.environ))
-        return
-    from .app import main as run
-
-    run()
+        if not isinstance(error, KeyboardInterrupt | Stopped):
+            raise
+        sys.exit(report(error, Output.from_arguments(sys.argv[1:])))

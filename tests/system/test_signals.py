@@ -1,4 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP in the middle of writing: cleaned up, the right code, the older result untouched."""
+"""Ctrl-C, SIGTERM and SIGHUP while modules are imported and in the middle of writing: the right code and no traceback.
+
+What was written is cleaned up, and the older result untouched.
+"""
 
 import os
 import signal
@@ -18,14 +21,17 @@ count, (stop_at, _, wanted), ready = 0, sys.argv[1].partition(" "), int(sys.argv
 stop_at = int(stop_at)
 def hook(event, arguments):
     global count
-    if event == "rbtool.fs" and (not wanted or f"{arguments[0]} {os.path.basename(arguments[1])}" == wanted):
+    if event not in ("rbtool.fs", "import"):
+        return
+    found = f"{arguments[0]} {os.path.basename(arguments[1])}" if event == "rbtool.fs" else f"import {arguments[0]}"
+    if found == wanted if wanted else event == "rbtool.fs":
         count += 1
         if count == stop_at:
             os.write(ready, b"!")
             os.read(0, 1)  # the signal comes while this waits
 sys.addaudithook(hook)
 sys.argv = ["rbtool", *sys.argv[3:]]
-from rbtool.cli.app import main
+from rbtool.cli.start import main
 main()
 """
 
@@ -33,7 +39,7 @@ main()
 def _interrupt(number: signal.Signals, stop_at: int | str, *words: object) -> subprocess.CompletedProcess[str]:
     """Run a command up to its n-th operation, send the signal there, and wait for its end.
 
-    `1 fsync NAME` is the first announcement of that operation on a file of that name.
+    `1 fsync NAME` is the first announcement of that operation on a file of that name, `1 import NAME` of that module.
     """
     reading, writing = os.pipe()
     command = [sys.executable, "-c", STOPPED, str(stop_at), str(writing), *map(str, words)]
@@ -51,6 +57,20 @@ def _interrupt(number: signal.Signals, stop_at: int | str, *words: object) -> su
 
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+@pytest.mark.parametrize(
+    ("module", "number", "code"),
+    [
+        ("rbtool.cli.complete", signal.SIGINT, 130),  # the first one: nothing watches for signals yet
+        *(("typer", *ending) for ending in (*SIGNALS, (signal.SIGHUP, 129))),
+        ("rbtool.core.verbs.inspect", signal.SIGINT, 130),
+    ],
+)
+def test_importing_modules(tmp_path: Path, number: signal.Signals, code: int, module: str) -> None:
+    done = _interrupt(number, f"1 import {module}", "inspect", tmp_path)
+    said = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}[code]
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"error: {said}\n")
 
 
 @pytest.mark.parametrize(
