@@ -111,22 +111,27 @@ def _trace(error: BaseException) -> str:
 
 
 def _failure(error: BaseException) -> Failure:
-    kind = type(error).__name__
     if isinstance(error, RbtoolError):
         message = final_names(str(error)) if isinstance(error, OutOfSpaceError) else str(error)
-        return Failure(kind, message, error.hint, error.exit_code)
+        return Failure(type(error).__name__, message, error.hint, error.exit_code)
+    failure = _of_others(error)
+    return failure._replace(hint="; ".join(filter(None, (failure.hint, _noted(error)))))
+
+
+def _of_others(error: BaseException) -> Failure:
+    """Describe an error that is not one of ours, without the hint among its notes."""
+    kind = type(error).__name__
     if isinstance(error, KeyboardInterrupt):
-        return Failure("Interrupted", "interrupted", _noted(error), 130)
+        return Failure("Interrupted", "interrupted", "", 130)
     if isinstance(error, Stopped):
         message = "the terminal was closed" if error.exit_code == _HUNG_UP else "terminated"
-        return Failure("Terminated", message, _noted(error), error.exit_code)
+        return Failure("Terminated", message, "", error.exit_code)
     if hasattr(error, "format_message"):  # raised by Typer for arguments it cannot parse
         return _usage(error)
     if _is_memory(error):
         return _out_of_memory(error)
     if isinstance(error, OSError) and error.errno not in {None, errno.EPIPE}:
-        failure = _of_system(error)
-        return failure._replace(hint=_noted(error) or failure.hint)
+        return _of_system(error)
     message = " ".join(str(error).split())
     return Failure(
         kind, f"internal error: {kind}{f': {message}' if message else ''}", "add --debug for the traceback", 1

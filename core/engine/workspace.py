@@ -245,7 +245,7 @@ def keeping(
     """Keep what is finished in `staging` after an error, unless another run would end in the same error.
 
     `count` returns how many tasks are finished, and how many there are. `how` to continue is added to the hint of the
-    error or, where a signal ends the run, is a note.
+    error, or to the notes of one that has no hint, such as KeyboardInterrupt.
     """
     staging.kept = staging.taken_up
     if staging.unusable is not None and not staging.taken_up:
@@ -263,7 +263,7 @@ def keeping(
             if isinstance(error, RbtoolError):
                 error.hint = f"{error.hint}; {kept}" if error.hint else kept
             else:
-                progress.note(kept)
+                error.add_note(f"hint: {kept}")
         raise
 
 

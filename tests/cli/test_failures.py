@@ -191,6 +191,11 @@ def test_a_hint_leads_to_what_is_meant(line, said, shell):
     assert said in shell(f"rbtool {line}").stderr
 
 
+def noted(error: BaseException) -> BaseException:
+    error.add_note("hint: 2 chunks are kept")
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
@@ -202,6 +207,9 @@ def test_a_hint_leads_to_what_is_meant(line, said, shell):
         (KeyError("observatoin"), 1, "error: internal error: KeyError: 'observatoin'\nhint: add --debug"),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 1, "error: internal error: BrokenPipeError"),
         (MemoryError(), 1, "error: out of memory\nhint: free some"),
+        (noted(MemoryError()), 1, "error: out of memory\nhint: free some memory, or raise the limit: ulimit -v; 2 chu"),
+        (noted(KeyboardInterrupt()), 130, "error: interrupted\nhint: 2 chunks are kept\n"),
+        (noted(KeyError("x")), 1, "error: internal error: KeyError: 'x'\nhint: add --debug for the traceback; 2 chu"),
         (OSError(errno.ENOMEM, "x"), 1, "error: out of memory\n"),
         (
             RuntimeError(

@@ -126,8 +126,9 @@ def test_an_interrupt_leaves_what_can_be_resumed_and_nothing_else(walks: Path, t
     with pytest.raises(KeyboardInterrupt):
         run(walks, interrupt, tmp_path / "made")
     assert beside(walks) == ["walks"]
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         run(walks, on_rows(interrupt), tmp_path / "made")
+    assert caught.value.__notes__ == ["hint: 1 of 3 chunks is kept: add --resume to continue from there"]
     assert (shown(walks), len(leftovers(walks))) == (["walks"], 1)
     run(walks, same, tmp_path / "made")
     assert beside(walks) == ["made", "walks"]
