@@ -93,10 +93,13 @@ def record(asked: RecordOptions) -> Published:
             return Published(**published_entries(finished[0], place, started), already_there=True)
     env = _make(asked, place)
     with _failures(asked.env_id, env):
-        known = [number + 1 for number in env.recorder.writer.numbers]
-        env.recorder.describe(arguments | {"episodes": max(asked.episodes, *known, 1)})
+        known = env.recorder.writer.numbers
+        env.recorder.describe(arguments | {"episodes": max([asked.episodes, *(number + 1 for number in known)])})
+        if beyond := sum(number >= asked.episodes for number in known):
+            are = "is" if beyond == 1 else "are"
+            progress.note(f"{counted(beyond, 'episode')} beyond the first {asked.episodes:,} {are} kept")
         progress.start("recording", asked.episodes, "episodes")
-        progress.advance(env.episodes)
+        progress.advance(len(known) - beyond)
         if isinstance(env, RecordEpisodes):
             _run(env, player, progress)
         else:

@@ -133,6 +133,14 @@ def test_an_interrupted_recording_is_continued_with_the_same_episodes(place):
     assert contents(place.path / "there") == contents(place.path / "whole")
 
 
+def test_of_a_recording_with_more_episodes_than_asked_for_all_are_kept(place):
+    place("record counters:Failing-v0 there --episodes 5 --seed 10", check=False)
+    done = place("record counters:Failing-v0 there --episodes 1 --resume")
+    said = done.stderr.splitlines()
+    assert said[:2] == ["1 episode beyond the first 1 is kept", "recording 100 % (1 of 1 episode)"]
+    assert "7 steps in 2 episodes" in said[2]
+
+
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
