@@ -168,7 +168,7 @@ def download(asked: DownloadOptions) -> DownloadResult:
     if asked.local:
         _refuse_remote_options(asked)
         return DownloadResult(**fetching.from_cache(), source=source, asked=name)
-    with origin:
+    with origin, fetching.hinting_at_cache():
         return DownloadResult(**fetching.run(), source=source, asked=name)
 
 
@@ -306,6 +306,21 @@ class SourceDownload:
             hinting_at_skip_bad(reader, possible=not self.asked.skip_bad),
         ):
             yield reader
+
+    @contextlib.contextmanager
+    def hinting_at_cache(self) -> Iterator[None]:
+        """Name in errors of the network what takes the dataset from the source's own cache, if it is there."""
+        try:
+            yield
+        except NetworkError as error:
+            cache, asked = self.source.local_cache, self.asked
+            if cache is None or asked.revision or asked.keep_source or asked.frozen:
+                raise
+            with contextlib.suppress(RbtoolError, OSError):
+                found = resolve(self.name, list(cache.ids(reader_class(self.source.name))), self.source.name).id
+                line = shlex.join(["rbtool", "download", self.source.name, found, "--local"])
+                error.hint = "; ".join(filter(None, (error.hint, f"{cache.folder} has it: {line}")))
+            raise
 
     def run(self) -> dict[str, Any]:
         """Return the entries of a `DownloadResult`, but for `source` and `asked`."""

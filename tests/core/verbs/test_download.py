@@ -108,8 +108,12 @@ def test_ids_that_could_leave_the_folder(name: str, cache: Path, tmp_path: Path)
 
 def test_without_the_network_and_from_elsewhere(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RBTOOL_OFFLINE", "1")
-    with pytest.raises(NetworkError, match="RBTOOL_OFFLINE=1 forbids"):
-        download("minari", "tuple/trunc-v0")
+    for name, is_there in (("tuple/trunc-v0", True), ("trunc-tuple", True), ("tuple/other-v0", False)):
+        with pytest.raises(NetworkError, match="RBTOOL_OFFLINE=1 forbids") as caught:
+            download("minari", name)
+        assert ("--local" in caught.value.hint) == is_there
+        there = f"; {cache} has it: rbtool download minari tuple/trunc-v0 --local"
+        assert caught.value.hint.endswith(there if is_there else "leave out --offline")
     with pytest.raises(UsageError, match="source 'arcade' is unknown"):
         download("arcade", "x", local=True)
 
