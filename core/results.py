@@ -45,8 +45,9 @@ class Published(Result):
     """A dataset or checkpoint that a verb wrote to `path`, or would write there (`dry_run`).
 
     `already_there` is True if an equal one existed and nothing was written. `bytes` is the size of all files;
-    `shared_bytes` count files that take no room of their own, since a source has the same files. `notes` are new: the
-    manifest, which `inspect` shows, also keeps the notes of the datasets that were read.
+    `shared_bytes` count files that take no room of their own, since a source has the same files. `notes`,
+    `renamed_keys` and `dropped_keys` are new: the manifest, which `inspect` shows, also keeps those of the datasets
+    that were read.
     """
 
     kind: ClassVar[str] = "published"
@@ -70,8 +71,11 @@ class Published(Result):
 def published_entries(manifest: Manifest, path: Path, started: float, *readers: StepReader) -> dict[str, Any]:
     """Return the entries of a `Published` from a manifest; `started` is the start of the verb (perf_counter).
 
-    `readers` are of the datasets that it was made from, whose notes are not told again.
+    `readers` are of the datasets that it was made from, whose notes and keys are not told again.
     """
+    told = _told(readers)
+    renamed = {pair for one in told for pair in one.renamed_keys.items()}
+    dropped = {item for one in told for item in one.dropped_keys}
     return {
         "path": path,
         "layout": manifest.layout,
@@ -80,8 +84,8 @@ def published_entries(manifest: Manifest, path: Path, started: float, *readers: 
         "bytes": manifest.bytes,
         "content_digest": manifest.content_digest,
         "boundary": manifest.boundary.to_dict(),
-        "renamed_keys": manifest.renamed_keys,
-        "dropped_keys": tuple(dataclasses.asdict(item) for item in manifest.dropped_keys),
+        "renamed_keys": {key: name for key, name in manifest.renamed_keys.items() if (key, name) not in renamed},
+        "dropped_keys": tuple(dataclasses.asdict(item) for item in manifest.dropped_keys if item not in dropped),
         "notes": new_notes(manifest.notes, *readers),
         "request": manifest.request.to_dict(),
         "seconds": seconds_since(started),
@@ -90,11 +94,14 @@ def published_entries(manifest: Manifest, path: Path, started: float, *readers: 
 
 def new_notes(notes: Sequence[str], *readers: StepReader) -> tuple[str, ...]:
     """Return the notes that none of the datasets being read has in its manifest: those were told when it was made."""
-    told: set[str] = set()
-    for reader in readers:
-        stored = reader.source if isinstance(reader, SoundSteps) else reader
-        told.update(() if isinstance(stored, BufferSteps) else stored.manifest.notes)
+    told = {note for manifest in _told(readers) for note in manifest.notes}
     return tuple(note for note in notes if note not in told)
+
+
+def _told(readers: Sequence[StepReader]) -> list[Manifest]:
+    """Return the manifests of stored datasets, whose contents were told when they were made; none for saved buffers."""
+    stored = [reader.source if isinstance(reader, SoundSteps) else reader for reader in readers]
+    return [reader.manifest for reader in stored if not isinstance(reader, BufferSteps)]
 
 
 def seconds_since(started: float) -> float:

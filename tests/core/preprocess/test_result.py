@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_datasets import write_shown
 from tensordict import TensorDict
 
 import rbtool
@@ -232,6 +233,16 @@ def test_fields_keep_their_roles_and_those_left_out_are_named(walks: Path, tmp_p
     assert sorted(dropped) == sorted(field.name for field in Manifest.load(walks).fields if field.key[0] == "next")
     assert all("leaves it out" in why for why in dropped.values())
     assert not run(walks, scaled, tmp_path / "whole").dropped_keys
+
+
+def test_what_was_told_of_the_source_is_kept_and_not_told_again(tmp_path: Path) -> None:
+    source = Manifest.load(write_shown(tmp_path / "shown"))
+    left = {"exclude": "choice"}
+    found = rbtool.preprocess(tmp_path / "shown", dest=tmp_path / "made", operations=left, num_workers=0)
+    made = Manifest.load(tmp_path / "made")
+    assert (found.notes, found.renamed_keys, [item["key"] for item in found.dropped_keys]) == ((), {}, ["choice"])
+    assert (made.notes, made.renamed_keys) == (source.notes, source.renamed_keys) == (("plain",), {"plain": "plain"})
+    assert made.dropped_keys[0] == source.dropped_keys[0]
 
 
 @pytest.mark.parametrize("form", ["flat", "nested", "h5"])
