@@ -29,7 +29,17 @@ from .base import IndexedStorage, copied, objects_of
 from .codec import CODECS, byte_count, codec_of_bytes, dtype_named, tensor_bytes, tensor_from_bytes, to_bytestream
 from .columns import Memory
 from .cursors import as_index, grown_rows, rows_of
-from .pytree import NO_BATCH, ConstantNode, MappingNode, Path, SequenceNode, TensorDictNode, TensorNode, TreeSpec
+from .pytree import (
+    NO_BATCH,
+    ConstantNode,
+    MappingNode,
+    Path,
+    SequenceNode,
+    TensorDictNode,
+    TensorNode,
+    TreeSpec,
+    leaf_names,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,24 +415,21 @@ def _short(value: Any) -> str:
 
 
 def state_of_item(tree: Tree, describe: Callable[[Any], dict[str, Any]] = lambda _: {}) -> tuple[Any, dict[str, Any]]:
-    """Return an item's tensors (a single one, or all by dotted path) or the object itself, and its description."""
+    """Return an item's tensors (a single one, or all by `leaf_names`) or the object itself, and its description."""
     if isinstance(tree.spec, ObjectNode):
         return tree.spec.value, {"type": "other"}
     about = document_of(tree, describe, portable=False)
     if isinstance(tree.spec, TensorNode):
         return tree.leaves[0], about
-    tensors = {".".join(path): leaf for path, leaf in tree.named_leaves()}
-    if len(tensors) < len(tree.leaves):
-        names = ", ".join(".".join(path) for path in tree.spec.paths())
-        raise SchemaError(f"two of the keys {names} are the same when written with dots")
-    return tensors, about
+    return dict(zip(leaf_names(tree.spec.paths()), tree.leaves, strict=True)), about
 
 
 def leaf_of_state(state: Any, path: Path) -> torch.Tensor:
     """Find a tensor in an item's state; SchemaError if it is missing."""
     found = state
     if path:
-        found = state.get(".".join(path)) if isinstance(state, Mapping) else None
+        names = [*leaf_names([path]), *leaf_names([path, path])]  # alone, and beside one of the same dotted name
+        found = next((state[name] for name in names if name in state), None) if isinstance(state, Mapping) else None
     if not isinstance(found, torch.Tensor):
         raise SchemaError(f"the state describes a tensor {'.'.join(path)!r}, but does not hold it")
     return found

@@ -543,13 +543,17 @@ def _class(name: str, fits: Any, known: type[Any] | None) -> type[Any]:
 # Leaves by name ------------------------------------------------------------------------------------
 
 
-def named_tensors(names: Sequence[str], leaves: Sequence[torch.Tensor]) -> Any:
+def leaf_names(paths: Iterable[Path]) -> list[str]:
+    """Return the names of leaves in a state: their keys with dots between, or all as JSON if two were the same then."""
+    paths = list(paths)
+    names = [".".join(path) for path in paths]
+    return names if len(set(names)) == len(names) else [json.dumps(path) for path in paths]
+
+
+def named_tensors(paths: Iterable[Path], leaves: Sequence[torch.Tensor]) -> Any:
     """Return the leaves by name, or the single leaf of data without names."""
-    if list(names) == [""]:
-        return leaves[0]
-    if len(set(names)) < len(names):
-        raise SchemaError(f"two of the keys {', '.join(names)} are the same when written with dots")
-    return dict(zip(names, leaves, strict=True))
+    names = leaf_names(paths)
+    return leaves[0] if names == [""] else dict(zip(names, leaves, strict=True))
 
 
 def saved_tensors(
@@ -566,7 +570,7 @@ def saved_tensors(
         structure = spec_from_json(description, like)
     else:
         structure = TensorDictNode.nested(tuple(name.split(".")) for name in tensors)
-    names = [".".join(path) for path in structure.paths()]
+    names = leaf_names(structure.paths())
     if sorted(names) != sorted(tensors):
         raise SchemaError(f"the state holds {', '.join(tensors)}, but its description says {', '.join(names)}")
     return structure, [tensors[name] for name in names]

@@ -529,7 +529,7 @@ class TensorStorage(IndexedStorage):
     # State, and checkpoints that are loaded --------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return `_storage` (tensors by dotted name, or a single tensor), `_len` and `initialized`; tensors are
+        """Return `_storage` (tensors by `leaf_names`, or a single tensor), `_len` and `initialized`; tensors are
         references.
 
         `_structure` is their tree spec as JSON, for storages that are still empty.
@@ -537,7 +537,7 @@ class TensorStorage(IndexedStorage):
         if not self.initialized:
             return {"_storage": {}, "_len": 0, "initialized": False}
         return {
-            "_storage": named_tensors(self.columns.names, self.columns.leaves),
+            "_storage": named_tensors(self.structure.paths(), self.columns.leaves),
             "_len": len(self),
             "initialized": True,
             "_structure": spec_to_json(self.structure),

@@ -261,10 +261,12 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
     assert storage[:] == ["a"]
 
 
-def test_keys_that_dots_make_alike_are_refused() -> None:
-    storage = filled({"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}})
-    with pytest.raises(SchemaError, match="are the same when written with dots"):
-        storage.state_dict()
+@pytest.mark.parametrize("kind", [ListStorage, CompressedListStorage])
+def test_keys_that_dots_make_alike_are_kept_apart_in_a_state(kind: type[ListStorage]) -> None:
+    storage, other = kind(1), kind(1)
+    storage.set(0, {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}})
+    other.load_state_dict(storage.state_dict())
+    assert (other[0]["a.b"].item(), other[0]["a"]["b"].item()) == (0, 1)
 
 
 def test_a_state_of_torchrl_keeps_batch_sizes() -> None:

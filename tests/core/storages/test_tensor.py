@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, tensorclass
 
-from rbtool import TensorStorage
+from rbtool import LazyTensorStorage, TensorStorage
 from rbtool.core.checkpointers.tensor import TensorStorageCheckpointer
 from rbtool.core.errors import SchemaError, UsageError
 from rbtool.core.storages.base import register_checkpointer
@@ -307,8 +307,13 @@ def test_state_names_leaves_with_dots() -> None:
     state = TensorStorage(steps()).state_dict()
     assert list(state["_storage"]) == ["action", "next.observation", "next.reward"]
     assert (state["_len"], state["initialized"]) == (10, True)
-    with pytest.raises(SchemaError, match="are the same"):
-        TensorStorage({"a.b": numbers(2), "a": {"b": numbers(2)}}).state_dict()
+
+
+@pytest.mark.parametrize("storage", [TensorStorage({"a.b": numbers(2), "a": {"b": numbers(2)}}), LazyTensorStorage(2)])
+def test_keys_that_dots_make_alike_are_kept_apart_in_a_state(storage: TensorStorage) -> None:
+    data = {"a.b": numbers(2), "a": {"b": -numbers(2)}}
+    storage.load_state_dict(TensorStorage(data).state_dict())
+    assert same(storage[:], data)
 
 
 @pytest.mark.parametrize(
