@@ -511,9 +511,13 @@ class SegmentFolder:
         except FileNotFoundError:
             raise CorruptDataError(f"{path} is missing, expected {size:,} bytes") from None
         try:
-            found = os.fstat(descriptor).st_size
-            if found != size:
-                raise CorruptDataError(f"{path} has {found:,} bytes, expected {size:,}: it was cut or overwritten")
+            found = os.fstat(descriptor)
+            if stat.S_ISDIR(found.st_mode):
+                raise CorruptDataError(f"{path} is a folder, expected a regular file")
+            if found.st_size != size:
+                raise CorruptDataError(
+                    f"{path} has {found.st_size:,} bytes, expected {size:,}: it was cut or overwritten"
+                )
             with reading_from(path):
                 yield descriptor
         finally:

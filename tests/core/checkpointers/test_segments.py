@@ -477,6 +477,16 @@ def test_a_symbolic_link_in_the_place_of_a_file(tmp_path: Path, name: str, targe
     assert len(storage) == ROWS
 
 
+def test_a_folder_in_the_place_of_a_segment(tmp_path: Path) -> None:
+    path, storage = tmp_path / "saved", full()
+    storage.dumps(path)
+    (path / "segment-00000.memmap").unlink()
+    (path / "segment-00000.memmap").mkdir()
+    with pytest.raises(CorruptDataError, match=r"segment-00000.memmap is a folder, expected a regular file"):
+        storage.loads(path)
+    assert len(storage) == ROWS
+
+
 def test_an_error_of_the_disk_names_the_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full().dumps(tmp_path / "saved")
 
