@@ -131,7 +131,7 @@ def convert(asked: ConvertOptions) -> ConvertResult:
     with (
         reading_from(source),
         open_source(source, format=asked.format, final_step=ends, options=given) as reader,
-        hinting_at_skip_bad(reader, possible=not asked.skip_bad),
+        hinting_at_skip_bad(reader, asked),
     ):
         facts = choose_episodes(reader, asked.episodes if chosen else None, asked, max_episodes=asked.max_episodes)
         wanted = require_layout(asked.layout or default_layout(facts.source), methods)
@@ -293,10 +293,15 @@ def choose_episodes(
     reader.survey_workers, progress = asked.num_workers, asked.reporter
     if not asked.skip_bad and max_episodes is None:
         return _with_notes(_stated_facts(reader, selection, progress))
-    numbers = reader.stated().episode_numbers
-    chosen = list(select_episodes(parse_episodes(selection), numbers) if selection else numbers)[:max_episodes]
+    chosen = _chosen(reader, selection, max_episodes)
     chosen, notes = sound_episodes(reader, chosen, progress) if asked.skip_bad else (chosen, [])
     return _with_notes(reader.facts([(number, number + 1) for number in chosen]), notes)
+
+
+def _chosen(reader: Reader, selection: str | None, max_episodes: int | None) -> list[int]:
+    """Return the numbers of the episodes chosen, as the files state them."""
+    numbers = reader.stated().episode_numbers
+    return list(select_episodes(parse_episodes(selection), numbers) if selection else numbers)[:max_episodes]
 
 
 def _with_notes(facts: SourceFacts, more: Sequence[str] = ()) -> SourceFacts:
@@ -304,15 +309,18 @@ def _with_notes(facts: SourceFacts, more: Sequence[str] = ()) -> SourceFacts:
 
 
 @contextlib.contextmanager
-def hinting_at_skip_bad(reader: Reader, *, possible: bool) -> Iterator[None]:
-    """Name --skip-bad in the hint of an error about the data where it is possible, and nowhere else."""
+def hinting_at_skip_bad(reader: Reader, asked: ConvertOptions | DownloadOptions) -> Iterator[None]:
+    """Name --skip-bad in the hint of an error about the data where it can leave episodes over, and nowhere else."""
     try:
         yield
     except FormatError as error:
+        helps = not asked.skip_bad
         with contextlib.suppress(RbtoolError, OSError):
-            if possible and not error.hint and len(reader.stated().episode_numbers) > 1:
+            most = asked.max_episodes if isinstance(asked, ConvertOptions) else None
+            helps = helps and len(_chosen(reader, asked.episodes, most)) > 1
+            if helps and not error.hint:
                 error.hint = "add --skip-bad to convert the episodes that are sound"
-        if not possible:
+        if not helps:
             error.hint = error.hint.removesuffix(LEAVES_OUT)
         raise
 

@@ -303,7 +303,7 @@ class SourceDownload:
         options = {**self.source.reader_options(dataset_id), **self.given}
         with (
             reader_class(self.source.name)(path, final_step=self.final_step, options=options) as reader,
-            hinting_at_skip_bad(reader, possible=not self.asked.skip_bad),
+            hinting_at_skip_bad(reader, self.asked),
         ):
             yield reader
 

@@ -479,6 +479,8 @@ def test_of_a_subset_without_videos_the_episodes_asked_for_are_named_and_their_r
         assert ("--skip-bad" in error.hint) == ("skip_bad" not in options)
     assert "episode 0" in raised(path).message
     assert "episode 1" in raised(path, episodes="1").message
+    for alone in (raised(path, episodes="2"), raised(path, episodes="2:", max_episodes=1)):
+        assert alone.hint == "--images skip takes the steps without images"
     for number, options in enumerate(chosen):
         result = rbtool.convert(path, tmp_path / str(number), images="skip", final_step="repeat", **options)
         assert (result.episodes, result.steps) == (2, 7)
