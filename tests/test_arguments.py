@@ -79,9 +79,22 @@ def test_every_method_of_a_spec_takes_no_words_for_flags() -> None:
     assert {f"{name}.{flag}" for name in ("keys", "values", "items") for flag in flags} <= checked
 
 
+STORAGE = rbtool.TensorStorage(torch.arange(4))
+BUFFER = rbtool.TensorDictReplayBuffer(storage=STORAGE)
+EXACT = rbtool.ReplayBufferEnsemble(BUFFER, batch="exact")
+
+
 @pytest.mark.parametrize(
     ("make", "name"),
     [
+        (lambda word: BUFFER.sample(2, word), "return_info"),
+        (lambda word: BUFFER.sample(2, include_info=word), "include_info"),
+        (lambda word: EXACT.sample_counts([2], return_info=word), "return_info"),
+        (lambda word: BUFFER.empty(word), "empty_write_count"),
+        (lambda word: EXACT.empty(empty_write_count=word), "empty_write_count"),
+        (lambda word: BUFFER.share(word), "shared"),
+        (lambda word: BUFFER.update_({}, clone=word), "clone"),
+        (lambda word: BUFFER.update_if_present(index=0, generation=0, patch={}, require_newer=word), "require_newer"),
         (lambda word: rbtool.FlatStorageCheckpointer(compatible=word), "compatible"),
         (lambda word: rbtool.RecordEpisodes(None, "nowhere", resume=word), "resume"),  # type: ignore[arg-type]
         (lambda word: rbtool.MCTSForest(stochastic=word), "stochastic"),
@@ -90,14 +103,22 @@ def test_every_method_of_a_spec_takes_no_words_for_flags() -> None:
         (lambda word: rbtool.MultiCategorical((2,), remove_singleton=word), "remove_singleton"),
         (lambda word: rbtool.NonTensor(batched=word), "batched"),
         (lambda word: rbtool.MinariExperienceReplay("nowhere", 4, split_trajs=word), "split_trajs"),
+        (lambda word: rbtool.MinariExperienceReplay("x", 4, load_from_local_minari=word), "load_from_local_minari"),
+        (lambda word: rbtool.D4RLExperienceReplay("nowhere", 4, from_env=word), "from_env"),
+        (lambda word: rbtool.D4RLExperienceReplay("nowhere", 4, direct_download=word), "direct_download"),
+        (lambda word: rbtool.D4RLExperienceReplay("nowhere", 4, terminate_on_end=word), "terminate_on_end"),
+        (lambda word: rbtool.D4RLExperienceReplay("nowhere", 4, use_truncated_as_done=word), "use_truncated_as_done"),
+        (lambda word: rbtool.VD4RLExperienceReplay("nowhere", 4, totensor=word), "totensor"),
+        (lambda word: rbtool.AtariDQNExperienceReplay("nowhere", 4, replacement=word), "replacement"),
+        (lambda word: rbtool.OpenXExperienceReplay("nowhere", 4, streaming=word), "streaming"),
+        (lambda word: rbtool.LeRobotExperienceReplay("nowhere", decode_video=word), "decode_video"),
+        (lambda word: rbtool.LeRobotExperienceReplay.from_columns({}, rehydrate=word), "rehydrate"),
+        (lambda word: rbtool.VideoClipRef.from_file("nowhere", 1, auto_decode=word), "auto_decode"),
     ],
 )
-def test_classes_take_no_words_for_flags(make: Callable[[Any], Any], name: str) -> None:
+def test_classes_and_buffers_take_no_words_for_flags(make: Callable[[Any], Any], name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} is 'no', expected True or False"):
         make("no")
-
-
-STORAGE = rbtool.TensorStorage(torch.arange(4))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ...core.errors import UsageError
+from ...core.errors import UsageError, require_flags
 from ...core.experience_replay import SourceExperienceReplay, SourceFolder, episode_of_steps
 from ...core.format.converter import safe_id
 from ...core.format.locate import reader_class, source_class
@@ -61,6 +61,7 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
         frame_stack: int | None = None,
         **kwargs: Any,
     ) -> None:
+        require_flags(strict_len=strict_len, replacement=replacement)
         if num_slices is not None or slice_len is not None:
             if sampler is not None:
                 raise UsageError(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ...core.errors import UsageError
+from ...core.errors import UsageError, require_flags
 from ...core.experience_replay import SourceExperienceReplay, refuse_env_kwargs
 
 
@@ -63,6 +63,8 @@ class D4RLExperienceReplay(SourceExperienceReplay):
         **env_kwargs: Any,
     ) -> None:
         refuse_env_kwargs(type(self), env_kwargs, "file is")
+        require_flags(from_env=from_env, direct_download=direct_download or False)
+        require_flags(use_truncated_as_done=use_truncated_as_done, terminate_on_end=terminate_on_end or False)
         if not use_truncated_as_done:
             raise UsageError(
                 "use_truncated_as_done=False is not supported: done is always terminated or truncated",

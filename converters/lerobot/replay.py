@@ -15,7 +15,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict, T
 
 from ...core.datasets.buffer import DatasetReplayBuffer
 from ...core.encodings.video import open_video
-from ...core.errors import SchemaError, UsageError, suggests_keywords, warn_caller
+from ...core.errors import SchemaError, UsageError, require_flags, suggests_keywords, warn_caller
 from ...core.experience_replay import SourceExperienceReplay
 from ...core.format.contracts import StepReader
 from ...core.format.manifest import HIDDEN
@@ -65,6 +65,7 @@ class VideoClipRef(TensorClass):
         dtype: torch.dtype | None = None,
     ) -> VideoClipRef:
         """Refer to these frames of these files; UsageError (a ValueError) for a `stream` but the first video."""
+        require_flags(auto_decode=auto_decode)
         if stream not in (None, 0):
             raise UsageError(f"stream is {stream!r}, and the first video of a file is what is read")
         plain = {
@@ -399,6 +400,7 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
         pin_memory: bool = False,
         prefetch: int | None = None,
     ) -> None:
+        require_flags(decode_video=decode_video, rehydrate=rehydrate, strict_length=strict_length)
         self.repo_id = repo_id
         self.decode_video = decode_video
         self.rehydrate = rehydrate
@@ -454,6 +456,7 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
         else NaN, or 0 in types without. A column that is no sequence is left out, with a warning. The other arguments
         are as for the class.
         """
+        require_flags(decode_video=decode_video, rehydrate=rehydrate, strict_length=strict_length)
         usable = {name: column for name, column in columns.items() if _is_usable(name, column)}
         named = lerobot_columns_to_tensordict(usable, key_map=key_map)
         named = with_next_observations(named) if rehydrate else named

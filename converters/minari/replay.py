@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Unpack
 
+from ...core.errors import require_flags
 from ...core.experience_replay import BufferArguments, SourceExperienceReplay
 
 
@@ -47,6 +48,7 @@ class MinariExperienceReplay(SourceExperienceReplay):
         load_from_local_minari: bool = False,
         **buffer: Unpack[BufferArguments],
     ) -> None:
+        require_flags(load_from_local_minari=load_from_local_minari)
         super().__init__(
             dataset_id,
             root=root,

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...core.buffers.processes import generator_of
 from ...core.datasets.buffer import DatasetReplayBuffer
-from ...core.errors import RbtoolError, SchemaError, UsageError
+from ...core.errors import RbtoolError, SchemaError, UsageError, require_flags
 from ...core.experience_replay import SourceExperienceReplay
 from ...core.format import fs
 from ...core.format.locate import streams_folder
@@ -99,6 +99,8 @@ class OpenXExperienceReplay(SourceExperienceReplay):
         cache_size: int | str | None = None,
         skip_bad: bool = False,
     ) -> None:
+        require_flags(shuffle=shuffle, replacement=replacement or False, streaming=streaming or False)
+        require_flags(split_trajs=split_trajs, strict_length=strict_length, skip_bad=skip_bad)
         self.streaming = _is_streaming(streaming, download)
         sliced = num_slices is not None or slice_len is not None
         if split_trajs:

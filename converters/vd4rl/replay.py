@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Unpack
 
-from ...core.errors import UsageError
+from ...core.errors import UsageError, require_flags
 from ...core.experience_replay import BufferArguments, SourceExperienceReplay, refuse_env_kwargs
 from ...core.transforms.base import Compose
 from ...core.transforms.keyed import Resize, ToTensorImage
@@ -59,6 +59,7 @@ class VD4RLExperienceReplay(SourceExperienceReplay):
         **buffer: Unpack[BufferArguments],
     ) -> None:
         refuse_env_kwargs(type(self), buffer, "files are")
+        require_flags(totensor=totensor)
         if image_size is not None and not totensor:
             raise UsageError(
                 f"image_size={image_size!r} needs totensor=True, which brings images to [channels, height, width]",

@@ -703,6 +703,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         Raises:
             UsageError: (a ValueError) `counts` does not fit the members.
         """
+        require_flags(return_info=return_info)
         if self.batch != "exact" or len(counts) != len(self._members) or min(counts) < 0 or not any(counts):
             raise UsageError(
                 f"counts is {list(counts)}, expected one number for each of {len(self._members)} members",

@@ -819,6 +819,7 @@ class ReplayBuffer:
                 share memory with stored rows or with each other; `out` is then unchanged, and the next call for the
                 same number of elements delivers what was drawn.
         """
+        require_flags(return_info=return_info)
         size = self._batch_size if batch_size is None else batch_size
         if size is None:
             raise SchemaError("sample() needs a batch size", hint="pass batch_size to sample() or to the buffer")
@@ -1275,6 +1276,7 @@ class ReplayBuffer:
         Returns:
             This buffer.
         """
+        require_flags(clone=clone)
         values = dict(flat_entries(input_dict_or_td))
         if keys_to_update is not None:
             wanted = [entry_path(key) for key in keys_to_update]
@@ -1322,6 +1324,7 @@ class ReplayBuffer:
                 `version` and `version_key` is given; or the version does not fit its entry. Nothing is changed by any
                 of these.
         """
+        require_flags(require_newer=require_newer)
         with self._guard:
             return update_present(
                 self._storage, self._writer, index, generation, patch, version_key, version, require_newer=require_newer
@@ -1720,6 +1723,7 @@ class ReplayBuffer:
             UsageError: (a ValueError) the buffer prefetches.
             SchemaError: (a RuntimeError) a transform has state that changes with every write and cannot be shared.
         """
+        require_flags(shared=shared)
         if shared == self.shared:
             return self
         if shared and self._prefetcher is not None:

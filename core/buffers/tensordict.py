@@ -251,6 +251,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """Draw a batch; see `ReplayBuffer.sample`. The deprecated `include_info=False` leaves out index and info."""
         if include_info is None:
             return super().sample(batch_size, return_info, out=out)
+        require_flags(return_info=return_info, include_info=include_info)
         if out is not None:
             raise UsageError(f"out is a {type(out).__name__} and include_info is {include_info}: give one of them")
         warnings.warn("include_info is deprecated: batches carry the info", DeprecationWarning, stacklevel=2)

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from ..buffers.tensordict import TensorDictReplayBuffer
 from ..declarations import from_leaf
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, require_flags
 from ..format import fs
 from ..format.staging import Staging
 from ..open_steps import open_steps
@@ -138,6 +138,7 @@ class _MapArguments:
     def __post_init__(self) -> None:
         from ..engine.pool import START_METHODS
 
+        require_flags(index_with_generator=self.index_with_generator, pbar=self.pbar)
         if self.dim != 0:
             raise SchemaError(f"dim is {self.dim!r}, expected 0: a dataset has one dimension")
         if self.pool is not None:

@@ -438,6 +438,7 @@ class Writer(ABC):
         Args:
             empty_write_count: whether to count from 0 again.
         """
+        require_flags(empty_write_count=empty_write_count)
         self._empty(empty_write_count)
 
     # Cursor and counts ------------------------------------------------------------------------------
