@@ -5,7 +5,7 @@ Dopamine and emulators are never imported.
 A checkpoint is several gzip files of one array each, a copy of the ring of Dopamine's replay buffer (Castro et al.
 2018); `add_count` and `invalid_range` describe the ring. It was copied one row before it was full: its last slot has
 the oldest row, which comes after the last row of the checkpoint before. Dopamine begins each episode with blank rows,
-one fewer than the frames that it stacks; they are no steps.
+one fewer than the frames that it stacks; they are not steps.
 
 There are 60 games with five runs each. The bucket that Google published is closed: it answers 403. Runs come from
 mirrors, or from a folder of copies.
@@ -63,7 +63,7 @@ def folder_of(path: Path) -> Path:
 
 
 def checkpoints_at(path: Path) -> list[CheckpointFiles]:
-    """List the checkpoints in a folder by their numbers; none for a path that is no folder."""
+    """List the checkpoints in a folder by their numbers; none for a path that is not a folder."""
     folder = folder_of(path)
     if not folder.is_dir():
         return []
@@ -476,7 +476,7 @@ def _notes(
         yield f"so do {len(apart) - _NAMED:,} more checkpoints"
     if blanks:
         total = sum(one.blanks for one in episodes)
-        yield f"{total:,} blank rows, {blanks} before each episode, are no steps: Dopamine's buffer writes them"
+        yield f"{total:,} blank rows, {blanks} before each episode, are not steps: Dopamine's buffer writes them"
     if len(line.invalid):
         which = "1 row is" if len(line.invalid) == 1 else f"{len(line.invalid):,} rows are"
         yield f"{which} left out, since invalid_range names them and nothing joins them to rows before"
@@ -500,7 +500,7 @@ class AtariReader(SurveyedReader[RunSurvey]):
     Frames are `observation`, one a row and never stacked, `action` and `reward` are as stored; `terminal` ends an
     episode. Checkpoints are in the order of their numbers. Rows of two are joined where `add_count` states that they
     follow one another; where they do not, the episode is cut. Rows that `invalid_range` names are left out, unless all
-    that they lack is in the checkpoint before or after. Blank rows before episodes are no steps.
+    that they lack is in the checkpoint before or after. Blank rows before episodes are not steps.
 
     There is no frame after the last step of an episode. A checkpoint that is missing or damaged is an error; where
     chosen episodes are asked for, it is left out, and named in a note.
@@ -694,7 +694,7 @@ class AtariSource(MirrorSource):
     """The bucket of the DQN Replay dataset, or the mirrors that `ATARI_URL` names: base URLs (http or https) in order.
 
     A run is the checkpoints from 0 to 49 that a mirror has. Each file is unpacked and must have the checksum that it
-    states, before it is taken; the next mirror is asked where it has not. `ATARI_DATASET_DIR` names the folder of
+    states, before it is taken; the next mirror is asked where it does not. `ATARI_DATASET_DIR` names the folder of
     `--local`, which has runs as `Pong/1/replay_logs`.
     """
 
@@ -740,7 +740,7 @@ class AtariSource(MirrorSource):
         return found
 
     def require_readable(self, path: Path) -> None:
-        """Unpack a file; FormatError if it is no array, or has not the checksum that it states."""
+        """Unpack a file; FormatError if it is not an array, or its checksum is not the one it states."""
         with GzipArray(path) as array:
             array.verify()
 

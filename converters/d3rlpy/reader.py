@@ -135,7 +135,7 @@ class D3rlpyReader(ColumnReader):
             try:
                 form = dtype_name(array.dtype), tuple(array.shape[1:])
             except (SchemaError, TypeError, ValueError) as error:
-                raise FormatError(f"{self.path}: {place} has elements that are no numbers ({array.dtype})") from error
+                raise FormatError(f"{self.path}: {place} has elements that are not numbers ({array.dtype})") from error
             if one.length and first is not None and form != first:
                 raise FormatError(
                     f"{self.path}: {place} is {form[0]} {list(form[1])} a row, in episodes before it is {first[0]} "
@@ -151,7 +151,7 @@ class D3rlpyReader(ColumnReader):
         if found is None:
             raise FormatError(f"{self.path} has no {name}, which num_episodes and columns announce")
         if not isinstance(found, h5py.Dataset) or not found.shape:
-            raise FormatError(f"{self.path}: {name} is no array with a row a step")
+            raise FormatError(f"{self.path}: {name} is not an array with one row per step")
         if why := absurd_size(found.id):
             raise CorruptDataError(f"{self.path}: {name} {why}")
         return found
@@ -160,7 +160,7 @@ class D3rlpyReader(ColumnReader):
         found = self._file.get(name)
         self._seen.add(name)
         if not isinstance(found, h5py.Dataset) or found.shape is None or found.size > _MOST_COLUMNS:
-            raise FormatError(f"{self.path}: {name} is missing, or is no single value")
+            raise FormatError(f"{self.path}: {name} is missing, or is not a single value")
         if h5py.check_string_dtype(found.dtype) is not None and found.dtype.kind == "O":
             texts = self._values.dataset(name)[()]
             return texts.tolist() if found.shape else texts

@@ -82,7 +82,7 @@ _FETCH_AGAIN = "copy or fetch the file again, whole"
 
 _CHUNKS = "virtual"
 _VALIDS = "valids"
-"""A column that D4RL does not have: there, `terminals` mark rows that are no steps."""
+"""A column that D4RL does not have: there, `terminals` mark rows that are not steps."""
 
 
 class ChunkedColumn:
@@ -121,7 +121,7 @@ Column: TypeAlias = h5py.Dataset | ChunkedColumn
 def looks_like_d4rl(file: Path) -> bool:
     """Return whether a file is HDF5 with D4RL's columns, whatever their lengths, or was cut.
 
-    What is no HDF5 counts where D4RL publishes a file of its name: opening it explains how to fetch it again.
+    A file that is not HDF5 counts where D4RL publishes a file of its name: opening it explains how to fetch it again.
     """
     try:
         stated = stated_bytes(file)
@@ -290,7 +290,7 @@ class D4rlFile:
             if column is None:
                 raise FormatError(f"{self.path} has no {path!r}; D4RL's files have {', '.join(REQUIRED)}")
             if not isinstance(column, h5py.Dataset) or not column.shape:
-                raise FormatError(f"{self.path}: {path!r} is no array with a row a step")
+                raise FormatError(f"{self.path}: {path!r} is not an array with one row per step")
             self._require_numbers(path, column)
             found.append(column)
         return ChunkedColumn(found) if self._chunks else found[0]
@@ -400,7 +400,7 @@ def _not_numbers(column: h5py.Dataset) -> str:
     try:
         dtype_name(column.dtype)
     except (SchemaError, TypeError, ValueError) as error:
-        return f"its values are no numbers ({str(error) or type(error).__name__})"
+        return f"its values are not numbers ({str(error) or type(error).__name__})"
     return ""
 
 
@@ -680,7 +680,7 @@ class D4rlReader(SurveyedReader[FileBoundaries]):
         """Open the file and look at its structure."""
         file = h5_file_at(self.path)
         if file is None:
-            raise FormatError(f"{self.path} is no HDF5 file, and has not one inside")
+            raise FormatError(f"{self.path} is neither an HDF5 file nor a folder with exactly one")
         self._file = D4rlFile(file)
         asked = self.options.get("id")
         self.known: D4rlDataset | None = dataset_of_file(file.name) if asked is None else dataset_named(str(asked))

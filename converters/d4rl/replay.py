@@ -30,8 +30,8 @@ class D4RLExperienceReplay(SourceExperienceReplay):
       left out; `rbtool.download("d4rl", ID, final_step="repeat")` keeps it in a dataset of its own.
     - `env_kwargs`: refused, since no environment is made.
 
-    `("next", "observation")` never belongs to another episode, and nowhere zero unless the data are. There is no
-    reward and no flag at the root. Rows are read from the disk when first touched; what is edited, in a batch or in
+    `("next", "observation")` never belongs to another episode, and nowhere zero unless the data are. The root has
+    neither a reward nor flags. Rows are read from the disk when first touched; what is edited, in a batch or in
     place, stays in this process. A dataset that is stored is opened without the network.
 
     DatasetNotFoundError (a FileNotFoundError) for an id that D4RL does not have and for a dataset that is not there

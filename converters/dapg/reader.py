@@ -173,13 +173,13 @@ class DapgReader(ColumnReader):
 
     def _take(self, found: Value) -> None:
         if not isinstance(found, PickledList) or not 0 < len(found) <= _MOST_PATHS:
-            raise FormatError(f"{self.path} is no list of paths")
+            raise FormatError(f"{self.path} is not a list of paths")
         paths = self._reader.items(found)
         self._paths: list[dict[str, Value]] = []
         self.episodes: list[ColumnEpisode] = []
         for number, path in enumerate(paths):
             if not isinstance(path, dict):
-                raise FormatError(f"{self.path}: entry {number} of its list is no dictionary of arrays")
+                raise FormatError(f"{self.path}: entry {number} of its list is not a dictionary of arrays")
             self._paths.append(path)
             self.episodes.append(ColumnEpisode(len(self._array(number, "rewards"))))
         if not any(one.length for one in self.episodes):
@@ -224,7 +224,7 @@ class DapgReader(ColumnReader):
     def _array(self, number: int, name: str) -> PickledArray:
         found = self._paths[number].get(name)
         if not isinstance(found, PickledArray) or not found.shape:
-            raise FormatError(f"{self.path}: {name!r} of path {number} is no array with a row a step")
+            raise FormatError(f"{self.path}: {name!r} of path {number} is not an array with one row per step")
         return found
 
     def _add(self, name: str) -> None:
@@ -266,7 +266,7 @@ class DapgReader(ColumnReader):
             try:
                 form = dtype_name(array.dtype), array.shape[1:]
             except (SchemaError, TypeError) as error:
-                raise FormatError(f"{self.path}: {name!r} has elements that are no numbers ({array.dtype})") from error
+                raise FormatError(f"{self.path}: {name!r} has elements that are not numbers ({array.dtype})") from error
             if found is not None and one.length and form != found:
                 raise FormatError(f"{self.path}: {name!r} of path {number} has rows of another form than those before")
             found = form if found is None and one.length else found

@@ -49,9 +49,9 @@ class _About:
 
 
 class ExportedSteps(FoundSteps):
-    """The rows of an export. There are no digests of the files; a npz file has checksums.
+    """The rows of an export. Its files have no digests; an npz file has checksums.
 
-    FormatError for what is no export, CorruptDataError for one that is damaged or contradicts its description.
+    FormatError for what is not an export, CorruptDataError for one that is damaged or contradicts its description.
     """
 
     @classmethod

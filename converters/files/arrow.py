@@ -40,7 +40,7 @@ _BITS, _BYTE, _DOUBLE, _BINARY, _LISTS, _MAP, _STRUCT = (1, 2), 3, 7, 8, (9, 10)
 def require_bounded_ipc(path: Path) -> None:
     """Raise CorruptDataError if the buffers of a batch state more than their bytes plausibly become.
 
-    ValueError for what is no Arrow file.
+    ValueError for what is not an Arrow file.
     """
     with os.fdopen(open_regular(path), "rb") as file:
         try:

@@ -106,7 +106,7 @@ class GroupSurvey:
 
     def _require_rows(self, name: str, path: ColumnPath, column: StoredColumn, steps: int) -> None:
         if column.form.kind != "array":
-            why = column.form.why or "its values are no numbers"
+            why = column.form.why or "its values are not numbers"
             raise FormatError(f"{name}: {column_name(path)!r} cannot be read as rows: {why}")
         if column.rows != steps:
             raise _other_rows(name, path, column.rows, steps)
@@ -127,7 +127,8 @@ class GroupSurvey:
             if form.kind == "array" and more != _NO_ROWS:
                 kept[path] = form
             else:
-                why = form.why or ("it has not a row a step" if form.kind == "array" else "its values are no numbers")
+                unfit = "it does not have one row per step" if form.kind == "array" else "its values are not numbers"
+                why = form.why or unfit
                 dropped.append(Dropped(column_name(path), why))
         alike = self._alike[common]
         others = {}
@@ -175,7 +176,7 @@ def _merge(
     before = others.get(path)
     why = before.why if before is not None else ""
     if not why and column.form.kind != "array":
-        why = column.form.why or "its values are no numbers"
+        why = column.form.why or "its values are not numbers"
     if not why and column.rows != steps:
         why = f"it has {column.rows:,} rows in {name}, which has {steps:,} steps"
     if not why:
@@ -198,7 +199,7 @@ def _difference(odd: _Signature, common: _Signature, first: str) -> str:
             (form, more), (other, _) = here[path], there[path]
             if form == other:
                 rows = "a row a step" if not more else "another number of rows than steps"
-                return f"has {name!r} with {rows}, which {first} and others have not"
+                return f"has {name!r} with {rows}, which {first} and others do not have"
             return f"has {name!r} as {_looks(form)}, and {first} and others as {_looks(other)}"
     return f"differs from {first}"
 

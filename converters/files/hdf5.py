@@ -68,11 +68,11 @@ def is_whole_h5(file: Path) -> bool:
 
 
 def require_whole_h5(file: Path, *, hint: str = FETCH_AGAIN) -> None:
-    """Raise CorruptDataError for what is no HDF5 file, or has fewer bytes than its header states."""
+    """Raise CorruptDataError for a file that is not HDF5, or has fewer bytes than its header states."""
     if not begins_as_h5(file):
         with file.open("rb") as opened:
             head = opened.read(16)
-        raise CorruptDataError(f"{file} is no HDF5 file: it begins with {head!r}", hint=hint)
+        raise CorruptDataError(f"{file} is not an HDF5 file: it begins with {head!r}", hint=hint)
     stated, size = stated_bytes(file), file.stat().st_size
     if stated is not None and size < stated:
         raise CorruptDataError(

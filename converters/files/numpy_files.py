@@ -76,7 +76,7 @@ def _parts(reader: PickleReader, found: PickledList, what: str) -> Iterator[list
 def _stacked(reader: PickleReader, found: PickledList, first: PickledArray, what: str) -> Array:
     form = _form(first)
     if form[0].kind not in "biufc":
-        raise FormatError(f"{what} has arrays of {form[0]} as elements, which are no numbers")
+        raise FormatError(f"{what} has arrays of {form[0]} as elements, which are not numbers")
     if len(found) * max(1, form[0].itemsize * int(np.prod(form[1], dtype=object))) > MOST_BYTES:
         raise _too_large(what)
     rows: Array = np.empty((len(found), *form[1]), form[0])
@@ -196,7 +196,7 @@ class NpyHeader:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row along the first axis; of the value itself where there are no axes."""
+        """Bytes of one row along the first axis; of the value itself if it has no axes."""
         return self.stored.itemsize * math.prod(self.shape[1:])
 
     @property
@@ -208,12 +208,12 @@ class NpyHeader:
 def read_header(data: ByteRange, what: str) -> NpyHeader:
     """Read the header at the start of `data`; `what` names the array in errors.
 
-    Raises FormatError for what is no `.npy`, and for types that contain arrays; CorruptDataError for headers that
-    make no sense, or that state another number of bytes than there is.
+    Raises FormatError for what is not a `.npy` file, and for types that contain arrays; CorruptDataError for headers
+    that make no sense, or that state another number of bytes than there is.
     """
     head = data.read(0, min(data.size, 12))
     if not head.startswith(MAGIC) or len(head) < 12:
-        raise FormatError(f"{what} is no array of NumPy: it has not the header of one")
+        raise FormatError(f"{what} is not a NumPy array: it does not begin with the header of one")
     version = head[6]
     if version not in (1, 2, 3):
         raise FormatError(f"{what} has version {version} of NumPy's header; known: 1, 2 and 3")
@@ -350,7 +350,7 @@ class ArrayRows(Closing):
 class NpyFile(ArrayRows):
     """A `.npy` file, open for reading. Not for several threads at once.
 
-    Raises FormatError for what is no such file, CorruptDataError for one that is cut or damaged.
+    Raises FormatError for what is not such a file, CorruptDataError for one that is cut or damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -505,7 +505,7 @@ class _GzipBytes(InflatedBytes):
                 raise CorruptDataError(f"{path} is an empty file", hint="copy or fetch the file again")
             if head != _GZIP:
                 refuse_pointer(path)
-                raise FormatError(f"{path} is no gzip file: it begins with {head!r}")
+                raise FormatError(f"{path} is not a gzip file: it begins with {head!r}")
             super().__init__(packed, packed.size * INFLATES + SLACK, _GZIP_WINDOW, str(path))
         except BaseException:
             packed.close()
@@ -537,8 +537,8 @@ class _GzipBytes(InflatedBytes):
 class GzipArray(ArrayRows):
     """A gzip file of one `.npy` array, read in rows as a stream; ascending rows are unpacked once.
 
-    The checksum of the file is compared when its last row was read, and by `verify`. Raises FormatError for what is no
-    such file, CorruptDataError for one that is cut or damaged, or that states more rows than its bytes can hold.
+    The checksum of the file is compared when its last row was read, and by `verify`. Raises FormatError for what is
+    not such a file, CorruptDataError for one that is cut or damaged, or that states more rows than its bytes can hold.
     """
 
     def __init__(self, path: Path) -> None:
@@ -608,10 +608,10 @@ def first_name_of_cut(path: Path) -> str:
 class NpzFile(Closing):
     """A `.npz` file, open for reading. Not for several threads at once.
 
-    `names` lists its arrays in the order of the file, `others` the members that are no arrays (not `.npy`). All of
-    the archive is taken as untrusted: FormatError for what is no such archive, CorruptDataError for one that is cut
-    or damaged, or whose members have names that lead out of a folder, occur twice, or state impossible sizes.
-    A member that is read to its end has the checksum that the archive states.
+    `names` lists its arrays in the order of the file, `others` the other members (not `.npy`). All of the
+    archive is taken as untrusted: FormatError for what is not such an archive, CorruptDataError for one that is cut or
+    damaged, or whose members have names that lead out of a folder, occur twice, or state impossible sizes. A member
+    that is read to its end has the checksum that the archive states.
     """
 
     def __init__(self, path: Path) -> None:
@@ -685,7 +685,7 @@ class NpzFile(Closing):
     def verify_read(self) -> None:
         """Verify the arrays of which something was read, whatever the rows: the bytes that were not read are, now.
 
-        CorruptDataError for one that has not the checksum that is stated of it, at every call. An array that was
+        CorruptDataError for one whose checksum is not the one stated, at every call. An array that was
         verified once is not read again.
         """
         for name in sorted(self._read & self._data.keys()):
@@ -719,7 +719,7 @@ class NpzFile(Closing):
                 members = archive.infolist()
         except _UNREADABLE as error:
             if head not in _BEGINS:
-                raise FormatError(f"{self.path} is no npz file: it begins with {head!r}") from error
+                raise FormatError(f"{self.path} is not an npz file: it begins with {head!r}") from error
             raise self._damaged(f"the list of its arrays, at its end, cannot be read ({error}): it was cut") from error
         found: dict[str, zipfile.ZipInfo] = {}
         for member in members:

@@ -106,8 +106,8 @@ class LastSteps:
     def decide(self, choice: RldsLast) -> LastStep:
         """Decide for all episodes; `auto` takes last steps for observations only where nothing would be lost.
 
-        That is where the actions and the reward of every last step with `is_last` are 0 or NaN, and where that is no
-        chance: `chance` is below 0.001. Episodes that do not end with `is_last` are incomplete; what they have are
+        That is where the actions and the reward of every last step with `is_last` are 0 or NaN, and where that is not
+        by chance: `chance` is below 0.001. Episodes that do not end with `is_last` are incomplete; what they have are
         steps.
         """
         if choice == "observation":

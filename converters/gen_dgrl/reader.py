@@ -100,7 +100,7 @@ class EpisodeFolder(Closing):
         self._number, self._descriptor = -1, -1
 
     def members(self) -> Iterator[ArchiveMember]:
-        """Yield the files in their order; FormatError for one that is no regular file."""
+        """Yield the files in their order; FormatError for one that is not a regular file."""
         start = 0
         for number, (file, stop) in enumerate(zip(self.files, self._stops, strict=True)):
             self._opened(number)
@@ -260,7 +260,7 @@ class GenDgrlReader(SurveyedReader[ArchiveSurvey]):
         notes = [_AFTER]
         notes += [f"{empty:,} episode{'s' if empty > 1 else ''} without steps left out"] if empty else []
         notes += (
-            [f"{skipped:,} file{'s' if skipped > 1 else ''} in the archive that are no episodes"] if skipped else []
+            [f"{skipped:,} file{'s' if skipped > 1 else ''} in the archive that are not episodes"] if skipped else []
         )
         notes += [f"left out: what follows a cut: {problem.message}"] if problem is not None else []
         dropped = tuple(Dropped(name, "it is not part of the published layout") for name in sorted(others))
@@ -311,7 +311,7 @@ class GenDgrlReader(SurveyedReader[ArchiveSurvey]):
         except FormatError as error:
             raise FormatError(f"{what}: {error.message}", hint=error.hint) from error
         if not isinstance(found, dict):
-            raise FormatError(f"{what} is no dictionary of arrays")
+            raise FormatError(f"{what} is not a dictionary of arrays")
         arrays = {name: array for name, array in found.items() if name in _NAMES and isinstance(array, PickledArray)}
         lacking = [name for name in _NAMES if name not in arrays]
         if lacking:
@@ -366,7 +366,7 @@ class GenDgrlReader(SurveyedReader[ArchiveSurvey]):
             found = rows.astype(np.uint8)
         if not (found == rows).all():
             raise FormatError(
-                f"{self.path}: {one.member.name} has observations that are no whole numbers from 0 to 255"
+                f"{self.path}: {one.member.name} has observations that are not whole numbers from 0 to 255"
             )
         return found
 
@@ -505,7 +505,7 @@ class GenDgrlSource(MirrorSource):
     def require_readable(self, path: Path) -> None:
         """Look at the first members; FormatError if none of them is an episode."""
         if not GenDgrlReader.recognises(path):
-            raise FormatError("it is no archive of episodes")
+            raise FormatError("it is not an archive of episodes")
 
 
 def _path_of(dataset_id: str) -> str:

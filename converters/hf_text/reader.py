@@ -282,7 +282,7 @@ class HfTextReader(FileReader):
     A column of text becomes the fields `NAME`, UTF-8 bytes padded with zeros to the longest, and `NAME_length`; columns
     of numbers are kept as they are, and others are left out. `split` is the number of the split, int64, where there are
     several; their names are in the notes and in `splits.json`. Every row is an episode of one step, which is
-    terminated; there is no action, no reward and no next observation.
+    terminated; it has no action, no reward and no next observation.
 
     Options: `id` is the name of a dataset that was downloaded; its files are then Parquet files.
 
@@ -447,7 +447,7 @@ class HfTextSource(HubRepositorySource):
         """Find the files of a dataset: a request for the commit, and one for every 1,000 files or so."""
         named = _NAME.fullmatch(safe_id(dataset_id))
         if named is None:
-            raise UsageError(f"{dataset_id!r} is no repository", hint="write it like OWNER/NAME or OWNER/NAME:SPLIT")
+            raise UsageError(f"{dataset_id!r} is not a repository", hint="write it like OWNER/NAME or OWNER/NAME:SPLIT")
         repository = named["repository"]
         commit = self.hub.commit(repository, revision)
         listed = {file.path: file for file in self.hub.tree(repository, commit)}

@@ -73,12 +73,12 @@ class Trajectories(Closing):
 
 
 def field_of(path: Path, name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> tuple[Field, Timing]:
-    """Return the field of a column; FormatError for elements that are no numbers, or more than one reward a step."""
+    """Return the field of a column; FormatError for elements that are not numbers, or more than one reward a step."""
     key, role, timing = PLACES[name]
     try:
         element = dtype_name(dtype)
     except (SchemaError, TypeError) as error:
-        raise FormatError(f"{path}: {name!r} has elements of type {dtype}, which are no numbers") from error
+        raise FormatError(f"{path}: {name!r} has elements of type {dtype}, which are not numbers") from error
     if name == REWS and tuple(shape):
         raise FormatError(f"{path}: rews have rows of shape {list(shape)}, expected one number")
     return Field(key, element, tuple(shape), role), timing
@@ -173,7 +173,7 @@ class NpzTrajectories(Trajectories):
 
     def _infos(self, trusted: bool) -> list[Dropped]:
         if not self._file.is_pickled(INFOS):
-            return [Dropped(INFOS, "it is no array of objects")]
+            return [Dropped(INFOS, "it is not an array of objects")]
         if not trusted:
             return [Dropped(INFOS, "it is a pickle, which --trust-pickle reads")]
         data = self._file.raw(INFOS, _MOST_INFOS)
@@ -386,7 +386,7 @@ class FolderTrajectories(Trajectories):
         values = row.column(name)
         what = f"{self.path}: {name} of trajectory {number}"
         if values.null_count or not any(test(values.type) for test in _LISTS):
-            raise FormatError(f"{what} is no list")
+            raise FormatError(f"{what} is not a list")
         values = values.flatten()
         rows, shape = len(values), list[int]()
         while any(test(values.type) for test in _LISTS):
@@ -396,7 +396,7 @@ class FolderTrajectories(Trajectories):
             shape.append(int(lengths[0]) if lengths else 0)
             values = values.flatten()
         if not any(test(values.type) for test in _NUMBERS):
-            raise FormatError(f"{what} has elements of type {values.type}, which are no numbers")
+            raise FormatError(f"{what} has elements of type {values.type}, which are not numbers")
         if values.null_count:
             raise FormatError(f"{what} has missing values (null)")
         array: Array = values.to_numpy(zero_copy_only=False)

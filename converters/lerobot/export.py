@@ -450,7 +450,7 @@ class _Videos:
             for identity, number in numbers.items():
                 content = self._contents[video_name(identity)]
                 if isinstance(content, bytes):
-                    raise RbtoolError(f"{video_name(identity)} is no file")
+                    raise RbtoolError(f"{video_name(identity)} is not a file")
                 if number < _SAMPLED_VIDEOS:
                     with VideoFile(content, self._index(identity)) as video:
                         self.shapes.setdefault(name, video.shape)

@@ -525,7 +525,7 @@ def _add_numbers(found: FeatureColumns, info: DatasetInfo, feature: Feature, sto
     name = feature.name
     dtype = feature.dtype if feature.dtype in DTYPES and np.can_cast(stored, feature.dtype) else stored
     if dtype not in DTYPES:
-        found.dropped.append(Dropped(name, f"its values are {dtype}, which are no numbers"))
+        found.dropped.append(Dropped(name, f"its values are {dtype}, which are not numbers"))
         return
     if name in _KEYS:
         key, role = _KEYS[name]

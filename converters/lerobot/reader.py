@@ -269,7 +269,7 @@ class VideoSurvey:
         self._short = 0
 
     def require(self, episode: FrameEpisode) -> None:
-        """Raise FormatError where a video is missing, is damaged, or has not the frames of the rows of an episode."""
+        """Raise FormatError where a video is missing, is damaged, or lacks frames of the rows of an episode."""
         longer, spans, fps, short = [], [], self._info.fps, False
         for column in self._columns:
             place = episode.videos[column.name]
@@ -451,7 +451,7 @@ class DatasetSurvey:
         self._tasks = read_tasks(info)
         self._stored: dict[str, str] | None = None
         self._first = ""
-        self._others: Counter[str] = Counter()  # columns that the first file has not, and how many files have them
+        self._others: Counter[str] = Counter()  # columns that the first file lacks, and how many files have them
         self._runs: dict[int, list[_FrameRun]] = {}
         self._unreadable: dict[str, RbtoolError] = {}
         self._inside = 0
@@ -902,7 +902,7 @@ class LerobotSource(HubRepositorySource):
     def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
         """Find the files of a dataset: a request for the commit, and one for every 1,000 files or so."""
         if not _NAME.fullmatch(safe_id(dataset_id)):
-            raise UsageError(f"{dataset_id!r} is no repository", hint="write it like OWNER/NAME")
+            raise UsageError(f"{dataset_id!r} is not a repository", hint="write it like OWNER/NAME")
         commit = self.hub.commit(dataset_id, revision)
         found = [file for file in self.hub.tree(dataset_id, commit) if _FILES.fullmatch(file.path)]
         if all(file.path != INFO for file in found):

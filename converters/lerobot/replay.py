@@ -367,7 +367,7 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
 
     Elements have `("observation", "state")`, `("observation", "image", NAME)`, `action`, `episode`, `frame`,
     `language_instruction` (text), and `("next", …)` with the observations after the step, never of another
-    episode. The last frame of an episode that no flag ends has none, so that it is no step of its own. The
+    episode. The last frame of an episode that no flag ends has none, so it is not a step of its own. The
     `index` of LeRobot is `("info", "index")`; `"index"` is the sampler's. A stored dataset is opened without the
     network.
 
@@ -453,8 +453,8 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
 
         Texts are texts in batches, and frames of a `VideoClipRef` are decoded, or referred to without `decode_video`.
         With `rehydrate` rows have `("next", "observation", …)`: the following row where that continues the episode,
-        else NaN, or 0 in types without. A column that is no sequence is left out, with a warning. The other arguments
-        are as for the class.
+        else NaN, or 0 in types without. A column that is not a sequence is left out, with a warning. The other
+        arguments are as for the class.
         """
         require_flags(decode_video=decode_video, rehydrate=rehydrate, strict_length=strict_length)
         usable = {name: column for name, column in columns.items() if _is_usable(name, column)}

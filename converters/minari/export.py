@@ -90,7 +90,7 @@ class MinariExporter(Sink):
 
     def _require_continuity_known(self) -> None:
         if not len(self.chosen.rows):
-            raise SchemaError("there is no episode here, and Minari opens no dataset without one")
+            raise SchemaError("no episode to write, and Minari does not open a dataset without episodes")
         fields = {field.key for field in self.chosen.fields}
         if not any(key[0] == "observation" for key in fields) or not any(key[0] == "action" for key in fields):
             raise SchemaError("a Minari dataset has observations and actions, one of them is missing here")

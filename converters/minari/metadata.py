@@ -192,7 +192,7 @@ def _unbounded_box(field: Field, role: str) -> Any:
         raise SchemaError(f"{field.name} is text of the {role} without a space that says so; Minari needs one")
     kind = field.numpy.kind
     if kind == "c" or field.dtype == "bfloat16":
-        raise SchemaError(f"{field.name} is {field.dtype}, for which there is no space")
+        raise SchemaError(f"{field.name} is {field.dtype}, for which Gymnasium has no space")
     if kind == "b":
         return spaces.Box(0, 1, field.shape, np.bool_)  # newer versions of gymnasium refuse bools as bounds
     if kind == "f":
@@ -349,7 +349,7 @@ def ids_in(repository: str, index: bytes | None) -> tuple[list[str], list[str]]:
     ids = {entry for entry in listed if is_dataset_id(entry) and f"{entry}/".startswith(f"{name}/")}
     strange = (entry for entry in listed if not isinstance(entry, str) or entry not in ids)
     problems = [
-        f"{origin} lists {entry!r:.80}, which can be no dataset in it" for entry in itertools.islice(strange, 3)
+        f"{origin} lists {entry!r:.80}, which cannot be a dataset in it" for entry in itertools.islice(strange, 3)
     ]
     return sorted(ids), problems
 

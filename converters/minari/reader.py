@@ -876,7 +876,7 @@ class MinariReader(FileReader):
             spaces={name: strict_space(space) for name, space in self.metadata.spaces().items()},
             renamed_keys=self._columns.renamed_keys(),
             dropped_keys=self._columns.dropped_keys(),
-            notes=tuple(f"{name!r} is no episode and was left out" for name in self._store.other_names()),
+            notes=tuple(f"{name!r} is not an episode and was left out" for name in self._store.other_names()),
             documents=self.metadata.documents(),
             env_metadata=env_metadata(self.metadata),
             lengths=list(found.steps),

@@ -279,7 +279,7 @@ def state_of(dataset: RemoteDataset) -> str:
 def _remote_dataset(
     dataset_id: str, address: str, revision: str | None, files: Iterable[RemoteFile]
 ) -> RemoteDataset | None:
-    """Make a dataset of the visible files below its `data` folder; None if there are no metadata among them."""
+    """Make a dataset of the visible files below its `data` folder; None if the metadata are not among them."""
     data = tuple(file for file in files if file.path.startswith("data/") and "/." not in file.path)
     if all(file.path != DATA_METADATA for file in data):
         return None

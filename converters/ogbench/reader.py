@@ -162,7 +162,7 @@ class OgbenchFile(Closing):
         return self._file.read(name, start, stop)
 
     def verify(self) -> None:
-        """Raise CorruptDataError if a column has not the checksum that the archive states of it."""
+        """Raise CorruptDataError if the checksum of a column is not the one that the archive states."""
         self._file.verify()
 
     def verify_read(self) -> None:
@@ -231,7 +231,7 @@ class OgbenchFile(Closing):
             self._column(OBSERVATIONS, OBSERVATION, "state"),
             self._column(ACTIONS, ACTION, "step"),
         ]
-        dropped = [Dropped(name, "it is no array") for name in self._file.others]
+        dropped = [Dropped(name, "it is not an array") for name in self._file.others]
         taken: list[Key] = []
         for name in sorted(set(self._file.names) - {*REQUIRED, *self._flags}):
             key = REWARD if name == REWARDS else ("info", *map(safe_part, name.split("/")))
@@ -355,7 +355,7 @@ class OgbenchReader(ColumnReader):
         """Open the files, look at their structure and read where trajectories end."""
         files = _files_at(self.path)
         if not files:
-            raise FormatError(f"{self.path} is no npz file, and has not one dataset of OGBench inside")
+            raise FormatError(f"{self.path} is neither an npz file nor a folder with exactly one dataset of OGBench")
         self.id = self.options.get("id")
         if self.id is not None and self.path.is_file():
             files = [files[0], _validation_of(files[0])]
@@ -489,7 +489,7 @@ def _notes_on(file: OgbenchFile, trajectories: list[_Trajectory]) -> Iterator[st
         which = f"episode {single[0]} of {file.path.name} is" if len(single) == 1 else (
             f"{len(single):,} episodes of {file.path.name} (first: {single[0]}) are"
         )  # fmt: skip
-        yield f"{which} left out: one row, which is no step"
+        yield f"{which} left out: one row, which is not a step"
     last = trajectories[-1]
     if last.unfinished and len(last):
         rows = last.stop - last.start
@@ -548,7 +548,7 @@ class OgbenchSource(MirrorSource):
     """OGBench's server, or the mirrors that `OGBENCH_URL` names: base URLs (http or https) in the order to try them.
 
     A dataset is two files. Each must have OGBench's columns, and the checksums that the archive states of them, before
-    it is taken; the next mirror is asked where it has not. Ids that are not published are asked for if they have the
+    it is taken; the next mirror is asked where it does not. Ids that are not published are asked for if they have the
     form of one.
     """
 
@@ -589,6 +589,6 @@ class OgbenchSource(MirrorSource):
         return files
 
     def require_readable(self, path: Path) -> None:
-        """Read a file; FormatError if it is not in OGBench's layout, or has not the checksums that it states."""
+        """Read a file; FormatError if it is not in OGBench's layout, or its checksums are not those it states."""
         with OgbenchFile(path) as file:
             file.verify()

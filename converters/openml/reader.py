@@ -68,7 +68,7 @@ class ArffFile:
             self.attributes, self._begin, self._line = _header(file, path)
 
     def blocks(self) -> Iterator[Mapping[str, Array]]:
-        """Yield all rows. CorruptDataError, which names the line, for a row that is no row of the header's columns."""
+        """Yield all rows. CorruptDataError, which names the line, for a row that does not have the header's columns."""
         with os.fdopen(open_regular(self.path), "rb") as file:
             file.seek(self._begin)
             row = 0
@@ -141,7 +141,7 @@ def _header(file: Any, path: Path) -> tuple[tuple[Attribute, ...], int, int]:
         try:
             line = raw.decode().strip()
         except UnicodeDecodeError as error:
-            raise CorruptDataError(f"{path}: line {number:,} is no text in UTF-8") from error
+            raise CorruptDataError(f"{path}: line {number:,} is not UTF-8 text") from error
         word = line.split(None, 1)[0].lower() if line else ""
         if word == "@data":
             if not found:
@@ -153,13 +153,13 @@ def _header(file: Any, path: Path) -> tuple[tuple[Attribute, ...], int, int]:
                 raise CorruptDataError(f"{path}: line {number:,} has the attribute {found[-1].name!r} again")
         elif not raw or (line and not line.startswith("%") and word != "@relation"):
             break
-    raise CorruptDataError(f"{path} is no ARFF file, or was cut: its header does not end in @data")
+    raise CorruptDataError(f"{path} is not an ARFF file, or was cut: its header does not end in @data")
 
 
 def _attribute(line: str, path: Path, number: int) -> Attribute:
     match = _ATTRIBUTE.fullmatch(line)
     if match is None:
-        raise CorruptDataError(f"{path}: line {number:,} is no attribute: {line[:80]!r}")
+        raise CorruptDataError(f"{path}: line {number:,} is not an attribute: {line[:80]!r}")
     name, kind = _unquoted(match["name"]), match["type"].strip()
     if kind.startswith("{"):
         return Attribute(name, _categories(kind[1:-1], path, number))
@@ -286,8 +286,8 @@ class Encoding:
     """How the rows of a file become numbers, found in one pass over it.
 
     `rows` counts those that are kept, `left_out` those with a missing value where the dataset wants complete rows.
-    `width` is the length of a vector. FormatError for a target that is not there, has missing values or is no category,
-    and for a missing number.
+    `width` is the length of a vector. FormatError for a target that is not there, has missing values or is not a
+    category, and for a missing number.
     """
 
     def __init__(self, file: ArffFile, dataset: OpenmlDataset, target: str, ignored: Sequence[str]) -> None:
@@ -380,9 +380,9 @@ LABEL: Key = ("y",)
 class OpenmlReader(Reader):
     """A folder with one ARFF file and `description.json`, the answer of OpenML to what the table is.
 
-    `observation` is the encoded row, float64; `y` the label as a number from 0, int64. There is no action and no
-    reward: which label is chosen, and what that is worth, is up to the bandit. Every episode has one step, which is
-    terminated, and no next observation. Never detected: `rbtool download openml ID` reads what it fetched.
+    `observation` is the encoded row, float64; `y` the label as a number from 0, int64. The dataset has no action
+    and no reward: which label is chosen, and what that is worth, is up to the bandit. Every episode has one step, which
+    is terminated, and no next observation. Never detected: `rbtool download openml ID` reads what it fetched.
 
     Options: `id` is the name of the dataset, which states the encoding. Raises FormatError for other tables, and
     CorruptDataError for damaged files.
@@ -506,7 +506,7 @@ def description_in(data: bytes, origin: str) -> dict[str, Any]:
     document = parse_json(data, origin)
     found = document.get("data_set_description") if isinstance(document, dict) else None
     if not isinstance(found, dict):
-        raise FormatError(f"{origin} is no description of a table of OpenML")
+        raise FormatError(f"{origin} is not OpenML's description of a table")
     return found
 
 
@@ -615,7 +615,7 @@ class OpenmlSource(HttpSource):
             listed = document["data"]["dataset"]
             numbers = [int(one["did"]) for one in listed if (one["name"], int(one["version"])) == _wanted(dataset)]
         except (TypeError, LookupError, ValueError) as error:
-            raise FormatError(f"{where} is no list of tables of OpenML") from error
+            raise FormatError(f"{where} is not OpenML's list of tables") from error
         if not numbers:
             raise DatasetNotFoundError(f"{self.remote} has no table {dataset.table!r} in version {dataset.version}")
         return numbers[0]
@@ -632,7 +632,7 @@ class OpenmlSource(HttpSource):
             if file.checksum is None and md5 is not None and not matches(path, path.stat().st_size, md5):
                 fs.remove(path)
                 raise CorruptDataError(
-                    f"{file.path} has not the {md5} that OpenML states, and is not kept", hint="try again later"
+                    f"{file.path} does not have the {md5} that OpenML states, and is not kept", hint="try again later"
                 )
 
 

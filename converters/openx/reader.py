@@ -299,7 +299,7 @@ def _fields_of(column: Column) -> list[tuple[Field, Timing]] | str:
 def meaning_of(column: Column) -> tuple[Key, Role, Timing]:
     """Return key, role and timing of a column."""
     found = step_meaning(column.path)
-    assert found is not None  # flags are no columns
+    assert found is not None  # flags are not columns
     return found
 
 
@@ -634,7 +634,7 @@ class OpenXReader(SurveyedReader[ShardSurvey], PartsReader):
         if empty:
             yield f"{empty:,} episode{'s' if empty > 1 else ''} without steps left out"
         if skipped:
-            yield f"{skipped:,} file{'s' if skipped > 1 else ''} in the archives that are no episodes"
+            yield f"{skipped:,} file{'s' if skipped > 1 else ''} in the archives that are not episodes"
         if survey.unstarted:
             yield f"is_first is not set in the first step of {survey.unstarted:,} of {len(episodes):,} episodes"
         open_ended = sum(one.length > 0 and not one.is_last for one in episodes.values())

@@ -114,9 +114,9 @@ def joined_form(one: LeafForm, other: LeafForm) -> LeafForm | None:
 
 
 def leaves_of(step: Value, what: str) -> Step:
-    """Return the leaves of a step by their paths; FormatError for a step that is no dictionary."""
+    """Return the leaves of a step by their paths; FormatError for a step that is not a dictionary."""
     if not isinstance(step, dict):
-        raise FormatError(f"{what} is no dictionary")
+        raise FormatError(f"{what} is not a dictionary")
     found: Step = {}
     _collect(step, (), found)
     return found
@@ -143,7 +143,7 @@ class Episode:
     def __init__(self, reader: PickleReader, found: Value, what: str) -> None:
         steps = found.get("steps") if isinstance(found, dict) else None
         if not isinstance(found, dict) or not isinstance(steps, PickledList) or len(steps.shape) != 1:
-            raise FormatError(f"{what} is no episode, expected a dictionary with a list of steps")
+            raise FormatError(f"{what} is not an episode, expected a dictionary with a list of steps")
         self.what = what
         self.length = len(steps)
         self.others = {name: value for name, value in found.items() if name != "steps"}
@@ -199,12 +199,12 @@ class Episode:
 def _image(value: Value) -> PickledBytes:
     data = value if isinstance(value, PickledBytes) else image_bytes(value)
     if data is None:
-        raise FormatError("a value is no image")
+        raise FormatError("a value is not an image")
     return data
 
 
 def _utf8(value: Any) -> bytes:
-    """Return text as it is stored: bytes that are no UTF-8 are taken for Latin-1."""
+    """Return text as it is stored: bytes that are not UTF-8 are taken for Latin-1."""
     if isinstance(value, np.ndarray):
         value = value.item()
     if isinstance(value, str):
@@ -426,7 +426,7 @@ class EpisodeArchives(Closing):
             if not path.stat().st_size:
                 raise CutError(f"{path} is an empty file", hint=_AGAIN)
             if not begins_as_archive(path) and not is_empty_archive(path):
-                raise CorruptDataError(f"{path} is no tar archive", hint=_AGAIN)
+                raise CorruptDataError(f"{path} is not a tar archive", hint=_AGAIN)
             self._number, self._archive = number, Archive(path)
         return self._archive
 
@@ -499,7 +499,7 @@ class _Piece:
         if first is None or end is None:
             return False
         hidden = first - self._begin
-        if hidden:  # what is before becomes a member that is no episode
+        if hidden:  # what is before becomes a member that is not an episode
             header = tarfile.TarInfo("before")
             header.size = hidden - _BLOCK
             fs.pwrite(self._descriptor, memoryview(header.tobuf()), 0, self._path)
@@ -559,7 +559,8 @@ class _Piece:
             header = _header(self._block(position))
             if header is None:
                 cut = position + _BLOCK > self._size
-                why = f"cut: it ends after {self._size:,} bytes" if cut else f"damaged: byte {position:,} is no header"
+                damage = f"damaged: no header begins at byte {position:,}"
+                why = f"cut: it ends after {self._size:,} bytes" if cut else damage
                 raise CorruptDataError(f"{self._what} is {why}")
             position += header.bytes
             extended = header.extended

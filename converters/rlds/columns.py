@@ -182,7 +182,7 @@ class StepColumn:
         return [*made, Field(length_key(self.key), "int32", (), self.role)] if self.kind == "ragged" else made
 
     def require(self, record: EpisodeRecord) -> None:
-        """Raise FormatError for an episode that has not as many values as steps."""
+        """Raise FormatError for an episode that does not have as many values as steps."""
         if self.kind == "numbers":
             record.numbers(self.leaf.name, self.leaf.size)
         elif self.kind == "ragged":
@@ -443,7 +443,7 @@ def _text(example: Example, leaf: Leaf) -> str | None:
     if values is None:
         return None
     if isinstance(values, Strings) != (leaf.kind == "text"):
-        raise CorruptDataError("it is no text" if leaf.kind == "text" else "it is no number")
+        raise CorruptDataError("it is not text" if leaf.kind == "text" else "it is not a number")
     if isinstance(values, Strings):
         if len(values) != 1:
             raise CorruptDataError(f"it has {len(values):,} texts, expected one")
@@ -458,7 +458,7 @@ def _text(example: Example, leaf: Leaf) -> str | None:
         raise CorruptDataError(f"it has {len(values):,} values, expected {size:,}")
     array = values.read(0, len(values), leaf.numpy)
     if leaf.nested and leaf.size > 0 and len(array) % leaf.size:
-        raise FormatError(f"{leaf.name!r} has {len(array):,} values, which are no rows of {leaf.size:,}")
+        raise FormatError(f"{leaf.name!r} has {len(array):,} values, which are not rows of {leaf.size:,}")
     shape = (-1, *leaf.shape) if leaf.nested else leaf.shape
     value = array.reshape(shape).tolist() if array.size else []
     return dump_json(value)

@@ -182,8 +182,8 @@ def _require_same(made: Array, found: Array, dtype: np.dtype[Any]) -> None:
 
 
 def damaged(why: str) -> CorruptDataError:
-    """Make the error for bytes that are no Example."""
-    return CorruptDataError(f"no sound Example: {why}")
+    """Make the error for bytes that are not an Example."""
+    return CorruptDataError(f"not a sound Example: {why}")
 
 
 _VARINT, _EIGHT, _LENGTH, _FOUR = 0, 1, 2, 5
@@ -196,7 +196,7 @@ _NO_SPANS: Array = np.empty((0, 2), np.int64)
 
 
 class EpisodeExample:
-    """The lists of an Example by name. CorruptDataError for bytes that are no Example."""
+    """The lists of an Example by name. CorruptDataError for bytes that are not an Example."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -70,7 +70,7 @@ _SHARD_NAME = re.compile(r"\w+-train\.tfrecord-\d{5}-of-\d{5}", re.ASCII)
 class StepFeature:
     """A leaf as a feature of the steps: `path` there, and when it is known.
 
-    `lengths` states how many values of each row are no padding, where it is a sequence of any length.
+    `lengths` states how many values of each row are not padding, where it is a sequence of any length.
     """
 
     column: ExportColumn
@@ -165,7 +165,7 @@ class RldsExporter(Sink):
         self.refuse({"bfloat16"}, "a reader of RLDS without TensorFlow")
         table = self.chosen.table
         if not len(table):
-            raise SchemaError("there is no episode here, and TensorFlow Datasets opens no dataset without one")
+            raise SchemaError("no episode to write, and TensorFlow Datasets does not open a dataset without episodes")
         self._require_continuous()
         self._flags_inside = self._look_at_flags()
         self._features = list(self._find_features())
@@ -382,7 +382,7 @@ class RldsExporter(Sink):
 
 
 def _within(counts: Array, most: int) -> Array:
-    """Which values of padded rows are no padding, bool `[rows, most]`."""
+    """Which values of padded rows are not padding, bool `[rows, most]`."""
     return np.arange(most) < counts[:, None]
 
 

@@ -130,7 +130,7 @@ def survey(
         first += count
     for column in found.columns:
         if column.leaf.size < 0 and column.kind == "image" and column.found is None:
-            column.why = column.why or "its shape is not stated, and there are no images"
+            column.why = column.why or "its shape is not stated, and there is no image to take it from"
     found.dropped += [Dropped(source_name(one.leaf), one.why) for one in found.columns if one.why]
     found.columns = [one for one in found.columns if not one.why]
     found.dropped += [Dropped(name, why) for name, why in sorted(found.texts.too_long.items())]

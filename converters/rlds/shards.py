@@ -98,7 +98,7 @@ def load_features(folder: Path) -> Features:
 def parse_features(document: Any, origin: str) -> Features:
     """Return the features that a JSON document describes; FormatError for one without steps."""
     if not isinstance(document, dict):
-        raise FormatError(f"{origin} is no JSON object")
+        raise FormatError(f"{origin} is not a JSON object")
     top = dict(_dictionary(_newer(document, origin), origin))
     if STEPS not in top:
         raise FormatError(
@@ -108,7 +108,7 @@ def parse_features(document: Any, origin: str) -> Features:
     inner = steps.get("sequence") if isinstance(steps, dict) else None
     step = inner.get("feature") if isinstance(inner, dict) else None
     if not isinstance(step, dict) or "featuresDict" not in step:
-        raise FormatError(f"{origin}: 'steps' is no sequence of dictionaries")
+        raise FormatError(f"{origin}: 'steps' is not a sequence of dictionaries")
     return Features(
         tuple(sorted(_leaves(step, (), origin), key=lambda leaf: leaf.path)),
         tuple(
@@ -127,7 +127,7 @@ def load_document(path: Path) -> dict[str, Any]:
         raise CorruptDataError(f"{path} is an empty file", hint="copy or fetch the file again")
     document = load_json(path)
     if not isinstance(document, dict):
-        raise FormatError(f"{path} is no JSON object")
+        raise FormatError(f"{path} is not a JSON object")
     return document
 
 
@@ -159,7 +159,7 @@ def _dictionary(node: Mapping[str, Any], origin: str) -> Iterator[tuple[str, Any
     inner = node.get("featuresDict")
     parts = inner.get("features", {}) if isinstance(inner, dict) else None
     if not isinstance(parts, dict):
-        raise FormatError(f"{origin} is no dictionary of features")
+        raise FormatError(f"{origin} is not a dictionary of features")
     yield from parts.items()
 
 
@@ -167,14 +167,14 @@ def _leaves(node: Any, path: tuple[str, ...], origin: str) -> Iterator[Leaf]:
     """Yield the leaves below a node."""
     what = f"{origin}: {'/'.join(path) or STEPS!r}"
     if not isinstance(node, dict):
-        raise FormatError(f"{what} is no feature")
+        raise FormatError(f"{what} is not a feature")
     if "featuresDict" in node:
         for name, part in _dictionary(node, what):
             yield from _leaves(part, (*path, *_parts(name, what)), origin)
     elif "sequence" in node:
         inner = node["sequence"]
         if not isinstance(inner, dict):
-            raise FormatError(f"{what} is no sequence")
+            raise FormatError(f"{what} is not a sequence")
         length = _whole(inner.get("length", "-1"), what)
         for leaf in _leaves(inner.get("feature"), path, origin):
             yield _in_sequence(leaf, length)
@@ -187,7 +187,7 @@ def _parts(name: str, what: str) -> tuple[str, ...]:
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise FormatError(f"{what} has a name that is no text") from error
+        raise FormatError(f"{what} has a name that is not text") from error
     if not all(parts):
         raise FormatError(f"{what} has a part without a name")
     return parts
@@ -261,7 +261,7 @@ def _object(value: Any, what: str) -> Mapping[str, Any]:
 def _shape(node: Mapping[str, Any], what: str) -> tuple[int, ...]:
     stated = _object(node.get("shape") or {}, what).get("dimensions", [])
     if not isinstance(stated, list) or len(stated) > 16:
-        raise FormatError(f"{what} has a shape that is no list of lengths")
+        raise FormatError(f"{what} has a shape that is not a list of lengths")
     return tuple(_whole(one, what) for one in stated)
 
 
@@ -593,7 +593,7 @@ def _stated(folder: Path) -> VersionLayout:
         raise FormatError(f"{path}: the file format {str(kind)[:40]!r} is not read; {' and '.join(KINDS)} are")
     splits = info.get("splits", [])
     if not isinstance(splits, list) or not all(isinstance(split, dict) for split in splits):
-        raise FormatError(f"{path}: splits are no list of objects")
+        raise FormatError(f"{path}: splits are not a list of objects")
     names = [_text(split, "name", path) for split in splits]
     if len(set(names)) < len(names):
         raise FormatError(f"{path} names a split twice")
@@ -616,7 +616,7 @@ def _shards_of(split: Mapping[str, Any], dataset: str, kind: str, path: Path) ->
     lengths: Sequence[int | None] = _lengths(split, path)
     template = split.get("filepathTemplate") or _TEMPLATE
     if not isinstance(template, str):
-        raise FormatError(f"{path}: the split {name!r} has names of files that are no text")
+        raise FormatError(f"{path}: the split {name!r} has names of files that are not text")
     for number in range(len(lengths)):
         file = template
         values = {
@@ -639,7 +639,7 @@ def _lengths(split: Mapping[str, Any], path: Path) -> list[int | None]:
             raise FormatError(f"{path}: the split {split['name']!r} has {count[:40]!r} shards")
         return [None] * int(count)
     if not isinstance(lengths, list) or len(lengths) > _MOST_SHARDS:
-        raise FormatError(f"{path}: shardLengths of the split {split['name']!r} are no list of numbers")
+        raise FormatError(f"{path}: shardLengths of the split {split['name']!r} are not a list of numbers")
     found: list[int | None] = []
     for length in lengths:
         text = str(length)

@@ -257,7 +257,7 @@ def objects(values: Sequence[Any]) -> Array:
 def add_array(path: ColumnPath, array: Array, block: RowBlock) -> None:
     """Add a column that is an array already; one that is not a number a row is odd."""
     if array.dtype.kind not in "biuf":
-        block.odd[path] = "it has values that are no numbers"
+        block.odd[path] = "it has values that are not numbers"
     elif not array.ndim or len(array) != block.rows:
         block.odd[path] = f"it has {len(array) if array.ndim else 1:,} values for {block.rows:,} rows"
     else:
@@ -392,7 +392,7 @@ def _opened(path: Path) -> IO[bytes]:
 class JsonLines(Closing):
     """One file of JSON lines. A place is the offset of the first line, the number of bytes, and the number of the line.
 
-    A line that is no JSON, or whose compressed columns are damaged, is left out; `damage` has the errors, by the
+    A line that is not JSON, or whose compressed columns are damaged, is left out; `damage` has the errors, by the
     numbers of the lines read so far. Transitions after it are another batch than those before.
     """
 
@@ -497,9 +497,9 @@ def _document(line: bytes, what: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise CorruptDataError(f"{what} is no JSON ({_reason(error)}): it was cut, or is damaged") from error
+        raise CorruptDataError(f"{what} is not JSON ({_reason(error)}): it was cut, or is damaged") from error
     if not isinstance(found, dict):
-        raise CorruptDataError(f"{what} is no object of JSON")
+        raise CorruptDataError(f"{what} is not a JSON object")
     return found
 
 
@@ -579,7 +579,7 @@ def _unpacked(data: bytes, what: str) -> dict[Any, Any]:
         reason = " ".join(str(error).split())[:100] or type(error).__name__
         raise CorruptDataError(f"{what} cannot be unpacked ({reason}): it was cut, or is damaged") from error
     if not isinstance(found, dict):
-        raise CorruptDataError(f"{what} is no map of msgpack")
+        raise CorruptDataError(f"{what} is not a msgpack map")
     return found
 
 
@@ -602,7 +602,7 @@ def _decoded(value: dict[Any, Any], what: str) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _number_type(text: str) -> np.dtype[Any] | None:
-    """The element type that a text names; None for one whose elements are no real numbers."""
+    """The element type that a text names; None for one whose elements are not real numbers."""
     dtype = np.dtype(text)
     return dtype if dtype.kind in "biuf" else None
 
@@ -874,7 +874,7 @@ def _add_numbers(path: ColumnPath, values: Any, block: RowBlock) -> None:
         shape.append(int(lengths[0]))
         values = values.flatten()
     if not any(test(values.type) for test in _NUMBERS):
-        block.odd[path] = f"its values are {values.type}, which are no numbers"
+        block.odd[path] = f"its values are {values.type}, which are not numbers"
     elif values.null_count and not pa.types.is_floating(values.type):
         block.odd[path] = "it has no value in some rows"
     else:

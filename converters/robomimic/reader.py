@@ -366,7 +366,7 @@ class RobomimicReader(GroupReader):
         """Open the file."""
         file = h5_file_at(self.path)
         if file is None:
-            raise FormatError(f"{self.path} is no HDF5 file, and has not one inside")
+            raise FormatError(f"{self.path} is neither an HDF5 file nor a folder with exactly one")
         self._ends = stated_ends(self.options)
         if self.options.get("reward") not in (None, "zero"):
             raise UsageError(f"--reward is {self.options['reward']!r}, expected zero")

@@ -88,7 +88,7 @@ class RobosetReader(GroupReader):
         """Look for the files; all must be whole."""
         files = list(_files_at(self.path))
         if not files:
-            raise FormatError(f"{self.path} is no HDF5 file, and has none inside")
+            raise FormatError(f"{self.path} is neither an HDF5 file nor a folder with one")
         self._ends = stated_ends(self.options)
         for file in files:
             require_whole_h5(file)

@@ -23,7 +23,7 @@ class RobosetExperienceReplay(SourceExperienceReplay):
     - Arguments for an environment are refused, since none is made.
 
     What is in `("next", "observation")` and `("next", "info")` never belongs to another episode, and is nowhere zero
-    unless the data are. There is no flag at the root, and an episode that `done` does not end is truncated. Episodes of
+    unless the data are. The root has no flags, and an episode that `done` does not end is truncated. Episodes of
     the files of several seeds have numbers of their own in `"episode"`. Rows are read from the disk when first touched;
     what is edited, in a batch or in place, stays in this process. A dataset that is stored is opened without the
     network.

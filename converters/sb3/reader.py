@@ -103,7 +103,7 @@ class _Arrays(Protocol):
 class _PickledArrays(Closing):
     """The arrays of a pickled buffer, by the names that they have in npz; the process that unpickled it keeps them.
 
-    `dropped` names what has a row a step and is no array. FormatError for the pickle of something else.
+    `dropped` names what has a row a step and is not an array. FormatError for the pickle of something else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -223,7 +223,7 @@ class Buffer(Closing):
             try:
                 dtype_name(dtype)
             except (SchemaError, TypeError) as error:
-                raise FormatError(f"{self.path}: {name} are {dtype}, which are no numbers") from error
+                raise FormatError(f"{self.path}: {name} are {dtype}, which are not numbers") from error
         if len(self._file.form(REWARDS)[1]) != 2:
             raise FormatError(
                 f"{self.path}: rewards have shape {list(self._file.form(REWARDS)[1])}, expected one number"
@@ -328,7 +328,7 @@ class Buffer(Closing):
         return found
 
     def verify_read(self) -> None:
-        """Raise CorruptDataError if an array that was read has not the checksum that is stated of it."""
+        """Raise CorruptDataError if the checksum of an array that was read is not the one stated."""
         self._file.verify_read()
 
     def close(self) -> None:

@@ -125,7 +125,7 @@ class TableFile(Closing, ABC):
                 text.decode()
             except UnicodeError as error:
                 raise FormatError(
-                    f"{self.path}: column {column.name!r} is no text in UTF-8 in {self.place(row)}"
+                    f"{self.path}: column {column.name!r} is not UTF-8 text in {self.place(row)}"
                 ) from error
             if len(text) > LONGEST_ROW:
                 raise FormatError(
@@ -160,7 +160,7 @@ def array_column(name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None)
     except (SchemaError, TypeError, ValueError):
         why = "its elements are Python objects, which only unpickling would read" if dtype.hasobject else ""
         return TableColumn(
-            name, str(dtype), shape[1:], shape[0], why or f"its elements are {dtype}, which are no numbers"
+            name, str(dtype), shape[1:], shape[0], why or f"its elements are {dtype}, which are not numbers"
         )
 
 

@@ -188,7 +188,7 @@ def require_ted_key(key: Key, columns: tuple[str, ...]) -> None:
     meant = _meant(own[0])
     if meant in _FLAG_NAMES:
         raise UsageError(
-            f"--map has the key {key_name(key)!r}: flags are no fields of a map",
+            f"--map has the key {key_name(key)!r}: flags are not fields of a map",
             hint="name their columns in --ends TERMINATED,TRUNCATED",
         )
     path = tuple((meant or own[0]).split("."))
@@ -255,7 +255,7 @@ def parts(name: str) -> tuple[str, ...]:
 
 
 class TableMapping:
-    """The fields that a map makes of the columns of a file; UsageError for one that the file has not.
+    """The fields that a map makes of the columns of a file; UsageError for one that the file does not have.
 
     FormatError for columns that cannot be mapped, or have different numbers of rows.
     """
@@ -313,7 +313,7 @@ class TableMapping:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a dataset is expected to have and the map has not."""
+        """What a dataset is expected to have and the map lacks."""
         there = {one.field.key[0] for one in self.fields}
         what = [name for name in ("action", "reward") if name not in there]
         return (f"no {' and no '.join(what)} is mapped: the dataset has none",) if what else ()
@@ -430,7 +430,7 @@ class TableMapping:
 
 
 def unknown_column(file: TableFile, what: str, name: str, *, quoted: bool = False) -> UsageError:
-    """Make the error for a column that a user names and that the file has not; for `quoted` see `columns_text`."""
+    """Make the error for a column that a user names and the file does not have; for `quoted` see `columns_text`."""
     if name in PLACEHOLDERS:
         return UsageError(
             f"{what}: {name} is a placeholder, write the name of a column there", hint=columns_text(file, quoted=quoted)

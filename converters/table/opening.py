@@ -199,7 +199,7 @@ def npy_files(folder: Path) -> Iterator[tuple[str, Path]]:
             elif entry.suffix == ".npy" and entry.is_file():
                 found.append((f"{prefix}{entry.stem}", entry))
         if len(found) > _MOST_FILES:
-            raise FormatError(f"{folder} has more than {_MOST_FILES:,} npy files: they are no columns of one table")
+            raise FormatError(f"{folder} has more than {_MOST_FILES:,} npy files: they are not columns of one table")
     yield from sorted(found)
 
 

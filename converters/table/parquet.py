@@ -111,7 +111,7 @@ class ParquetFile(TableFile):
             kind = kind.value_type
         if not any(test(kind) for test in _NUMBERS):
             return TableColumn(
-                name, str(kind), tuple(sizes), self._rows, f"its elements are {kind}, which are no numbers"
+                name, str(kind), tuple(sizes), self._rows, f"its elements are {kind}, which are not numbers"
             )
         return array_column(name, np.dtype(kind.to_pandas_dtype()), (self._rows, *sizes))
 

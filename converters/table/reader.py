@@ -42,7 +42,7 @@ _NO_FLAGS = frozenset(
         "first", "last", "step_type", "absorbing", "discount", "discounts",
     }
 )  # fmt: skip
-"""Columns that qualify what flags mean: next to one of them, a flag may mark a row that is no step, or not all ends."""
+"""Columns that qualify flags: next to one of them, a flag may mark a row that is not a step, or not all ends."""
 _KEY = (
     "episode", "episode_id", "episode_index", "episode_idx", "episode_num", "episode_no", "episode_number",
     "ep", "eps_id", "traj", "traj_id",

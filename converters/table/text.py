@@ -195,7 +195,7 @@ class CsvFile(TableFile):
             if len(held) > _LONGEST_ROW:
                 raise CorruptDataError(
                     f"{self.path}: a row of more than {_LONGEST_ROW >> 20} MiB begins at byte {offset:,}: a quote is "
-                    "not closed, or it is no CSV file"
+                    "not closed, or it is not a CSV file"
                 )
 
     def _parse(self, content: bytes, names: Sequence[str] | None, types: dict[str, Any] | None, line: int) -> Any:
@@ -306,7 +306,7 @@ class CsvFile(TableFile):
 
     def require_text(self, column: TableColumn) -> None:
         if self._odd[column.name].kinds.keys() - {"empty"} != {TEXT}:
-            self.require_numbers(column)  # a cell that is no number, in a column of numbers
+            self.require_numbers(column)  # a cell that is not a number, in a column of numbers
 
     def require_key(self, column: TableColumn) -> None:
         row = self._odd[column.name].kinds.get("empty")
@@ -316,7 +316,7 @@ class CsvFile(TableFile):
             )
 
     def _first_text(self, name: str) -> tuple[int, str]:
-        """The first cell that is no number; for truth values among numbers, the first that is of another kind."""
+        """The first cell that is not a number; for truth values among numbers, the first that is of another kind."""
         kinds = self._odd[name].kinds
         row = kinds.get(TEXT, max(kinds.values(), default=0))
         cells = self._cells(name, row)
@@ -356,16 +356,16 @@ class CsvFile(TableFile):
 def read_header(file: Any, path: Path) -> tuple[str, tuple[str, ...], int]:
     """Read the line that names the columns: the delimiter, the names, and the offset of what follows.
 
-    FormatError for what is no text, for a first line of numbers, and for names that are empty or there twice.
+    FormatError for what is not text, for a first line of numbers, and for names that are empty or there twice.
     """
     file.seek(0)
     raw = file.readline(1 << 20)
     if b"\0" in raw or not raw.endswith(b"\n"):
-        raise FormatError(f"{path} is no table: it is neither HDF5, npz nor Parquet, and has no first line of text")
+        raise FormatError(f"{path} is not a table: it is neither HDF5, npz nor Parquet, and has no first line of text")
     try:
         line = raw.removeprefix(_BOM).decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: its first line is no text in UTF-8") from error
+        raise FormatError(f"{path}: its first line is not UTF-8 text") from error
     delimiter = next((one for one in _DELIMITERS if one in line), ",")
     try:
         names = tuple(name.strip() for name in next(csv.reader([line], delimiter=delimiter), []))

@@ -92,7 +92,7 @@ class ArrayFile(Closing):
         """Return why an array is not of numbers with a row each; empty where it is."""
         dtype, shape = self.form(name)
         if dtype.hasobject:
-            return "it is no array of numbers"
+            return "it is not an array of numbers"
         try:
             dtype_name(dtype)
         except SchemaError as error:
@@ -161,7 +161,7 @@ class Layout:
 
 
 def layout_of(file: ArrayFile, flags: Iterable[str]) -> Layout:
-    """Return the columns of a file, of which `flags` are no fields; FormatError for arrays that make no sense.
+    """Return the columns of a file, of which `flags` are not fields; FormatError for arrays that make no sense.
 
     All arrays have as many rows; only all of the flags may have one more.
     """
@@ -185,7 +185,7 @@ def layout_of(file: ArrayFile, flags: Iterable[str]) -> Layout:
     columns.append(_column(file, "reward", REWARD, "result"))
     if DISCOUNT in core:
         columns.append(_column(file, DISCOUNT, (DISCOUNT,), "result"))
-    dropped = [Dropped(name, "it is no array with a row for each observation") for name in file.others]
+    dropped = [Dropped(name, "it is not an array with one row per observation") for name in file.others]
     taken: list[Key] = []
     for name in sorted(set(file.names) - set(core)):
         key = ("state", *map(safe_part, name.split("/")))
@@ -505,7 +505,7 @@ def _episodes(numbers: Sequence[int]) -> str:
 def _notes(episodes: Mapping[int, RowEpisode], odd_starts: int) -> Iterator[str]:
     single = [one.number for one in episodes.values() if not len(one)]
     if single:
-        yield f"{_episodes(single)} {'is' if len(single) == 1 else 'are'} left out: one row, which is no step"
+        yield f"{_episodes(single)} {'is' if len(single) == 1 else 'are'} left out: one row, which is not a step"
     cut = [one.number for one in episodes.values() if not one.begins]
     if cut:
         yield f"{_episodes(cut)} {'begins' if len(cut) == 1 else 'begin'} in the middle: the rows before are not there"

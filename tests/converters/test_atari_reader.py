@@ -124,7 +124,7 @@ def test_runs_cut_anywhere_come_back(
 def test_rings_as_dopamine_logs_them_come_back(
     lengths: list[int], tail: int, capacity: int, blanks: int, seed: int
 ) -> None:
-    """The oldest row, in the last slot, comes after the checkpoint before; the blank rows are no steps."""
+    """The oldest row, in the last slot, comes after the checkpoint before; the blank rows are not steps."""
     rows = random_rows([6, *lengths], tail=tail, seed=seed, blanks=blanks)
     whole = (len(rows) + 1) // capacity * capacity - 1
     if whole < 7:

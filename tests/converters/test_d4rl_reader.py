@@ -301,7 +301,7 @@ def test_a_truncated_file_names_the_sizes_and_how_to_fetch_it_again(name: str, s
 def test_a_published_name_without_hdf5_inside_names_the_command_that_fetches_it(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "hopper_medium-v2.hdf5"
     file.write_bytes(content)
-    with pytest.raises(CorruptDataError, match="is no HDF5 file") as caught:
+    with pytest.raises(CorruptDataError, match="is not an HDF5 file") as caught:
         rbtool.convert(file, tmp_path / "out")
     assert "rbtool download d4rl hopper-medium-v2" in str(caught.value.hint)
     other = file.rename(tmp_path / "mine.hdf5")

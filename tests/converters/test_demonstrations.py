@@ -398,7 +398,7 @@ def test_imitation_time_limits_in_infos_of_datasets_are_believed(tmp_path: Path)
         ({"obs": np.zeros((15, 3))}, "have 18 observations, obs has 15 rows"),
         ({"rews": np.zeros(14)}, "rews have shape"),
         ({"rews": np.zeros((15, 2))}, "expected one number"),
-        ({"acts": np.array(["a"] * 15)}, "no numbers"),
+        ({"acts": np.array(["a"] * 15)}, "not numbers"),
         ({"obs": np.float32(1)}, "a single value"),
     ],
 )  # fmt: skip
@@ -445,7 +445,7 @@ def test_d3rlpy_every_row_equals_a_plain_reading(name: str, tmp_path: Path) -> N
         ({"rewards_0": np.zeros((5, 2))}, "rewards_1 is float32"),
         ({"terminated_0": 2}, "expected one flag"),
         ({"columns": ["observations", "actions"]}, "has no 'rewards' among its columns"),
-        ({"observations_0": ["a"] * 5}, "no numbers"),
+        ({"observations_0": ["a"] * 5}, "not numbers"),
     ],
 )  # fmt: skip
 def test_d3rlpy_contradictions_are_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -692,7 +692,7 @@ def test_dapg_of_every_protocol_is_found_and_read(protocol: int, tmp_path: Path)
     ("extra", "message"),
     [
         ({"rewards": np.zeros((5, 2))}, "'observations' of path 1 has 4 rows, and rewards 5"),
-        ({"actions": 1}, "'actions' of path 0 is no array"),
+        ({"actions": 1}, "'actions' of path 0 is not an array"),
         ({"odd": Path("x")}, "a pickle of more than data"),
     ],
 )  # fmt: skip

@@ -233,7 +233,7 @@ def test_what_lies_beside_the_episodes_is_named(tmp_path: Path) -> None:
     with h5py.File(folder / "data" / "main_data.hdf5", "r+") as file:
         file["notes"] = 3
     with MinariReader(folder) as reader:
-        assert reader.facts().notes == ("'notes' is no episode and was left out",)
+        assert reader.facts().notes == ("'notes' is not an episode and was left out",)
 
 
 def test_rewards_of_two_types_are_widened_and_noted(tmp_path: Path) -> None:

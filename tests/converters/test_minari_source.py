@@ -159,7 +159,7 @@ def test_names_in_an_index_that_can_be_no_datasets(hub: Hub, environment: dict[s
     (tmp_path / ORGANISATION / "pixel" / INDEX).write_text(json.dumps(index))
     found = ask_one(environment, "source", "ids")
     assert found["ids"] == sorted([*IDS, "flat-v0"])
-    assert all("can be no dataset" in problem and problem.isprintable() for problem in found["problems"])
+    assert all("cannot be a dataset" in problem and problem.isprintable() for problem in found["problems"])
     assert found["problems"]
 
 

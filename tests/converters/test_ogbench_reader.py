@@ -215,7 +215,7 @@ def test_rows_that_are_no_steps_and_the_unfinished_tail_are_named(tmp_path: Path
     columns = random_ogbench((3, 0, 4, 2), unfinished=True)
     result = rbtool.convert(write_ogbench(tmp_path / "a-v0.npz", columns), tmp_path / "out")
     assert (result.episodes, result.steps, result.boundary["end_of_file"]) == (3, 9, 1)
-    assert "episode 1 of a-v0.npz is left out: one row, which is no step" in result.notes
+    assert "episode 1 of a-v0.npz is left out: one row, which is not a step" in result.notes
     assert any("the last 3 rows of a-v0.npz end without a mark" in note for note in result.notes)
     with pytest.raises(FormatError, match="has no steps"):
         rbtool.convert(write_ogbench(tmp_path / "b-v0.npz", random_ogbench((0, 0))), tmp_path / "no")

@@ -101,7 +101,7 @@ def test_without_a_size_the_md5_is_compared_in_the_end(server: StaticServer) -> 
     server.faults |= {path: [Fault(chunked=True)] for path in places}
     assert rbtool.download("openml", "magic").steps == 50
     server.faults |= {path: [Fault(chunked=True, corrupt=400)] for path in places}
-    with pytest.raises(CorruptDataError, match="has not the md5:"):
+    with pytest.raises(CorruptDataError, match="does not have the md5:"):
         rbtool.download("openml", "magic", force=True)
 
 
@@ -190,7 +190,7 @@ def test_arff_with_comments_blanks_and_quotes(tmp_path: Path) -> None:
         (HEADER.replace("{x,'y z'}", "{x,x}") + "1,x\n", "a category twice"),
         (HEADER.replace("'b c'", "a") + "1,x\n", "the attribute 'a' again"),
         ("@data\n1\n", "no @attribute"),
-        ("a,b\n1,2\n", "is no ARFF file"),
+        ("a,b\n1,2\n", "is not an ARFF file"),
     ],
 )
 def test_arff_that_is_damaged_is_refused(text: str, message: str, tmp_path: Path) -> None:

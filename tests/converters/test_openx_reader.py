@@ -183,9 +183,9 @@ ODD = {
     "terminal inside": (lambda one: with_value(one, "is_terminal", True), "is_terminal is set in step 0 of 4"),
     "first inside": (lambda one: with_value(one, "is_first", True), "is_first is set in step 1 of 4"),
     "odd flag": (lambda one: with_value(one, "is_last", 0.5), "is_last is not true or false"),
-    "no steps": (lambda one: {"frames": one["steps"]}, "is no episode"),
-    "no list": (lambda one: [one], "is no episode"),
-    "a step that is none": (lambda one: {"steps": [*one["steps"], 3]}, "step 4 is no dictionary"),
+    "no steps": (lambda one: {"frames": one["steps"]}, "is not an episode"),
+    "no list": (lambda one: [one], "is not an episode"),
+    "a step that is none": (lambda one: {"steps": [*one["steps"], 3]}, "step 4 is not a dictionary"),
     "a class": (lambda one: pickle.dumps(Path("x")), "is a pickle of more than data: it has pathlib"),
     "cut": (lambda one: pickle.dumps(one)[:300], "cannot be read"),
 }  # fmt: skip

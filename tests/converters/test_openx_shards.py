@@ -38,9 +38,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str, int]] = {
     "missing": (Path.unlink, "a shard is missing: toy_00001.tar", 6),
     "cut": (cut, "toy_00001.tar is cut", 7),
     "empty": (lambda path: path.write_bytes(b""), "toy_00001.tar is an empty file", 6),
-    "zeros": (lambda path: path.write_bytes(bytes(20 << 10)), "toy_00001.tar is no tar archive", 6),
+    "zeros": (lambda path: path.write_bytes(bytes(20 << 10)), "toy_00001.tar is not a tar archive", 6),
     "a pointer": (lambda path: path.write_bytes(POINTER), "toy_00001.tar is a git-lfs pointer", 6),
-    "a page": (lambda path: path.write_bytes(b"<html>" * 200), "toy_00001.tar is no tar archive", 6),
+    "a page": (lambda path: path.write_bytes(b"<html>" * 200), "toy_00001.tar is not a tar archive", 6),
 }
 
 
@@ -154,7 +154,7 @@ def test_other_files_in_archives_and_folders_are_counted_or_left(tmp_path: Path)
         add_member(archive, "toy_00099.json", b"{}")
     result = rbtool.convert(folder, tmp_path / "out", **LAST)
     assert result.episodes == 8
-    assert "1 file in the archives that are no episodes" in result.notes
+    assert "1 file in the archives that are not episodes" in result.notes
 
 
 def test_shards_of_two_datasets_or_two_of_one_number_are_refused(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_the_last_list_of_a_name_counts_and_one_without_a_kind_is_none() -> None
     ],
 )  # fmt: skip
 def test_broken_bytes_are_damage(data: bytes) -> None:
-    with pytest.raises(CorruptDataError, match="no sound Example"):
+    with pytest.raises(CorruptDataError, match="not a sound Example"):
         EpisodeExample(data)
 
 

@@ -425,7 +425,7 @@ DAMAGE: dict[Callable[[Path], None], tuple[str, list[int]]] = {
     damage_length: (r"the length of record 1, at byte \d+, has another checksum than it states", [4]),
     point: ("is a git-lfs pointer", [3, 4]),
     empty: ("has 0 records, and 2 are stated of it", [3, 4]),
-    no_example: ("episode 4 in toy-train.tfrecord-00001-of-00003: no sound Example", [4]),
+    no_example: ("episode 4 in toy-train.tfrecord-00001-of-00003: not a sound Example", [4]),
     contradicting: ("'steps/action' has 5 values for 2 steps, not 4", [4]),
     two_episodes: (r"is_last is set in step 1 of 4, expected one episode", [4]),
 }
@@ -474,7 +474,7 @@ def test_without_dataset_info_records_are_counted(folder: Path, tmp_path: Path) 
         (b"", "is an empty file"),
         (POINTER, "is a git-lfs pointer"),
         (b"{", "is not JSON"),
-        (b"[]", "is no JSON object"),
+        (b"[]", "is not a JSON object"),
         (b"{}", ""),
     ],
 )
@@ -496,7 +496,7 @@ def test_documents_that_are_none(name: str, content: bytes, said: str, folder: P
         ({"splits": [{"name": "train", "shardLengths": ["x"]}]}, "a shard of 'x' records"),
         ({"splits": [{"name": "train", "shardLengths": ["1"], "filepathTemplate": "../{DATASET}"}]}, "leads out of"),
         ({"splits": [{"name": "a"}, {"name": "a"}]}, "names a split twice"),
-        ({"splits": 3}, "splits are no list"),
+        ({"splits": 3}, "splits are not a list"),
     ],
 )
 def test_contradictions_of_dataset_info(change: dict[str, object], said: str, folder: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_damaged_line_is_left_out_with_skip_bad_alone(line: int, tmp_path: Pat
     write_lines(tmp_path / "d" / "0.json", [as_batch(part) for part in parts[:3]])
     write_lines(tmp_path / "d" / "1.json", [as_batch(parts[3])])
     with_damage(tmp_path / "d" / "0.json", line)
-    with pytest.raises(CorruptDataError, match="is no JSON") as raised:
+    with pytest.raises(CorruptDataError, match="is not JSON") as raised:
         rbtool.convert(tmp_path / "d", tmp_path / "no")
     assert "--skip-bad" in raised.value.hint
     result = rbtool.convert(tmp_path / "d", tmp_path / "out", skip_bad=True)

@@ -411,7 +411,7 @@ def test_dones_that_are_set_nowhere_are_not_taken_as_anything(tmp_path: Path) ->
 def test_a_line_that_is_cut_is_named_with_its_number(tmp_path: Path) -> None:
     whole = (DATA / FILES[1]).read_text()
     (tmp_path / "a.jsonl").write_text(whole[:-100])
-    with pytest.raises(CorruptDataError, match="line 102 is no JSON") as raised:
+    with pytest.raises(CorruptDataError, match="line 102 is not JSON") as raised:
         rbtool.convert(tmp_path / "a.jsonl", tmp_path / "out")
     assert "line 1 " not in raised.value.message
 

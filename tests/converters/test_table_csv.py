@@ -1,4 +1,4 @@
-"""CSV files: types over the whole file, cells that are no numbers, and lines that are no rows."""
+"""CSV files: types over the whole file, cells that are not numbers, and lines that are not rows."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def test_lines_are_counted_with_those_inside_quotes_and_empty_ones(tmp_path: Pat
         ("x,y", FormatError, "no first line of text"),
         ("", FormatError, "no first line of text"),
         (b"x,y\n1,\xff\xfe\n", CorruptDataError, "UTF8"),
-        (b"\xff\xfe,y\n1,2\n", FormatError, "no text in UTF-8"),
-        (b"x\0,y\n1,2\n", FormatError, "is no table"),
+        (b"\xff\xfe,y\n1,2\n", FormatError, "not UTF-8 text"),
+        (b"x\0,y\n1,2\n", FormatError, "is not a table"),
         ("x,y\r1,2\r3,4\n", FormatError, "its first line cannot be read"),
     ],
 )

@@ -572,7 +572,7 @@ def test_texts_that_cannot_be_kept_are_named_with_their_row(kind: str, tmp_path:
         assert not (tmp_path / "out").exists()
         return caught.value.message
 
-    assert "'word' is no text in UTF-8 in row 3" in raised(np.array([b"a", b"b", b"c", b"\xff", b"e"]))
+    assert "'word' is not UTF-8 text in row 3" in raised(np.array([b"a", b"b", b"c", b"\xff", b"e"]))
     assert "65,537 bytes in row 1" in raised(np.array([b"a", b"x" * 65_537, b"c", b"d", b"e"]))
 
 
@@ -601,7 +601,7 @@ REFUSED: list[tuple[dict[str, Any], type[RbtoolError], str, str]] = [
     ({"map": ["observation=obs next_obs=obs"]}, UsageError, "did you mean 'next.observation'", ""),
     ({"map": ["observation=obs Next.observation=obs"]}, UsageError, "did you mean 'next.observation'", ""),
     ({"map": ["observation=obs next.rewards=r"]}, UsageError, "did you mean 'next.reward'", ""),
-    ({"map": ["observation=obs dones=dead"]}, UsageError, "flags are no fields of a map", "--ends"),
+    ({"map": ["observation=obs dones=dead"]}, UsageError, "flags are not fields of a map", "--ends"),
     ({"map": ["observation=obs next.done=dead"]}, UsageError, "which rbtool makes", "--ends"),
     ({"map": ["observation=obs next.observation=act"]}, FormatError, "observation is float32", ""),
     ({"map": ["observation=obs next.state=act"]}, UsageError, "next.state and no state", ""),

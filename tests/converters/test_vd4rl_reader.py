@@ -269,7 +269,7 @@ def test_a_file_with_a_single_row_has_no_steps(tmp_path: Path) -> None:
     episodes = random_vd4rl((4, 0, 3))
     result = rbtool.convert(write_vd4rl(tmp_path / "in", episodes), tmp_path / "out")
     assert (result.episodes, result.steps) == (2, 7)
-    assert "episode 1 is left out: one row, which is no step" in result.notes
+    assert "episode 1 is left out: one row, which is not a step" in result.notes
     with TedReader(result.path) as reader:
         assert reader.episodes.episode.tolist() == [0, 2]
 

@@ -484,7 +484,7 @@ _WRITES = {
 class UploadHub(Hub):
     """A hub with the repositories that are uploaded to it; its files are kept below `folder`.
 
-    Files of `lfs_threshold` bytes or more, and those that are no text, are LFS objects; those of more than `part_size`
+    Files of `lfs_threshold` bytes or more, and those that are not text, are LFS objects; those of more than `part_size`
     bytes, where that is set, are sent in parts; `verified_at` is the server that confirms their arrival. What fits a
     pattern of `drops` is left out of every commit. `before` is called with every request, before it is answered. Next
     to the faults of other stand-ins there are `lost` (done, but the answer does not arrive) and `broken:100` (the

@@ -102,7 +102,7 @@ def test_numbers_come_back_exactly_or_are_refused(values: list[Any], tmp_path: P
         ([np.zeros(2), np.zeros(2, np.float32)], "different types or shapes"),
         ([np.zeros(2), 1.0], "different types or shapes"),
         ([1.0, np.zeros(2)], "elements of different types"),
-        ([np.array(["a"]), np.array(["b"])], "which are no numbers"),
+        ([np.array(["a"]), np.array(["b"])], "which are not numbers"),
         ([Path("a"), Path("b")], "more than data: it has pathlib"),
         ([], "no elements"),
     ],

@@ -177,8 +177,8 @@ def _described(descr: str = "'<f4'", shape: str = "(2,)", fortran: str = "False"
 
 
 HEADERS = {
-    "no header": (b"", "has not the header"),
-    "another format": (b"hello, this is text", "has not the header"),
+    "no header": (b"", "does not begin with the header"),
+    "another format": (b"hello, this is text", "does not begin with the header"),
     "an unknown version": (_npy(_described(), b"\0" * 8, version=9), "version 9"),
     "a cut header": (_npy(_described())[:40], "its header is cut"),
     "a huge header": (b"\x93NUMPY\x02\x00\xff\xff\xff\xff", "expected at most 10,000"),
@@ -304,7 +304,7 @@ def test_what_was_cut_or_changed_is_found(tmp_path: Path) -> None:
     with pytest.raises(CorruptDataError, match="it was cut"):
         NpzFile(path)
     path.write_bytes(b"no archive")
-    with pytest.raises(FormatError, match="is no npz file: it begins with b'no a'"):
+    with pytest.raises(FormatError, match="is not an npz file: it begins with b'no a'"):
         NpzFile(path)
     at = whole.index(np.arange(1000).tobytes()) + 4000
     path.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
