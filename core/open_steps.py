@@ -214,7 +214,7 @@ def _open(path: Path, damaged: bool) -> StepReader:
     if not has_manifest(path) and (path / _TREE).is_file():
         return PlainReader(path)
     if not has_manifest(path):
-        raise FormatError(f"{path} is no dataset and no checkpoint: it has no {MANIFEST}")
+        raise FormatError(f"{path} is neither a dataset nor a checkpoint: it has no {MANIFEST}")
     listed = ListedFiles(path)
     layout = listed.manifest.layout
     if layout == "ted":
@@ -235,7 +235,7 @@ def refuse_several(path: Path) -> None:
 
 
 def open_dataset(path: Path) -> TedReader | PackedReader:
-    """Open a dataset; UsageError states what to do with anything that is no dataset of ours."""
+    """Open a dataset; UsageError states what to do with anything that is not an rbtool dataset."""
     reader = open_episodes(path)
     if isinstance(reader, TedReader | PackedReader) and reader.manifest.kind == "dataset":
         return reader

@@ -194,7 +194,7 @@ def _clashes(difference: FieldDifference) -> bool:
 def open_mixture(path: Path, use: Use[T], root: str | os.PathLike[str] | None = None) -> OpenMixture[T]:
     """Open all datasets of a mixture file, one after the other; `use` makes of each what is needed of it.
 
-    Raises FormatError for a file that is no mixture or contains itself, DatasetNotFoundError for a dataset that is
+    Raises FormatError for a file that is not a mixture or contains itself, DatasetNotFoundError for a dataset that is
     not there, CorruptDataError for one with another content than that which the file records, UsageError for one
     without steps, and SchemaError for fields that differ.
     """

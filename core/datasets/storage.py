@@ -146,7 +146,7 @@ class DatasetStorage(TensorStorage):
         if not reader.manifest.steps:
             raise UsageError(f"{self.path} has no steps to sample")
         if self.mode == "r+" and not (isinstance(reader, TedReader) and reader.manifest.kind == "dataset"):
-            raise UsageError(f"{self.path} is no dataset, and cannot be edited in place", hint=_as_dataset(reader))
+            raise UsageError(f"{self.path} is not a dataset, and cannot be edited in place", hint=_as_dataset(reader))
         self._mapped = None
         if isinstance(reader, PackedReader):
             tensors = PackedStorage(reader)[:]

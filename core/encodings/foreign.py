@@ -70,7 +70,7 @@ class ForeignForm:
     ) -> None:  # fmt: skip
         """Write rows that fill a storage to `target`, a folder in a staging area or, for `h5`, a file in one.
 
-        SchemaError for what the layout cannot hold; what was written until then is no checkpoint.
+        SchemaError for what the layout cannot hold; what was written until then is not a checkpoint.
         """
         raise _absent()
 

@@ -179,7 +179,7 @@ class Compression:
     """How leaves are compressed in the file.
 
     `gzip` with a level and `lzf` are available in every HDF5; before either, bytes of equal significance are grouped
-    (`shuffle`). Without a method there is no compression. `fletcher32` adds HDF5's own checksum to every chunk;
+    (`shuffle`). Without a method, data are not compressed. `fletcher32` adds HDF5's own checksum to every chunk;
     `chunked` divides data into chunks that are not compressed.
     """
 

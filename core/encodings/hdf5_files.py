@@ -546,7 +546,7 @@ def _require_contained(opened: Checked, path: Path) -> None:
 
 
 def _hard_members(group: h5g.GroupID, where: str, path: Path) -> Iterator[bytes]:
-    """Yield the names in a group, after checking that there are no soft, external or user-defined links."""
+    """Yield the names in a group, after checking that none is a soft, external or user-defined link."""
     names: list[bytes] = []
     others: list[str] = []
 

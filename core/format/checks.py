@@ -87,7 +87,7 @@ class EpisodeTableRule(Rule):
             wrong = ~rows_equal(rows.columns[NEXT, *key][ends], rows.columns[key][ends])
             if wrong.any():
                 row = int(ends[wrong.argmax()])
-                text = f"next.{key_name(key)} of {rows.place(row)} is no repetition, as the table states"
+                text = f"next.{key_name(key)} of {rows.place(row)} is not a repetition, although the table states one"
                 self._add(text, rows, wrong, ends)
 
     def _see_rewards(self, rows: Rows, rewards: Array, ends: Array) -> None:

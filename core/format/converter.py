@@ -559,7 +559,7 @@ class PartsReader(Reader, ABC):
     """Names of the options whose default, `auto`, is decided by all episodes: parts of a dataset could differ."""
 
     def shard_starts(self) -> Sequence[int] | None:
-        """Return the first episode of each part in which a stream reads the source; None if there are no parts.
+        """Return the first episode of each part in which a stream reads the source; None if it has no parts.
 
         Called after the survey. The numbers ascend, and need not be numbers of episodes.
         """
@@ -1084,7 +1084,7 @@ class Sink(ABC):
 
     @final
     def write(self, target: Path, progress: Callable[[int], None]) -> None:
-        """Check, and write all to `target`, which must be free; SchemaError for a format that has not written it."""
+        """Check, and write all to `target`, which must be free; SchemaError for a format that did not write it."""
         self.check()
         if target.exists():
             raise UsageError(f"{target} already exists")

@@ -360,7 +360,7 @@ def _load(target: str, contract: type[_Contract]) -> type[_Contract]:
     module, _, attribute = target.partition(":")
     found = getattr(importlib.import_module(module), attribute)
     if not (isinstance(found, type) and issubclass(found, contract)):
-        raise FormatError(f"{target} is no {contract.__name__}")
+        raise FormatError(f"{target} is not a {contract.__name__}")
     return found
 
 

@@ -51,7 +51,7 @@ def _numbers(value: Any) -> Iterator[float]:
         for part in value:
             yield from _numbers(part)
     elif isinstance(value, str) and value not in ("inf", "-inf", "nan"):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     else:
         yield float(value)
 
@@ -248,7 +248,7 @@ class Provenance:
 class Manifest:
     """Everything that the folder records about itself; the documentation of the format describes each entry.
 
-    `ranges` holds (min, max) of each numeric leaf without NaN; None if there are no values. `parts` are the small parts
+    `ranges` holds (min, max) of each numeric leaf without NaN; None if it has no values. `parts` are the small parts
     of a checkpoint in one file, each with a digest of its own, so that it can be trusted before everything is read.
     """
 
@@ -307,7 +307,7 @@ class Manifest:
         """Read the document back; `origin` names it in errors. Refuses newer versions and changed documents."""
         version = document.get("format_version") if isinstance(document, dict) else None
         if not isinstance(version, int):
-            raise FormatError(f"{origin} is no rbtool manifest: it has no format_version")
+            raise FormatError(f"{origin} is not an rbtool manifest: it has no format_version")
         if version > FORMAT_VERSION:
             raise newer_version(origin, version, FORMAT_VERSION, "format version")
         if document.get("manifest_digest") != document_digest(document, "manifest_digest"):
@@ -352,7 +352,7 @@ class Manifest:
         """Read the manifest of the dataset in `folder`."""
         path = folder / MANIFEST
         if not path.is_file():
-            raise DatasetNotFoundError(f"{folder} is no rbtool dataset: it has no {MANIFEST}")
+            raise DatasetNotFoundError(f"{folder} is not an rbtool dataset: it has no {MANIFEST}")
         return cls.from_dict(load_json(path), str(path))
 
 

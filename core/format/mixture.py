@@ -133,7 +133,7 @@ def read_mixture(path: Path) -> Mixture:
     document = _document(path)
     if document.get("format") != _FORMAT:
         raise FormatError(
-            f"{path} is no mixture of datasets: it has no line format = {toml_value(_FORMAT)}",
+            f"{path} is not a mixture of datasets: it has no line format = {toml_value(_FORMAT)}",
             hint="write one with: rbtool mix A:0.5 B:0.5 DEST.toml",
         )
     version = document.get("version")

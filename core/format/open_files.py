@@ -139,7 +139,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 class OpenFiles(Closing):
     """Files of the folder `root`, each opened at its first use and kept open until `close`; no position is shared.
 
-    `opened` are descriptors by name that are open already, which this takes over; then there are no others. A pickle
+    `opened` are descriptors by name that are open already, which this takes over; it then opens no others. A pickle
     leads to the very same files as long as this process has them open, else to those that are at the path.
     """
 
@@ -330,7 +330,7 @@ class ListedFiles(OpenFiles):
     _missing = "; the manifest lists it"
 
     def __init__(self, root: Path, opened: Mapping[str, int] | None = None) -> None:
-        missing = DatasetNotFoundError(f"{root} is no rbtool dataset: it has no {MANIFEST}")
+        missing = DatasetNotFoundError(f"{root} is not an rbtool dataset: it has no {MANIFEST}")
         try:
             super().__init__(root, opened)
         except (FileNotFoundError, NotADirectoryError):

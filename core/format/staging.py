@@ -702,7 +702,7 @@ class FileStaging(Staging):
             raise UsageError(f"{path} already exists", hint="choose another destination, or add --force")
         if not _is_alike(path):
             raise UsageError(
-                f"{path} already exists and is no {path.suffix.lower()[1:]} file; left unchanged",
+                f"{path} already exists and its content is not {path.suffix.upper()[1:]}; left unchanged",
                 hint="choose another destination",
             )
 

@@ -398,7 +398,7 @@ def _bounds(space: Mapping[str, Any], field: Field) -> tuple[_Array, _Array] | N
         return None
     if field.numpy.kind == "f":  # a bound that the type rounds is the bound of its values
         limit = np.finfo(field.numpy)
-        with np.errstate(over="ignore"):  # a bound that the type has not is infinite
+        with np.errstate(over="ignore"):  # a bound beyond the type is infinite
             low, high = low.astype(field.numpy), high.astype(field.numpy)
         open_to_all = (low <= limit.min).all() and (high >= limit.max).all()
     elif field.numpy.kind == "b":

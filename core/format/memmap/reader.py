@@ -231,7 +231,7 @@ class PlainReader(OpenedReader):
         return {}
 
     def verify_files(self) -> None:
-        """Does nothing, as there are no digests."""
+        """Do nothing: such a folder has no digests."""
 
     def _bounds(self) -> list[int]:
         """Rows at which episodes begin, and the end of the last."""

@@ -128,7 +128,7 @@ def tree_files(files: TreeFiles, prefix: Key = ()) -> Iterator[str]:
     node = leaf_path((*prefix, "meta"), ".json")
     origin = str(files.root / node)
     if len(prefix) > _DEPTH or files.size(node) is None:
-        raise FormatError(f"{(files.root / node).parent} is no tensordict folder: it has no meta.json")
+        raise FormatError(f"{(files.root / node).parent} is not a tensordict folder: it has no meta.json")
     yield node
     for name, entry in _entries(parse_json(files.read(node), origin), origin):
         if _is_leaf(entry):
@@ -164,7 +164,7 @@ def _walk(files: TreeFiles, prefix: Key) -> Iterable[tuple[Key, MappedLeaf]]:
     node = "/".join((*map(file_stem, prefix), "meta.json"))
     origin = str(files.root / node)
     if files.size(node) is None:
-        raise FormatError(f"{(files.root / node).parent} is no tensordict folder: it has no meta.json")
+        raise FormatError(f"{(files.root / node).parent} is not a tensordict folder: it has no meta.json")
     for name, entry in _entries(parse_json(files.read(node), origin), origin):
         if _is_leaf(entry):
             yield (*prefix, name), _leaf(entry, origin)

@@ -65,7 +65,7 @@ def _no_dataset(path: Path) -> RbtoolError:
         return FormatError(said, hint=_hint(path, "checkpoint load"))
     if path.is_file():
         return FormatError(f"{path} is a file, expected the folder of a dataset in layout packed here")
-    return unfinished_recording(path) or FormatError(f"{path} is no dataset: it has no {MANIFEST}")
+    return unfinished_recording(path) or FormatError(f"{path} is not a dataset: it has no {MANIFEST}")
 
 
 def _hint(path: Path, verb: str = "convert") -> str:

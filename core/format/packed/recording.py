@@ -41,7 +41,7 @@ from .builder import PackedRowBuilder, PackedState
 from .schema import EXPLICIT, RECORDS, SCHEMA, AppendedFile, PackedSchema, RecordNumbers
 
 ORIGIN = f"{SOURCE_DOCUMENTS}recorded.json"
-"""Metadata, so that it is no part of the content digest."""
+"""Metadata, so it is not part of the content digest."""
 SOURCE = "recording"
 
 _Space = Annotated[Any, Check("the document of a space", is_space)]

@@ -357,7 +357,7 @@ def _cut(path: Path) -> None:
         (lambda f: (f / MANIFEST).unlink(), CorruptDataError, "manifest is missing"),
         (lambda f: _cut(f / "storage_metadata.json"), CorruptDataError, "bytes"),
         (lambda f: (f / "storage_metadata.json").unlink(), CorruptDataError, "missing"),
-        (lambda f: (f / MANIFEST).write_text("{}"), FormatError, "no rbtool manifest"),
+        (lambda f: (f / MANIFEST).write_text("{}"), FormatError, "not an rbtool manifest"),
         (lambda f: (f / ".rbtool/episodes/length.memmap").unlink(), CorruptDataError, "missing"),
     ],
 )

@@ -203,7 +203,7 @@ def test_what_is_no_dataset_is_not_opened(tmp_path: Path) -> None:
         open_steps(tmp_path)
     (tmp_path / "notes.txt").touch()
     assert not is_steps(tmp_path)
-    with pytest.raises(FormatError, match="is no dataset and no checkpoint"):
+    with pytest.raises(FormatError, match="is neither a dataset nor a checkpoint"):
         open_steps(tmp_path)
     with h5py.File(tmp_path / "cut.h5", "w") as h5:
         h5["a"] = range(1000)

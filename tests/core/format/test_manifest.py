@@ -103,7 +103,7 @@ def test_a_field_that_could_not_be_read_again_is_refused(key: tuple[str, ...], f
 
 
 def test_a_folder_without_one_is_no_dataset(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match="is no rbtool dataset"):
+    with pytest.raises(DatasetNotFoundError, match="is not an rbtool dataset"):
         Manifest.load(tmp_path)
 
 

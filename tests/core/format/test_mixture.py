@@ -48,8 +48,8 @@ def test_what_is_no_mixture_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", r"is no mixture of datasets: it has no line format = \"rbtool mix\""),
-        ("[[operation]]\nname = 'select'", "is no mixture of datasets"),
+        ("", r"is not a mixture of datasets: it has no line format = \"rbtool mix\""),
+        ("[[operation]]\nname = 'select'", "is not a mixture of datasets"),
         ("[[dataset", "is not TOML"),
         ("a = " + "[" * 9000, "nested too deeply|is not TOML"),
         ("a = 1" + "0" * 9000, "is not TOML"),

@@ -227,7 +227,7 @@ def test_what_is_no_packed_dataset_is_refused(tmp_path: Path) -> None:
         PackedReader(tmp_path / "ted")
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "records.bin").write_bytes(b"abc")
-    with pytest.raises(FormatError, match=r"plain is no dataset: it has no .rbtool/manifest.json"):
+    with pytest.raises(FormatError, match=r"plain is not a dataset: it has no .rbtool/manifest.json"):
         PackedReader(tmp_path / "plain")
     with pytest.raises(DatasetNotFoundError, match="not found"):
         PackedReader(tmp_path / "nothing")

@@ -347,7 +347,7 @@ def test_every_form_that_is_written_is_opened(two_walks: Path, tmp_path: Path, f
     lengths = buffer.storage.episode_lengths().tolist()
     assert lengths == expected.storage.episode_lengths().tolist()
     assert load_dataset(path, split_trajs=True)[:].shape == load_dataset(two_walks, split_trajs=True)[:].shape
-    with pytest.raises(UsageError, match="is no dataset, and cannot be edited in place"):
+    with pytest.raises(UsageError, match="is not a dataset, and cannot be edited in place"):
         load_dataset(path, mode="r+")
     buffer[:].zero_()
     assert (load_dataset(path)[:] == again[:]).all()

@@ -111,7 +111,7 @@ def test_a_dry_run_writes_nothing(work):
         ((["data/a", "data/b"], "data/a/m.toml"), {}, UsageError, "is inside the dataset"),
         ((["data/a", "data/c"], "m.toml"), {}, DatasetNotFoundError, "data/c not found"),
         ((["data/a", "minari:c"], "m.toml"), {}, DatasetNotFoundError, "minari:c is not in"),
-        ((["data/a", "data"], "m.toml"), {}, FormatError, "is no dataset and no checkpoint"),
+        ((["data/a", "data"], "m.toml"), {}, FormatError, "is neither a dataset nor a checkpoint"),
         ((["data/a", "data/b"], "m.toml"), {"p": [1, -1]}, UsageError, "a weight is -1, expected a number from 0"),
         ((["data/a", "data/b"], "m.toml"), {"p": [1, float("nan")]}, UsageError, "a weight is nan"),
         ((["data/a", "data/b"], "m.toml"), {"p": [0, 0]}, UsageError, "all weights are 0"),

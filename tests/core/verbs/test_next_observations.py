@@ -283,7 +283,7 @@ def test_check_compares_repetitions_with_the_table(tmp_path: Path) -> None:
     file.write_bytes(data.tobytes())
     relist(made)
     found = [finding for finding in rbtool.check(made).findings if finding.rule == "TED010"]
-    assert "is no repetition, as the table states" in found[0].message
+    assert "is not a repetition, although the table states one" in found[0].message
 
 
 def test_a_number_in_the_table_that_means_nothing_is_refused(tmp_path: Path) -> None:
