@@ -108,7 +108,7 @@ def processes_below(number: int) -> Iterator[int]:
 
 
 def memory(number: int) -> float:
-    """The MiB of a process and those below it that are no mapped files."""
+    """The MiB of a process and those below it that are not mapped files."""
     found = 0
     try:
         for one in processes_below(number):

@@ -63,9 +63,9 @@ class SourceFolder:
     def _store(self) -> Path:
         """The storage root to download into: there, datasets of the source go to `<store>/<source>/<id>`.
 
-        A folder that bears the source's name is that very place, unless it is a link, which a store has none of. For
-        any other the store is a hidden one inside it, on the same file system, and what was downloaded is moved out
-        of it. UsageError if that one is a link: what it leads to would be written to, and removed.
+        A folder with the source's name is that place itself, unless it is a link: a store contains none. For any other
+        folder the store is a hidden one inside it, on the same file system, and what was downloaded is moved out of it.
+        UsageError if that one is a link: what it leads to would be written to, and removed.
         """
         if self.folder.name == self.source and not self.folder.is_symlink():
             return self.folder.parent

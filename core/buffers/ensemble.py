@@ -272,7 +272,7 @@ class Joiner:
         missing = [(key, *kind) for key, kind in kinds.items() if key not in schema and key in self._different]
         for key, dtype, row in missing:
             if dtype == "object":
-                raise SchemaError(f"{'.'.join(key)!r} holds objects, for which there is no zero to fill gaps with")
+                raise SchemaError(f"{'.'.join(key)!r} holds objects, which have no zero to fill gaps with")
             kind = getattr(torch, dtype.removeprefix("torch."))
             fitted.set(key, torch.zeros((*batch.batch_size, *row), dtype=kind, device=batch.device))
         masked = [key for key in kinds if key in self._different or key in self._marked]

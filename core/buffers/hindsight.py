@@ -49,7 +49,7 @@ class Relabelling:
     """The functions and keys with which steps are relabelled; `HERReplayBuffer` documents them.
 
     Raises:
-        WrongKindError: (a TypeError) there is no reward function.
+        WrongKindError: (a TypeError) `reward_fn` is not a function.
         UsageError: a key is invalid.
     """
 

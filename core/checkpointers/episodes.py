@@ -150,7 +150,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         writer = f"{self.form.capitalize()}StorageCheckpointer"
         require_writer(folder, writer)
         if not folder.is_dir():
-            raise FormatError(f"{folder} is a file whose name does not end in {place.suffix}, or is no file at all")
+            raise FormatError(f"{folder} is neither a folder nor a file whose name ends in {place.suffix}")
         raise FormatError(f"{folder} has no {place.name}, which {article(writer)} writes")
 
     def _fill_through_hooks(self, target: TensorStorage, reader: FlatReader | H5Reader | ForeignReader) -> None:
@@ -332,13 +332,13 @@ def _save_compatible(
 
     For H5 `folder` may also be the file that is to be written; `h5_kwargs` of the options go to its data. SchemaError
     (a RuntimeError) for a storage that nothing was written to and for what TorchRL's layout cannot hold: nests and
-    values that are no tensors, and what its writer names. OutOfSpaceError for want of room.
+    values that are not tensors, and what its writer names. OutOfSpaceError for want of room.
     """
     done_key = foreign_form().done_key(options)
     constants = isinstance(storage, TensorStorage) and storage.initialized and storage.structure.constants()
     constant = next(constants or iter(()), None)
     if constant is not None:
-        raise SchemaError(f"{key_name(constant[0])} is no tensor, which TorchRL's layout cannot hold", hint=OWN_FORM)
+        raise SchemaError(f"{key_name(constant[0])} is not a tensor, as TorchRL's layout requires", hint=OWN_FORM)
     compression = Compression.from_h5_kwargs(options.get("h5_kwargs")) if form == "h5" else None
     asked = f"{form.capitalize()}StorageCheckpointer"
     with rows_of_storage(storage, [(NEXT, *done_key)], options.get("reward_keys"), asked) as rows:

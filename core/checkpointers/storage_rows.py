@@ -333,7 +333,7 @@ class EpisodeRows(StepReader, ABC):
         return {}
 
     def verify_files(self) -> None:
-        """Does nothing: there are no files."""
+        """Do nothing: a storage has no files."""
 
 
 class StorageRows(EpisodeRows):

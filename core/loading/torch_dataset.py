@@ -481,7 +481,7 @@ class _Shared:
         count = self.batches.count()
         if count is None:
             raise NoLengthError(
-                f"a {type(self.buffer.sampler).__name__} has no epochs: there is no len()",
+                f"a {type(self.buffer.sampler).__name__} has no epochs, and so no len()",
                 hint="batches=N makes epochs of N batches",
             )
         return count

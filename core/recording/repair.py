@@ -121,7 +121,7 @@ def read_fields(folder: Path, mark: int | None) -> RecordedFields:
     """
     if not any((folder / name).is_file() for name in (RECORDING, COMMITS, COMMITS_COPY)):
         raise FormatError(
-            f"{folder} is no recording: it has no {RECORDING}",
+            f"{folder} is not a recording: it has no {RECORDING}",
             hint="what was converted or downloaded is made again from its source"
             if (folder / HIDDEN).is_dir()
             else "name the folder that episodes were recorded in",

@@ -73,7 +73,7 @@ class Bucket(Transport):
         generation, _, size = parts.fragment.partition("/")
         name = unquote(parts.path.removeprefix("/"))
         if parts.scheme != "gs" or parts.netloc != self.name or not (generation + size).isdecimal():
-            raise FormatError(f"{address} is no address of an object in gs://{self.name}")
+            raise FormatError(f"{address} is not the address of an object in gs://{self.name}")
         require_network(f"fetching from gs://{self.name}")
         blob = self._connected().bucket(self.name).blob(name, generation=int(generation))
         yield offset, _pieces(blob, offset, int(size), f"gs://{self.name}/{name}")

@@ -248,7 +248,7 @@ def _reason(error: httpx2.RequestError, causes: list[BaseException]) -> str:
     import httpx2
 
     if isinstance(error, httpx2.ConnectTimeout):
-        return f"there was no connection within {_CONNECT_SECONDS:g} s"
+        return f"no connection was made within {_CONNECT_SECONDS:g} s"
     if isinstance(error, httpx2.TimeoutException):
         return f"the server did not answer within {read_seconds():g} s"
     if isinstance(error, httpx2.ProxyError):
@@ -258,7 +258,7 @@ def _reason(error: httpx2.RequestError, causes: list[BaseException]) -> str:
             return "its address could not be looked up"
         if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
             return "the connection was refused"
-        return "there is no way to it"
+        return "it cannot be reached"
     if isinstance(error, httpx2.ProtocolError | httpx2.NetworkError):
         return "the connection broke off"
     return "it sent an invalid answer"
@@ -362,7 +362,7 @@ class HttpSource(Source):
 
     A subclass implements `remote`, `list_ids` and `addresses`, and `checksums` where they are known. A file without
     a checksum is compared with the size that its server gives, and the manifest states that it is not verified by the
-    remote. There are no revisions.
+    remote. Such a source has no revisions.
 
     `look_up` calls `list_ids`: keep a list that was requested. What is requested directly, without `probe`, comes after
     `require_network`, since the transport does not look at `RBTOOL_OFFLINE`.

@@ -355,7 +355,7 @@ class Hub(HttpTransport):
         if isinstance(error, errors.DisabledRepoError):
             return AuthorisationError(f"the hub has disabled {what}")
         if isinstance(error, errors.RepositoryNotFoundError) and error.response.status_code == 401:
-            said = f"the hub does not show {what}: it is private, or there is no such thing (401 Unauthorized)"
+            said = f"the hub does not show {what}: it is private, or does not exist (401 Unauthorized)"
             return AuthorisationError(said, hint=TOKEN_HINT)
         response: httpx2.Response | None = getattr(error, "response", None)
         return failure(error if response is None else response, what, hint=TOKEN_HINT)
@@ -365,7 +365,7 @@ def _query_of(link: str, what: str) -> str:
     try:
         return urlsplit(link).query
     except ValueError as error:
-        raise FormatError(f"{what} has a page after it at {link!r:.100}, which is no address") from error
+        raise FormatError(f"{what} has a page after it at {link!r:.100}, which is not an address") from error
 
 
 def _raise_for_status(response: httpx2.Response, what: str) -> None:

@@ -40,16 +40,16 @@ class HubAddress(NamedTuple):
         name, at, named = text.removeprefix(_SCHEME).removeprefix(f"{HUB}:").partition("@")
         parts = name.split("/")
         if parts[0] == "datasets" and len(parts) == 3:
-            raise UsageError(f"{text} is no address of a dataset", hint=f"write {_SCHEME}{'/'.join(parts[1:])}")
+            raise UsageError(f"{text} is not the address of a dataset", hint=f"write {_SCHEME}{'/'.join(parts[1:])}")
         if page := _PAGE.match(text):
             raise UsageError(f"{text} is the address of a page", hint=f"write {_SCHEME}{page[1]}")
         if len(parts) != 2 or not all(map(_is_name, parts)) or len(name) > _LONGEST:
-            raise UsageError(f"{text} is no address of a dataset on the hub: {_EXPECTED}")
+            raise UsageError(f"{text} is not the address of a dataset on the hub: {_EXPECTED}")
         if at and revision is not None and revision != named:
             raise UsageError(f"{text} and --revision {revision} name two revisions", hint="leave one out")
         chosen = named if at else revision
         if chosen is not None and not _is_revision(chosen):
-            raise UsageError(f"{chosen!r} is no revision, expected a branch, a tag or a commit")
+            raise UsageError(f"{chosen!r} is not a revision, expected a branch, a tag or a commit")
         return cls(name, chosen)
 
     @property

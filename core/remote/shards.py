@@ -188,7 +188,7 @@ class ShardDigests:
         """
         found = decode(cls, parse_json(data, SHARD_DIGESTS), SHARD_DIGESTS)
         if any(len(digests) != len(found.bounds) - 1 for digests in found.files.values()):
-            raise FormatError(f"{SHARD_DIGESTS} has not one digest for each shard")
+            raise FormatError(f"{SHARD_DIGESTS} does not have one digest for each shard")
         same = found.format_version == _VERSION and found.content_digest == reader.manifest.content_digest
         return found if same and list(found.bounds) == bounds.tolist() else None
 

@@ -102,7 +102,7 @@ def hasher(checksum: str, size: int) -> ChecksumHasher:
     kind, _, digits = checksum.partition(":")
     known = _KINDS.get(kind)
     if known is None:
-        raise FormatError(f"the checksum {checksum!r} is of no known kind: {', '.join(_KINDS)}")
+        raise FormatError(f"the checksum {checksum!r} is of an unknown kind, expected one of {', '.join(_KINDS)}")
     if not re.fullmatch(f"[0-9a-f]{{{known.digits}}}", digits):
         raise FormatError(f"the checksum {checksum!r} is not {kind}: and {known.digits} lower-case hex digits")
     return ChecksumHasher(checksum, known.begin(size))
@@ -205,7 +205,7 @@ def retrying(
     attempts: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Call until there is no Transient, waiting longer each time, exactly as long as the server asks where it does.
+    """Call until no Transient is raised, waiting longer each time, or exactly as long as the server asks.
 
     `attempts` replaces the number that `Patience.from_environment` gives. Before each wait `note`, or else the log at
     level WARNING, receives the error and the time of the next attempt. Raises the `error` of the last Transient, at
@@ -253,7 +253,7 @@ def retry_after(header: str | None) -> float | None:
     try:
         when = email.utils.parsedate_to_datetime(text)
         return max(0.0, when.timestamp() - time.time())
-    except (ArithmeticError, LookupError, TypeError, ValueError):  # whatever a header holds that is no date
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # whatever a header holds that is not a date
         return None
 
 
@@ -274,7 +274,7 @@ def _final(last: Transient, patience: Patience) -> RbtoolError:
 
 
 ERROR_BYTES = 64 << 10
-"""Bytes of an answer that is no file and no listing: of an error, or of a redirection."""
+"""Bytes of an answer that is neither a file nor a listing: an error, or a redirection."""
 PAGES = 2_000
 """Pages of one listing, of about a thousand entries each."""
 LEAST_RATE = 128
@@ -297,7 +297,7 @@ def read_seconds() -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e6:
-        raise UsageError(f"{_TIMEOUT}={text} is no time to wait: a number of seconds above 0 was expected")
+        raise UsageError(f"{_TIMEOUT}={text} is not a time to wait, expected a number of seconds above 0")
     return seconds
 
 

@@ -619,7 +619,7 @@ def _actions(subject: Subject, name: str) -> Child:
         if column.histogram is not None
     ]
     if not columns:
-        return element("p", "There are no actions in numbers.")
+        return element("p", "There are no numeric actions.")
     shown_columns = columns[:_MOST_ACTIONS]
     few = [(label, column) for label, column in shown_columns if column.values]
     many = [(label, column) for label, column in shown_columns if not column.values]
@@ -698,8 +698,8 @@ def _coverage(label: str, column: Distribution) -> list[Child]:
 def correlation(subjects: Sequence[Subject]) -> Html:
     """Return which columns correlate with the return of an episode."""
     words = (
-        "Pearson's correlation between the mean of a column in each episode and the return of that episode. It is no "
-        "cause: longer episodes alone can bring it about."
+        "Pearson's correlation between the mean of a column in each episode and the return of that episode. It does "
+        "not show a cause: longer episodes alone can bring it about."
     )
     return section(
         "correlation", "Correlation with the return", element("p", words), side_by_side(subjects, _correlation)

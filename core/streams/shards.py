@@ -133,7 +133,7 @@ class ShardFiles(ShardedData, Closing):
         """Put a shard into an empty folder. Raises NetworkError and the like; what is there then is removed.
 
         `more` is called with how many bytes it takes in addition to `size`, where that is known only now, before they
-        are written. What it raises is passed on: there is no room for them.
+        are written. What it raises where there is no room for them is passed on.
         """
 
     @abstractmethod
@@ -585,7 +585,7 @@ class HubShards(ShardFiles):
             fs.lock(lock, fcntl.LOCK_EX, self.folder)
             files = {file.path: self._remote(file) for file in self.hub.tree(self.repository, self.commit)}
             if MANIFEST not in files:
-                raise DatasetNotFoundError(f"{self.address} is no rbtool dataset: it has no {MANIFEST}")
+                raise DatasetNotFoundError(f"{self.address} is not an rbtool dataset: it has no {MANIFEST}")
             fetch_files([files[MANIFEST]], base, self.hub)
             manifest = Manifest.load(base)
             if missing := {file.path for file in manifest.files} - files.keys():
@@ -1078,7 +1078,7 @@ def _limit(given: int | str | None) -> int:
     try:
         return bytes_of_size(stated) if stated else _CACHE_SIZE
     except UsageError as error:
-        raise UsageError(f"{_VARIABLE} is {stated!r}, which is no size", hint=error.hint) from error
+        raise UsageError(f"{_VARIABLE} is {stated!r}, which is not a size", hint=error.hint) from error
 
 
 def _opened(
@@ -1087,7 +1087,7 @@ def _opened(
     if dataset.startswith("hf://"):
         found = _HUB.fullmatch(dataset)
         if found is None:
-            raise UsageError(f"{dataset} is no address of a dataset on a hub", hint="write it like hf://OWNER/NAME")
+            raise UsageError(f"{dataset} is not an address of a dataset on a hub", hint="write it like hf://OWNER/NAME")
         return HubShards(found["repository"], found["revision"], streams_folder(root))
     try:
         return LocalShards(find_dataset(dataset, root))
@@ -1105,5 +1105,5 @@ def bytes_of_size(size: int | str) -> int:
     found = _SIZE.fullmatch(str(size).strip())
     count = 0 if found is None else int(float(found["number"]) * _UNITS[found["unit"].lower()])
     if isinstance(size, bool) or count < 1:
-        raise UsageError(f"{size!r} is no size", hint="write it like 500MB, 2GB or a number of bytes")
+        raise UsageError(f"{size!r} is not a size", hint="write it like 500MB, 2GB or a number of bytes")
     return count

@@ -178,7 +178,7 @@ def widened(data: Any) -> Any:
     if isinstance(data, torch.Tensor):
         return torch.cat([data, data[..., :1]], -1)
     copied = data.copy()
-    key = "a" if "a" in copied.keys() else "observation"  # noqa: SIM118 - a tensordict is no container of keys
+    key = "a" if "a" in copied.keys() else "observation"  # noqa: SIM118 - a tensordict is not a container of keys
     wide = copied[key]
     copied[key] = torch.cat([wide, wide[..., :1]], -1)
     return copied

@@ -97,7 +97,7 @@ class FlatPlan:
         storage = TensorStorage(data, device="auto", ndim=data.ndim)
         constant = next(storage.structure.constants(), None)
         if constant is not None:
-            raise SchemaError(f"{key_name(constant[0])} is no tensor; rows of tensors can be laid out flat")
+            raise SchemaError(f"{key_name(constant[0])} is not a tensor; only rows of tensors can be laid out flat")
         storage.last_cursor = (shift - 1) % len(data) if is_full else None
         source = StorageRows(storage, [(NEXT, *keys.done)])
         taken = next((field for field in source.fields if field.key[0] in keys.names | {AT_ROOT}), None)
@@ -222,8 +222,8 @@ class TED2Flat:
     def __call__(self, data: Any, path: str | os.PathLike[str] | None = None) -> TensorDictBase:
         """Return the layout, in memory, or memory-mapped from files written into the empty folder `path`.
 
-        WrongTypeError (a TypeError) where `is_full` or `shift` was not set, SchemaError (a RuntimeError) for what are
-        no rows of tensors with a done flag, UsageError for a folder that is not empty.
+        WrongTypeError (a TypeError) where `is_full` or `shift` was not set, SchemaError (a RuntimeError) for
+        anything but rows of tensors with a done flag, UsageError for a folder that is not empty.
         """
         if self._is_full is None or self._shift is None:
             raise WrongTypeError("is_full and shift must be set before rows are laid out; a checkpointer sets them")
@@ -383,7 +383,7 @@ class _Places:
 
 
 def entry_value(data: TensorDictBase, name: str) -> Any:
-    """Read an entry that is no data: a value, or the tensor that HDF5 makes of it."""
+    """Read an entry that is not data: a value, or the tensor that HDF5 makes of it."""
     found = data.get(name, None)
     if found is None:
         raise MissingKeyError(f"there is no entry {name!r}, which the flat layout has")
@@ -435,7 +435,7 @@ class H5Split(TED2Flat):
     """
 
     def __call__(self, data: Any, path: Any = None) -> TensorDict:
-        """Return the episodes by name; SchemaError (a RuntimeError) for what are no ragged episodes."""
+        """Return the episodes by name; SchemaError (a RuntimeError) for anything but ragged episodes."""
         if not isinstance(data, TensorDictBase) or data.ndim != 1:
             what = f"batch size {list(data.batch_size)}" if isinstance(data, TensorDictBase) else type(data).__name__
             raise SchemaError(f"expected a tensordict of episodes [n], found {what}")

@@ -48,7 +48,7 @@ class TorchrlKeys:
     def of(cls, options: Mapping[str, Any]) -> TorchrlKeys:
         """Read the arguments TorchRL has: done_key, done_keys, reward_keys, shift_key, is_full_key.
 
-        None means the default; other options are left alone. UsageError for what is no key.
+        None means the default; other options are left alone. UsageError for what is not a key.
         """
         done = _keys(options.get("done_key"), "done_key") or [DONE]
         given = options.get("done_keys")
@@ -72,7 +72,7 @@ class TorchrlKeys:
 
     @property
     def names(self) -> frozenset[str]:
-        """Entries that are no data."""
+        """Entries that are not data."""
         return frozenset({self.shift, self.is_full, STORAGE_SHAPE})
 
 

@@ -122,7 +122,7 @@ def _rows(path: Path, key: Key, leaf: MappedLeaf) -> int:
 
 
 def _constant(files: OpenFiles, name: str) -> Any:
-    """Read an entry that is no tensor. One that only a pickle holds is not opened: a pickle can run anything."""
+    """Read an entry that is not a tensor. One that only a pickle holds is not opened: a pickle can run anything."""
     place = f"{file_stem(name)}/meta.json"
     file = files.root / place
     if files.size(place) is None:
@@ -146,7 +146,7 @@ def _length(files: OpenFiles) -> int | None:
 
 
 def _refuse_other_entries(files: OpenFiles, folder: str, known: frozenset[str] = frozenset()) -> None:
-    """Raise FormatError for values that are no tensors, other than those `known`: to leave them out would lose them."""
+    """Raise FormatError for values that are not tensors, other than those `known`: leaving them out would lose them."""
     place = f"{folder}meta.json"
     file = files.root / place
     document = parse_json(files.read(place), str(file)) if files.size(place) is not None else {}
@@ -156,7 +156,7 @@ def _refuse_other_entries(files: OpenFiles, folder: str, known: frozenset[str] =
         if entry["type"] == "TensorDict":
             _refuse_other_entries(files, f"{folder}{file_stem(name)}/")
         elif name not in known:
-            raise FormatError(f"{file} has the entry {name!r} that is no tensor, expected rows")
+            raise FormatError(f"{file} has the entry {name!r} that is not a tensor, expected rows")
 
 
 class _Groups(H5Source):

@@ -55,7 +55,7 @@ class TorchrlPlan:
 
     @classmethod
     def of(cls, fields: Sequence[Field], filled: FilledStorage, keys: TorchrlKeys, form: CompactForm) -> TorchrlPlan:
-        """Lay fields out for a form; SchemaError names the first leaf for which there is no place."""
+        """Lay fields out for a form; SchemaError names the first leaf that has no place in it."""
         header = _header(filled)
         by_key = {field.key: field for field in fields}
         _require_one_flag(by_key, keys)
@@ -208,8 +208,8 @@ def write_torchrl(
 
     SchemaError for what the layout cannot hold: ends of single agents, keys below `next` only, a root reward, root
     done flags that are set, next observations that are not the observations of the following row where no episode
-    ends, numbers or names that the files cannot hold, more than two dimensions. What was written until then is no
-    checkpoint.
+    ends, numbers or names that the files cannot hold, more than two dimensions. What was written until then is
+    not a checkpoint.
     """
     plan = TorchrlPlan.of(source.fields, filled, keys, form)
     ends = step_ends(source, plan.done, plan.header)

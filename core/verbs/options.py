@@ -84,7 +84,7 @@ class DownloadOptions(RawOptions):
     root: PathLike | None = root_option()
     episodes: str | None = episodes_option()
     revision: str | None = option(None, "A branch, tag or commit of the remote.", "REV")
-    exact_id: bool = option(False, "Take the id as it is: fill in no version, find no newer name.")
+    exact_id: bool = option(False, "Take the id as it is: do not fill in a version or look for a newer name.")
     frozen: bool = option(False, "Fail if the remote has other files now than those it was made from.")
     layout: str | None = layout_option()
     compress: Sequence[str] = compress_option()

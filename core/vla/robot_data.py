@@ -113,7 +113,7 @@ class RobotDatasetMetadata:
         UsageError (a ValueError) if `action_dim` is None.
         """
         if self.action_dim is None:
-            raise UsageError(f"{self.dataset_id!r} has no action_dim, without which there is no spec of its actions")
+            raise UsageError(f"{self.dataset_id!r} has no action_dim, so its actions have no spec")
         shape = torch.Size((*shape_prefix, self.action_dim))
         if self.action_low is None or self.action_high is None:
             return Unbounded(shape, device=device)

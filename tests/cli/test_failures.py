@@ -282,7 +282,7 @@ def test_places_are_named_as_they_were_given(tmp_path: Path, monkeypatch) -> Non
 
 RELATIVE = [
     ("rbtool mix prep.py:0.5 cartpole:0.5 x.toml", "prep.py is not"),
-    ("rbtool repair ./prep.py", "./prep.py is no recording"),
+    ("rbtool repair ./prep.py", "./prep.py is not a recording"),
     ("rbtool repair nothere/", "nothere not found"),
     ("rbtool plot cartpole -o prep.py/x.svg", "prep.py is a file, and the destination prep.py/x.svg is below it"),
     ("rbtool report cartpole --output=cartpole/x.html", "cartpole/x.html is inside the dataset cartpole"),

@@ -57,7 +57,7 @@ def test_operations_file_and_replay_make_the_same(shell, folder):
         ("--select acton --dest x", 2, "did you mean 'action'?"),
         ("--filter 'lenght > 3' --dest x", 2, "did you mean 'length'?"),
         ("--cast observation=uint8 --dest x", 1, "of 'observation' cannot be represented as uint8"),
-        ("--replay ./nowhere --dest x", 4, "there is no nowhere"),
+        ("--replay ./nowhere --dest x", 4, "nowhere not found"),
         ("--select action --dest ./cartpole/in", 2, "overlap"),
         ("--select action --unit row --dest x", 2, "unit"),
     ],

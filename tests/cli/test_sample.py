@@ -233,7 +233,7 @@ def test_a_terminal_shows_a_stream(verb: str, places: dict[str, str], environmen
         (f"sample {TED} --cache-size 2GB", 2, "--cache-size is set, expected with --streaming only"),
         (f"inspect {TED} --cache-size 2GB", 2, "--cache-size is set, expected with --streaming only"),
         ("sample cartpole --trust-pickle", 2, "--trust-pickle is set, expected with --streaming only"),
-        (f"sample {TED} --streaming --cache-size much", 2, "'much' is no size"),
+        (f"sample {TED} --streaming --cache-size much", 2, "'much' is not a size"),
         (f"sample {TED} --streaming --sampler prioritized", 2, "the sampler is prioritized, expected"),
         (f"sample {TED} --streaming --verify", 2, "--verify is for datasets on this disk"),
         (f"sample {TED} --streaming --slice-len 4", 2, "is not an option of the sampler without-replacement"),

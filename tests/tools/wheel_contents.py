@@ -19,7 +19,7 @@ def main(wheel: str) -> int:
     for name in sorted(expected - found):
         print(f"{Path(wheel).name} lacks {name}: is its folder among the packages of pyproject.toml?")
     for name in sorted(found - expected):
-        print(f"{Path(wheel).name} holds {name}, which is no part of the package")
+        print(f"{Path(wheel).name} holds {name}, which is not part of the package")
     return 1 if found != expected else 0
 
 

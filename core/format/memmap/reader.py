@@ -135,7 +135,7 @@ class TedReader(FolderReader):
                 )
 
     def verify_leaves(self, keys: Collection[Key]) -> None:
-        """Verify the files of these leaves, and all files that are of no leaf."""
+        """Verify the files of these leaves, and all files that belong to no leaf."""
         others = {leaf_path(field.key) for field in self.fields if field.key not in keys}
         if others:
             self._verify(file for file in self.manifest.files if file.path not in others)

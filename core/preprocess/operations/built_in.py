@@ -596,7 +596,7 @@ class Cat(RowOperation):
             )
         for key in parts:
             if key in (EPISODE, *KEPT) or fields[key].role == "text":
-                raise UsageError(f"{key_name(key)!r} cannot become part of {self.key!r}: it is no number to learn from")
+                raise UsageError(f"{key_name(key)!r} cannot be part of {self.key!r}: it is not a number to learn from")
         return _joining(fields, out, parts, lambda found: _cat_field(fields, out, found))
 
     def _part(self, fields: Fields, name: str) -> list[Key]:
@@ -698,7 +698,7 @@ def _joining(
     changes: dict[Key, Field | None] = {key: None for _, found in sides for key in found}
     for key, found in sides:
         if key in fields and key not in changes:
-            raise UsageError(f"cat would write {key_name(key)!r}, which already exists and is no part of it")
+            raise UsageError(f"cat would write {key_name(key)!r}, which already exists and is not part of it")
         made = field(found)
         changes[key] = Field(key, made.dtype, made.shape, made.role)
     derived = {key: Derivation(tuple(found), _joined(changes[key], flatten)) for key, found in sides}
@@ -920,7 +920,7 @@ def _summed(rewards: Array, steps: NDArray[np.int64], gamma: float) -> Array:
         for ahead in range(1, int(steps.max(initial=1)) if gamma else 1):
             inside = np.flatnonzero(steps > ahead)
             later, factor = rewards[inside + ahead], gamma**ahead
-            # where the factor is no number any more, zero times infinity would be NaN
+            # where the factor underflows to 0, 0 times infinity would be NaN
             total[inside] += factor * later if factor else np.where(np.isfinite(later), 0, later)
     return total
 

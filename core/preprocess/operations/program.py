@@ -67,7 +67,7 @@ class Program:
 
     def __post_init__(self) -> None:
         if not self.operations:
-            raise UsageError("there is no operation, expected one at least")
+            raise UsageError("there are no operations, expected at least one")
         for before, after in zip(self.operations, self.operations[1:], strict=False):
             if isinstance(after, EpisodeChoice) and not isinstance(before, EpisodeChoice):
                 raise UsageError(
@@ -501,7 +501,7 @@ def pipeline_program(path: str | Path) -> Program:
     try:
         document = tomllib.loads(place.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DatasetNotFoundError(f"there is no {path}, expected a pipeline file") from None
+        raise DatasetNotFoundError(f"{path} not found, expected a pipeline file") from None
     except OSError as error:
         raise UsageError(f"the pipeline {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -645,4 +645,4 @@ def _manifest_at(path: str | os.PathLike[str]) -> Manifest:
         return Manifest.from_dict(load_json(place), str(place))
     if place.exists():
         return Manifest.load(place)
-    raise DatasetNotFoundError(f"there is no {path}, expected a dataset or its {MANIFEST}")
+    raise DatasetNotFoundError(f"{path} not found, expected a dataset or its {MANIFEST}")

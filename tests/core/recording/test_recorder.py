@@ -594,7 +594,7 @@ def test_episodes_that_are_there_already(tmp_path: Path) -> None:
             )
     with pytest.raises(rbtool.UsageError, match="exists already"):
         record("CartPole-v1", tmp_path / "d", episodes=3, seed=3, max_steps=5)
-    rbtool.convert(tmp_path / "d", tmp_path / "copy", layout="packed")  # which is no recording
+    rbtool.convert(tmp_path / "d", tmp_path / "copy", layout="packed")  # which is not a recording
     with pytest.raises(rbtool.UsageError, match="finished dataset"):
         record("CartPole-v1", tmp_path / "copy", episodes=3, seed=3, max_steps=5, resume=True)
 

@@ -140,7 +140,7 @@ def test_what_is_no_dataset_is_not_found(hub: Hub, environment: dict[str, str], 
 
 @pytest.mark.parametrize("dataset", ["hf://org", "hf://org/a/b", "hf:///a", "hf://org/../x"])
 def test_what_is_no_address_is_refused(dataset: str) -> None:
-    with pytest.raises(rbtool.UsageError, match="no address of a dataset on a hub"):
+    with pytest.raises(rbtool.UsageError, match="not an address of a dataset on a hub"):
         rbtool.load_dataset(dataset, streaming=True)
 
 
@@ -232,8 +232,8 @@ def test_a_process_that_is_killed_leaves_nothing_half(datasets, hub, environment
         ({"split_trajs": True}, "split_trajs is set"),
         ({"verify": True}, "verify is set"),
         ({"sampler": rbtool.RandomSampler()}, "the sampler is a RandomSampler"),
-        ({"cache_size": "many"}, "is no size"),
-        ({"cache_size": 0}, "is no size"),
+        ({"cache_size": "many"}, "is not a size"),
+        ({"cache_size": 0}, "is not a size"),
     ],
 )
 def test_what_a_stream_does_not_have_is_refused(datasets: Path, options: Any, message: str) -> None:

@@ -113,7 +113,7 @@ class EditsItsInput(Changed):
 
 @dataclass(frozen=True)
 class KeepsAnAttribute(Changed):
-    """Its result depends on what is no argument: equal operations differ, and a copy lacks it."""
+    """Its result depends on what is not an argument: equal operations differ, and a copy lacks it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offset", next(IsRandom._calls))

@@ -340,7 +340,7 @@ def test_an_entry_of_somebody_else_is_refused(tmp_path: Path) -> None:
     folder = copy_of("flat_full", tmp_path / "flat")
     meta = json.loads((folder / "meta.json").read_text()) | {"note": {"type": "NonTensorData"}}
     (folder / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(FormatError, match="'note' that is no tensor"):
+    with pytest.raises(FormatError, match="'note' that is not a tensor"):
         FlatStorageCheckpointer().loads(LazyTensorStorage(16), folder)
 
 

@@ -121,7 +121,7 @@ def test_a_changed_byte_costs_its_episode_and_those_after_it(unfinished, record_
 
 def test_repair_leaves_alone_what_was_not_recorded(tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", [(3, "open")])
-    with pytest.raises(FormatError, match="is no recording"):
+    with pytest.raises(FormatError, match="is not a recording"):
         repair(tmp_path / "walks")
     with pytest.raises(DatasetNotFoundError, match="absent not found"):
         repair(tmp_path / "absent")

@@ -209,7 +209,7 @@ def test_flatten_says_what_to_do_with_text(rows, do, more, renamed):
         ({"cat": "s=action,reward"}, "stay apart"),
         ({"cat": "s=action,done"}, "stay apart|no number to learn from"),
         ({"cat": "action=observation.position,observation.count"}, "already exists"),
-        ({"cat": "s=episode,action"}, "no number to learn from"),
+        ({"cat": "s=episode,action"}, "not a number to learn from"),
         ({"cat": "s=observation.image,action"}, r"last dimension of observation.image \[2, 3\], action \[2\]"),
         ({"cat": "observation=observation.image"}, "a group too"),
         ({"cat": "s="}, "it is written new=part,part"),

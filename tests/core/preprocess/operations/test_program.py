@@ -132,7 +132,7 @@ def test_files_that_are_not_there_or_misspell_a_key(tmp_path, rows, work):
         program_of(pipeline=tmp_path / "no.toml")
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         program_of(pipeline=tmp_path)
-    with pytest.raises(DatasetNotFoundError, match="there is no"):
+    with pytest.raises(DatasetNotFoundError, match="not found, expected a dataset"):
         program_of(replay=tmp_path / "no")
     place = tmp_path / "prep.toml"
     place.write_text("[[operation]]\nname = 'select'\nkeys = ['acton']\n")
@@ -143,7 +143,7 @@ def test_files_that_are_not_there_or_misspell_a_key(tmp_path, rows, work):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (({},), "there is no operation"),
+        (({},), "there are no operations"),
         (({"select": "a"}, "p.toml"), "operations and pipeline are set"),
         ((None, "p.toml", "m.json"), "pipeline and replay are set"),
         (({"sellect": "a"},), "no operation 'sellect'; did you mean 'select'"),
