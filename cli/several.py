@@ -33,7 +33,7 @@ def of_each(
 ) -> int:
     """Call `run` with each dataset and return the highest exit code; a failure is reported, and the others follow.
 
-    A single name, which is no pattern, has the output of `run` as it is. Of several the text of each follows an empty
+    A single name that is not a pattern has the output of `run` as it is. Of several the text of each follows an empty
     line and, with `named`, its name; `--json` gives one document with the document or the error of each by its name.
     """
     if len(datasets) == 1 and not _is_pattern(datasets[0]):
