@@ -41,7 +41,7 @@ _MENTION = re.compile(rb"torchrl\s*\.\s*data\b|\bfrom\s+torchrl\s+import\b|\bimp
 _OF_OTHERS = re.compile(r"\.core\.(verbs|transforms\.(base|keyed|video|windows))\b")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MigrationNote:
     """What to know of a line of the file before it was changed.
 
@@ -55,7 +55,7 @@ class MigrationNote:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MigratedFile:
     """A file that mentions TorchRL's data part: `names` come from rbtool now, if `changed`; `diff` is the change.
 
@@ -159,26 +159,26 @@ def _migrate_file(path: Path, public: Mapping[str, str], *, dry_run: bool) -> Mi
     try:
         source = path.read_bytes()
         if not _MENTION.search(source):
-            return MigratedFile(path=path, changed=False)
+            return MigratedFile(path, False)
         imports = _Imports(source, public)
         text = imports.changed()
     except cst.ParserSyntaxError as error:
-        return MigratedFile(path=path, changed=False, error=_fault(source, error.message))
+        return MigratedFile(path, False, error=_fault(source, error.message))
     except (SyntaxError, UnicodeError, RecursionError) as error:
-        return MigratedFile(path=path, changed=False, error=f"it cannot be parsed: {error}")
+        return MigratedFile(path, False, error=f"it cannot be parsed: {error}")
     except OSError as error:
-        return MigratedFile(path=path, changed=False, error=f"it cannot be read: {error.strerror}")
+        return MigratedFile(path, False, error=f"it cannot be read: {error.strerror}")
     new = text.encode(imports.module.encoding)
     if new != source and not dry_run:
         place = path.resolve()  # a link stays one
         try:
             fs.replace_file(place, new, mode=stat.S_IMODE(place.stat().st_mode))
         except PermissionError as error:
-            return MigratedFile(path=path, changed=False, error=f"it cannot be written: {error.strerror}")
+            return MigratedFile(path, False, error=f"it cannot be written: {error.strerror}")
     before, after = (list(io.StringIO(one)) for one in (imports.module.code, text))
     return MigratedFile(
-        path=path,
-        changed=new != source,
+        path,
+        new != source,
         names=tuple(sorted(imports.moved)),
         notes=tuple(sorted(imports.notes.values(), key=lambda note: note.line)),
         diff="".join(_unified(before, after, str(path))),
@@ -422,7 +422,7 @@ class _Imports:
         """Add a note, one for each text: at its first line."""
         line = self._code.count(b"\n", 0, self._spans[node].start) + 1
         if text not in self.notes or line < self.notes[text].line:
-            self.notes[text] = MigrationNote(line=line, kind=kind, name=name, text=text)
+            self.notes[text] = MigrationNote(line, kind, name, text)
 
 
 def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
