@@ -1,1 +1,5 @@
 """Specs: which shape, element type and values something may have."""
+
+from .bridge import watch
+
+watch()

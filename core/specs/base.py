@@ -17,7 +17,7 @@ import math
 import operator
 import os
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypeVar
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from ..errors import SchemaError, UsageError, require_flags, suggests_keywords
+from .bridge import Counterpart, as_own, to_torchrl
 
 Names: TypeAlias = list[str | None]
 
@@ -369,7 +370,7 @@ def batch_of(shape: Sequence[int], trailing: Sequence[int]) -> torch.Size | None
     return torch.Size(shape[:count])
 
 
-class Box:
+class Box(Counterpart):
     """A set of values."""
 
 
@@ -395,7 +396,7 @@ def checks_encoding() -> bool:
     return os.environ.get(CHECK_SPEC_ENCODE, "0").lower() in {"1", "true", "yes", "on"}
 
 
-class TensorSpec(ABC):
+class TensorSpec(Counterpart):
     """Describes the shape, element type, device and legal values of a tensor or a nest of tensors.
 
     A spec can draw values, check them, project others to the nearest legal one, and encode Python data as tensors. A
@@ -607,8 +608,19 @@ class TensorSpec(ABC):
             spec.clear_device_()
         return self
 
-    @abstractmethod
-    def __eq__(self, other: object) -> bool: ...
+    def to_torchrl(self) -> Any:
+        """Return the same spec of TorchRL; ImportError if the program has not imported torchrl.
+
+        TorchRL takes specs of rbtool as they are; this is for code that asks for its very classes.
+        """
+        return to_torchrl(self)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether another spec, of rbtool or TorchRL, describes the same values."""
+        try:
+            return self._equals(as_own(other))
+        except (SchemaError, UsageError):  # a spec that we would refuse, such as a lower bound above the upper one
+            return False
 
     __hash__: ClassVar[Callable[[Any], int]]
 
@@ -677,6 +689,22 @@ class TensorSpec(ABC):
     def _expect_place(self, dim: int) -> None:
         """Raise UsageError if no dimension can be inserted at this place."""
 
+    @abstractmethod
+    def _equals(self, other: object) -> bool:
+        """Return whether another spec of rbtool is equal; False for anything else."""
+
+    # What TorchRL's Composite calls, of its entries -------------------------------------------------
+
+    @property
+    def _safe_shape(self) -> torch.Size:
+        return concrete(self.shape)
+
+    def _project(self, value: Any) -> Any:
+        return self.project(value)
+
+    def _register_batch_size(self, batch_size: Any) -> None:
+        """TorchRL's bounds lack the dimensions of the batch; ours have them."""
+
 
 def brief(value: Any) -> str:
     """Format a value in one line: small tensors with their numbers, large ones with their shape."""
@@ -719,11 +747,13 @@ class LeafSpec(TensorSpec):
     """The base of specs of one tensor.
 
     A subclass keeps parameters per element, such as bounds, in tensors whose shape begins with the spec's shape (with 1
-    for unknown sizes), and names them in `_PARAMETERS`, so that every change of shape applies to them. It names other
-    attributes in which two specs of the class can differ in `_FACTS`.
+    for unknown sizes), and names them in `_PARAMETERS`, so that every change of shape applies to them. `_INNER_DIMS`
+    has the number of dimensions that a parameter has after those. Other attributes in which two specs of the class can
+    differ are named in `_FACTS`.
     """
 
     _PARAMETERS: ClassVar[tuple[str, ...]] = ()
+    _INNER_DIMS: ClassVar[dict[str, int]] = {}
     _FACTS: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
@@ -738,13 +768,37 @@ class LeafSpec(TensorSpec):
     def shape(self) -> torch.Size:
         return self._shape
 
+    @shape.setter
+    def shape(self, shape: ShapeLike) -> None:
+        """Assign another shape. Parameters are repeated if they can be, and otherwise wait to be assigned."""
+        self._shape = as_shape(shape)
+        for name, tensor in self._parameters().items():
+            inner = tensor.shape[tensor.dim() - self._INNER_DIMS.get(name, 0) :]
+            fitting, elements = (*concrete(self._shape), *inner), tensor.reshape(-1, *inner)
+            lead = len(fitting) - tensor.dim()
+            if lead >= 0 and fitting[lead:] == tensor.shape:
+                setattr(self, name, tensor.expand(fitting))
+            elif len(elements) and same_value(elements, elements[:1].expand_as(elements)):  # alike everywhere
+                setattr(self, name, elements[0].expand(fitting).clone())
+
     @property
     def device(self) -> torch.device:
         return self._device
 
+    @device.setter
+    def device(self, device: DeviceLike) -> None:
+        self.__dict__.update(self.to(device).__dict__)
+
     @property
     def dtype(self) -> torch.dtype:
         return self._dtype
+
+    @dtype.setter
+    def dtype(self, dtype: torch.dtype) -> None:
+        """Become a spec of another element type: a Bounded of integers becomes one of real numbers, say."""
+        cast = self.to(dtype)
+        self.__class__ = type(cast)
+        self.__dict__.update(cast.__dict__)
 
     # Values ----------------------------------------------------------------------------------------
 
@@ -906,7 +960,7 @@ class LeafSpec(TensorSpec):
         """The class within which specs may be equal."""
         return type(self)
 
-    def __eq__(self, other: object) -> bool:
+    def _equals(self, other: object) -> bool:
         if not isinstance(other, LeafSpec) or self._family() is not other._family():
             return False
         named = (*self._FACTS, *self._PARAMETERS)
@@ -1003,6 +1057,7 @@ class LazyStack(TensorSpec):
     """The base of lazy stacks. Sizes in which the members differ are -1 in the shape of the stack."""
 
     def __init__(self, *specs: TensorSpec, dim: int) -> None:
+        specs = tuple(map(as_own, specs))
         if not specs:
             raise UsageError("there are no specs to stack, expected at least one")
         for spec in specs:
@@ -1012,7 +1067,7 @@ class LazyStack(TensorSpec):
                 raise SchemaError(
                     f"only specs with the same ndim can be stacked, found {spec.ndim} and {specs[0].ndim}"
                 )
-        self._members = specs
+        self._specs = list(specs)
         self._dim = normal_dim(dim, specs[0].ndim + 1)
         for spec in specs:
             spec._expect_place(self._dim)
@@ -1020,7 +1075,7 @@ class LazyStack(TensorSpec):
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
         """The members."""
-        return self._members
+        return tuple(self._specs)
 
     @property
     def stack_dim(self) -> int:
@@ -1030,25 +1085,25 @@ class LazyStack(TensorSpec):
     @property
     def shape(self) -> torch.Size:
         """The sizes of one value: the members' common sizes, -1 where they differ, and the number of members."""
-        columns = zip(*(spec.shape for spec in self._members), strict=True)
+        columns = zip(*(spec.shape for spec in self._specs), strict=True)
         sizes = [found[0] if len({*found}) == 1 else -1 for found in columns]
-        return torch.Size([*sizes[: self._dim], len(self._members), *sizes[self._dim :]])
+        return torch.Size([*sizes[: self._dim], len(self._specs), *sizes[self._dim :]])
 
     @property
     def device(self) -> torch.device | None:
-        found: torch.device | None = self._common([spec.device for spec in self._members])
+        found: torch.device | None = self._common([spec.device for spec in self._specs])
         return found
 
     @property
     def dtype(self) -> torch.dtype | None:
-        found: torch.dtype | None = self._common([spec.dtype for spec in self._members])
+        found: torch.dtype | None = self._common([spec.dtype for spec in self._specs])
         return found
 
     @property
     def space(self) -> Box | None:
         """The sets of values of the members; None if a member has none."""
-        spaces = [space for spec in self._members if (space := spec.space) is not None]
-        return BoxList(tuple(spaces)) if len(spaces) == len(self._members) else None
+        spaces = [space for spec in self._specs if (space := spec.space) is not None]
+        return BoxList(tuple(spaces)) if len(spaces) == len(self._specs) else None
 
     @staticmethod
     def _common(values: Sequence[Any]) -> Any:
@@ -1063,9 +1118,9 @@ class LazyStack(TensorSpec):
     def _parts(self, value: Any) -> Sequence[Any] | None:
         """Split a value into one part for each member; None if number or shape do not fit."""
         if isinstance(value, list | tuple):
-            return value if len(value) == len(self._members) else None
+            return value if len(value) == len(self._specs) else None
         if isinstance(value, torch.Tensor) and value.is_nested:
-            fits = not self._dim and value.size(0) == len(self._members)
+            fits = not self._dim and value.size(0) == len(self._specs)
             return value.unbind() if fits else None
         batch = self._batch_of(value)
         parts: Sequence[Any] | None = None if batch is None else value.unbind(len(batch) + self._dim)
@@ -1089,20 +1144,20 @@ class LazyStack(TensorSpec):
         return len(self._batch_of(value) or ()) + self._dim
 
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Any:
-        return self._joined([spec._draw(shape, generator) for spec in self._members], len(shape) + self._dim)
+        return self._joined([spec._draw(shape, generator) for spec in self._specs], len(shape) + self._dim)
 
     def _fill(self, shape: torch.Size, value: int) -> Any:
-        return self._joined([spec._fill(shape, value) for spec in self._members], len(shape) + self._dim)
+        return self._joined([spec._fill(shape, value) for spec in self._specs], len(shape) + self._dim)
 
     def is_in(self, value: Any) -> bool:
         """Return whether each part of a value (a stack, or a sequence of parts) is a member of its spec."""
         parts = self._parts(value)
-        return parts is not None and all(spec.is_in(part) for spec, part in zip(self._members, parts, strict=True))
+        return parts is not None and all(spec.is_in(part) for spec, part in zip(self._specs, parts, strict=True))
 
     def project(self, value: Any) -> Any:
         """Return the value if it is a member, else a value whose parts are the nearest members of their specs."""
         parts = self._expected_parts(value)
-        found = [spec.project(part) for spec, part in zip(self._members, parts, strict=True)]
+        found = [spec.project(part) for spec, part in zip(self._specs, parts, strict=True)]
         if all(one is other for one, other in zip(found, parts, strict=True)):
             return value
         return found if isinstance(value, list | tuple) else self._joined(found, self._place_in(value))
@@ -1112,52 +1167,52 @@ class LazyStack(TensorSpec):
 
         if isinstance(value, torch.Tensor) or is_non_tensor(value):
             return value
-        pieces = [self._piece(value, number) for number in range(len(self._members))]
-        encoded = [spec._encode(piece, ignore_device) for spec, piece in zip(self._members, pieces, strict=True)]
+        pieces = [self._piece(value, number) for number in range(len(self._specs))]
+        encoded = [spec._encode(piece, ignore_device) for spec, piece in zip(self._specs, pieces, strict=True)]
         return self._joined(encoded, self._dim)
 
     def _piece(self, value: Any, number: int) -> Any:
         """Return the part of numbers, lists or arrays that belongs to one member."""
-        if not self._dim and isinstance(value, list | tuple) and len(value) == len(self._members):
+        if not self._dim and isinstance(value, list | tuple) and len(value) == len(self._specs):
             return value[number]
         array = np.asarray(value)
-        if array.ndim <= self._dim or array.shape[self._dim] != len(self._members):
-            count, shape = len(self._members), list(array.shape)
+        if array.ndim <= self._dim or array.shape[self._dim] != len(self._specs):
+            count, shape = len(self._specs), list(array.shape)
             raise SchemaError(f"a value of shape {shape} has not one part for each of {count} specs in {self._dim}")
         return array.take(number, axis=self._dim)
 
     def _to_numpy(self, value: Any) -> Any:
         """Return one array, or a list of arrays if the parts differ in shape."""
         parts = self._expected_parts(value)
-        arrays = [spec._to_numpy(part) for spec, part in zip(self._members, parts, strict=True)]
+        arrays = [spec._to_numpy(part) for spec, part in zip(self._specs, parts, strict=True)]
         alike = all(isinstance(array, np.ndarray) and array.shape == arrays[0].shape for array in arrays)
         return np.stack(arrays, self._place_in(value)) if alike else arrays
 
     def type_check(self, value: Any, key: Any = None) -> None:
         if isinstance(value, torch.Tensor):
-            self._members[0].type_check(value, key)
+            self._specs[0].type_check(value, key)
             return
-        for spec, part in zip(self._members, self._expected_parts(value), strict=True):
+        for spec, part in zip(self._specs, self._expected_parts(value), strict=True):
             spec.type_check(part, key)
 
     def cardinality(self) -> float:
         """Return the number of members of one event: the product over the specs in the stack."""
-        return math.prod(spec.cardinality() for spec in self._members)
+        return math.prod(spec.cardinality() for spec in self._specs)
 
     @suggests_keywords()
     def enumerate(self, use_mask: bool = False) -> Any:
         """Return all members of one event along dimension 0: every combination of the specs' members."""
-        listed = [spec.enumerate(use_mask) for spec in self._members]
+        listed = [spec.enumerate(use_mask) for spec in self._specs]
         rows = combinations([len(values) for values in listed])
         return self._joined([values[rows[:, column]] for column, values in enumerate(listed)], self._dim + 1)
 
     def _within(self) -> Sequence[TensorSpec]:
-        return self._members
+        return self._specs
 
     # Shape -----------------------------------------------------------------------------------------
 
     def _changed(self, change: ShapeChange) -> Any:
-        return changed_stack(self._members, self.shape, self._dim, change, self._restacked)
+        return changed_stack(self._specs, self.shape, self._dim, change, self._restacked)
 
     @classmethod
     def _restacked(cls, specs: Sequence[Any], dim: int) -> Any:
@@ -1165,40 +1220,40 @@ class LazyStack(TensorSpec):
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """Return the members, or for another dimension the stacks of the members' parts along it."""
-        return self._members if normal_dim(dim, self.ndim) == self._dim else super().unbind(dim)
+        return self.specs if normal_dim(dim, self.ndim) == self._dim else super().unbind(dim)
 
     def make_neg_dim(self, dim: int) -> None:
         """Allow any size for one dimension, in place and in all members; UsageError for the stacked dimension."""
         place = normal_dim(dim, self.ndim)
         if place == self._dim:
             raise UsageError(
-                f"dimension {dim} is the one along which the members are stacked; it has size {len(self._members)}"
+                f"dimension {dim} is the one along which the members are stacked; it has size {len(self._specs)}"
             )
-        make_neg_dim_of_all(self._members, place - (place > self._dim))
+        make_neg_dim_of_all(self._specs, place - (place > self._dim))
 
     def _expect_place(self, dim: int) -> None:
-        for spec in self._members:
+        for spec in self._specs:
             spec._expect_place(dim - (dim > self._dim))
 
     # Device, copies --------------------------------------------------------------------------------
 
     def to(self, dest: DeviceLike | torch.dtype) -> Self:
         """Return this stack with another device or element type for all members."""
-        return type(self)(*(spec.to(dest) for spec in self._members), dim=self._dim)
+        return type(self)(*(spec.to(dest) for spec in self._specs), dim=self._dim)
 
     def clone(self) -> Self:
-        return type(self)(*(spec.clone() for spec in self._members), dim=self._dim)
+        return type(self)(*(spec.clone() for spec in self._specs), dim=self._dim)
 
-    def __eq__(self, other: object) -> bool:
+    def _equals(self, other: object) -> bool:
         if not isinstance(other, LazyStack) or type(self) is not type(other):
             return False
-        return self._dim == other.stack_dim and self._members == other.specs
+        return self._dim == other.stack_dim and self.specs == other.specs
 
     def __hash__(self) -> int:
-        return hash((type(self), self._dim, self._members))
+        return hash((type(self), self._dim, self.specs))
 
     def __repr__(self) -> str:
-        lines = [f"{spec!r}".replace("\n", "\n    ") for spec in self._members]
+        lines = [f"{spec!r}".replace("\n", "\n    ") for spec in self._specs]
         lines += [f"shape={self.shape}", f"stack_dim={self._dim}", f"device={self.device}", f"dtype={self.dtype}"]
         return f"{type(self).__name__}(\n    " + ",\n    ".join(lines) + ")"
 
@@ -1224,6 +1279,7 @@ class Stacked(LazyStack):
     """
 
     def __init__(self, *specs: TensorSpec, dim: int) -> None:
+        specs = tuple(map(as_own, specs))
         expect_stackable(specs)
         super().__init__(*specs, dim=dim)
 
@@ -1236,21 +1292,21 @@ class Stacked(LazyStack):
 
     @property
     def domain(self) -> str | None:  # type: ignore[override]  # the members decide
-        found: str | None = self._common([spec.domain for spec in self._members])
+        found: str | None = self._common([spec.domain for spec in self._specs])
         return found
 
     def _kind(self) -> type[TensorSpec]:
-        return self._members[0]._kind()
+        return self._specs[0]._kind()
 
     @classmethod
     def _restacked(cls, specs: Sequence[Any], dim: int) -> Any:
         return cls.mixed(specs, dim)
 
     def to(self, dest: DeviceLike | torch.dtype) -> Stacked:
-        return self.mixed([spec.to(dest) for spec in self._members], self._dim)
+        return self.mixed([spec.to(dest) for spec in self._specs], self._dim)
 
     def clone(self) -> Stacked:
-        return self.mixed([spec.clone() for spec in self._members], self._dim)
+        return self.mixed([spec.clone() for spec in self._specs], self._dim)
 
     def _joined(self, values: Sequence[Any], dim: int) -> Any:
         if not isinstance(values[0], torch.Tensor):
@@ -1275,6 +1331,7 @@ def _stack(specs: Sequence[TensorSpec], dim: int = 0, *, out: Any = None) -> Ten
     SchemaError for specs that differ in class, element type, device or number of dimensions.
     """
     _expect_no_out(out)
+    specs = tuple(map(as_own, specs))
     expect_stackable(specs)
     try:
         return stack_densely(specs, dim)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -26,12 +26,21 @@ from .base import (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ContinuousBox(Box):
-    """Numbers between two bounds, both included. The bounds are the spec's own tensors: edits in place take effect."""
+    """Numbers between two bounds, both included.
+
+    The box of a Bounded has the spec's own bounds: edits in place and assignments take effect.
+    """
 
     low: torch.Tensor
     high: torch.Tensor
+    _of: Bounded | None = field(default=None, repr=False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name != "_of" and getattr(self, "_of", None) is not None:
+            setattr(self._of, f"_{name}", value)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter((self.low, self.high))
@@ -86,14 +95,12 @@ class BoxSpec(LeafSpec):
     def _family(self) -> type[LeafSpec]:
         return BoxSpec
 
-    def __eq__(self, other: object) -> bool:
+    def _equals(self, other: object) -> bool:
         if not isinstance(other, BoxSpec) or self.domain != other.domain:
             return False
         if (self._shape, self._device, self._dtype) != (other._shape, other._device, other._dtype):
             return False
         return self.space == other.space
-
-    __hash__ = LeafSpec.__hash__
 
 
 Bound: TypeAlias = float | list[Any] | np.ndarray[Any, Any] | torch.Tensor
@@ -192,6 +199,14 @@ class Bounded(BoxSpec):
     @property
     def high(self) -> torch.Tensor:
         return self._high
+
+    @property
+    def space(self) -> ContinuousBox:
+        return ContinuousBox(self._low, self._high, self)
+
+    @space.setter
+    def space(self, box: ContinuousBox) -> None:
+        self._low, self._high = box
 
     # Values ----------------------------------------------------------------------------------------
 

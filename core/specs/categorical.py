@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -107,6 +107,7 @@ class Categorical(CategoriesSpec):
     """
 
     _PARAMETERS = ("_mask",)
+    _INNER_DIMS: ClassVar = {"_mask": 1}
     _FACTS = ("_n",)
 
     def __init__(
@@ -344,6 +345,7 @@ class MultiCategorical(CategoriesSpec):
     """
 
     _PARAMETERS = ("_nvec", "_allowed")
+    _INNER_DIMS: ClassVar = {"_allowed": 1}
     _FACTS = ("_remove_singleton",)
 
     def __init__(
@@ -379,6 +381,11 @@ class MultiCategorical(CategoriesSpec):
     def nvec(self) -> torch.Tensor:
         """Number of categories of each element, of the spec's shape."""
         return self._nvec
+
+    @property
+    def remove_singleton(self) -> bool:
+        """Whether a spec of shape `[1]` draws values without that dimension."""
+        return self._remove_singleton
 
     @property
     def space(self) -> Box:
@@ -641,6 +648,11 @@ class _OneHotSpec(LeafSpec):
         self._registers: tuple[dict[Hashable, int], ...] = tuple({} for _ in self._counts)
         self._mask: torch.Tensor | None = None
         self.update_mask(mask)
+
+    @property
+    def use_register(self) -> bool:
+        """Whether `encode` takes any values, and numbers them in the order of their first appearance."""
+        return self._use_register
 
     @property
     def mask(self) -> torch.Tensor | None:

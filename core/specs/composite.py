@@ -32,6 +32,7 @@ from .base import (
     to_array,
 )
 from .bounded import Unbounded
+from .bridge import as_own
 from .non_tensor import NonTensor
 
 
@@ -101,6 +102,11 @@ class Selection:
             leaves_only=self.leaves_only,
             step_mdp_static_only=self.step_mdp_static_only,
         )
+
+    def takes_as_leaf(self, entry: Composite) -> bool:
+        """Return whether a Composite is shown as one entry, without those inside it."""
+        fixed = self.step_mdp_static_only and entry.step_mdp_static
+        return fixed or (self.is_leaf is not None and self.is_leaf(type(entry)))
 
 
 _NO_DEFAULT: Any = object()
@@ -247,7 +253,7 @@ class Composite(TensorSpec):
 
     def _as_spec(self, name: str, spec: Any) -> Entry:
         if spec is None or isinstance(spec, TensorSpec):
-            return spec
+            return as_own(spec)  # type: ignore[no-any-return]
         if isinstance(spec, Mapping):
             return type(self)(spec, shape=self._shape, device=self._device)
         kind = type(spec).__name__
@@ -334,6 +340,8 @@ class Composite(TensorSpec):
             include_nested: also yield the keys inside nested Composites.
             leaves_only: leave out the keys of Composites.
             is_leaf: called with the class of each Composite; True treats it as a leaf.
+            step_mdp_static_only: leave out what is inside of Composites that are marked `step_mdp_static`, as TorchRL
+                does in spite of the name: these are the entries that `step_mdp` takes from the next step.
         """
         selection = Selection(include_nested, leaves_only, is_leaf, step_mdp_static_only)
         return View(lambda: self._selected(selection), lambda key, _: key)
@@ -362,18 +370,17 @@ class Composite(TensorSpec):
         selection = Selection(include_nested, leaves_only, is_leaf, step_mdp_static_only)
         return View(lambda: self._selected(selection), lambda key, entry: (key, entry))
 
-    def _selected(
-        self, selection: Selection, prefix: tuple[str, ...] = (), static: bool = False
-    ) -> Iterator[tuple[Key, Entry]]:
+    def _selected(self, selection: Selection, prefix: tuple[str, ...] = ()) -> Iterator[tuple[Key, Entry]]:
         """Yield keys and specs; a Composite comes before its entries."""
+        if selection.step_mdp_static_only and self.step_mdp_static:
+            return
         for name, entry in self._specs.items():
-            nested = isinstance(entry, Composite) and not (selection.is_leaf and selection.is_leaf(type(entry)))
-            fixed = static or bool(getattr(entry, "step_mdp_static", False))
+            nested = isinstance(entry, Composite) and not selection.takes_as_leaf(entry)
             path = (*prefix, name)
-            if not (nested and selection.leaves_only) and (fixed or not selection.step_mdp_static_only):
+            if not (nested and selection.leaves_only):
                 yield (path if len(path) > 1 else name), entry
             if isinstance(entry, Composite) and nested and selection.include_nested:
-                yield from entry._selected(selection, path, fixed)
+                yield from entry._selected(selection, path)
 
     def __setitem__(self, key: Key, spec: Any) -> None:
         self.set(key, spec)
@@ -428,6 +435,28 @@ class Composite(TensorSpec):
     def _expect_unlocked(self) -> None:
         if self._locked:
             raise LockedSpecError("a locked Composite cannot be changed", hint="unlock_() first")
+
+    # What TorchRL's Composite calls, of its entries -------------------------------------------------
+
+    @property
+    def _is_locked(self) -> bool:
+        return self._locked
+
+    def _propagate_lock(self, *_: Any, **__: Any) -> None:
+        self.lock_()
+
+    def _propagate_unlock(self, *_: Any, **__: Any) -> list[Any]:
+        self.unlock_()
+        return []
+
+    def _check_unlock(self, *_: Any, **__: Any) -> None:
+        """Nothing of ours forbids it."""
+
+    def _has_names(self) -> bool:
+        return any(self.names)
+
+    def _erase_names(self) -> None:
+        self.names = None
 
     # Values ----------------------------------------------------------------------------------------
 
@@ -532,7 +561,7 @@ class Composite(TensorSpec):
 
         MissingKeyError if an entry is missing.
         """
-        if key is not None:
+        if key is not None and not (is_nest(value) and key not in self):  # else TorchRL names the value itself
             entry = self.get(key)
             if entry is not None:
                 entry.type_check(value, None if isinstance(entry, Composite) else key)
@@ -669,7 +698,7 @@ class Composite(TensorSpec):
         }
         return self._twin(copied, self._shape, _locked=self._locked)
 
-    def __eq__(self, other: object) -> bool:
+    def _equals(self, other: object) -> bool:
         if not isinstance(other, Composite) or type(self) is not type(other):
             return False
         facts = ("_shape", "_device", "data_cls")
@@ -772,26 +801,27 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
     (['a'], torch.Size([2, -1]), torch.Size([3]))
     """
 
-    _members: tuple[Any, ...]
+    _specs: list[Any]  # type: ignore[assignment]  # the members
 
     def __init__(self, *specs: Composite, dim: int) -> None:
         LazyStack.__init__(self, *specs, dim=dim)
-        for spec in specs:
+        first = self._specs[0]
+        for spec in self._specs:
             if not isinstance(spec, Composite):
                 raise SchemaError(f"expected Composites to stack, found a {type(spec).__name__}")
-            if spec.shape != specs[0].shape:
-                found, expected = list(spec.shape), list(specs[0].shape)
+            if spec.shape != first.shape:
+                found, expected = list(spec.shape), list(first.shape)
                 raise SchemaError(f"expected Composites of the same shape, found {expected} and {found}")
         self._dim_name: str | None = None
-        self._locked = all(spec.is_locked for spec in specs)
+        self._locked = all(spec.is_locked for spec in self._specs)
 
     # Properties ------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> torch.Size:
         """The batch size of the tensordict: the members' shape with their number inserted at the stacked dimension."""
-        sizes = self._members[0].shape
-        return torch.Size([*sizes[: self._dim], len(self._members), *sizes[self._dim :]])
+        sizes = self._specs[0].shape
+        return torch.Size([*sizes[: self._dim], len(self._specs), *sizes[self._dim :]])
 
     @shape.setter
     def shape(self, shape: ShapeLike) -> None:
@@ -800,7 +830,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
     @property
     def device(self) -> torch.device | None:
         """The device of all members; None if they differ."""
-        found: torch.device | None = self._common([spec.device for spec in self._members])
+        found: torch.device | None = self._common([spec.device for spec in self._specs])
         return found
 
     @device.setter
@@ -809,7 +839,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
             self.clear_device_()
             return
         self._expect_unlocked()
-        self._members = self.to(device).specs
+        self._specs = [*self.to(device).specs]
 
     @property
     def dtype(self) -> None:
@@ -819,7 +849,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
     @property
     def names(self) -> list[str | None]:
         """Names of the dimensions, None for those without."""
-        inner = self._members[0].names
+        inner = self._specs[0].names
         return [*inner[: self._dim], self._dim_name, *inner[self._dim :]]
 
     @names.setter
@@ -828,17 +858,17 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         if len(given) != self.ndim:
             raise UsageError(f"names has {len(given)}, expected one for each of {self.ndim} dimensions")
         self._dim_name = given.pop(self._dim)
-        for spec in self._members:
+        for spec in self._specs:
             spec.names = given
 
     @property
     def data_cls(self) -> type | None:  # type: ignore[override]  # the members decide
-        found: type | None = self._common([spec.data_cls for spec in self._members])
+        found: type | None = self._common([spec.data_cls for spec in self._specs])
         return found
 
     @property
     def step_mdp_static(self) -> bool:  # type: ignore[override]  # the members decide
-        return all(spec.step_mdp_static for spec in self._members)
+        return all(spec.step_mdp_static for spec in self._specs)
 
     # Entries ---------------------------------------------------------------------------------------
 
@@ -853,28 +883,21 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         """A view of the keys that all members have."""
         views = [
             spec.keys(include_nested, leaves_only, is_leaf=is_leaf, step_mdp_static_only=step_mdp_static_only)
-            for spec in self._members
+            for spec in self._specs
         ]
         return View(
             lambda: ((key, None) for key in views[0] if all(key in view for view in views[1:])), lambda key, _: key
         )
 
-    def _selected(
-        self, selection: Selection, prefix: tuple[str, ...] = (), static: bool = False
-    ) -> Iterator[tuple[Key, Entry]]:
-        static_only = selection.step_mdp_static_only and not static
+    def _selected(self, selection: Selection, prefix: tuple[str, ...] = ()) -> Iterator[tuple[Key, Entry]]:
         for key in self.keys(
             selection.include_nested,
             selection.leaves_only,
             is_leaf=selection.is_leaf,
-            step_mdp_static_only=static_only,
+            step_mdp_static_only=selection.step_mdp_static_only,
         ):
             path = (*prefix, *(key if isinstance(key, tuple) else (key,)))
             yield (path if len(path) > 1 else path[0]), self.get(key)
-
-    @property
-    def _specs(self) -> dict[str, Entry]:  # type: ignore[override]  # which are made of the members'
-        return {str(name): self.get(name) for name in self.keys()}
 
     def get(self, key: Key, default: Any = _NO_DEFAULT) -> Any:
         """Return the stack of the members' entries under a key, or `default` if a member lacks it.
@@ -882,7 +905,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         MissingKeyError (a KeyError) without a default; SchemaError (a RuntimeError) if the entries differ in their
         number of dimensions, or some are None.
         """
-        found = [spec.get(key, _MISSING) for spec in self._members]
+        found = [spec.get(key, _MISSING) for spec in self._specs]
         if any(entry is _MISSING for entry in found):
             if default is not _NO_DEFAULT:
                 return default
@@ -902,15 +925,15 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
     def set(self, key: Key, spec: Any) -> Self:
         """Set an entry of all members, in place: each gets its part along the stacked dimension. All change or none."""
         self._expect_unlocked()
-        name = (as_path(key) or (repr(key),))[-1]
+        spec, name = as_own(spec), (as_path(key) or (repr(key),))[-1]
         if isinstance(spec, Mapping):
             spec = Composite(spec, shape=self.shape)
         if isinstance(spec, TensorSpec) and spec.shape[: self.ndim] != self.shape:
             spec = reshaped_entry(name, spec, self.shape)
         if spec is not None and not isinstance(spec, TensorSpec):
             raise SpecTypeError(f"the entry {name!r} is a {type(spec).__name__}, expected a spec, a dict or None")
-        parts = [None] * len(self._members) if spec is None else spec.unbind(self._dim)
-        for members in (self._branches().specs, self._members):  # on copies first
+        parts = [None] * len(self._specs) if spec is None else spec.unbind(self._dim)
+        for members in (self._branches().specs, self._specs):  # on copies first
             for member, part in zip(members, parts, strict=True):
                 member.set(key, part)
         return self
@@ -919,27 +942,27 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         """Remove an entry that all members have from them, and return the stack of these entries."""
         self._expect_unlocked()
         found = self.get(key, default)
-        if all(spec.get(key, _MISSING) is not _MISSING for spec in self._members):
-            for spec in self._members:
+        if all(spec.get(key, _MISSING) is not _MISSING for spec in self._specs):
+            for spec in self._specs:
                 spec.pop(key)
         return found
 
     def update(self, entries: Mapping[Any, Any] | Composite) -> Self:
         """Set several entries of all members, in place, nested Composites recursively. All change or none."""
         self._expect_unlocked()
-        for members in (self._branches().specs, self._members):  # on copies first
+        for members in (self._branches().specs, self._specs):  # on copies first
             for number, member in enumerate(members):
                 member.update(_part_of(entries, self._dim, number))
         return self
 
     def empty(self) -> Self:
         """Return a copy of the stack whose members have no entries."""
-        return type(self)(*(spec.empty() for spec in self._members), dim=self._dim)
+        return type(self)(*(spec.empty() for spec in self._specs), dim=self._dim)
 
     @suggests_keywords()
     def is_empty(self, recurse: bool = False) -> bool:
         """Return whether no member has entries; with `recurse`, empty nested Composites do not count."""
-        return all(spec.is_empty(recurse) for spec in self._members)
+        return all(spec.is_empty(recurse) for spec in self._specs)
 
     def __len__(self) -> int:
         return len(self.keys())
@@ -948,29 +971,29 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
     def exclusive_keys(self) -> tuple[tuple[Key, ...], ...]:
         """The keys of each member that not all members have."""
         shared = list(self.keys(True))
-        return tuple(tuple(key for key in spec.keys(True) if key not in shared) for spec in self._members)
+        return tuple(tuple(key for key in spec.keys(True) if key not in shared) for spec in self._specs)
 
     def repr_exclusive_keys(self) -> str:
         """Describe the entries that not all members have, one per line."""
         lines = [
             f"{number}: {key!r}: " + f"{spec.get(key)!r}".replace("\n", "\n    ")
-            for number, (spec, keys) in enumerate(zip(self._members, self.exclusive_keys, strict=True))
+            for number, (spec, keys) in enumerate(zip(self._specs, self.exclusive_keys, strict=True))
             for key in keys
         ]
         return "exclusive_keys={\n    " + ",\n    ".join(lines) + "}" if lines else "exclusive_keys={}"
 
     def _with_lock(self, locked: bool, recurse: bool = True) -> Self:
         self._locked = locked
-        for spec in self._members:
+        for spec in self._specs:
             spec._with_lock(locked, recurse)
         return self
 
     def _expect_unlocked(self) -> None:
-        if self._locked or any(spec.is_locked for spec in self._members):
+        if self._locked or any(spec.is_locked for spec in self._specs):
             raise LockedSpecError("a locked Composite cannot be changed", hint="unlock_() first")
 
     def _branches(self) -> Self:
-        return type(self)(*(spec._branches() for spec in self._members), dim=self._dim)
+        return type(self)(*(spec._branches() for spec in self._specs), dim=self._dim)
 
     # Values ----------------------------------------------------------------------------------------
 
@@ -981,11 +1004,11 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         parts = self._expected_parts(value)
         lazy = isinstance(value, LazyStackedTensorDict) and value.stack_dim == self._place_in(value)
         if lazy or isinstance(value, list | tuple):
-            found = [spec._projections(part, prefix) for spec, part in zip(self._members, parts, strict=True)]
+            found = [spec._projections(part, prefix) for spec, part in zip(self._specs, parts, strict=True)]
             return [change for changes in found for change in changes]
         place = self._place_in(value)  # parts are new nests: entries set in them do not appear in the value
         copies = [part.clone(recurse=False) for part in parts]
-        found = [spec.project(copy) for spec, copy in zip(self._members, copies, strict=True)]
+        found = [spec.project(copy) for spec, copy in zip(self._specs, copies, strict=True)]
         projected: Any = torch.stack(found, place)
         return [(item, value, key) for key, item in projected.items(True, True) if not _same(item, value.get(key))]
 
@@ -1001,10 +1024,10 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         if is_nest(value) and not isinstance(value, Mapping):
             pieces: Sequence[Any] = self._expected_parts(value)
         elif isinstance(value, Mapping):
-            pieces = [self._piece_of(value, number) for number in range(len(self._members))]
+            pieces = [self._piece_of(value, number) for number in range(len(self._specs))]
         else:
             pieces = self._expected_parts(value)
-        encoded = [spec._encode(piece, ignore_device) for spec, piece in zip(self._members, pieces, strict=True)]
+        encoded = [spec._encode(piece, ignore_device) for spec, piece in zip(self._specs, pieces, strict=True)]
         return self._joined(encoded, self._dim)
 
     def _piece_of(self, value: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -1018,14 +1041,14 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         }
 
     def _check_encoded(self, value: Any) -> None:
-        for spec, part in zip(self._members, self._expected_parts(value), strict=True):
+        for spec, part in zip(self._specs, self._expected_parts(value), strict=True):
             spec._check_encoded(part)
 
     def type_check(self, value: Any, key: Any = None) -> None:
         if key is not None:
             Composite.type_check(self, value, key)
             return
-        for spec, part in zip(self._members, self._expected_parts(value), strict=True):
+        for spec, part in zip(self._specs, self._expected_parts(value), strict=True):
             spec.type_check(part)
 
     # Shape, device, copies -------------------------------------------------------------------------
@@ -1055,7 +1078,8 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
 def _part_of(entries: Mapping[Any, Any] | Composite, dim: int, number: int) -> dict[Any, Any]:
     """Return the part of stacked entries that belongs to one member."""
     found: dict[Any, Any] = {}
-    for key, spec in entries.items():
+    for key, entry in entries.items():
+        spec = as_own(entry)
         if isinstance(spec, Mapping):
             found[key] = _part_of(spec, dim, number)
         elif spec is None:
@@ -1076,7 +1100,7 @@ def contains_lazy_spec(spec: TensorSpec) -> bool:
 
     SpecTypeError (a TypeError) if it is not a spec.
     """
-    _require_spec(spec)
+    spec = _own_spec(spec)
     return isinstance(spec, LazyStack) or any(contains_lazy_spec(inner) for inner in spec._within())
 
 
@@ -1086,7 +1110,7 @@ def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
 
     SpecTypeError (a TypeError) if it is not a spec.
     """
-    _require_spec(spec)
+    spec = _own_spec(spec)
     if not isinstance(spec, Composite):
         return True
     inner = [entry for entry in spec.values() if entry is not None]
@@ -1097,9 +1121,10 @@ def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
     return not recurse or all(check_no_exclusive_keys(entry) for entry in inner)
 
 
-def _require_spec(spec: Any) -> None:
+def _own_spec(spec: Any) -> TensorSpec:
     if not isinstance(spec, TensorSpec):
         raise SpecTypeError(f"the spec is a {type(spec).__name__}, expected a TensorSpec")
+    return as_own(spec)  # type: ignore[no-any-return]
 
 
 def _exclusive(spec: StackedComposite) -> list[set[Any]]:
@@ -1128,8 +1153,9 @@ def consolidate_spec(
     """
     if not isinstance(spec, Composite):
         raise SpecTypeError(f"the spec is a {type(spec).__name__}, expected a Composite")
+    spec = as_own(spec)
     if isinstance(spec, StackedComposite):
-        members: list[Composite] = [member.clone() for member in spec._members]
+        members: list[Composite] = [member.clone() for member in spec._specs]
         if recurse_through_stack:
             members = [consolidate_spec(member, False, True) for member in members]
         _complete(members)

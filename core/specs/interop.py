@@ -23,6 +23,7 @@ from ..ted.rules import bound_array
 from ..ted.schema import NEXT, Field, Key, safe_part
 from .base import DeviceLike, LazyStack, SpecTypeError, Stacked, TensorSpec, brief
 from .bounded import Bounded, BoundedContinuous, BoxSpec, Unbounded, UnboundedContinuous, UnboundedDiscrete
+from .bridge import as_own
 from .categorical import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
 from .composite import Composite, StackedComposite, is_nest
 from .non_tensor import NonTensor
@@ -160,6 +161,7 @@ def space_from_spec(spec: TensorSpec) -> Any:
     """
     from gymnasium import spaces
 
+    spec = as_own(spec)
     if isinstance(spec, LazyStack):
         return spaces.Tuple([space_from_spec(one) for one in spec.specs])
     if isinstance(spec, Composite):

@@ -30,6 +30,7 @@ from .base import (
     normal_dim,
     same_value,
 )
+from .bridge import as_own
 
 
 class NonTensor(TensorSpec):
@@ -189,7 +190,7 @@ class NonTensor(TensorSpec):
     def clone(self) -> Self:
         return self._twin(_places=None if self._places is None else self._places.copy())
 
-    def __eq__(self, other: object) -> bool:
+    def _equals(self, other: object) -> bool:
         if not isinstance(other, NonTensor):
             return False
         facts = ("_shape", "_device", "_dtype", "_feature_dims", "batched")
@@ -414,7 +415,7 @@ class Choice(TensorSpec):
     def clone(self) -> Self:
         return self._of(lambda choice: choice.clone())
 
-    def __eq__(self, other: object) -> bool:
+    def _equals(self, other: object) -> bool:
         return isinstance(other, Choice) and self._choices == other.choices
 
     def __hash__(self) -> int:
@@ -427,7 +428,7 @@ class Choice(TensorSpec):
 
 def _as_spec(choice: Any) -> TensorSpec:
     if isinstance(choice, TensorSpec):
-        return choice
+        return as_own(choice)  # type: ignore[no-any-return]
     if isinstance(choice, NonTensorData):
         return NonTensor(choice.batch_size, choice.device, example_data=choice.data)
     if isinstance(choice, NonTensorStack):

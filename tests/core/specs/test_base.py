@@ -13,7 +13,7 @@ import torch
 from pretend_cuda import GPU, Pretended, pretended_gpu
 from tensordict import TensorDictBase
 
-from rbtool.core.specs.base import SpecTypeError, Stacked, TensorSpec
+from rbtool.core.specs.base import LeafSpec, SpecTypeError, Stacked, TensorSpec
 from rbtool.core.specs.bounded import Bounded, BoundedContinuous, Unbounded
 from rbtool.core.specs.categorical import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
 from rbtool.core.specs.composite import Composite, StackedComposite
@@ -612,3 +612,18 @@ def test_on_a_gpu_all_values_are_counted(make: Make, shape: tuple[int, ...]) -> 
     assert spec.cardinality() == here.cardinality()
     if isinstance(here.cardinality(), int) and here.cardinality() < 300:
         assert np.array_equal(spec.enumerate().cpu(), here.enumerate())
+
+
+@every_tensor
+def test_shape_type_and_device_can_be_assigned(make: Make, shape: tuple[int, ...]) -> None:
+    spec = make(shape)
+    if not isinstance(spec, LeafSpec):
+        return
+    expected = spec.expand(4, *spec.shape)
+    spec.shape = expected.shape
+    assert spec == expected
+    spec.dtype = torch.float64
+    spec.device = torch.device("meta")
+    expected = expected.to(torch.float64).to("meta")
+    assert (type(spec), spec.device.type) == (type(expected), "meta")
+    assert spec == expected

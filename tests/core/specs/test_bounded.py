@@ -373,3 +373,28 @@ def test_one_open_side_draws_exponentially_from_the_other(dtype: torch.dtype, si
     distance = (drawn.double() - 3) * side
     assert (distance.mean(0) - 1).abs().max() < 0.05
     assert (distance.var(0) - 1).abs().max() < 0.1
+
+
+def test_bounds_are_assigned_through_the_box() -> None:
+    spec = Bounded(0, 1, (3,))
+    box = spec.space
+    box.high = torch.full((3,), 5.0)
+    box.low += 2
+    assert (spec.low.tolist(), spec.high.tolist(), spec.is_in(torch.full((3,), 4.0))) == ([2.0] * 3, [5.0] * 3, True)
+    spec.space = Bounded(-1, 0, (3,)).space
+    assert spec == Bounded(-1, 0, (3,))
+
+
+def test_bounds_and_shape_are_assigned_one_after_the_other() -> None:
+    spec = Bounded(torch.tensor([0.0, 1.0]), 5, (2,))
+    box = spec.space
+    box.low, box.high = torch.cat([box.low] * 2), torch.cat([box.high] * 2)
+    spec.shape = box.low.shape
+    assert spec == Bounded(torch.tensor([0.0, 1.0, 0.0, 1.0]), 5, (4,))
+
+
+def test_assigned_types_change_what_is_drawn() -> None:
+    spec = Bounded(0, 255, (64,), dtype=torch.uint8)
+    spec.dtype = torch.float32
+    assert type(spec) is BoundedContinuous
+    assert not bool((spec.rand() == spec.rand().round()).all())

@@ -71,10 +71,13 @@ def test_values_and_items_follow_the_keys() -> None:
     assert list(zip(spec.keys(True, True), spec.values(True, True), strict=True)) == list(spec.items(True, True))
 
 
-def test_static_entries_can_be_asked_for() -> None:
-    spec = Composite(a=Unbounded(), fixed=Composite(b=Unbounded(), step_mdp_static=True))
-    assert list(spec.keys(True, step_mdp_static_only=True)) == ["fixed", ("fixed", "b")]
-    assert list(spec.items(step_mdp_static_only=True)) == [("fixed", spec["fixed"])]
+def test_entries_of_static_composites_can_be_left_out() -> None:
+    fixed = Composite(b=Unbounded(), inner=Composite(c=Unbounded()), step_mdp_static=True)
+    spec = Composite(a=Unbounded(), nested=Composite(fixed=fixed))
+    left = ["a", ("nested", "fixed")]
+    assert list(spec.keys(True, True, step_mdp_static_only=True)) == left
+    assert list(spec.items(True, True, step_mdp_static_only=True)) == [(key, spec[key]) for key in left]
+    assert list(fixed.keys(step_mdp_static_only=True)) == []
 
 
 def test_entries_are_set_through_nested_keys() -> None:
