@@ -268,7 +268,7 @@ class _Imports:
     # What is reached through modules ---------------------------------------------------------------
 
     def _use(self, root: cst.Name) -> _Use | None:
-        """Return what a name at the start of a chain of attributes reaches; None if it is no module of TorchRL's."""
+        """Return what a name at the start of a chain of attributes reaches; None if it is not a module of TorchRL's."""
         import libcst as cst
 
         scope = self._scopes.get(root)
