@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -74,3 +75,15 @@ def test_the_trunk_is_sound_without_any_leaf(tmp_path: Path, interpreter: Interp
     words = ["--strict", "--config-file", "rbtool/pyproject.toml", "--cache-dir", "cache", "-p", "rbtool"]
     typed = subprocess.run([sys.executable, "-m", "mypy", *words], cwd=tmp_path, capture_output=True, text=True)
     assert typed.returncode == 0, typed.stdout
+
+
+@pytest.mark.slow
+def test_the_fast_tests_of_the_trunk_pass_without_any_leaf(tmp_path: Path) -> None:
+    leaves.copy(tmp_path, leaves.leaves())
+    # Tests of Ray need a process of their own, see the Makefile.
+    command = ["-m", "pytest", "-q", "--tb=short", "-m", "not slow and not peer", "--ignore-glob=*/test_ray*.py"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    tested = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path / "rbtool", env=environment, capture_output=True, text=True
+    )
+    assert tested.returncode == 0, tested.stdout + tested.stderr
