@@ -1178,7 +1178,7 @@ class LazyStack(TensorSpec):
         array = np.asarray(value)
         if array.ndim <= self._dim or array.shape[self._dim] != len(self._specs):
             count, shape = len(self._specs), list(array.shape)
-            raise SchemaError(f"a value of shape {shape} has not one part for each of {count} specs in {self._dim}")
+            raise SchemaError(f"a value of shape {shape} needs {count} parts in dimension {self._dim}, one per spec")
         return array.take(number, axis=self._dim)
 
     def _to_numpy(self, value: Any) -> Any:

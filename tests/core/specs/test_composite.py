@@ -422,7 +422,7 @@ SHAPES = st.lists(st.integers(1, 3), max_size=2).map(tuple)
 
 
 def leaf(number: int, shape: tuple[int, ...]) -> TensorSpec:
-    """Specs that have no value in common, so that a value in a wrong place is no member."""
+    """Specs that have no value in common, so that a value in a wrong place is not a member."""
     return Bounded(10 * number, 10 * number + 1, shape)
 
 
