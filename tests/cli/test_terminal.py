@@ -169,7 +169,8 @@ def test_a_listing_is_a_table_with_the_names_of_its_columns(terminal, columns, t
 
 
 def test_a_source_that_is_searched_in_the_store_is_offered_with_remote(terminal, tmp_path):
-    assert "try: rbtool list --remote d4rl\r\n" in terminal(f"rbtool list d4rl --root {tmp_path}")[1]
+    shown = terminal(f"rbtool list d4rl --root {tmp_path}", NO_COLOR="1")[1]
+    assert shown.endswith("try: rbtool list --remote d4rl\r\n")
 
 
 def test_a_slow_server_is_announced_without_being_asked(shell, hub, tmp_path) -> None:
