@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
-from ..errors import DatasetNotFoundError, UsageError
+from ..errors import DatasetNotFoundError, FormatError, UsageError
 from ..format import fs
+from ..format.files import read_regular
 from ..options import takes
 from ..results import Result, seconds_since
 from ..torchrl_names import DIFFERENT, MISSING, MODULES
@@ -157,7 +158,7 @@ def _migrate_file(path: Path, public: Mapping[str, str], *, dry_run: bool) -> Mi
     import libcst as cst
 
     try:
-        source = path.read_bytes()
+        source = read_regular(path)
         if not _MENTION.search(source):
             return MigratedFile(path, False)
         imports = _Imports(source, public)
@@ -168,6 +169,8 @@ def _migrate_file(path: Path, public: Mapping[str, str], *, dry_run: bool) -> Mi
         return MigratedFile(path, False, error=f"it cannot be parsed: {error}")
     except OSError as error:
         return MigratedFile(path, False, error=f"it cannot be read: {error.strerror}")
+    except FormatError:  # a FIFO, for example
+        return MigratedFile(path, False, error="it is not a regular file")
     new = text.encode(imports.module.encoding)
     if new != source and not dry_run:
         place = path.resolve()  # a link stays one

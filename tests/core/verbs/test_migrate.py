@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import os
 import re
 import stat
 from pathlib import Path
@@ -162,6 +163,7 @@ def test_files_are_replaced_at_once_and_keep_mode_and_links(tmp_path: Path, sync
 
 
 def test_folders_are_searched_and_one_bad_file_stops_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.py")
     for name in ("a.py", "b.pyi", "in/c.py", ".hidden/d.py", "venv/d.py", "in/__pycache__/d.py", "notes.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("import torchrl.data\n")
@@ -170,9 +172,10 @@ def test_folders_are_searched_and_one_bad_file_stops_none(tmp_path: Path) -> Non
     (tmp_path / "odd.py").write_bytes(b"import torchrl.data\n'\xff'\n")
     (tmp_path / "null.py").write_bytes(b"import torchrl.data\n'\0'\n")
     result = rbtool.migrate(tmp_path)
-    assert (result.examined, result.changed) == (6, 3)
+    assert (result.examined, result.changed) == (7, 3)
     errors = {file.path.name: file.error for file in result.files if file.error}
-    assert errors.keys() == {"bad.py", "null.py", "odd.py"}
+    assert errors.keys() == {"bad.py", "null.py", "odd.py", "fifo.py"}
+    assert errors["fifo.py"] == "it is not a regular file"
     assert errors["bad.py"].startswith("line 2 is not Python: ")
     assert (tmp_path / "in/c.py").read_text() == "import rbtool\n"
     assert (tmp_path / "venv/d.py").read_text() == "import torchrl.data\n"
