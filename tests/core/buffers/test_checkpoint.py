@@ -802,7 +802,7 @@ def test_priorities_go_with_their_elements(way: str, tmp_path: Path) -> None:
     data = torch.arange(12).reshape(6, 2)
     one.extend(TensorDict({"a": data[:4]}, [4, 2]))
     one.extend(TensorDict({"a": data[4:]}, [2, 2]))
-    one.update_priority(torch.tensor([[0, 0], [3, 1]]), torch.tensor([5e6, 1e6]))  # rows 8 and 7
+    one.update_priority(torch.tensor([[0, 0], [3, 1]]), torch.tensor([5e9, 1e9]))  # rows 8 and 7; others: 1
     moved(one, other, way, tmp_path)
     assert set(other.sample()["a"].tolist()) <= {7, 8}
     assert other[:]["a"].flatten().tolist() == list(range(4, 12))
