@@ -1,5 +1,14 @@
 """Specs: which shape, element type and values something may have."""
 
+from typing import Any
+
 from .bridge import watch
 
-watch()
+
+def _own_names() -> dict[str, Any]:
+    from . import base, bounded, categorical, composite, non_tensor
+
+    return vars(base) | vars(bounded) | vars(categorical) | vars(composite) | vars(non_tensor)
+
+
+watch(_own_names)

@@ -113,16 +113,22 @@ _KINDS = (
 )  # fmt: skip
 
 
-def watch() -> None:
-    """Connect our specs with TorchRL's, now or as soon as TorchRL is imported."""
+def watch(own_names: Callable[[], Mapping[str, Any]]) -> None:
+    """Connect our specs with TorchRL's, now or as soon as TorchRL is imported.
+
+    `own_names` returns what our modules of specs define; they import this one, which therefore does not import them.
+    """
     if PEER in sys.modules:
-        _connect()
+        _connect(own_names())
     else:
-        sys.meta_path.insert(0, _Watch())
+        sys.meta_path.insert(0, _Watch(own_names))
 
 
 class _Watch:
     """A finder of modules that finds one only, with the help of the others: what follows when TorchRL is imported."""
+
+    def __init__(self, own_names: Callable[[], Mapping[str, Any]]) -> None:
+        self._own_names = own_names
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -136,19 +142,16 @@ class _Watch:
 
             def executed(module: ModuleType) -> None:
                 execute(module)
-                _connect()
+                _connect(self._own_names())
 
             found.loader.exec_module = executed  # type: ignore[method-assign]
         return found
 
 
-def _connect() -> None:
+def _connect(own: Mapping[str, Any]) -> None:
     """Introduce the classes of the two libraries to each other, as far as this version of TorchRL has them."""
-    from . import base, bounded, categorical, composite, non_tensor
-
     theirs, utils = (sys.modules.get(f"{PEER}.{name}") for name in ("tensor_specs", "utils"))
-    ours_by_name = vars(base) | vars(bounded) | vars(categorical) | vars(composite) | vars(non_tensor)
-    pairs: dict[type, Any] = {ours_by_name[name]: getattr(theirs, name) for name in _NAMES if hasattr(theirs, name)}
+    pairs: dict[type, Any] = {own[name]: getattr(theirs, name) for name in _NAMES if hasattr(theirs, name)}
     for ours, peer in pairs.items():
         if not isinstance(peer, ABCMeta):
             ours.__bases__ += (peer,)
@@ -158,11 +161,11 @@ def _connect() -> None:
             peer.__eq__ = _unless_ours(vars(peer)["__eq__"])  # type: ignore[method-assign, assignment]
     _peers.update(pairs)  # last: two classes cannot be registered if each is a subclass of the other already
 
-    words = {kind: word for kind, word in categorical.ACTION_SPACE_MAP.items() if isinstance(kind, type)}
+    words = {kind: word for kind, word in own["ACTION_SPACE_MAP"].items() if isinstance(kind, type)}
     getattr(utils, "ACTION_SPACE_MAP", {}).update(words)
-    functions = getattr(pairs.get(base.TensorSpec), "SPEC_HANDLED_FUNCTIONS", {})
+    functions = getattr(pairs.get(own["TensorSpec"]), "SPEC_HANDLED_FUNCTIONS", {})
     if torch.stack in functions:
-        functions[torch.stack] = _stack_of(base.FUNCTIONS[torch.stack], functions[torch.stack])
+        functions[torch.stack] = _stack_of(own["FUNCTIONS"][torch.stack], functions[torch.stack])
 
 
 def _unless_ours(equal: Callable[[Any, object], bool]) -> Callable[[Any, object], bool]:
