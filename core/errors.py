@@ -177,6 +177,11 @@ class MissingKeyError(RbtoolError, KeyError):
     """A requested key does not exist."""
 
 
+def not_installed(needs: str, extra: str, error: ImportError, kind: type[RbtoolError] = UsageError) -> RbtoolError:
+    """Make the error for a library of an extra that cannot be imported; `needs` begins it: "video needs PyAV"."""
+    return kind(f"{needs}, which is not installed here ({error})", hint=f"pip install 'rbtool[{extra}]'")
+
+
 def require_flags(**flags: object) -> None:
     """Raise UsageError unless each of these arguments is True or False; a text such as "no" would count as True."""
     for name, value in flags.items():

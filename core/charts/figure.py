@@ -27,7 +27,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import UsageError, not_installed
 from ..progress import clean, counted
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -509,9 +509,7 @@ def require_matplotlib() -> tuple[Any, Callable[..., Any]]:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UsageError(
-            f"charts need matplotlib, which is not installed here ({error})", hint="pip install 'rbtool[plot]'"
-        ) from error
+        raise not_installed("charts need matplotlib", "plot", error) from error
     return matplotlib, Figure
 
 

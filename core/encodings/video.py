@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..errors import CorruptDataError, FormatError, RbtoolError, SchemaError, UsageError
+from ..errors import CorruptDataError, FormatError, RbtoolError, SchemaError, UsageError, not_installed
 from ..format.contracts import Array, Closing
 from ..format.files import FETCH_AGAIN, read_regular, require_regular
 from ..format.manifest import VIDEOS
@@ -31,9 +31,7 @@ def require_pyav() -> Any:
     try:
         import av
     except ImportError as error:
-        raise UsageError(
-            f"video needs PyAV, which is not installed here ({error})", hint="pip install 'rbtool[video]'"
-        ) from error
+        raise not_installed("video needs PyAV", "video", error) from error
     return av
 
 

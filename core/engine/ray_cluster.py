@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, not_installed
 from .pool import STOP_SECONDS, Scheduler, WorkerHandle
 from .tasks import Job, Limits, WorkerFailed, error_text
 from .worker import START, CallServer, pickled
@@ -30,9 +30,7 @@ def imported_ray(user: str) -> Any:
             import ray.exceptions
             import ray.job_config
     except ImportError as error:
-        raise UsageError(
-            f"{user} needs Ray, which is not installed here ({error})", hint="pip install 'rbtool[ray]'"
-        ) from error
+        raise not_installed(f"{user} needs Ray", "ray", error) from error
     return ray
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from ..errors import MissingKeyError, RbtoolError, UsageError, require_flags
+from ..errors import MissingKeyError, RbtoolError, UsageError, not_installed, require_flags
 from ..format.contracts import Array
 from ..transforms.keyed import require_count
 
@@ -264,7 +264,5 @@ def require_transformers(user: str) -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise RbtoolError(
-            f"{user} needs transformers, which is not installed here ({error})", hint="pip install 'rbtool[text]'"
-        ) from error
+        raise not_installed(f"{user} needs transformers", "text", error, RbtoolError) from error
     return transformers

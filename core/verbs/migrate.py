@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
-from ..errors import DatasetNotFoundError, FormatError, UsageError
+from ..errors import DatasetNotFoundError, FormatError, not_installed
 from ..format import fs
 from ..format.files import read_regular
 from ..options import takes
@@ -128,9 +128,7 @@ def _require_libcst() -> None:
     try:
         import libcst  # noqa: F401
     except ImportError as error:
-        raise UsageError(
-            f"migrate needs libcst, which is not installed here ({error})", hint="pip install 'rbtool[migrate]'"
-        ) from error
+        raise not_installed("migrate needs libcst", "migrate", error) from error
 
 
 def _public_names() -> Mapping[str, str]:
