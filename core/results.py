@@ -46,8 +46,8 @@ class Published(Result):
 
     `already_there` is True if an equal one existed and nothing was written. `bytes` is the size of all files;
     `shared_bytes` count files that take no room of their own, since a source has the same files. `notes`,
-    `renamed_keys` and `dropped_keys` are new: the manifest, which `inspect` shows, also keeps those of the datasets
-    that were read.
+    `renamed_keys` and `dropped_keys` list only what this step added; the manifest, which `inspect` shows, also has the
+    entries of the datasets that were read.
     """
 
     kind: ClassVar[str] = "published"

@@ -194,8 +194,8 @@ class _Bounds(NamedTuple):
 class Request:
     """What was requested. Two requests are equal if everything except `asked` and `origin` is.
 
-    `final_step` says what happens to last steps without an observation after them, `options` are those of the
-    format that are set, and those of the verb that choose episodes, such as `skip_bad`.
+    `final_step` decides about last steps that have no observation after them. `options` holds the options of the format
+    that were given, and options of the verb that choose episodes, such as `skip_bad`.
     """
 
     source: str
