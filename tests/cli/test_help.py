@@ -177,8 +177,8 @@ def test_colour_is_chosen(option, forcing, coloured, shell):
     assert (ESCAPE in shell(f"rbtool inspect cartpole {option}", **forcing).stdout) is coloured
 
 
-def test_without_progress_the_result_is_the_same_and_no_count_is_written(shell):
-    done = shell("rbtool convert minari/tuple/trunc-v0 quiet-progress --no-progress")
+def test_without_progress_the_result_is_the_same_and_no_count_is_written(folder, shell):
+    done = shell("rbtool convert minari/tuple/trunc-v0 quiet-progress --no-progress", folder)
     assert (done.returncode, done.stdout) == (0, "quiet-progress\n")
     assert " done (" not in done.stderr
     assert "%" not in done.stderr
