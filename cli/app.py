@@ -13,15 +13,7 @@ import typer
 
 from ..core import __version__
 from .complete import SCRIPTS, install
-from .failures import (
-    EXIT_CODES,
-    Stopped,
-    allow_open_files,
-    claim_streams,
-    release_streams,
-    report,
-    watch_signals,
-)
+from .failures import EXIT_CODES, Stopped, allow_open_files, release_streams, report
 from .help import CONTEXT, EXAMPLE_SOURCE, SOURCE, Example, VerbGroup, examples_text
 from .output import STDOUT, Output
 from .words import GROUPS, SHORT_NAMES, VERBS, in_order
@@ -89,9 +81,7 @@ for module in dict.fromkeys(verb.module for verb in VERBS.values()):
 
 
 def main() -> None:
-    """Run the command line on `sys.argv` and exit with its code."""
-    claim_streams()
-    watch_signals()
+    """Run the command line on `sys.argv` and exit with its code; `start` has claimed streams and signals before."""
     allow_open_files()
     code = _run(sys.argv[1:])
     failed = release_streams()

@@ -23,7 +23,7 @@ assert rbtool.__file__.startswith(sys.argv[1]), rbtool.__file__
 for name in dir(rbtool):
     getattr(rbtool, name)
 sys.argv = ["rbtool", "--help"]
-from rbtool.cli.app import main
+from rbtool.cli.start import main
 try:
     main()
 except SystemExit as ended:

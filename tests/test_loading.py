@@ -27,7 +27,7 @@ IMPORT = "import rbtool"
 COMMAND = """
 import sys
 sys.argv = ["rbtool", *{words!r}]
-from rbtool.cli.app import main
+from rbtool.cli.start import main
 try:
     main()
 except SystemExit as stop:

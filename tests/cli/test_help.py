@@ -30,7 +30,7 @@ SLOW_TO_LOAD = {"h5py", "minari", "numpy", "pyarrow", "pydantic", "rich", "tenso
 LOADED = """
 import sys
 sys.argv = ["rbtool", *{words!r}]
-from rbtool.cli.app import main
+from rbtool.cli.start import main
 try:
     main()
 except SystemExit as stop:

@@ -25,7 +25,7 @@ def noisy(td):
     td["noise"] = torch.rand(len(td))
     return td[: 1 + len(td) * 2 // 3]
 """
-COMMAND = [sys.executable, "-c", "import sys; from rbtool.cli.app import main; sys.exit(main())", "preprocess"]
+COMMAND = [sys.executable, "-c", "import sys; from rbtool.cli.start import main; sys.exit(main())", "preprocess"]
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:

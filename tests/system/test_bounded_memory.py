@@ -41,7 +41,7 @@ CAPPED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]),) * 2)
 sys.argv = ["rbtool", *sys.argv[2:]]
-from rbtool.cli.app import main
+from rbtool.cli.start import main
 main()
 """
 

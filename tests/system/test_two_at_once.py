@@ -24,7 +24,7 @@ def hook(event, arguments):
         os.read(0, 1)                     # go on when the other one has, too
 sys.addaudithook(hook)
 sys.argv = ["rbtool", *sys.argv[2:]]
-from rbtool.cli.app import main
+from rbtool.cli.start import main
 main()
 """
 
