@@ -32,6 +32,7 @@ from . import rows as row_kernels
 from .rows import Numbers
 
 Chances: TypeAlias = NDArray[np.float64]
+Singles: TypeAlias = NDArray[np.float32]
 Anchor: TypeAlias = Literal["any", "start", "end"]
 ANCHORS: tuple[Anchor, ...] = get_args(Anchor)
 
@@ -106,10 +107,12 @@ class SliceRule(NamedTuple):
         return start, stop - start
 
 
-def scaled(chances: Chances, sizes: Numbers | int) -> Numbers:
-    """Scale fractions in [0, 1) to integers from 0 to `sizes - 1`."""
-    # The largest fraction is 1 - 2^-53, so the product with a size of up to 2^53 is never rounded up to the size.
-    return (chances * sizes).astype(np.int64)
+def scaled(chances: Chances | Singles, sizes: Numbers | int) -> Numbers:
+    """Scale fractions in [0, 1) to integers from 0 to `sizes - 1`, in the precision of the fractions."""
+    # The largest fraction is 1 - 2^-53, so the product with a size of up to 2^53 is never rounded up to the size; for
+    # the fractions that torch draws in float32, at most 1 - 2^-24, the same holds for sizes below 2^24.
+    numbers: Numbers = (chances * np.asarray(sizes, chances.dtype)).astype(np.int64)
+    return numbers
 
 
 class SliceTable:
@@ -131,13 +134,16 @@ class SliceTable:
         self.place: Numbers = np.array([[len(first), rows, *addresses[:2], starts, addresses[2], before]], np.int64)
         """The argument of the compiled loop, `[1, 7]`."""
 
-    def draw(self, chances: Chances, rule: SliceRule) -> Numbers:
-        """Draw slices by a rule that `is_plain`, int64 `[n]`, using two of the chances for each: see `SliceTables`."""
-        if not row_kernels.warm(importing=False):
-            return self.draw_plainly(chances, rule).reshape(-1)
-        return _drawn(chances, _ALONE, np.array([len(chances) // 2], np.int64), self.place, rule)
+    def draw(self, chances: Chances, rule: SliceRule, *, single: bool = False) -> Numbers:
+        """Draw slices by a rule that `is_plain`, int64 `[n]`, using two of the chances for each: see `SliceTables`.
 
-    def draw_plainly(self, chances: Chances, rule: SliceRule) -> Numbers:
+        `single` says that the chances for the starts were drawn in float32, and are scaled in it.
+        """
+        if not row_kernels.warm(importing=False):
+            return self.draw_plainly(chances, rule, single=single).reshape(-1)
+        return _drawn(chances, _ALONE, np.array([len(chances) // 2], np.int64), self.place, rule, single)
+
+    def draw_plainly(self, chances: Chances, rule: SliceRule, *, single: bool = False) -> Numbers:
         """Draw slices with numpy, int64 `[slices, length]`."""
         chances, places = np.split(chances, 2)
         if self.sums is not None:
@@ -146,7 +152,8 @@ class SliceTable:
             number = mass - np.where(chosen > 0, self.sums[chosen - 1], self.before)
         else:
             chosen = scaled(chances, len(self.first))
-            number = scaled(places, rule.starts(self.last[chosen] - self.first[chosen] + 1))
+            starts = rule.starts(self.last[chosen] - self.first[chosen] + 1)
+            number = scaled(places.astype(np.float32) if single else places, starts)
         start, _ = rule.slices(self.first[chosen], self.last[chosen] - self.first[chosen] + 1, number)
         found: Numbers = (start[:, None] + np.arange(rule.length)) % self.rows
         return found
@@ -182,7 +189,7 @@ class SliceTables:
             rule: a rule that `is_plain`.
         """
         if row_kernels.is_warm():
-            return _drawn(chances, members, stops, self._places, rule)
+            return _drawn(chances, members, stops, self._places, rule, single=False)
         found = []
         for member, part in zip(members.tolist(), np.split(chances, 2 * stops[:-1]), strict=True):
             table = self._tables[member]
@@ -199,14 +206,22 @@ _compiled: Any = None
 
 
 def draw_slices(
-    chances: Chances, members: Numbers, stops: Numbers, tables: Numbers, length: int, anchor: int, numbers: Numbers
+    chances: Chances,
+    members: Numbers,
+    stops: Numbers,
+    tables: Numbers,
+    length: int,
+    anchor: int,
+    single: bool,
+    numbers: Numbers,
 ) -> None:
     """Draw slices of `length` rows from several rings: those before `stops[0]` from `tables[members[0]]`, and so on.
 
     Compiled by numba. A table consists of: the number of trajectories, the rows of the ring, the addresses of the first
     and of the last steps of the trajectories; and for draws by start their number, the address of the cumulative starts
     of trajectories, and the number from which these count. `anchor` is 0 for any start, 1 for the first, 2 for the
-    last. Each slice takes two chances; in each part, those for the trajectories come before those for the starts.
+    last. Each slice takes two chances; in each part, those for the trajectories come before those for the starts;
+    `single` scales the latter in float32.
     """
     begin, target = 0, 0
     for part in range(stops.size):
@@ -225,6 +240,8 @@ def draw_slices(
             late = lasts[chosen] - firsts[chosen] + 1 - length  # the last start, as in `SliceRule.ends`
             if anchor:
                 number = 0 if anchor == 1 else late
+            elif number < 0 and single:
+                number = int(np.float32(chances[draw + count]) * np.float32(late + 1))
             elif number < 0:
                 number = int(chances[draw + count] * (late + 1))
             row = (firsts[chosen] + number) % rows
@@ -246,13 +263,15 @@ def compiled_draw() -> Any:
         from . import addresses
 
         ints_at = addresses.ints_at
-        kinds = "void(float64[::1], int64[::1], int64[::1], int64[:, ::1], int64, int64, int64[::1])"
+        kinds = "void(float64[::1], int64[::1], int64[::1], int64[:, ::1], int64, int64, boolean, int64[::1])"
         _compiled = numba.njit(kinds, nogil=True, cache=True)(draw_slices)
     return _compiled
 
 
-def _drawn(chances: Chances, members: Numbers, stops: Numbers, places: Numbers, rule: SliceRule) -> Numbers:
+def _drawn(
+    chances: Chances, members: Numbers, stops: Numbers, places: Numbers, rule: SliceRule, single: bool
+) -> Numbers:
     """Draw slices with the compiled loop."""
     numbers = np.empty(stops[-1] * rule.length, np.int64)
-    compiled_draw()(chances, members, stops, places, rule.length, ANCHORS.index(rule.anchor), numbers)
+    compiled_draw()(chances, members, stops, places, rule.length, ANCHORS.index(rule.anchor), single, numbers)
     return numbers

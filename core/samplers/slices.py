@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tensordict.utils import NestedKey
 
 from ..errors import SchemaError, UsageError, require_flags
-from ..kernels.slices import Anchor, SliceRule, scaled
+from ..kernels.slices import Anchor, Chances, Singles, SliceRule, scaled
 from ..storages.base import Storage
 from ..storages.pytree import entry_of
 from ..storages.tensor import TensorStorage
@@ -31,13 +31,14 @@ from .trajectories import (
     BoundaryChoice,
     ConflictingArgumentsError,
     Key,
+    LaneRuns,
     Runs,
     TableFinder,
     TrajectoryTable,
     boundary_key,
     stored_entry,
 )
-from .uniform import EpochSampler, fractions, inserted_at_random, permutation
+from .uniform import EpochSampler, fractions, inserted_at_random, permutation, singles
 
 Numbers: TypeAlias = NDArray[np.int64]
 
@@ -126,7 +127,7 @@ class SliceSampler(Sampler):
             trajectories are too short, or a boundary entry does not have the storage's shape.
         MissingKeyError: (a KeyError) from `sample`: no boundary entry is stored.
 
-    Names are TorchRL's.
+    Names are TorchRL's, and the same seed draws the same slices as there; `span` and `weight="step"` differ.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -203,19 +204,40 @@ class SliceSampler(Sampler):
         eligible = table.eligible(self._rule(slice_len))
         if not eligible.count:
             self._refuse_short(table, slice_len)
-        chances = fractions(2 * count, self.generator)
+        places: Chances | Singles
+        by_start = self.weight == "step"
+        if by_start:
+            chances, places = np.split(fractions(2 * count, self.generator), 2)
+        else:
+            chances, places = self._chosen(eligible, count, table.capacity), self._places(count, table.capacity)
         if eligible.rule.is_plain and storage.ndim == 1:
-            runs = eligible.table(table.capacity, by_start=self.weight == "step")
-            rows = runs.draw(chances, eligible.rule)
+            runs = eligible.table(table.capacity, by_start=by_start)
+            single = places.dtype == np.float32
+            rows = runs.draw(np.concatenate([chances, places]), eligible.rule, single=single)
             parts = [rows.reshape(count, slice_len) if self.batched else rows]
             return self._indexed(storage, parts, self._whole(count, slice_len))
-        if self.weight == "step":
-            lane, first, length, place = eligible.by_start(scaled(chances[:count], eligible.start_count))
+        if by_start:
+            lane, first, length, place = eligible.by_start(scaled(chances, eligible.start_count))
         else:
-            lane, first, length = eligible.by_number(scaled(chances[:count], eligible.count))
-            place = None
-        start, taken = self._placed(first, length, slice_len, chances[count:], place)
+            lane, first, length = eligible.by_number(scaled(chances, eligible.count))
+            place = scaled(places, eligible.rule.starts(length))
+        start, taken = eligible.rule.slices(first, length, place)
         return self._assemble(storage, table, lane, start, taken, slice_len)
+
+    def _chosen(self, eligible: LaneRuns, count: int, rows: int) -> Chances:
+        """Draw trajectories with the numbers that TorchRL draws: from the same seed come the same slices.
+
+        Each number becomes the middle of its interval in [0, 1), from which `scaled` finds it again.
+        """
+        generator = self.generator
+        device = None if generator is None else generator.device
+        number = torch.randint(eligible.count, (count,), generator=generator, device=device).numpy(force=True)
+        chances: Chances = (eligible.by_row(number, rows) + 0.5) / eligible.count
+        return chances
+
+    def _places(self, count: int, rows: int) -> Chances | Singles:
+        """Draw chances for starts: TorchRL's, in float32, which has too few values for longer rings."""
+        return singles(count, self.generator) if rows < 2**24 else fractions(count, self.generator)
 
     def check_batch_size(self, batch_size: int) -> None:
         """Raise SchemaError if the batch size is not a multiple, UsageError if `span` is a whole slice or more."""
@@ -271,30 +293,12 @@ class SliceSampler(Sampler):
         return self._last_rule[1]
 
     def _placed(
-        self,
-        first: Numbers,
-        length: Numbers,
-        slice_len: int,
-        chances: NDArray[np.float64] | None = None,
-        place: Numbers | None = None,
+        self, table: TrajectoryTable, first: Numbers, length: Numbers, slice_len: int
     ) -> tuple[Numbers, Numbers | None]:
-        """Choose a slice in each of these trajectories.
-
-        Args:
-            first: first steps of the trajectories.
-            length: their lengths.
-            slice_len: the length of a slice.
-            chances: random numbers in [0, 1) that choose the starts; drawn if None.
-            place: the numbers of the starts, if they are chosen already.
-
-        Returns:
-            First steps and lengths of the slices; None for the lengths if all slices are whole.
-        """
-        rule = self._rule(slice_len)
-        if place is None:
-            if self.anchor == "any" and chances is None:
-                chances = fractions(len(first), self.generator)
-            place = np.zeros_like(first) if chances is None else scaled(chances, rule.starts(length))
+        """Draw a slice in each of the trajectories with these first steps and lengths; return `SliceRule.slices`."""
+        rule, place = self._rule(slice_len), np.zeros_like(first)
+        if self.anchor == "any":
+            place = scaled(self._places(len(first), table.capacity), rule.starts(length))
         return rule.slices(first, length, place)
 
     def _assemble(
@@ -557,7 +561,8 @@ class TrajectoryEpoch:
 
     def begin(self, generator: torch.Generator | None) -> None:
         """Start an epoch of all trajectories that are long enough."""
-        eligible = np.flatnonzero(self._eligible)
+        order = self._runs.by_place(self._seen.capacity) if self.shuffle and self._seen else np.arange(len(self._runs))
+        eligible = order[self._eligible[order]]
         self._left = eligible[permutation(len(eligible), generator)] if self.shuffle else eligible
         self._waiting = ~self._eligible
         self.started = True
@@ -802,7 +807,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
             self._ran_out = len(epoch) < fewest
             if self._ran_out:
                 epoch.begin(self.generator)
-            start, taken = self._placed(first, length, slice_len)
+            start, taken = self._placed(table, first, length, slice_len)
             return self._assemble(storage, table, lane, start, taken, slice_len)
 
     def _refuse(self, table: TrajectoryTable, slice_len: int, count: int) -> None:
@@ -833,7 +838,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         table = self.trajectories(storage)
         lane, first, length = table.eligible(self._rule(slice_len)).by_number(numbers)
         with self._marks.reading() as marks:
-            start, taken = self._placed(first, length, slice_len)
+            start, taken = self._placed(table, first, length, slice_len)
             return *self._assemble(storage, table, lane, start, taken, slice_len), marks.rows
 
     def on_rotate(self, row: int, storage: Storage) -> None:

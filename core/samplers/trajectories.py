@@ -826,6 +826,7 @@ class LaneRuns:
         self._end: Numbers = np.zeros(lanes, np.int64)  # behind the growing one
         self._start, self._stop, self._places = (np.zeros((lanes, _FIRST_WIDTH), np.int64) for _ in range(3))
         self._sums: Numbers = np.zeros(lanes, np.int64)
+        self._newest = -1
         self._kept = _Kept()
 
     # Keeping up --------------------------------------------------------------------------------------
@@ -897,6 +898,7 @@ class LaneRuns:
         self._start[lanes, self._head] = np.maximum(first, oldest)
         self._sums = np.cumsum(self._end - self._head)
         self.count = int(self._sums[-1])
+        self._newest = newest
         self._kept = _Kept()
 
     # Drawing -----------------------------------------------------------------------------------------
@@ -909,6 +911,25 @@ class LaneRuns:
             return np.zeros(len(number), np.int64), start, self._stop[0][place] - start + 1
         lane, number = _split(self._sums, number)
         return (lane, *self._at(lane, self._head[lane] + number))
+
+    def by_row(self, number: Numbers, rows: int) -> Numbers:
+        """Return by which numbers `by_number` knows the trajectories that TorchRL gives these numbers.
+
+        TorchRL orders the trajectories of a lane by the rows of their last steps. In a ring of `rows` rows, those that
+        end in the present lap thus come before the older ones:
+
+            number in time     0   1   2   3   4
+            row of the end    12  15 | 2   7   9       the newest row is 9
+            TorchRL's number   3   4   0   1   2
+        """
+        kept = self._kept
+        if kept.older is None:
+            lap = self._newest // rows * rows
+            kept.older = self._first_above(self._stop, self._lanes, np.full_like(self._lanes, lap - 1)) - self._head
+        if not kept.older.any():
+            return number
+        lane, own = _split(self._sums, number)
+        return number - own + (own + kept.older[lane]) % (self._end - self._head)[lane]
 
     def by_start(self, place: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
         """Return lanes, first steps and lengths of trajectories given by one of their starts, from 0 to `start_count -
@@ -1024,6 +1045,7 @@ class _Kept:
     """
 
     mass: _Mass | None = None
+    older: Numbers | None = None
     tables: dict[bool, SliceTable] = field(default_factory=dict)
 
 

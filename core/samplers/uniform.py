@@ -77,6 +77,13 @@ def fractions(count: int, generator: torch.Generator | None) -> NDArray[np.float
     return torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64).numpy(force=True)
 
 
+def singles(count: int, generator: torch.Generator | None) -> NDArray[np.float32]:
+    """Draw numbers in [0, 1), float32 `[count]`, the ones with which TorchRL chooses the starts of slices."""
+    if generator is None:
+        return torch.rand(count).numpy()
+    return torch.rand(count, generator=generator, device=generator.device).numpy(force=True)
+
+
 def permutation(length: int, generator: torch.Generator | None) -> Numbers:
     """Return the numbers below `length` in a random order."""
     device = generator.device if generator is not None else None

@@ -7,6 +7,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,10 +100,16 @@ def test_slices_are_drawn_alike_with_and_without_numba(
         assert set(drawn[:, 0].tolist()) <= legal
 
 
-def test_one_ring_is_drawn_from_alike_with_and_without_numba() -> None:
-    table, rule = SliceTable(np.array([3, 8]), np.array([7, 19]), 10), SliceRule(3)
-    chances = np.random.default_rng(0).random(40)
+@pytest.mark.parametrize("single", [False, True])
+def test_one_ring_is_drawn_from_alike_with_and_without_numba(single: bool) -> None:
+    table, rule = SliceTable(np.array([3, 8]), np.array([7, 4001]), 4000), SliceRule(3)
+    chances = np.random.default_rng(0).random(100_000, np.float32).astype(float)
     assert rows.warm()
-    compiled = table.draw(chances, rule)
+    compiled = table.draw(chances, rule, single=single)
     with mock.patch.object(rows, "warm", return_value=False):
-        np.testing.assert_array_equal(table.draw(chances, rule), compiled)
+        np.testing.assert_array_equal(table.draw(chances, rule, single=single), compiled)
+    if single:  # as torch multiplies: a few products are rounded up to the next start
+        chosen = chances[:50_000] >= 0.5
+        places = torch.from_numpy(chances[50_000:]).float() * torch.from_numpy(np.where(chosen, 3992, 3))
+        expected = np.where(chosen, 8, 3) + places.long().numpy()
+        np.testing.assert_array_equal(compiled.reshape(-1, 3)[:, 0], expected % 4000)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from waiting import HANG
 
+import rbtool
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.load_dataset import load_dataset
@@ -816,3 +817,54 @@ def test_a_pickle_forgets_what_is_legal() -> None:
     tree.allow_only(torch.ones(10, dtype=torch.bool))
     again = pickle.loads(pickle.dumps(tree))
     assert (again.weights().tolist(), again.total) == ([2.0] * 4 + [0.0] * 6, 0)
+
+
+def data_of(library: Any, kind: str, lanes: int, rows: int, capacity: int, seeded: bool, **options: Any) -> Any:
+    """A buffer of a library with `rows` steps of episodes, in rings of `capacity` rows, whose sampler has a seed."""
+    drawn = torch.Generator().manual_seed(rows)
+    ids = torch.repeat_interleave(torch.arange(rows), torch.randint(4, 9, (rows,), generator=drawn))[: rows * lanes]
+    ids = torch.stack([ids[lane:].unique_consecutive(return_inverse=True)[1][:rows] for lane in range(lanes)])
+    done = torch.cat([ids[:, 1:] != ids[:, :-1], torch.ones(lanes, 1, dtype=torch.bool)], 1).unsqueeze(-1)
+    data = TensorDict(
+        {"episode": ids, "number": torch.arange(ids.numel()).view_as(ids), "next": {"done": done}}, ids.shape
+    )
+    buffer = library.TensorDictReplayBuffer(
+        storage=library.LazyTensorStorage(capacity * lanes, ndim=2 if lanes > 1 else 1),
+        sampler=getattr(library, kind)(**options),
+        batch_size=12,
+        **({"dim_extend": 1} if lanes > 1 else {}),
+    )
+    for part in data.split(7, 1):
+        buffer.extend(part if lanes > 1 else part[0])
+    if seeded:
+        buffer.set_rng(torch.Generator().manual_seed(3))
+    return buffer
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.parametrize("boundary", [{"traj_key": "episode"}, {"end_key": DONE}])
+@pytest.mark.parametrize(("rows", "capacity"), [(60, 100), (60, 60), (131, 60), (97, 50)])
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("SliceSampler", {"slice_len": 3}),
+        ("SliceSampler", {"num_slices": 2}),
+        ("SliceSampler", {"slice_len": 6, "strict_length": False}),
+        ("SliceSampler", {"slice_len": 6, "strict_length": False, "pad_output": True}),
+        ("SliceSamplerWithoutReplacement", {"slice_len": 1}),
+        ("SamplerWithoutReplacement", {}),
+        ("RandomSampler", {}),
+    ],
+)
+def test_draws_are_those_of_torchrl(
+    kind: str, options: Any, lanes: int, rows: int, capacity: int, boundary: Any, seeded: bool
+) -> None:
+    peer = pytest.importorskip("torchrl.data")
+    found = []
+    for library in (peer, rbtool):
+        buffer = data_of(library, kind, lanes, rows, capacity, seeded, **options, **(boundary if options else {}))
+        torch.manual_seed(5)
+        found.append([buffer.sample()["number"].flatten().tolist() for _ in range(9)])
+    assert found[0] == found[1]
