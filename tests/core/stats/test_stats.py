@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from rbtool.core.stats import QUANTILE_ERROR, Moments, QuantileSketch
+from rbtool.core import stats
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.progress import Silent
+from rbtool.core.stats import QUANTILE_ERROR, Moments, QuantileSketch, collect_stats, described_fields
 
+EPISODES = [(30, "terminated"), (9, "open")]  # of `walks`
 FRACTIONS = (0.0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0)
 NUMBERS = st.floats(width=32, allow_subnormal=False)
 VALUES = st.sampled_from([np.float32, np.float64]).flatmap(
@@ -175,3 +180,44 @@ def test_parts_of_whole_numbers_and_of_floats_are_joined() -> None:
     assert (found.count.tolist(), found.nan.tolist(), found.mean[0]) == ([4], [1], 4.0)
     assert found.std[0] == pytest.approx(np.std([2, 4, 1, 9]))
     assert (found.lowest, found.highest) == ([1], [9])
+
+
+class Counted(Silent):
+    """Adds up what is read."""
+
+    def __init__(self) -> None:
+        self.totals: list[tuple[int | None, str]] = []
+        self.read = 0
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        self.totals.append((total, unit))
+
+    def advance(self, amount: int) -> None:
+        self.read += amount
+
+
+def test_the_leaves_of_a_dataset_are_read_once_and_described(walks: Path) -> None:
+    progress = Counted()
+    with TedReader(walks) as reader:
+        fields = described_fields(reader.fields)
+        found = collect_stats(reader, fields, (0.5,), progress)
+        rows = [reader.read(field.key, 0, 39).reshape(39, -1) for field in fields]
+    names = {".".join(field.key) for field in fields}
+    assert names == {"action", "info.success", "observation", "next.reward"} | {
+        f"next.{flag}" for flag in ("done", "terminated", "truncated")
+    }
+    for field, values in zip(found, rows, strict=True):
+        assert (field.count, field.pooled) == ((39,) * values.shape[1], False)
+        assert field.mean == pytest.approx(values.mean(0))
+        assert (field.min, field.max) == (tuple(values.min(0)), tuple(values.max(0)))
+    size = sum(values.nbytes for values in rows)
+    assert (progress.totals, progress.read) == ([(size, "bytes")], size)
+
+
+@pytest.mark.parametrize(("widest", "count"), [(3, (39, 39, 39)), (2, (117,))])
+def test_wide_rows_are_pooled(walks: Path, monkeypatch: pytest.MonkeyPatch, widest: int, count: tuple) -> None:
+    monkeypatch.setattr(stats, "_WIDEST", widest)
+    with TedReader(walks) as reader:
+        fields = [field for field in reader.fields if field.key == ("observation",)]
+        (field,) = collect_stats(reader, fields, (0.5,), Silent())
+    assert (field.pooled, field.count) == (len(count) == 1, count)

@@ -12,6 +12,8 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool.core.errors import CorruptDataError, UsageError
+from rbtool.core.format.documents import dump_json
+from rbtool.core.format.files import digest_bytes
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.results import to_document
 from rbtool.core.stats import FieldStats
@@ -71,6 +73,8 @@ def test_a_damaged_memory_is_taken_anew(walks: Path, tmp_path: Path, damage: byt
     (file,) = (tmp_path / "home" / ".stats").iterdir()
     document = json.loads(file.read_bytes())
     document["fields"][0]["mean"] = [1.0] * 99
+    del document["digest"]
+    document["digest"] = digest_bytes(dump_json(document).encode())
     file.write_bytes(json.dumps(document).encode() if damage is None else damage)
     again = stats(walks)
     assert not again.remembered

@@ -161,6 +161,16 @@ def test_ranks_that_are_no_numbers_are_refused(values: list) -> None:
     assert state(writer) == before
 
 
+def test_a_failed_write_gives_free_places_back() -> None:
+    writer = top(4)
+    writer.extend(scored([3.0, 1.0]))
+    before = state(writer)
+    with pytest.raises(RuntimeError, match="score"):
+        writer.extend(TensorDict({"s": torch.tensor([4.0, 2.0]), "score": torch.zeros(2)}, [2]))
+    assert state(writer) == before
+    assert writer.extend(scored([2.0, 5.0])).tolist() == [2, 3]
+
+
 def test_infinite_ranks_are_ranks() -> None:
     writer = top(2)
     assert writer.extend(scored([-math.inf, math.inf, 0.0])).tolist() == [-1, 1, 0]
