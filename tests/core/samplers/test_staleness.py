@@ -269,7 +269,11 @@ def test_entries_that_are_no_versions() -> None:
     buffer.extend(TensorDict({"obs": torch.zeros(4)}, [4]))
     with pytest.raises(KeyError, match="policy_version"):
         buffer.sample()
-    for values, message in ((torch.zeros(4, 2), "one id for each"), (torch.full((4,), torch.nan), "not finite")):
+    for values, message in (
+        (torch.zeros(4, 2), "one id for each"),
+        (torch.zeros(4, dtype=torch.complex64), "versions as numbers"),
+        (torch.full((4,), torch.nan), "not finite"),
+    ):
         buffer = ReplayBuffer(storage=LazyTensorStorage(8), sampler=StalenessAwareSampler(), batch_size=2)
         buffer.extend(TensorDict({"policy_version": values}, [4]))
         with pytest.raises(RuntimeError, match=message):

@@ -111,6 +111,10 @@ def test_a_file_may_say_any_order(tmp_path, rows, do, work, apply):
         ("[[operation]]\nname = 'where'\ncondition = 'a >'\n", "is not understood"),
         ("[[operation]]\nname = 'flatten'\n[[operation]]\nname = 'episodes'\nnumbers = '0'\n", "comes after flatten"),
         (
+            "[[operation]]\n".join(["", *["name = 'normalize'\nkey = 'a'\n", "name = 'flatten'\n"] * 2]),
+            "normalize comes before and after flatten",
+        ),
+        (
             "[[operation]]\nname = 'normalize'\nkey = 'a'\nconstants = [{key = 'a', loc = [1], scale = [0]}]\n",
             "scales above 0",
         ),
