@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,15 @@ def test_rows_are_gathered(make: Callable[..., PlainRows], count: int) -> None:
         np.testing.assert_array_equal(tensor.numpy(), column[numbers])
         assert tensor.numpy().dtype == column.dtype
         assert not tensor.numel() or not np.shares_memory(tensor.numpy(), column)
+
+
+@pytest.mark.parametrize("chosen", [range(len(SHAPES)), range(2, 4), [*reversed(range(len(SHAPES)))], [3]])
+def test_rows_of_chosen_columns_are_gathered(make: Callable[..., PlainRows], chosen: Sequence[int]) -> None:
+    columns, numbers = arrays(), np.array([7, -1, 0])
+    targets = [torch.from_numpy(np.zeros_like(columns[place][:3])) for place in chosen]
+    make(columns).gather_into(numbers, ROWS, targets, chosen)
+    for target, place in zip(targets, chosen, strict=True):
+        np.testing.assert_array_equal(target.numpy(), columns[place][numbers])
 
 
 def test_negative_numbers_count_from_the_last_valid_row(make: Callable[..., PlainRows]) -> None:
@@ -268,11 +277,14 @@ def test_little_is_held_on_to(pool: Any) -> None:
     assert len(pool._kept) == 2
 
 
-def test_columns_are_used_again_while_another_of_their_batch_is_held() -> None:
-    pool = BatchPool([(2,), (4, 3)], [np.dtype(np.int64), np.dtype(np.float32)])
+@pytest.mark.parametrize("first", [None, 1])
+def test_columns_are_used_again_while_another_of_their_batch_is_held(first: int | None) -> None:
+    pool = BatchPool([(2,), (4, 3)], [np.dtype(np.int64), np.dtype(np.float32)], first)
     held, places = [], set()
     for _ in range(9):
-        (index, wide), addresses = pool()
+        (index, wide, *views), addresses = pool()
+        assert [view.shape for view in views] == ([] if first is None else [(1,), (1, 3)])
+        del views[:]
         assert addresses.tolist() == [index.data_ptr(), wide.data_ptr()]
         held.append(index)
         places.add(place(wide))
