@@ -227,8 +227,9 @@ def test_a_state_loaded_before_the_storage_is_known_is_kept(tmp_path) -> None:
     writer.extend(torch.arange(6))
     other = RoundRobinWriter(track_generations=True)
     other.load_state_dict(writer.state_dict())
-    other.register_storage(writer._storage)
-    assert other._cursor == 2
+    storage = TensorStorage(writer._storage[:].clone())
+    other.register_storage(storage)
+    assert other._cursor == storage.log.now.next_row == 2
     assert other.generations_of(torch.arange(4)).tolist() == [1, 1, 0, 0]
 
 
