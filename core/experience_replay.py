@@ -125,6 +125,10 @@ class SourceFolder:
         return place
 
 
+class NotStoredError(DatasetNotFoundError, RuntimeError):
+    """A dataset is not there and may not be downloaded; TorchRL's classes raise RuntimeError."""
+
+
 class BaseDatasetExperienceReplay(DatasetReplayBuffer, ABC):
     """A buffer on a dataset that has an id and a place of its own below a root.
 
@@ -271,7 +275,7 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
         if found is not None:
             return find_dataset(found, place.folder.parent)  # which counts as a use of it
         if not self.download:
-            raise DatasetNotFoundError(
+            raise NotStoredError(
                 f"{self.dataset_id} is not in {place.folder}, and download is False",
                 hint=", ".join(filter(None, ("download=True fetches it", self.local_option))),
             )

@@ -52,7 +52,7 @@ def main(options, folder):
     for step in range(0, options.steps + 1, 8):
         epsilon = max(0.05, 1 - 2 * step / options.steps)
         replay.extend(torch.stack([*itertools.islice(live, 8)]))
-        replay.anneal(options.steps if options.ring_only else step, total=options.steps)
+        replay.anneal(options.steps if options.ring_only else step, total_steps=options.steps)
         for _ in range(8):
             batch = replay.sample()
             value = target(batch["next", "observation"]).amax(-1, keepdim=True)

@@ -16,7 +16,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict, T
 from ...core.datasets.buffer import DatasetReplayBuffer
 from ...core.encodings.video import open_video
 from ...core.errors import SchemaError, UsageError, require_flags, suggests_keywords, warn_caller
-from ...core.experience_replay import SourceExperienceReplay
+from ...core.experience_replay import SourceExperienceReplay, SourceFolder
 from ...core.format.contracts import StepReader
 from ...core.format.manifest import HIDDEN
 from ...core.samplers.slices import SliceSampler
@@ -30,91 +30,128 @@ from .metadata import DatasetInfo, read_info, read_tasks
 _OPTIONS = ("stream", "auto_decode", "device", "dtype")
 
 
-class VideoClipRef(TensorClass):
+class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-defined]
     """Frames of video files, of any batch shape; indexing, stacking and pickling move numbers alone.
 
-    - `sources`: the paths of the files, each once, a tuple of text.
-    - `frame_index`: the number of each frame in its file, int64 `[*batch]`.
-    - `file_id`: the place of its file in `sources`, int64 `[*batch]`.
-    - `stream`: None; files have one video stream that is read.
-    - `auto_decode`: whether a buffer decodes the frames in the batches that it gives.
-    - `out_device`, `out_dtype`: what `frames` has, by default the CPU and uint8.
-
-    Made by `from_file`, `from_files` or `from_timestamps`, which take `stream`, `auto_decode`, and, for `frames`,
+    `VideoClipRef("a.mp4")` refers to all frames of a file, `VideoClipRef("a.mp4", frame_index)` to these, in the shape
+    of `frame_index`. `from_file`, `from_files` and `from_timestamps` take `stream`, `auto_decode`, and, for `frames`,
     `device` and `dtype`. Names and form match TorchRL.
+
+    Args:
+        sources: the path of the file, or the paths of several; kept as a tuple of text.
+        frame_index: the number of each frame in its file, int64 `[*batch]`; all frames of one file by default.
+        file_id: the place of its file in `sources`, int64 `[*batch]` or one number; 0 by default.
+        stream: None or 0: the first video of a file is what is read.
+        auto_decode: whether a buffer decodes the frames in the batches that it gives.
+        out_device, out_dtype: what `frames` has, by default the CPU and uint8.
+
+    Raises:
+        UsageError: (a ValueError) another `stream`, `file_id` of another shape, or several files without `frame_index`.
+
+    >>> clip = VideoClipRef("a.mp4", torch.arange(8))
+    >>> clip.batch_size, clip.file_id.unique(), clip.rebin(2).frame_index, clip.rebin(2, 2).frame_index.tolist()
+    (torch.Size([8]), tensor([0]), tensor([2, 6]), [[0, 3], [4, 7]])
     """
 
     sources: Any
-    frame_index: Any
-    file_id: Any
+    frame_index: Any = None
+    file_id: Any = None
     stream: Any = None
-    auto_decode: Any = None
+    auto_decode: Any = False
     out_device: Any = None
     out_dtype: Any = None
 
-    @classmethod
-    def from_frames(
-        cls,
-        paths: Sequence[str | os.PathLike[str]],
-        frame_index: torch.Tensor,
-        file_id: torch.Tensor,
-        *,
-        stream: int | None = None,
-        auto_decode: bool = False,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ) -> VideoClipRef:
-        """Refer to these frames of these files; UsageError (a ValueError) for a `stream` but the first video."""
-        require_flags(auto_decode=auto_decode)
-        if stream not in (None, 0):
-            raise UsageError(f"stream is {stream!r}, and the first video of a file is what is read")
+    def __post_init__(self) -> None:  # of what was indexed or stacked, too
+        given, frames = self.sources, self.frame_index
+        one = isinstance(given, str | os.PathLike)
+        if not one and (
+            any(not isinstance(path, str | os.PathLike) for path in given)
+            or (isinstance(given, tuple) and self.file_id is not None and self.batch_size == frames.shape)
+        ):
+            return
+        require_flags(auto_decode=self.auto_decode)
+        if self.stream not in (None, 0):
+            raise UsageError(f"stream is {self.stream!r}, and the first video of a file is what is read")
+        paths = tuple(os.fspath(path) for path in ([given] if one else given))
+        if frames is None and len(paths) != 1:
+            raise UsageError(f"frame_index is None, expected numbers of frames of {len(paths)} files")
+        frames = torch.as_tensor(torch.arange(_frames_in(paths[0])) if frames is None else frames).to(torch.int64)
+        files = torch.as_tensor(0 if self.file_id is None else self.file_id).to(frames)
+        if files.ndim and files.shape != frames.shape:
+            raise UsageError(f"file_id is {list(files.shape)}, expected the shape of frame_index {list(frames.shape)}")
+        device = None if self.out_device is None else torch.device(self.out_device)
         plain = {
-            "sources": tuple(os.fspath(path) for path in paths), "stream": stream, "auto_decode": auto_decode,
-            "out_device": None if device is None else torch.device(device), "out_dtype": dtype,
+            "sources": paths, "stream": self.stream, "auto_decode": self.auto_decode, "out_device": device,
+            "out_dtype": self.out_dtype,
         }  # fmt: skip
-        given: dict[str, Any] = {
-            name: NonTensorData(value, batch_size=frame_index.shape)
-            for name, value in plain.items()
-            if value is not None
-        }
-        return cls(
-            frame_index=frame_index.to(torch.int64), file_id=file_id.to(torch.int64), batch_size=frame_index.shape,
-            **given,
-        )  # fmt: skip
+        self.sources, self.frame_index, self.file_id = paths, frames, files.expand(frames.shape).clone()
+        self.batch_size = frames.shape
+        for name, value in plain.items():
+            if value is not None:  # in every shape that frames are brought into
+                setattr(self, name, NonTensorData(value, batch_size=frames.shape))
 
     @classmethod
     @suggests_keywords(*_OPTIONS)
-    def from_file(cls, path: str | os.PathLike[str], num_frames: int | None = None, **options: Any) -> VideoClipRef:
-        """Refer to the first `num_frames` frames of a file, by default to all: `[num_frames]`."""
-        return cls.from_files([path], [_frames_in(path) if num_frames is None else num_frames], **options)
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        num_frames: int | None = None,
+        frame_index: torch.Tensor | None = None,
+        num_bins: int | None = None,
+        frames_per_bin: int | None = None,
+        **options: Any,
+    ) -> VideoClipRef:
+        """Refer to these frames of a file, by default to the first `num_frames`, or all; `num_bins` as for `rebin`."""
+        frames = torch.arange(num_frames) if frame_index is None and num_frames is not None else frame_index
+        return _rebinned(cls(path, frames, **_named(options)), num_bins, frames_per_bin)
 
     @classmethod
     @suggests_keywords(*_OPTIONS)
     def from_files(
-        cls, paths: Sequence[str | os.PathLike[str]], num_frames_per_file: Sequence[int], **options: Any
+        cls,
+        paths: Sequence[str | os.PathLike[str]],
+        num_frames_per_file: int | Sequence[int] | None = None,
+        num_bins: int | None = None,
+        frames_per_bin: int | None = None,
+        **options: Any,
     ) -> VideoClipRef:
-        """Refer to the first frames of several files, one file after the other: `[sum of the numbers]`."""
-        counts = [int(count) for count in num_frames_per_file]
+        """Refer to the first frames of several files, one file after the other: `[sum of the numbers]`.
+
+        `num_frames_per_file` is one number for all files or one for each, by default all of their frames. `num_bins` as
+        for `rebin`.
+        """
+        given = [_frames_in(path) for path in paths] if num_frames_per_file is None else num_frames_per_file
+        counts = [int(count) for count in ([given] * len(paths) if isinstance(given, numbers.Integral) else given)]  # type: ignore[union-attr, arg-type]
         if len(counts) != len(paths) or any(count < 0 for count in counts):
             raise UsageError(f"num_frames_per_file is {counts}, expected a number for each of {len(paths)} files")
         frames = torch.cat([torch.arange(count) for count in counts]) if counts else torch.arange(0)
         places = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
-        return cls.from_frames(paths, frames, places, **options)
+        return _rebinned(cls(tuple(paths), frames, places, **_named(options)), num_bins, frames_per_bin)
 
     @classmethod
     @suggests_keywords(*_OPTIONS)
-    def from_timestamps(cls, path: str | os.PathLike[str], timestamps: Any, fps: float, **options: Any) -> VideoClipRef:
+    def from_timestamps(
+        cls, path: str | os.PathLike[str], timestamps: Any, fps: float | None = None, **options: Any
+    ) -> VideoClipRef:
         """Refer to the frames nearest to these times, in seconds: `frame = round(time * fps)`.
 
-        UsageError (a ValueError) for times that are not from 0, and for an `fps` that is not above 0.
+        Without `fps`, the time of each frame is read from the file. UsageError (a ValueError) for times that are not
+        from 0, and for an `fps` that is not above 0.
         """
-        if isinstance(fps, bool) or not isinstance(fps, numbers.Real) or not 0 < fps < float("inf"):
+        if fps is not None and (
+            isinstance(fps, bool) or not isinstance(fps, numbers.Real) or not 0 < fps < float("inf")
+        ):
             raise UsageError(f"fps is {fps!r}, expected a number above 0")
         times = torch.as_tensor(timestamps, dtype=torch.float64)
         if not bool(((times >= 0) & times.isfinite()).all()):
             raise UsageError("the timestamps are not all numbers from 0")
-        frames = times.mul(fps).round().to(torch.int64)
-        return cls.from_frames([path], frames, torch.zeros_like(frames), **options)
+        if fps is None:
+            with open_video(Path(path)) as video:
+                known = torch.from_numpy(video.index.times)
+            frames = torch.bucketize(times, (known[1:] + known[:-1]) / 2)
+        else:
+            frames = times.mul(fps).round()
+        return cls(path, frames, **_named(options))
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -144,20 +181,25 @@ class VideoClipRef(TensorClass):
         """The decoded frames, as `out_device` and `out_dtype` state."""
         return self.decode(self.out_device, self.out_dtype)
 
-    def rebin(self, bins: int, k: int | None = None) -> VideoClipRef:
-        """Cut the frames, `[n]`, into `bins` parts of about equal length: the middle of each, `[bins]`, or `k` of each.
+    def rebin(self, num_bins: int, frames_per_bin: int | None = None) -> VideoClipRef:
+        """Cut the frames, `[n]`, into parts of about equal length: the middle of each, `[num_bins]`.
 
-        Those are spread evenly, `[bins, k]`. UsageError (a ValueError) for more parts than frames.
+        With `frames_per_bin`, as many of each, from its first to its last: `[num_bins, frames_per_bin]`. UsageError (a
+        ValueError) for more parts than frames.
         """
         count = self.frame_index.shape[0] if self.frame_index.ndim == 1 else 0
-        if not 0 < bins <= count or (k is not None and k < 1):
+        if not 0 < num_bins <= count or (frames_per_bin is not None and frames_per_bin < 1):
             raise UsageError(
-                f"the frames are {list(self.frame_index.shape)}, expected enough for {bins} parts of {k or 1}"
+                f"the frames are {list(self.frame_index.shape)}, expected enough for {num_bins} parts of "
+                f"{1 if frames_per_bin is None else frames_per_bin}"
             )
-        bounds = np.linspace(0, count, bins + 1)
-        shares = (np.arange(k or 1) + 0.5) / (k or 1)
-        places = np.floor(bounds[:-1, None] + np.diff(bounds)[:, None] * shares).astype(np.int64)
-        chosen: VideoClipRef = self[torch.from_numpy(places if k is not None else places[:, 0])]
+        bounds = np.linspace(0, count, num_bins + 1)
+        if frames_per_bin is None:
+            places = np.floor((bounds[1:] + bounds[:-1]) / 2)
+        else:
+            ends = np.round(bounds)
+            places = np.round(np.linspace(ends[:-1], ends[1:] - 1, frames_per_bin, axis=1))
+        chosen: VideoClipRef = self[torch.from_numpy(places.astype(np.int64))]
         return chosen
 
     def decode(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -187,6 +229,19 @@ class VideoClipRef(TensorClass):
 def _frames_in(path: str | os.PathLike[str]) -> int:
     with open_video(Path(path)) as video:
         return len(video)
+
+
+def _named(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with the names of fields."""
+    return {f"out_{name}" if name in ("device", "dtype") else name: value for name, value in options.items()}
+
+
+def _rebinned(clip: VideoClipRef, num_bins: int | None, frames_per_bin: int | None) -> VideoClipRef:
+    if num_bins is not None:
+        return clip.rebin(num_bins, frames_per_bin)
+    if frames_per_bin is not None:
+        raise UsageError(f"frames_per_bin is {frames_per_bin}, expected num_bins with it")
+    return clip
 
 
 LANGUAGE: KeyPath = ("language_instruction",)
@@ -283,7 +338,7 @@ class RestoredColumns(Transform):
                 batch.set(out, _stacked([texts.get(int(one), "") for one in numbers.reshape(-1)], batch))
         for key, sources in self.clips.items():
             if (rows := batch.get(key, None)) is not None:
-                clip: Any = VideoClipRef.from_frames(sources, rows[..., 1], rows[..., 0])
+                clip: Any = VideoClipRef(sources, rows[..., 1], rows[..., 0])
                 batch.set(key, clip.decode() if self.decode else clip)
         return batch
 
@@ -439,6 +494,7 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
         columns: Mapping[str, Any],
         *,
         repo_id: str = "local",
+        root: str | os.PathLike[str] | None = None,
         key_map: Mapping[str, Any] | None = None,
         num_slices: int | None = None,
         slice_len: int | None = None,
@@ -449,12 +505,12 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
         transform: Any = None,
         **arguments: Any,
     ) -> Self:
-        """Make a buffer of columns in memory, as `lerobot_columns_to_tensordict` takes them; no folder is made.
+        """Make a buffer of columns in memory, as `lerobot_columns_to_tensordict` takes them.
 
         Texts are texts in batches, and frames of a `VideoClipRef` are decoded, or referred to without `decode_video`.
         With `rehydrate` rows have `("next", "observation", …)`: the following row where that continues the episode,
-        else NaN, or 0 in types without. A column that is not a sequence is left out, with a warning. The other
-        arguments are as for the class.
+        else NaN, or 0 in types without. A column that is not a sequence is left out, with a warning. No folder is made,
+        not even `root`. The other arguments are as for the class.
         """
         require_flags(decode_video=decode_video, rehydrate=rehydrate, strict_length=strict_length)
         usable = {name: column for name, column in columns.items() if _is_usable(name, column)}
@@ -462,6 +518,7 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
         named = with_next_observations(named) if rehydrate else named
         rows, restored = stored_columns(named, decode=decode_video)
         buffer = cls.__new__(cls)
+        buffer.root = SourceFolder.below(cls.source, root).folder
         buffer.repo_id = buffer.dataset_id = repo_id
         buffer.decode_video, buffer.rehydrate, buffer._key_map = decode_video, rehydrate, dict(key_map or {})
         chosen = _sampler(sampler, num_slices, slice_len, strict_length=strict_length)

@@ -59,6 +59,8 @@ class Relabelling:
     achieved_goal_key: Key = ("achieved_goal",)
     reward_key: Key = (_NEXT, "reward")
     end_key: Key = (_NEXT, "done")
+    keeps_ends: bool = False
+    """Whether stored flags stay if nothing computes terminations, which is refused otherwise."""
 
     def __post_init__(self) -> None:
         if not callable(self.reward_fn):
@@ -71,7 +73,8 @@ class Relabelling:
             object.__setattr__(self, name, boundary_key(getattr(self, name)))
 
     @functools.cached_property
-    def _terminated_key(self) -> Key:
+    def terminated_key(self) -> Key:
+        """The flag that depends on the goal."""
         return (*self.end_key[:-1], "terminated")
 
     @functools.cached_property
@@ -92,7 +95,7 @@ class Relabelling:
     def flags(self) -> tuple[Key, ...]:
         """The end flags, in the order in which they are changed."""
         done = (*self.end_key[:-1], "done")
-        return tuple(dict.fromkeys((self._truncated_key, self._terminated_key, done, self.end_key)))
+        return tuple(dict.fromkeys((self._truncated_key, self.terminated_key, done, self.end_key)))
 
     def apply(self, rows: Any, goals: torch.Tensor | None = None) -> RelabelledEnds | None:
         """Give steps other goals; their entries `changed` are edited in place.
@@ -102,7 +105,7 @@ class Relabelling:
             goals: the new goals, `[n, *goal]`; None if the steps have them already.
 
         Returns:
-            Which ends change; None for steps that store no `terminated`, for which no terminations are computed.
+            Which ends change; None if no terminations are computed, so that stored flags stay.
         """
         for key in () if goals is None else self.goal_keys:
             old = entry_of(rows, key)
@@ -125,7 +128,7 @@ class Relabelling:
         return ends
 
     def _ends(self, rows: Any, flags: Mapping[Key, torch.Tensor | None], given: Any) -> RelabelledEnds | None:
-        stored = flags[self._terminated_key]
+        stored = flags[self.terminated_key]
         like = flags[self.end_key] if stored is None else stored
         if like is None:
             return None
@@ -134,10 +137,10 @@ class Relabelling:
         if given is None and callable(self.terminated_fn):
             given = self.terminated_fn(rows)
         if given is None:
-            if stored is None:
+            if stored is None or self.keeps_ends:
                 return None
             raise UsageError(
-                f"{_name(self._terminated_key)} depends on the goal, and no function computes it for new goals",
+                f"{_name(self.terminated_key)} depends on the goal, and no function computes it for new goals",
                 hint="return (reward, terminated) from reward_fn, or pass terminated_fn; terminated_fn=False means "
                 "that no goal ends an episode",
             )
@@ -155,7 +158,7 @@ class Relabelling:
             value = flags.get(key)
             if value is None:
                 continue
-            if key == self._terminated_key:
+            if key == self.terminated_key:
                 value.zero_() if terminated is None else value.copy_(terminated.view(value.shape))
             elif (more := withdrawn if key == self._truncated_key else terminated) is not None:
                 value.logical_or_(more if more.shape == value.shape else more.view(value.shape))
@@ -221,8 +224,9 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         reward_fn: gets a tensordict `[n]` of steps with their new goals, and returns their rewards in the shape of
             `reward_key`, or a pair of rewards and terminations, the latter in the shape of `terminated` next to
             `end_key`.
-        terminated_fn: computes the terminations instead; False means that no goal ends an episode. If `terminated` is
-            stored, terminations are required, as a flag of the old goal would cut off bootstrapping at the wrong steps.
+        terminated_fn: computes the terminations instead; False means that no goal ends an episode. If nothing computes
+            them, stored flags stay, as in TorchRL: `terminated` is then that of the old goal, also where the new one is
+            reached, and cuts off bootstrapping at the wrong steps. A UserWarning says so, once.
         her_ratio: the share of each batch that is relabelled.
         strategy: which step of the trajectory the new goal comes from, see `HindsightStrategy`.
         achieved_goal_key: the entry with achieved goals. `("next", "achieved_goal")` is what a step led to, as in the
@@ -233,8 +237,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     Raises:
         WrongKindError: (a TypeError) `reward_fn` is not a function.
-        UsageError: (a ValueError) the strategy is unknown, the ratio is outside [0, 1], a function returned another
-            shape, or terminations are missing.
+        UsageError: (a ValueError) the strategy is unknown, the ratio is outside [0, 1], or a function returned another
+            shape.
         MissingKeyError: (a KeyError) goals, rewards or ends are not stored.
         SchemaError: (a RuntimeError) the elements are not steps.
 
@@ -259,8 +263,6 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     """
 
     draws_apart = True
-    _announces: bool | None = None
-    """Whether there is something to warn of; None until the first batch."""
 
     def __init__(
         self,
@@ -279,7 +281,9 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         keys: dict[str, Any] = {
             "goal_key": goal_key, "achieved_goal_key": achieved_goal_key, "reward_key": reward_key, "end_key": end_key,
         }  # fmt: skip
-        self._relabelling = Relabelling(reward_fn, terminated_fn, **keys)  # type: ignore[arg-type]  # it checks
+        self._relabelling = Relabelling(reward_fn, terminated_fn, **keys, keeps_ends=True)  # type: ignore[arg-type]
+        self._warnings: dict[str, str | None] = {}
+        """What to warn of once, by subject; None for what was warned of, or need not be."""
         self._achieved = AchievedRows(HindsightStrategy.of(strategy))
         self._reader = HindsightReader(
             self._achieved.strategy, self._relabelling.goal_keys, self._relabelling.achieved_goal_key
@@ -302,6 +306,12 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     def rows_are_batches(self) -> bool:
         """False: rows are relabelled."""
         return False
+
+    def _shown(self) -> dict[str, Any]:
+        keys = ("goal_key", "achieved_goal_key", "reward_key")
+        named = {name: key[0] if len(key) == 1 else key for name in keys for key in [getattr(self._relabelling, name)]}
+        shown = {"strategy": self.strategy.value, "her_ratio": self.her_ratio, **named}
+        return {name: repr(value) for name, value in shown.items()} | super()._shown()
 
     # Drawing ----------------------------------------------------------------------------------------
 
@@ -369,35 +379,36 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             together = collate is None and self._reads_fresh_rows
             read = self._guard.read(lambda _: self._with_goals(draw, together), None)
         if read.first is not None:
-            self._mark_info(draw, self._relabelling.apply(read.first), len(draw.chances))
             batch = read.rows
+            self._mark_info(draw, batch, self._relabelling.apply(read.first), len(draw.chances))
         else:
             collate = collate or self._collate_fn
             batch = read.rows if collate is None else collate(read.rows)
             if read.goals is None:
                 return batch
             batch = self._relabelled(batch, read.goals, draw)
-        if self._announces is None:
+        if "goals" not in self._warnings:
             key = self._relabelling.achieved_goal_key
-            self._announces = key[0] != _NEXT and entry_of(batch, (_NEXT, *key)) is not None
-            if self._prefetcher is None:  # a thread that prefetches has no line of the user's to point at
-                self._announce_goals_before()
+            after = None if key[0] == _NEXT else entry_of(batch, (_NEXT, *key))
+            self._warnings["goals"] = None if after is None else (
+                f"goals are {'.'.join(key)!r}, achieved before each step; achieved_goal_key={(_NEXT, *key)!r} takes "
+                "what the step achieved, as in the paper"
+            )  # fmt: skip
+        if self._prefetcher is None:  # a thread that prefetches has no line of the user's to point at
+            self._warn()
         return batch
 
     def _deliver(self, size: int, out: Any = None) -> tuple[Draw, Any]:
         delivered = super()._deliver(size, out)
-        self._announce_goals_before()
+        self._warn()
         return delivered
 
-    def _announce_goals_before(self) -> None:
-        """Warn once if goals are what was achieved before a step although the result of the step is stored, too."""
-        if self._announces:
-            self._announces = False
-            key = self._relabelling.achieved_goal_key
-            warn_caller(
-                f"goals are {'.'.join(key)!r}, achieved before each step; achieved_goal_key={(_NEXT, *key)!r} takes "
-                "what the step achieved, as in the paper"
-            )
+    def _warn(self) -> None:
+        """Warn, once each, of what was found in batches so far."""
+        for subject, message in list(self._warnings.items()):
+            if message is not None:
+                self._warnings[subject] = None
+                warn_caller(message)
 
     def _with_goals(self, draw: Draw, together: bool) -> _RowsAndGoals:
         """Read the rows of a draw and their goals, in one read (`together`) if possible."""
@@ -428,14 +439,21 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         if (count := goals.shape[0]) < size:
             structure = self._storage.structure if fresh and isinstance(self._storage, TensorStorage) else None
             rows = batch[:count] if structure is None else _first_rows(batch, count, structure)
-        self._mark_info(draw, relabelling.apply(rows, goals), count)
+        self._mark_info(draw, batch, relabelling.apply(rows, goals), count)
         return batch
 
-    def _mark_info(self, draw: Draw, ends: RelabelledEnds | None, count: int) -> None:
+    def _mark_info(self, draw: Draw, batch: Any, ends: RelabelledEnds | None, count: int) -> None:
         """Correct the flags of the first elements in a draw's info."""
+        relabelling = self._relabelling
+        if ends is None and "ends" not in self._warnings:
+            stale = entry_of(batch, relabelling.terminated_key) is not None
+            self._warnings["ends"] = None if not stale else (
+                f"{_name(relabelling.terminated_key)} of relabelled steps is that of their old goals: no function "
+                "computes it, so bootstrapping ends at the wrong steps. Return (reward, terminated) from reward_fn, or "
+                "pass terminated_fn; terminated_fn=False means that no goal ends an episode"
+            )  # fmt: skip
         if ends is None or len(draw.info) == 1:
             return
-        relabelling = self._relabelling
         names = {key: key[0] if len(key) == 1 else key for key in relabelling.flags}
         marked = {key: draw.info[name].clone() for key, name in names.items() if name in draw.info}
         relabelling.mark({key: value[:count] for key, value in marked.items()}, ends)

@@ -979,13 +979,16 @@ class ReplayBuffer:
     def __repr__(self) -> str:
         if not self.initialized:
             return f"{type(self).__name__}(initialized=False)"
-        parts = {
+        return f"{type(self).__name__}({', '.join(f'{name}={part}' for name, part in self._shown().items())})"
+
+    def _shown(self) -> dict[str, Any]:
+        """Return what is shown of an initialised buffer, by name."""
+        return {
             "storage": f"{type(self._storage).__name__}(len={len(self)}, max_size={self._storage.max_size})",
             "sampler": self._sampler,
             "writer": self._writer,
             "batch_size": self._batch_size,
         }
-        return f"{type(self).__name__}({', '.join(f'{name}={part}' for name, part in parts.items())})"
 
     # Writing ------------------------------------------------------------------------------------------
     # A write that fails changes nothing, and the caller's data is never changed.

@@ -19,7 +19,7 @@ from ..declarations import ReaderOptions, declared, from_leaf
 from ..encodings.compact import BUFFER
 from ..errors import DatasetNotFoundError, MissingKeyError, UsageError, suggests_keywords
 from ..format.contracts import StepReader
-from ..format.locate import KnownNames, find_dataset, is_hub_address, storage_root
+from ..format.locate import KnownNames, find_dataset, is_hub_address, source_names, storage_root
 from ..format.mixture import is_mixture
 from ..format.packed.reader import PackedReader
 from ..open_steps import open_episodes
@@ -44,6 +44,10 @@ _registered: dict[str, Callable[..., Any] | str] = {}
 
 class RegisteredTypeError(UsageError, TypeError):
     """A prefix or a loader is of a type that cannot be registered."""
+
+
+class UnknownNameError(DatasetNotFoundError, ValueError):
+    """There is neither such a path nor such a source; TorchRL raises ValueError."""
 
 
 class TakenPrefixError(UsageError, KeyError):
@@ -81,10 +85,15 @@ def register_dataset(prefix: str, dataset: Callable[..., Any] | str, *, replace:
 
 
 def _or_registered(load: Callable[_Arguments, _Returned]) -> Callable[_Arguments, _Returned]:
-    """Call what is registered for the prefix of the first argument, `dataset`, and `load` where there is nothing."""
+    """Call what is registered for the prefix of the first argument, `dataset`, and `load` where there is nothing.
+
+    The argument may also be given as `dataset_id`, its name in TorchRL.
+    """
 
     @functools.wraps(load)
     def either(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Returned:
+        if "dataset_id" in options and "dataset" not in options:
+            options["dataset"] = options.pop("dataset_id")
         asked = args[0] if args else options.get("dataset")
         if not isinstance(asked, str) or is_hub_address(asked):
             return load(*args, **options)
@@ -141,8 +150,9 @@ def load_dataset(
 ) -> DatasetReplayBuffer | ReplayBufferEnsemble:
     """Open a stored dataset (a path or `source:id`) as a `TensorDictReplayBuffer`, or a mixture as an ensemble.
 
-    - `dataset`: a path, `source:id`, or a name that `register_dataset` knows. Checkpoints of steps and exports to `h5`,
-      `npz` or `parquet` are opened too: their rows are read into memory, while a dataset may be larger than memory.
+    - `dataset`: a path, `source:id`, or a name that `register_dataset` knows; TorchRL's name `dataset_id` is accepted.
+      Checkpoints of steps and exports to `h5`, `npz` or `parquet` are opened too: their rows are read into memory,
+      while a dataset may be larger than memory.
     - `batch_size`: how many elements `sample()` and iteration return.
     - `sampler`, `sample_unit`, `transform`, `collate_fn`, `pin_memory`, `prefetch`: as for `ReplayBuffer`.
     - `split_trajs`: elements are whole trajectories, padded to one length, with a `"mask"`.
@@ -165,11 +175,12 @@ def load_dataset(
     a batch has `batch_size` elements in all. Each dataset gets a copy of the sampler, and of the transforms at the
     front that look back, like `StoredFrameStack`; the ensemble has the others.
 
-    DatasetNotFoundError (a FileNotFoundError) explains how to fetch a dataset that is missing. UsageError (a
-    ValueError) for saved buffers, raw datasets of other libraries, datasets without steps, `verify` without digests,
-    rows of a checkpoint or an export that do not fit into memory, and arguments that make no sense; FormatError and
-    CorruptDataError for files that cannot be read or were changed since they were mixed; SchemaError (a RuntimeError)
-    for a mixture of datasets with different fields, and for a batch size that slices do not divide.
+    DatasetNotFoundError (a FileNotFoundError) explains how to fetch a dataset that is missing; it is a ValueError, too,
+    if no source has such a name. UsageError (a ValueError) for saved buffers, raw datasets of other libraries, datasets
+    without steps, `verify` without digests, rows of a checkpoint or an export that do not fit into memory, and
+    arguments that make no sense; FormatError and CorruptDataError for files that cannot be read or were changed since
+    they were mixed; SchemaError (a RuntimeError) for a mixture of datasets with different fields, and for a batch size
+    that slices do not divide.
     """
     generator = generator_of(secrets.randbits(63) if seed is None else seed)
     storage_of = functools.partial(_storage, mode=mode, split_trajs=split_trajs, verify=verify)
@@ -267,9 +278,11 @@ def _found(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None)
     """Find the dataset, also by words that a download has found to mean it."""
     try:
         return find_dataset(dataset, root)
-    except DatasetNotFoundError:
+    except DatasetNotFoundError as error:
         source, colon, asked = os.fspath(dataset).partition(":")
-        known = KnownNames(storage_root(root), source).get(asked) if colon else None
+        if not colon or source not in ("hf", *source_names()):
+            raise UnknownNameError(error.message, hint=error.hint) from None
+        known = KnownNames(storage_root(root), source).get(asked)
         if known is None:
             raise
         return find_dataset(f"{source}:{known.id}", root)

@@ -68,7 +68,7 @@ class OfflineToOnlineReplayBuffer:
     - `offline_dataset`: a buffer, also an ensemble, or the path or name of a dataset, which is opened with
       `dataset_kwargs`, as `load_dataset` takes them; then `batch_size` is needed.
     - `online_storage`, `online_capacity`: one of them: the storage of the ring, or how many elements it has.
-    - `offline_fraction`: above 0 and below 1; `anneal(step, total)` lets it fall to 0.
+    - `offline_fraction`: above 0 and below 1; `anneal(step, total_steps)` lets it fall to 0.
     - `transform`: applied to whole batches. Those at the front that look back, like `StoredFrameStack`, are applied in
       both buffers; next to a buffer of a dataset, they are its own, and given to `online_buffer.append_transform`.
     - `schema`: about entries that only one side has, see `ReplayBufferEnsemble`; by default they are refused.
@@ -128,12 +128,13 @@ class OfflineToOnlineReplayBuffer:
             raise UsageError(f"offline_fraction is {fraction!r}, expected a number from 0 to 1")
         self._mixture.fraction = float(fraction)
 
-    def anneal(self, step: int, total: int) -> None:
-        """Set the fraction for a step of training: the initial one at step 0, then less, and 0 from `total` on."""
-        if total <= 0:
-            raise UsageError(f"total is {total}, expected a number of steps above 0")
+    @suggests_keywords()
+    def anneal(self, step: int, total_steps: int) -> None:
+        """Set the fraction for a step of training: the initial one at 0, less later, and 0 from `total_steps` on."""
+        if total_steps <= 0:
+            raise UsageError(f"total_steps is {total_steps}, expected a number above 0")
         base = self._mixture.base
-        self.offline_fraction = min(base, base * max(0.0, 1 - step / total))
+        self.offline_fraction = min(base, base * max(0.0, 1 - step / total_steps))
 
     def extend(self, data: Any) -> torch.Tensor:
         """Write a batch to the ring; return the indices of its elements, int64 `[n]`."""

@@ -359,19 +359,19 @@ def open_video(path: Path, index: Callable[[], VideoIndex | None] = lambda: None
     _videos.give_back(state, video)
 
 
-def set_video_decoder_cache_size(size: Any) -> None:
+def set_video_decoder_cache_size(maxsize: Any) -> None:
     """Set how many videos stay open in this process between reads; the default is 8.
 
     Args:
-        size: the number of videos, at least 0.
+        maxsize: the number of videos, at least 0.
 
     Raises:
-        UsageError: (a ValueError) the size is invalid.
+        UsageError: (a ValueError) the number is invalid.
     """
-    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise UsageError(f"the size is {size!r}, expected a number of videos from 0")
-    _videos.size = size
-    _videos.shrink(size)
+    if isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 0:
+        raise UsageError(f"maxsize is {maxsize!r}, expected a number of videos from 0")
+    _videos.size = maxsize
+    _videos.shrink(maxsize)
 
 
 def clear_video_decoder_cache() -> None:

@@ -309,6 +309,46 @@ def test_terminations_by_a_function_of_their_own_or_never() -> None:
         assert batch["next", "done"].equal(batch["next", "terminated"] | batch["next", "truncated"])
 
 
+@pytest.mark.parametrize("form", ["tensors", "list", "prefetch", "slices"])
+def test_stored_flags_stay_where_nothing_computes_them_and_a_warning_says_so_once(form: str) -> None:
+    options: dict[str, Any] = {
+        "list": {"storage": ListStorage(CAPACITY)}, "prefetch": {"prefetch": 2},
+        "slices": {"sampler": SliceSampler(slice_len=2)},
+    }.get(form, {})  # fmt: skip
+    ring = Ring(reward_fn=lambda rows: reached(rows)[0], her_ratio=1.0, strategy="final", **options)
+    data = data_of(rows_of([episodes([4, 3, 2], ["terminated"])], 9))
+    ring.buffer.extend(data)
+    with pytest.warns(UserWarning, match=r"'next.terminated' of relabelled steps .* pass terminated_fn;") as caught:
+        ring.buffer.sample()
+    assert [one.filename for one in caught] == [__file__]
+    for _ in range(5):
+        batch = ring.buffer.sample()
+        assert batch["goal"].ge(0).all()
+        assert batch["next", "reward"].bool().flatten().equal(batch["goal"] == batch["number"])
+        for key in ("terminated", "done") if form != "slices" else ("terminated",):
+            assert batch["next", key].equal(data["next", key][batch["number"]])
+
+
+@pytest.mark.parametrize("change", ["terminated is not stored", "terminated_fn", "reward_fn", "no goal ends", "ratio"])
+def test_nothing_warns_of_flags_that_are_computed_or_not_there(change: str) -> None:
+    options: dict[str, Any] = {
+        "terminated_fn": {"terminated_fn": lambda rows: reached(rows)[1]}, "reward_fn": {"reward_fn": reached},
+        "no goal ends": {"terminated_fn": False}, "ratio": {"her_ratio": 0.0},
+    }.get(change, {})  # fmt: skip
+    ring = Ring(**{"reward_fn": lambda rows: reached(rows)[0]} | options)
+    data = data_of(rows_of([episodes([4, 3, 2], ["terminated"])], 9))
+    ring.buffer.extend(data if options else data.exclude(("next", "terminated")))
+    ring.buffer.sample()
+
+
+def test_the_text_of_a_buffer_has_strategy_and_goals() -> None:
+    shown = repr(Ring(strategy="final", her_ratio=0.5, reward_key=("next", "reward")).buffer)
+    assert shown.startswith(
+        "HERReplayBuffer(strategy='final', her_ratio=0.5, goal_key='goal', achieved_goal_key='number', "
+        "reward_key=('next', 'reward'), storage=LazyTensorStorage(len=0, max_size=12), sampler=RandomSampler"
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
@@ -329,7 +369,6 @@ def test_arguments_that_make_no_sense(options: dict[str, Any], error: type[Excep
 @pytest.mark.parametrize(
     ("change", "options", "error", "words"),
     [
-        (lambda data: data, {"reward_fn": lambda rows: torch.ones(6, 1)}, UsageError, "depends on the goal"),
         (lambda data: data, {"reward_fn": lambda rows: torch.ones(6)}, UsageError, r"\[6\], expected rewards of shape"),
         (lambda data: data, {"reward_fn": lambda rows: 1.0}, UsageError, "a float, expected rewards"),
         (lambda data: data.exclude("goal"), {}, MissingKeyError, "the goal 'goal'"),

@@ -114,14 +114,25 @@ def test_words_that_a_download_resolved(home: Path) -> None:
     [
         ("shelf:D4RL/pen/human-v2", "is not in", "rbtool download shelf D4RL/pen/human-v2"),
         ("no/such/place", "not found", f"{source_example()}:ID"),
+        ("unknown:x", "is not in", "known: "),
     ],
 )
+@pytest.mark.parametrize("argument", ["dataset", "dataset_id"])
 @pytest.mark.usefixtures("two_sources")
-def test_what_is_not_there(home: Path, name: str, said: str, hint: str) -> None:
+def test_what_is_not_there(home: Path, name: str, said: str, hint: str, argument: str) -> None:
     with pytest.raises(FileNotFoundError, match=said) as caught:
-        load_dataset(name)
+        load_dataset(**{argument: name})
     assert isinstance(caught.value, DatasetNotFoundError)
+    assert isinstance(caught.value, ValueError) != name.startswith("shelf:")
     assert hint in caught.value.hint
+
+
+def test_torchrls_name_of_the_argument(walks: Path) -> None:
+    assert len(load_dataset(dataset_id=walks, seed=0)) == 13
+    with pytest.raises(TypeError, match="dataset"):
+        load_dataset(walks, dataset_id=walks)
+    with pytest.raises(ValueError):
+        load_dataset(dataset_id="")
 
 
 def test_the_checkpoint_of_a_storage_without_episodes(walks: Path, tmp_path: Path) -> None:
@@ -215,7 +226,7 @@ def loader(*arguments: Any, **options: Any) -> tuple[Any, Any]:
 def test_what_is_registered_gets_the_name_and_the_arguments(dataset: Any) -> None:
     rbtool.register_dataset(" Mine ", dataset)
     assert rbtool.load_dataset("mine:a:b", 32, seed=3, own="x") == (("a:b", 32), {"seed": 3, "own": "x"})
-    assert rbtool.load_dataset(dataset="MINE:a") == (("a",), {})
+    assert rbtool.load_dataset(dataset="MINE:a") == rbtool.load_dataset(dataset_id="MINE:a") == (("a",), {})
 
 
 def test_other_names_are_looked_up_as_before() -> None:

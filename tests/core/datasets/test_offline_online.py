@@ -47,7 +47,7 @@ def test_the_fraction_anneals_to_zero(walks: Path) -> None:
     buffer.extend(buffer.offline_buffer[:8].exclude("index"))
     counts = []
     for step in (0, 25, 50, 75, 100, 130):
-        buffer.anneal(step, 100)
+        buffer.anneal(step=step, total_steps=100)
         counts.append(int((buffer.sample(40)["source_id"] == 0).sum()))
     assert counts == [20, 15, 10, 5, 0, 0]
     state = buffer.state_dict()
@@ -84,8 +84,10 @@ def test_a_batch_without_a_size_is_refused(walks: Path) -> None:
         mixed(walks, batch_size=None).sample()
     with pytest.raises(ValueError, match="batch_size is None"):
         OfflineToOnlineReplayBuffer(walks, online_capacity=5)
-    with pytest.raises(ValueError, match="total"):
+    with pytest.raises(ValueError, match="total_steps is 0"):
         mixed(walks).anneal(1, 0)
+    with pytest.raises(TypeError, match="did you mean 'total_steps'"):
+        mixed(walks).anneal(1, total=3)
 
 
 def test_a_full_prefill_copies_every_row_once_and_in_order(walks: Path) -> None:

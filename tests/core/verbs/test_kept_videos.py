@@ -108,7 +108,7 @@ def test_a_few_open_videos_are_enough(source: Path, kept: Path) -> None:
     buffer, draw = rbtool.load_dataset(kept), np.random.default_rng(1)
     try:
         for size in (0, 1, 3):
-            set_video_decoder_cache_size(size)
+            set_video_decoder_cache_size(maxsize=size)
             rows = draw.integers(0, STEPS, 30)
             assert_right(buffer[torch.from_numpy(rows)], source, rows)
     finally:
