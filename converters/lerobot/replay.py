@@ -121,7 +121,7 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
         for `rebin`.
         """
         given = [_frames_in(path) for path in paths] if num_frames_per_file is None else num_frames_per_file
-        counts = [int(count) for count in ([given] * len(paths) if isinstance(given, numbers.Integral) else given)]  # type: ignore[union-attr, arg-type]
+        counts = [int(count) for count in ([given] * len(paths) if isinstance(given, numbers.Integral) else given)]  # type: ignore[union-attr]
         if len(counts) != len(paths) or any(count < 0 for count in counts):
             raise UsageError(f"num_frames_per_file is {counts}, expected a number for each of {len(paths)} files")
         frames = torch.cat([torch.arange(count) for count in counts]) if counts else torch.arange(0)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
+from tensordict import TensorClass, TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 
 from ..errors import (
     MissingKeyError,
@@ -40,9 +40,7 @@ from ..storages.dataset import StreamStorage
 from ..storages.write_log import Written
 from ..ted.schema import DEFAULT_DONE_KEYS, TRAJECTORY_KEYS
 from ..trajectories import leaves, step_ends, trajectory_ids
-from ..transforms.base import Compose
-from ..transforms.keyed import KeyedTransform
-from ..transforms.video import DecodeVideo
+from ..transforms.base import CallableTransform, Compose
 from ..writers.base import Writer
 from .processes import Guard
 
@@ -267,12 +265,12 @@ class TrajectoryEntries:
     def __getattr__(self, name: str) -> TrajectoryExpression:
         if name.startswith("__"):
             raise AttributeError(name)
-        return TrajectoryExpression(lambda one: one.value(name), f"traj.{name}", (name,), reduced=False)
+        return TrajectoryExpression(lambda one: _value_of(one, name), f"traj.{name}", (name,), reduced=False)
 
     def __getitem__(self, key: Any) -> TrajectoryExpression:
         key = key[0] if isinstance(key, tuple) and len(key) == 1 else key
         shown = ", ".join(map(repr, key)) if isinstance(key, tuple) else repr(key)
-        return TrajectoryExpression(lambda one: one.value(key), f"traj[{shown}]", (key,), reduced=False)
+        return TrajectoryExpression(lambda one: _value_of(one, key), f"traj[{shown}]", (key,), reduced=False)
 
     def __repr__(self) -> str:
         return "traj"
@@ -313,15 +311,41 @@ _IDS = TRAJECTORY_KEYS["queries"]
 _NEXT = "next"
 
 
-class Trajectory:
-    """The steps of one trajectory, in order.
+class _ReadLater:
+    """Lets a `Trajectory` of a buffer read all of its entries when something asks for all of them.
 
-    `trajectory["next", "reward"]` is an entry, `trajectory.reward` one at the root or else under `next`.
-    `trajectory[2:5]` is a trajectory of some of the steps, `trajectory[2]` a tensordict with one. To stack several, use
-    `tensordict.lazy_stack([one.data for one in found])`, `[n, -1]`.
+    Whatever tensordict does with a tensorclass begins at its `_tensordict`, or at its `__dict__`, which has that.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _CONTENT and (steps := _unread_steps(self)) is not None:
+            content = object.__getattribute__(self, "__dict__")
+            content.update(Trajectory(steps.data()).__dict__)
+            content.pop(_UNREAD, None)
+        return object.__getattribute__(self, name)
+
+
+_UNREAD = "_unread"
+_CONTENT = ("_tensordict", "_non_tensordict", "__dict__")
+
+
+def _unread_steps(trajectory: Any) -> Any:
+    """Return the steps in a buffer that are not in memory as a whole; None if they are."""
+    return object.__getattribute__(trajectory, "__dict__").get(_UNREAD)
+
+
+class Trajectory(_ReadLater, TensorClass["nocast"]):  # type: ignore[type-arg, name-defined]
+    """The steps of one trajectory, in order: a tensorclass of batch size `[length]`.
+
+    `trajectory["next", "reward"]` is an entry, `trajectory.reward` and `trajectory.get("reward")` one at the root or
+    else under `next`. Names of attributes of all tensordicts, such as `names`, stand for these.
+
+    `trajectory[2:5]` and `trajectory[2]` are trajectories of some of the steps, `[3]` and `[]`, and
+    `tensordict.lazy_stack(found)` is one of `[n, -1]`. `==` compares element by element.
 
     Entries of a trajectory made from a tensordict are views of it. A trajectory of a buffer reads the entries that are
-    used, and no others, at each use, into fresh memory.
+    used, and no others, into fresh memory, once: transforms run when an entry that they change is used for the first
+    time, or all entries together.
 
     Args:
         data: the steps, a tensordict `[length]`.
@@ -329,85 +353,124 @@ class Trajectory:
     Attributes:
         data: all entries, a tensordict `[length]`.
         length: the number of steps.
-        total_reward: the sum of rewards, float64.
+        total_reward: the sum of rewards.
 
     Raises:
         WrongKindError: (a TypeError) the data is not a tensordict.
-        UsageError: (a ValueError) it does not have exactly one batch dimension.
+        UsageError: (a ValueError) it has several batch dimensions, or is a single step that is asked for its `length`.
         MissingKeyError: (a KeyError) an entry does not exist; an AttributeError for attribute access.
-        SchemaError: (a RuntimeError) the steps have been overwritten in the buffer.
+        SchemaError: (a RuntimeError) the steps have been overwritten in the buffer before they were read.
+
+    Names and form match TorchRL.
     """
 
-    def __init__(self, data: Any) -> None:
-        self._steps: Any = data if isinstance(data, _Stored) else _require_steps(data)
+    data: Any = None
 
-    @property
-    def data(self) -> Any:
-        """All entries, `[length]`."""
-        return self._steps.data() if isinstance(self._steps, _Stored) else self._steps
+    def __post_init__(self) -> None:  # of what was indexed or stacked, too
+        data = self.data
+        if data is not None and (not is_tensor_collection(data) or data.batch_size != self.batch_size):
+            self.batch_size = _require_steps(data).batch_size
+
+    @classmethod
+    def of_buffer(cls, steps: _Stored) -> Trajectory:
+        """Return a trajectory whose entries are read when they are used."""
+        made = cls.__new__(cls)
+        made.__dict__[_UNREAD] = steps
+        return made
 
     @property
     def length(self) -> int:
         """The number of steps."""
-        return len(self._steps)
+        if (steps := _unread_steps(self)) is not None:
+            return len(steps)
+        if len(self.batch_size) != 1:
+            raise UsageError(f"the batch size is {list(self.batch_size)}, expected one trajectory: [length]")
+        return len(self)
 
     def __len__(self) -> int:
-        return self.length
+        steps = _unread_steps(self)
+        return len(self._tensordict if steps is None else steps)
 
     @property
     def total_reward(self) -> torch.Tensor:
-        """The sum of all rewards, in float64; MissingKeyError (a KeyError) if there are none."""
-        found = self.get((_NEXT, "reward"))
-        return torch.as_tensor(self.value("reward") if found is None else found).double().sum()
+        """The sum of all rewards, in their floating type, or else int64; MissingKeyError (a KeyError) without any."""
+        found = _found(self, [(_NEXT, "reward")])
+        rewards = torch.as_tensor(_value_of(self, "reward") if found is None else found)
+        return rewards.double().sum().to(rewards.dtype) if rewards.is_floating_point() else rewards.sum()
 
-    def value(self, key: Any) -> Any:
-        """Return an entry at the root, or else under `next`: a tensor, or a list of other values."""
-        path = boundary_key(key)
-        places = [path] if path[0] == _NEXT else [path, (_NEXT, *path)]
-        found = self._found(places)
-        if found is None:
-            raise MissingKeyError(f"{'.'.join(path)!r} is not in the trajectory, at the root or under next")
-        return found
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """Return an entry by its key, or the default if it does not exist."""
-        found = self._found([boundary_key(key)])
+    def get(self, key: Any, default: Any = None) -> Any:  # type: ignore[override]
+        """Return an entry at the root, or else under `next`; the default if there is none."""
+        found = _found(self, _places(key))
         return default if found is None else found
 
-    def _found(self, keys: Sequence[Key]) -> Any:
-        steps = self._steps
-        if isinstance(steps, _Stored):
-            for key in keys:
-                if (found := steps.entry(key)) is not None:
-                    return found
-            if not steps.may_have(keys):
-                return None
-        return next((found for key in keys if (found := _entry_of(self.data, key)) is not None), None)
-
-    def keys(self) -> list[str]:
+    def keys(self) -> list[str]:  # type: ignore[override]
         """Return the names of the entries at the root."""
-        return list(self._steps.keys())
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        try:
-            return self.value(name)
-        except MissingKeyError as error:
-            raise AttributeError(str(error)) from None
+        if (steps := _unread_steps(self)) is not None:
+            return list(steps.keys())
+        return [] if self.data is None else list(self.data.keys())
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, str) or (isinstance(index, tuple) and all(isinstance(part, str) for part in index)):
-            found = self.get(index)
-            if found is None:
-                raise MissingKeyError(f"{'.'.join(boundary_key(index))!r} is not in the trajectory")
+        if isinstance(index, str) or (isinstance(index, tuple) and index and all(isinstance(k, str) for k in index)):
+            key = boundary_key(index)
+            if (found := _found(self, [key])) is None:
+                raise MissingKeyError(f"{'.'.join(key)!r} is not in the trajectory")
             return found
-        part = self._steps[index]
-        single = isinstance(index, int | np.integer) or (isinstance(index, torch.Tensor) and not index.dim())
-        return part if single else Trajectory(part)
+        if (steps := _unread_steps(self)) is not None:
+            part = steps[index]
+            return Trajectory.of_buffer(part) if isinstance(part, _Stored) else Trajectory(part)
+        return type(self)._from_tensordict(self._tensordict[index])
 
-    def __repr__(self) -> str:
-        return f"Trajectory(length={self.length}, keys={sorted(self.keys())})"
+
+_of_tensorclass = Trajectory.__getattr__  # type: ignore[attr-defined]
+
+
+def _attribute(trajectory: Trajectory, name: str) -> Any:
+    """Look up an attribute that the class does not have: first those of all tensordicts, then entries."""
+    if hasattr(TensorDict, name):
+        return _of_tensorclass(trajectory, name)
+    if name.startswith("_"):
+        raise AttributeError(name)
+    try:
+        return _value_of(trajectory, name)
+    except MissingKeyError as error:
+        raise AttributeError(str(error)) from None
+
+
+def _shown(trajectory: Trajectory) -> str:
+    single = _unread_steps(trajectory) is not None or len(trajectory.batch_size) == 1
+    size = f"length={trajectory.length}" if single else f"batch_size={tuple(trajectory.batch_size)}"
+    return f"Trajectory({size}, keys={sorted(trajectory.keys())})"
+
+
+# Every tensorclass gets such methods when its class is made, in place of those that it defines.
+Trajectory.__getattr__ = _attribute  # type: ignore[attr-defined]
+Trajectory.__repr__ = _shown  # type: ignore[method-assign, assignment]
+
+
+def _places(key: Any) -> list[Key]:
+    """Return where an entry is looked up: at the root, then under `next`."""
+    path = boundary_key(key)
+    return [path] if path[0] == _NEXT else [path, (_NEXT, *path)]
+
+
+def _value_of(trajectory: Trajectory, key: Any) -> Any:
+    """Return an entry at the root, or else under `next`: a tensor, or a list of other values."""
+    if (found := _found(trajectory, _places(key))) is None:
+        name = ".".join(boundary_key(key))
+        raise MissingKeyError(f"{name!r} is not in the trajectory, at the root or under next")
+    return found
+
+
+def _found(trajectory: Trajectory, keys: Sequence[Key]) -> Any:
+    """Return the first of these entries that exists; None if there is none."""
+    if (steps := _unread_steps(trajectory)) is not None:
+        for key in keys:
+            if (found := steps.entry(key)) is not None:
+                return found
+        if not steps.may_have(keys):
+            return None
+    data = trajectory.data
+    return None if data is None else next((one for key in keys if (one := _entry_of(data, key)) is not None), None)
 
 
 def _require_steps(data: Any) -> Any:
@@ -451,6 +514,8 @@ class _Stored:
 
     def __init__(self, buffer: QueriedBuffer, rows: Numbers, lane: tuple[int, ...], seen: Written) -> None:
         self._buffer, self._rows, self._lane, self._seen = buffer, rows, lane, seen
+        self._entries: dict[Key, Any] = {}
+        """What was read so far."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -482,20 +547,21 @@ class _Stored:
         self._seen = now
 
     def entry(self, key: Key) -> Any:
-        """Read one entry; None if it is not stored by itself, or a transform may make it."""
-        buffer = self._buffer
-        if not _leaves_alone(buffer.transform, key):
-            return None
-        return self._unchanged(
-            lambda index: gathered(
-                buffer.storage, key, *((index[0], index[1:]) if isinstance(index, tuple) else (index,))
-            ),
-            self._rows,
-        )
+        """Read one entry, once; None if it is not stored by itself, or a transform may make it."""
+        if key not in self._entries and _leaves_alone(self._buffer.transform, key):
+            self._entries[key] = self._unchanged(self._gathered(key), self._rows)
+        return self._entries.get(key)
+
+    def _gathered(self, key: Key) -> Callable[[Any], Any]:
+        def read(index: Any) -> Any:
+            first, *lanes = index if isinstance(index, tuple) else (index,)
+            return gathered(self._buffer.storage, key, first, lanes)
+
+        return read
 
     def may_have(self, keys: Sequence[Key]) -> bool:
-        """Whether the complete first step has one of these entries, for entries that are not stored by themselves."""
-        return any(_entry_of(self._one(), key) is not None for key in keys)
+        """Whether the complete steps may have one of these entries, which are not stored by themselves."""
+        return not self._buffer.transform.is_empty or any(_entry_of(self._one(), key) is not None for key in keys)
 
     def _one(self) -> Any:
         return self._unchanged(self._buffer.steps_at, self._rows[:1])
@@ -505,8 +571,12 @@ class _Stored:
         return self._one().keys()
 
     def data(self) -> Any:
-        """Read all entries, through the transforms."""
-        return self._unchanged(self._buffer.steps_at, self._rows)
+        """Read all entries, through the transforms; those that were read before stay what they are."""
+        steps = self._unchanged(self._buffer.steps_at, self._rows)
+        for key, value in self._entries.items():
+            if isinstance(value, torch.Tensor):
+                steps.set(key, value)
+        return steps
 
     def __getitem__(self, index: Any) -> Any:
         rows = self._rows[index.numpy(force=True) if isinstance(index, torch.Tensor) else index]
@@ -516,12 +586,16 @@ class _Stored:
 
 
 def _leaves_alone(transforms: Compose, key: Key) -> bool:
-    """Whether no transform is known to make or change this entry."""
+    """Whether no transform is known to make or change this entry: each names others as its `in_keys` and `out_keys`."""
     bare = key[1:] if key[0] == _NEXT else key
     for transform in transforms:
-        if not isinstance(transform, KeyedTransform | DecodeVideo):
-            return False
-        for other in (*transform.in_keys, *getattr(transform, "out_keys", ())):
+        module = transform.func if isinstance(transform, CallableTransform) else transform
+        keys: list[Any] = []
+        for name in ("in_keys", "out_keys"):
+            if not (named := getattr(module, name, None)):
+                return False
+            keys += named
+        for other in map(boundary_key, keys):
             other = other[1:] if other[0] == _NEXT else other
             if bare[: len(other)] == other[: len(bare)]:
                 return False
@@ -552,7 +626,7 @@ def stored_trajectories(buffer: QueriedBuffer, trajectory_key: Any) -> Iterator[
     for number, first_step, count in zip(lane.tolist(), start.tolist(), length.tolist(), strict=True):
         rows = np.arange(first_step, first_step + count) % capacity
         place = tuple(int(part) for part in np.unravel_index(number, shape)) if shape else ()
-        yield Trajectory(_Stored(buffer, rows, place, seen))
+        yield Trajectory.of_buffer(_Stored(buffer, rows, place, seen))
 
 
 def _source(storage: Storage, trajectory_key: Any) -> BoundarySource:

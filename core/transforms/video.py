@@ -49,6 +49,11 @@ class DecodeVideo(Transform):
         self.in_keys = as_keys(in_keys)
         self.channels_first = channels_first
 
+    @property
+    def out_keys(self) -> list[KeyPath]:
+        """The frames."""
+        return [image_key(key) for key in self.in_keys]
+
     def forward(self, data: Any) -> Any:
         batch = require_tensordict(data, self)
         images = {key: image_key(key) for key in self.in_keys if batch.get(key, None) is not None}

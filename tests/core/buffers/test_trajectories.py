@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorStack, TensorDict, lazy_stack
+from tensordict import NonTensorStack, TensorClass, TensorDict, is_tensorclass, lazy_stack
 from waiting import run_threads
 
 import rbtool
@@ -38,6 +38,7 @@ from rbtool import (
     TensorDictReplayBuffer,
     Trajectory,
     TrajectoryPredicate,
+    Transform,
     Transition,
     UsageError,
     filter_trajectories,
@@ -250,7 +251,8 @@ def test_buffers_without_steps_in_order() -> None:
 @pytest.mark.parametrize("kind", ["batch", "buffer"])
 def test_a_trajectory(kind: str) -> None:
     one = list(iter_trajectories(stored([3, 5], 8) if kind == "buffer" else steps([3, 5])))[1]
-    assert (one.length, float(one.total_reward)) == (5, 10.0)
+    assert repr(one).startswith("Trajectory(length=5, keys=['episode'")
+    assert (one.length, len(one), float(one.total_reward)) == (5, 5, 10.0)
     assert one.reward.equal(one["next", "reward"])
     assert one.get("nothing", 3) == 3
     assert {"observation", "next"} <= set(one.keys())
@@ -259,7 +261,10 @@ def test_a_trajectory(kind: str) -> None:
     assert part.number.tolist() == [4, 5]
     assert one[torch.tensor([0, -1])].number.tolist() == [3, 7]
     assert one[2]["number"] == 5
+    assert isinstance(one[2], Trajectory)
     assert one[2].batch_size == torch.Size([])
+    with pytest.raises(ValueError, match="expected one trajectory"):
+        _ = one[2].length
     assert one.data["next"].batch_size == torch.Size([5])
     assert one["next"]["done"].flatten().tolist() == [False] * 4 + [True]
     with pytest.raises(AttributeError, match="nothing"):
@@ -269,10 +274,93 @@ def test_a_trajectory(kind: str) -> None:
     assert repr(one).startswith("Trajectory(length=5, keys=['episode'")
 
 
-def test_trajectories_are_stacked_by_their_data() -> None:
-    stack = lazy_stack([one.data for one in stored([2, 3]).query()])
+@pytest.mark.parametrize("kind", ["batch", "buffer"])
+@pytest.mark.parametrize(
+    ("use", "expected"),
+    [
+        (lambda one: (one.batch_size, one.shape, one.device, one.names), (torch.Size([5]),) * 2 + (None, [None])),
+        (lambda one: bool((one == one.clone()).all()), True),
+        (lambda one: (one == one).data["number"].tolist(), [True] * 5),
+        (lambda one: one.clone().number.tolist(), [3, 4, 5, 6, 7]),
+        (lambda one: str(one.to("cpu").device), "cpu"),
+        (lambda one: [step["number"].item() for step in one.unbind(0)], [3, 4, 5, 6, 7]),
+        (lambda one: dict(one.items())["data"]["number"].tolist(), [3, 4, 5, 6, 7]),
+        (lambda one: one.to_tensordict()["data", "number"].tolist(), [3, 4, 5, 6, 7]),
+        (lambda one: pickle.loads(pickle.dumps(one)).length, 5),
+        (lambda one: isinstance(one, TensorClass) and is_tensorclass(one), True),
+        (lambda one: one.get("reward").flatten().tolist(), [0, 1, 2, 3, 4]),
+        (lambda one: one.get(("next", "reward")).shape, (5, 1)),
+        (lambda one: (one.total_reward.dtype, one.total_reward.shape), (torch.float32, ())),
+        (lambda one: hasattr(one, "_number"), False),
+        (lambda one: torch.cat([one, one[:2]]).number.tolist(), [3, 4, 5, 6, 7, 3, 4]),
+    ],
+)  # fmt: skip
+def test_a_trajectory_is_a_tensorclass(kind: str, use: Any, expected: Any) -> None:
+    one = list(iter_trajectories(stored([3, 5], 8) if kind == "buffer" else steps([3, 5])))[1]
+    assert use(one) == expected
+
+
+def test_names_of_tensordicts_come_before_those_of_entries() -> None:
+    one = Trajectory(
+        TensorDict({"shape": torch.zeros(2), "value": torch.ones(2), "next": {"done": torch.ones(2)}}, [2])
+    )
+    assert one.shape == torch.Size([2])
+    assert (one["shape"].tolist(), one.value.tolist(), one.done.tolist()) == ([0, 0], [1, 1], [1, 1])
+    assert (repr(Trajectory()), Trajectory().keys()) == ("Trajectory(batch_size=(), keys=[])", [])
+    with pytest.raises(TypeError, match="a trajectory needs a tensordict"):
+        Trajectory(torch.zeros(3))
+
+
+@pytest.mark.parametrize("kind", ["batch", "buffer"])
+def test_stacks_of_trajectories_are_trajectories(kind: str) -> None:
+    found = list(iter_trajectories(stored([2, 3]) if kind == "buffer" else steps([2, 3])))
+    stack = lazy_stack(found)
+    assert isinstance(stack, Trajectory)
     assert stack.batch_size == (2, -1)
-    assert stack.get(("next", "reward"), as_list=True)[1].tolist() == [[0.0], [1.0], [2.0]]
+    assert repr(stack).startswith("Trajectory(batch_size=(2, -1), keys=['episode'")
+    assert (stack[1].length, stack[1]["next", "reward"].tolist()) == (3, [[0.0], [1.0], [2.0]])
+
+
+class Doubles(Transform):
+    """Doubles an entry, and counts the rows of each call."""
+
+    def __init__(self, *, says: bool = True) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+        if says:
+            self.in_keys, self.out_keys = ["observation"], ["observation"]
+
+    def forward(self, data: Any) -> Any:
+        self.rows.append(len(data))
+        return data.copy().set("observation", data["observation"] * 2)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+@pytest.mark.parametrize(
+    ("condition", "says", "first", "kept"),
+    [
+        (traj.reward.sum() > 2, True, [], [3, 4]),
+        (traj.reward.sum() > 2, False, [3, 1, 4, 2], [3, 4]),  # it might change rewards
+        (traj.observation.min() < 10, True, [3, 1, 4, 2], [3, 1, 4]),
+        (lambda one: one.observation.min() < 10, True, [3, 1, 4, 2], [3, 1, 4]),
+        (None, True, [], [3, 1, 4, 2]),
+    ],
+)
+def test_a_transform_runs_once_for_a_trajectory(
+    condition: Any, says: bool, first: Any, kept: Any, storage: Any
+) -> None:
+    buffer, data = stored([3, 1, 4, 2], storage=storage), steps([3, 1, 4, 2])
+    transform = Doubles(says=says)
+    buffer.append_transform(transform)
+    found = buffer.query(condition)
+    assert transform.rows == first
+    for one in found:
+        for _ in range(2):
+            assert one.observation.equal(data["observation"][one.number] * 2)
+            assert one.data["observation"].equal(one.observation)
+            assert one["next", "reward"].equal(data["next", "reward"][one.number])
+    assert [len(one) for one in found] == kept
+    assert transform.rows == (first or kept)
 
 
 def test_overwritten_steps_are_refused_and_edits_are_seen() -> None:
@@ -280,6 +368,9 @@ def test_overwritten_steps_are_refused_and_edits_are_seen() -> None:
     first, second = buffer.query()
     buffer.set_("number", buffer[:]["number"] + 100)
     assert second.number.tolist() == [103, 104, 105, 106, 107]
+    second.number[0] = 0  # what was read is the trajectory's own
+    assert second.data["number"].tolist() == second.number.tolist() == [0, 104, 105, 106, 107]
+    second = buffer.query()[1]
     buffer.extend(steps([4]))  # to the rows 8, 9, 0, 1
     assert second.reward.flatten().tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(SchemaError, match="overwritten"):
