@@ -5,13 +5,12 @@ sampled.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import is_tensor_collection
+from tensordict import TensorClass, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..samplers.trajectories import Key, boundary_key
@@ -102,9 +101,8 @@ def flat_entries(nest: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str,
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionalUpdateResult:
-    """What became of the records of `ReplayBuffer.update_if_present`, in their order.
+class ConditionalUpdateResult(TensorClass["nocast"]):  # type: ignore[type-arg, name-defined]
+    """What became of the records of `ReplayBuffer.update_if_present`, in their order: a tensorclass `[N]`.
 
     Attributes:
         updated: the record was applied, bool `[N]`. Without versions this includes records that a later record for the
@@ -117,6 +115,10 @@ class ConditionalUpdateResult:
 
     updated: torch.Tensor
     version_rejected: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:  # of what was indexed or stacked, too
+        if self.batch_size != self.updated.shape:
+            self.batch_size = self.updated.shape
 
     @property
     def updated_count(self) -> int:
@@ -131,7 +133,7 @@ class ConditionalUpdateResult:
     @property
     def stale_count(self) -> int:
         """The number of records whose element is no longer there."""
-        return len(self.updated) - self.updated_count - self.version_rejected_count
+        return self.updated.numel() - self.updated_count - self.version_rejected_count
 
 
 def update_present(

@@ -9,13 +9,20 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDictBase
+from tensordict import (
+    NonTensorData,
+    NonTensorStack,
+    TensorClass,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensor_collection,
+)
 
 from ..errors import FormatError, MissingKeyError, SchemaError, UsageError, suggests_keywords
 from ..format.documents import load_json
@@ -33,11 +40,12 @@ _STATISTICS = ("action_mean", "action_std", "action_low", "action_high")
 _KEYS = ("state_key", "instruction_key", "action_key")
 
 
-@dataclass(frozen=True, eq=False)
-class RobotDatasetMetadata:
+class RobotDatasetMetadata(TensorClass["nocast"]):  # type: ignore[type-arg, name-defined]
     """Describes a robot dataset: ids, actions and their statistics, control frequency in Hz, keys, licence and URL.
 
-    The fields match TorchRL's class. The statistics `action_mean`, `action_std`, `action_low` and `action_high`
+    A tensorclass of batch size `[]`, whose fields match TorchRL's. `a == b` compares field by field: its `all()`, and
+    `bool(a == b)`, are True if all are equal, also if one of the two lacks a field, for which TorchRL raises KeyError.
+    The statistics `action_mean`, `action_std`, `action_low` and `action_high`
     are tensors or sequences of numbers, `[action_dim]` or one number for all dimensions. They are kept as float32, or
     as float64 if such a tensor is given (TorchRL keeps integers as they are). `action_space` is one of `ActionSpace`,
     `gripper_mode` one of `GripperMode`.
@@ -72,6 +80,8 @@ class RobotDatasetMetadata:
     source_url: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.dataset_id, str):  # what was stacked, or the result of a comparison
+            return
         for name, known in (("action_space", ActionSpace), ("gripper_mode", GripperMode)):
             if getattr(self, name) not in get_args(known):
                 raise UsageError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(get_args(known))}")
@@ -84,26 +94,15 @@ class RobotDatasetMetadata:
         names = None if self.action_names is None else tuple(self.action_names)
         if names is not None and dim is not None and len(names) != dim:
             raise UsageError(f"action_names has {len(names)} names, expected {dim}: one for each dimension")
-        self._set("action_names", names)
-        self._set("camera_keys", tuple(_key(key) for key in self.camera_keys))
+        self.action_names = names
+        self.camera_keys = tuple(_key(key) for key in self.camera_keys)
         for name in _KEYS:
-            self._set(name, _key(getattr(self, name)))
+            setattr(self, name, _key(getattr(self, name)))
         for name in _STATISTICS:
-            self._set(name, _statistics(name, getattr(self, name), dim))
+            setattr(self, name, _statistics(name, getattr(self, name), dim))
         low, high = self.action_low, self.action_high
         if low is not None and high is not None and bool((low > high).any()):
             raise UsageError("action_low is above action_high in some dimension")
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RobotDatasetMetadata):
-            return NotImplemented
-        return all(_same(getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
-
-    def __hash__(self) -> int:
-        return hash((self.dataset_id, self.action_dim))
 
     def make_action_spec(
         self, *, shape_prefix: tuple[int, ...] = (), device: torch.device | str | None = None
@@ -120,7 +119,7 @@ class RobotDatasetMetadata:
         low, high = (bound.expand(shape).clone() for bound in (self.action_low, self.action_high))
         return Bounded(low, high, shape, device=device, dtype=low.dtype)
 
-    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:  # type: ignore[override]
         """Return all values as a JSON document, and write it to `path` if one is given."""
         values = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
         text = json.dumps(values, indent=2)
@@ -129,7 +128,7 @@ class RobotDatasetMetadata:
         return text
 
     @classmethod
-    def from_json(cls, source: str | os.PathLike[str]) -> RobotDatasetMetadata:
+    def from_json(cls, source: str | os.PathLike[str]) -> RobotDatasetMetadata:  # type: ignore[override]
         """Read metadata that `to_json` wrote, here or in TorchRL; unknown keys are ignored.
 
         Args:
@@ -151,6 +150,39 @@ class RobotDatasetMetadata:
             raise FormatError("the metadata is not an object with a dataset_id")
         known = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in found.items() if name in known})
+
+
+def _compared(one: RobotDatasetMetadata, other: object) -> Any:
+    """Return metadata with a bool tensor for each field that one of two has, `[]` or in the shape of both."""
+    if not isinstance(other, RobotDatasetMetadata):
+        return NotImplemented
+    names = [field.name for field in fields(RobotDatasetMetadata)]
+    found: dict[str, Any] = {name: _alike(getattr(one, name), getattr(other, name)) for name in names}
+    return RobotDatasetMetadata(**found)
+
+
+def _alike(one: Any, other: Any) -> torch.Tensor | None:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one == other if one.shape == other.shape else torch.tensor(False)
+    return None if one is None and other is None else torch.tensor(type(one) is type(other) and one == other)
+
+
+def _differ(one: RobotDatasetMetadata, other: object) -> Any:
+    compared = _compared(one, other)
+    return compared if compared is NotImplemented else torch.tensor(not _is_true(compared))
+
+
+def _is_true(metadata: RobotDatasetMetadata) -> bool:
+    return isinstance(metadata.dataset_id, str) or bool(metadata.all())
+
+
+def _hashed(metadata: RobotDatasetMetadata) -> int:
+    return hash((metadata.dataset_id, metadata.action_dim))
+
+
+# Every tensorclass gets such methods when its class is made, in place of those that it defines.
+for _name, _method in {"eq": _compared, "ne": _differ, "bool": _is_true, "hash": _hashed}.items():
+    setattr(RobotDatasetMetadata, f"__{_name}__", _method)
 
 
 def _key(given: Any) -> Any:
@@ -177,12 +209,6 @@ def _statistics(name: str, given: Any, dim: int | None) -> torch.Tensor | None:
     if values.dim() > 1 or (values.dim() and dim is not None and len(values) != dim):
         raise UsageError(f"{name} is {list(values.shape)}, expected [{'action_dim' if dim is None else dim}]")
     return values
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    return type(one) is type(other) and bool(one == other)
 
 
 OBSERVATION_KEY = "observation"
@@ -270,30 +296,39 @@ def validate_vla_tensordict(
     >>> from tensordict import TensorDict
     >>> steps = TensorDict({"action": torch.zeros(3, 7), "observation": {"state": torch.zeros(3, 8)}}, [3])
     >>> validate_vla_tensordict(steps, raise_on_error=False)
-    ["'language_instruction' is missing: the instruction"]
+    ["'language_instruction' is missing: the language instruction"]
     """
     if not isinstance(tensordict, TensorDictBase):
         raise UsageError(f"the steps are a {type(tensordict).__name__}, expected a tensordict")
     issues = []
     instruction, action, image, state = (
-        tensordict.get(key, None) for key in (instruction_key, action_key, image_key, state_key)
+        _entry(tensordict, key) for key in (instruction_key, action_key, image_key, state_key)
     )
     if instruction is not None:
-        issues += _instruction_issues(_name(instruction_key), instruction)
+        issues += _instruction_issues(_shown(instruction_key), instruction)
     elif require_instruction:
-        issues.append(f"{_name(instruction_key)} is missing: the instruction")
+        issues.append(f"{_shown(instruction_key)} is missing: the language instruction")
     if image is None and state is None and require_perception:
-        issues.append(f"{_name(image_key)} and {_name(state_key)} are missing: an image or a state")
+        issues.append(
+            f"{_shown(image_key)} and {_shown(state_key)} are missing: there is no perception, image or state"
+        )
     if action is None and require_action:
-        issues.append(f"{_name(action_key)} is missing: the action")
+        issues.append(f"missing action: {_shown(action_key)} is not there")
     if action is not None:
-        issues += _action_issues(_name(action_key), action, finite=check_finite)
+        issues += _action_issues(_shown(action_key), action, finite=check_finite)
     if issues and raise_on_error:
         raise VLASchemaError("; ".join(issues))
     return issues
 
 
-def _name(key: NestedKey) -> str:
+def _entry(data: Any, key: NestedKey) -> Any:
+    """Return an entry; None if it is missing, also if the key leads into a tensor."""
+    for part in (key,) if isinstance(key, str) else key:
+        data = data.get(part, None) if is_tensor_collection(data) and not is_non_tensor(data) else None
+    return data
+
+
+def _shown(key: NestedKey) -> str:
     return repr(key if isinstance(key, str) else ".".join(key))
 
 
@@ -309,7 +344,7 @@ def _instruction_issues(name: str, found: Any) -> list[str]:
         if not isinstance(text, str):
             return [f"{name}{where} is a {type(text).__name__}, expected text"]
         if not text.strip():
-            return [f"{name}{where} is blank"]
+            return [f"{name}{where} is blank: an empty language instruction"]
     return []
 
 
@@ -330,7 +365,7 @@ def _action_issues(name: str, found: Any, *, finite: bool) -> list[str]:
     if not found.numel():
         return [f"{name} is {list(found.shape)}: it has no values"]
     if finite and not bool(found.isfinite().all()):
-        return [f"{name} has values that are not finite"]
+        return [f"{name} has non-finite values"]
     return []
 
 
@@ -372,7 +407,7 @@ class UniformActionTokenizer(ActionTokenizerBase):
     Args:
         num_bins: the number of bins per dimension.
         low, high: the range, numbers or `[action_dim]`.
-        action_dim: the width of actions, if the bounds are numbers.
+        action_dim: the width of actions; numbers are repeated for all dimensions.
 
     Raises:
         UsageError (a ValueError): bounds are not finite, not in order or of different shapes, or there is no bin.
@@ -391,6 +426,9 @@ class UniformActionTokenizer(ActionTokenizerBase):
         super().__init__()
         self.num_bins = _count("num_bins", num_bins, 1)
         low, high = (_floats(name, value) for name, value in (("low", low), ("high", high)))
+        if action_dim is not None:
+            width = _count("action_dim", action_dim, 1)
+            low, high = (bound if bound.dim() else bound.repeat(width) for bound in (low, high))
         _require_range("low", low, "high", high)
         if not bool((low < high).all()):
             raise UsageError("expected low below high in every dimension")
@@ -438,7 +476,8 @@ class VocabTailActionTokenizer(ActionTokenizerBase):
         token       V-1   V-2   V-3   V-4
 
     `decode` returns the centres between edges; a token that stands for no bin, as a model may produce one, is decoded
-    as the nearest bin. The tokens match OpenVLA, the arguments TorchRL.
+    as the nearest bin. The tokens match OpenVLA, the arguments TorchRL. The buffers `bins`, float64 `[num_bins]`, and
+    `bin_centers`, `[num_bins - 1]`, are the edges and the centres between them.
 
     Args:
         num_bins: the number of edges.
@@ -461,6 +500,8 @@ class VocabTailActionTokenizer(ActionTokenizerBase):
     (tensor([31999, 31872, 31744]), tensor([-0.9961,  0.0000,  0.9961]))
     """
 
+    bins: torch.Tensor
+    bin_centers: torch.Tensor
     norm_low: torch.Tensor | None
     norm_high: torch.Tensor | None
     norm_mask: torch.Tensor | None
@@ -495,12 +536,11 @@ class VocabTailActionTokenizer(ActionTokenizerBase):
                 raise UsageError(f"norm_mask is {list(mask.shape)}, expected {list(low.shape)}")
         elif norm_mask is not None:
             raise UsageError("norm_mask is set, but norm_low and norm_high are None")
-        edges = torch.from_numpy(np.linspace(-1, 1, num_bins))  # torch.linspace rounds differently
-        self.register_buffer("edges", edges, persistent=False)
+        bins = torch.from_numpy(np.linspace(-1, 1, num_bins))  # torch.linspace rounds differently
+        self.register_buffer("bins", bins)
+        self.register_buffer("bin_centers", (bins[1:] + bins[:-1]) / 2)
         for name, value in (("norm_low", low), ("norm_high", high), ("norm_mask", mask)):
             self.register_buffer(name, value)
-
-    edges: torch.Tensor
 
     @classmethod
     def from_norm_stats(
@@ -535,14 +575,13 @@ class VocabTailActionTokenizer(ActionTokenizerBase):
         if self.norm_low is not None and self.norm_high is not None and self.norm_mask is not None:
             low, high = self.norm_low.to(actions.dtype), self.norm_high.to(actions.dtype)
             actions = (2 * (actions - low) / (high - low + _TINY) - 1).where(self.norm_mask, actions)
-        places = torch.bucketize(actions.to(torch.float64).clamp(-1, 1).contiguous(), self.edges, right=True)
+        places = torch.bucketize(actions.to(torch.float64).clamp(-1, 1).contiguous(), self.bins, right=True)
         return self.vocab_size - places
 
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the actions that tokens stand for."""
         _require_tokens(tokens, self.vocab_size, self.action_dim)
-        centres = (self.edges[1:] + self.edges[:-1]) / 2
-        actions = centres[(self.vocab_size - tokens - 1).clamp(0, self.num_bins - 2)]
+        actions = self.bin_centers[(self.vocab_size - tokens - 1).clamp(0, self.num_bins - 2)]
         if self.norm_low is not None and self.norm_high is not None and self.norm_mask is not None:
             scaled = 0.5 * (actions + 1) * (self.norm_high - self.norm_low + _TINY) + self.norm_low
             actions = scaled.where(self.norm_mask, self._gripper(actions))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import TensorClass, TensorDict
 
 from rbtool import ConditionalUpdateResult, SliceSampler, TensorDictRoundRobinWriter
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
@@ -551,8 +551,11 @@ def test_updates_are_those_of_the_model(writes: list[int], records: list[Any], n
         assert found.version_rejected is None
     else:
         assert found.version_rejected.tolist() == [one and not other for one, other in zip(live, updated, strict=True)]
-    counts = found.updated_count, found.version_rejected_count, found.stale_count
-    assert counts == (sum(updated), sum(live) - sum(updated), len(live) - sum(live))
+    for result in (found, found.clone(), torch.cat([found[:1], found[1:]])):
+        assert isinstance(result, TensorClass)
+        assert result.batch_size == (len(live),)
+        counts = result.updated_count, result.version_rejected_count, result.stale_count
+        assert counts == (sum(updated), sum(live) - sum(updated), len(live) - sum(live))
 
 
 @pytest.mark.parametrize("kind", ["memory", "memmap", "lanes", "shared"])

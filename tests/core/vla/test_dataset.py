@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict
 
+import rbtool
 from rbtool import (
     Bounded,
     FormatError,
@@ -66,6 +69,39 @@ def test_metadata_of_equal_values_is_equal() -> None:
     changes: list[dict[str, Any]] = [{"action_low": [-1, 1]}, {"action_low": None}, {"license": "mit"}]
     assert all(one != RobotDatasetMetadata("bridge", **values | change) for change in changes)
     assert one != "bridge"
+
+
+def test_metadata_are_compared_field_by_field() -> None:
+    one = RobotDatasetMetadata("bridge", action_dim=2, action_low=[-1, 0], action_high=[1, 5])
+    other = RobotDatasetMetadata("bridge", action_dim=2, action_low=[-1, 1], action_high=[1, 5], license="MIT")
+    compared = one == other
+    assert isinstance(compared, RobotDatasetMetadata)
+    assert (compared.action_low.tolist(), bool(compared.dataset_id), bool(compared.license)) == (
+        [True, False], True, False,
+    )  # fmt: skip
+    assert (bool(compared), bool(compared.all()), bool(one == one.clone()), bool((one == one.clone()).all())) == (
+        False, False, True, True,
+    )  # fmt: skip
+    assert not one == RobotDatasetMetadata("bridge", action_dim=3, action_low=[-1, 0, 0])  # noqa: SIM201
+    assert bool((one != other).any())
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda one: one.clone(), lambda one: one.to("cpu"), lambda one: pickle.loads(pickle.dumps(one)),
+        lambda one: torch.stack([one, one])[1], lambda one: one.unsqueeze(0)[0],
+        lambda one: RobotDatasetMetadata(**one.to_dict(), batch_size=[]),
+        lambda one: RobotDatasetMetadata.from_tensordict(one.to_tensordict()),
+    ],
+)  # fmt: skip
+def test_metadata_are_a_tensorclass(copied: Any) -> None:
+    one = full()
+    assert isinstance(one, TensorClass)
+    assert (one.batch_size, one.device) == (torch.Size([]), None)
+    copy = copied(one)
+    assert (copy.batch_size, copy.camera_keys, copy.license) == (torch.Size([]), one.camera_keys, "MIT")
+    assert copy == one
 
 
 def test_metadata_documents_go_round(tmp_path: Path) -> None:
@@ -149,16 +185,17 @@ def test_steps_that_are_sound(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "issue"),
     [
-        ({"language_instruction": None}, "'language_instruction' is missing"),
-        ({"language_instruction": NonTensorData("  ", batch_size=[2])}, "is blank"),
+        ({"language_instruction": None}, "'language_instruction' is missing: the language instruction"),
+        ({"language_instruction": NonTensorData("  ", batch_size=[2])}, "is blank: an empty language instruction"),
         ({"language_instruction": NonTensorStack("one", "")}, "of step 1 is blank"),
         ({"language_instruction": NonTensorData(3, batch_size=[2])}, "is a int, expected text"),
         ({"language_instruction": torch.zeros(2)}, "expected text or tokens"),
-        ({"action": None}, "'action' is missing"),
-        ({"action": torch.full((2, 7), torch.nan)}, "not finite"),
+        ({"action": None}, "missing action: 'action' is not there"),
+        ({"action": torch.full((2, 7), torch.nan)}, "'action' has non-finite values"),
         ({"action": torch.zeros(2, 0)}, "no values"),
         ({"action": NonTensorData("up", batch_size=[2])}, "expected numbers"),
         ({"observation__image": None, "observation__state": None}, "'observation.image' and 'observation.state'"),
+        ({"observation": torch.zeros(2, 3)}, "there is no perception"),
     ],
 )
 def test_steps_that_are_not_sound(changes: dict[str, Any], issue: str) -> None:
@@ -167,6 +204,47 @@ def test_steps_that_are_not_sound(changes: dict[str, Any], issue: str) -> None:
     for error in (ValueError, RuntimeError):
         with pytest.raises(error):
             validate_vla_tensordict(steps(**changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("instruction_key", "'action.x' is missing: the language instruction"),
+        ("action_key", "missing action: 'action.x' is not there"),
+        ("image_key", ""),
+        ("state_key", ""),
+    ],
+)
+def test_a_key_that_leads_into_a_tensor_is_missing(name: str, words: str) -> None:
+    options: dict[str, Any] = {name: ("action", "x")}
+    assert validate_vla_tensordict(steps(), **options, raise_on_error=False) == ([words] if words else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OBSERVATION_KEY", "observation"), ("IMAGE_KEY", ("observation", "image")),
+        ("STATE_KEY", ("observation", "state")), ("INSTRUCTION_KEY", "language_instruction"), ("ACTION_KEY", "action"),
+        ("VLA_ACTION_KEY", "vla_action"), ("ACTION_CHUNK_KEY", ("vla_action", "chunk")),
+        ("ACTION_TOKENS_KEY", ("vla_action", "tokens")), ("ACTION_IS_PAD_KEY", "action_is_pad"),
+    ],
+)  # fmt: skip
+def test_the_keys_of_steps_have_names(name: str, value: Any) -> None:
+    assert getattr(rbtool, name) == getattr(importlib.import_module("rbtool.data.vla"), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("action_space", "joint_delta joint_position eef_delta eef_pose velocity mixed unknown"),
+        ("gripper_mode", "continuous binary none unknown"),
+    ],
+)
+def test_the_words_of_metadata_have_names(name: str, words: str) -> None:
+    known = {"action_space": rbtool.ActionSpace, "gripper_mode": rbtool.GripperMode}[name]
+    assert get_args(known) == tuple(words.split())
+    for word in get_args(known):
+        assert getattr(RobotDatasetMetadata("x", **{name: word}), name) == word
 
 
 def test_steps_may_lack_what_is_not_required() -> None:

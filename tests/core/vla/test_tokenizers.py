@@ -74,6 +74,23 @@ def test_centres_are_half_a_bin_away_at_most(values: list[float], bins: int) -> 
     assert torch.equal(tokenizer.encode(tokenizer.decode(tokens)), tokens)
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), ([0.0] * 4, 1.0), (0, [1.0] * 4)])
+def test_numbers_are_repeated_for_all_dimensions(low: Any, high: Any) -> None:
+    tokenizer = UniformActionTokenizer(8, low=low, high=high, action_dim=4)
+    assert (tokenizer.low.tolist(), tokenizer.high.tolist(), tokenizer.action_dim) == ([0.0] * 4, [1.0] * 4, 4)
+    assert tokenizer.encode(torch.tensor([[0.0, 0.5, 0.99, 1]])).tolist() == [[0, 4, 7, 7]]
+    assert UniformActionTokenizer(8, low=0.0, high=1.0).low.shape == ()
+
+
+@pytest.mark.parametrize("bins", [2, 7, 256])
+def test_edges_and_centres_are_part_of_the_state(bins: int) -> None:
+    tokenizer = VocabTailActionTokenizer(bins, full_vocab_size=1000)
+    assert (tokenizer.bins.shape, tokenizer.bin_centers.shape) == ((bins,), (bins - 1,))
+    assert torch.equal(tokenizer.bins, torch.from_numpy(np.linspace(-1, 1, bins)))
+    assert tokenizer.state_dict().keys() == {"bins", "bin_centers"}
+    assert torch.equal(tokenizer.decode(torch.arange(999, 1000 - bins, -1)), tokenizer.bin_centers.float())
+
+
 def test_tokenizers_of_metadata_and_statistics() -> None:
     metadata = RobotDatasetMetadata("x", action_dim=2, action_low=[-1, -2], action_high=[1, 2])
     tokenizer = UniformActionTokenizer.from_metadata(metadata, 8)
