@@ -47,16 +47,23 @@ DIFFERENT: Mapping[str, str] = {
     "hold are refused; integers have a finite `cardinality()`",
     "Choice": "`cardinality()` and `enumerate()` have each value once; TorchRL counts duplicates",
     "Composite": "assigning `device` moves the entries, in TorchRL it does nothing; a locked one refuses `del`, `pop`",
+    "HERReplayBuffer": "warns where no function computes terminations, so that flags stay those of old goals",
     "LazyMemmapStorage": "rows with other keys than the storage has are refused; `schema='open'` takes them",
     "LazyTensorStorage": "rows with other keys than the storage has are refused; `schema='open'` takes them",
     "LeRobotExperienceReplay": "the last step of a slice has its next row where that is stored; in TorchRL always NaN",
     "MCTSForest": "`get_tree` keeps the last step of a rollout, which TorchRL drops; an unknown root raises KeyError, "
     "not IndexError",
+    "QueryModule": "`in_keys` is a list; the `aggregator` is a SipHash if none is given, also with a `hash_module`",
     "RayReplayBuffer": "Ray is its only transport; `transport='distributed'` is refused",
     "RobotDatasetMetadata": "statistics given as integers become float32",
     "SliceSampler": "`span=k` leaves up to k steps out, as with PrioritizedSliceSampler; in TorchRL slices have k "
     "steps at least",
     "Stacked": "specs of one shape become a dense spec when they are stacked",
     "StackedComposite": "iterating yields keys, as of a Composite; `unbind` returns a tuple",
+    "TensorDictMap": "has `out_keys` before the first write, too; a later value may lack or bring no entries",
+    "Trajectory": "one of a buffer reads and transforms entries when they are used; a stack of several has no `length`",
+    "Tree": "the root has a hash, and `vertices(key_type='hash')` are keyed by hashes",
+    "UniformActionTokenizer": "bounds that differ from `action_dim` in number are refused",
+    "validate_vla_tensordict": "looks at every instruction of a stack, and refuses text as actions",
 }
 """What has the same name in rbtool and behaves differently on purpose."""

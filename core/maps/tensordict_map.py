@@ -574,6 +574,11 @@ class QueryModule(TensorDictModuleBase):
         self.hash_to_int = HashToInt() if hash_to_int is None else hash_to_int
         self._kinds: Kinds | None = None
 
+    @property
+    def hash_module(self) -> dict[Key, HashModule]:
+        """What hashes each of the entries `in_keys`."""
+        return dict(zip(self.in_keys, self._hash_modules, strict=True))
+
     def _modules_of(self, given: HashModule | Sequence[HashModule] | None) -> list[HashModule]:
         if given is None or callable(given):
             return [given or SipHash()] * len(self.in_keys)
@@ -733,12 +738,13 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         storage: a storage of tensordicts, or a dict of storages, one for each out key.
         collate_fn: makes a batch of what a storage returns for several rows; by default objects are stacked and tensors
             returned unchanged.
-        out_keys: the entries of values that are stored; by default all entries of the first value.
+        out_keys: the entries of values that are stored; by default all entries of the first value. If they are given
+            for a single storage, those that the first value lacks are left out.
         write_fn: computes the value to store: `write_fn(new)` for a new key, `write_fn(new, old)` for a key with a
             value. Equal keys in a batch are then written one after the other.
 
     Raises:
-        MissingKeyError (a KeyError): a key is unknown.
+        MissingKeyError (a KeyError): a key is unknown, or a value has none of the entries to store.
         IndexError: a row number is beyond the map.
         SchemaError (a RuntimeError): a value does not fit the storage, or the storage is full.
 
@@ -771,6 +777,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         self._remake: Callable[[int], Storage] | None = None
         self._wanted = list(map(unravel_key, out_keys or (() if isinstance(storage, Storage) else storage)))
         self._out_keys = list(self._wanted)
+        self._may_lack = bool(out_keys) and isinstance(storage, Storage)
+        """Whether values may lack out keys; what is stored already decides then."""
         if isinstance(storage, Mapping) and set(self._wanted) != set(self.storage):
             raise UsageError(f"out_keys are {self._wanted}, but the storages are for {list(self.storage)}")
         self._filled = torch.zeros(0, dtype=torch.bool)
@@ -795,7 +803,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         Args:
             source: an example of keys.
             dest: an example of values.
-            in_keys, out_keys: the entries of keys and values; by default all entries of `dest` are values.
+            in_keys, out_keys: the entries of keys and values; by default all entries of `dest` are values. `dest` need
+                not have those that are given.
             max_size: the most keys. None, the default (TorchRL's is 1000), lets the memory grow by doubling.
             storage_constructor: a class, which is called with `max_size` (1000 if None), or a function without
                 arguments.
@@ -804,12 +813,11 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
             consolidated: put all entries into one buffer.
 
         Raises:
-            MissingKeyError (a KeyError): `source` or `dest` lacks one of the keys.
+            MissingKeyError (a KeyError): `source` lacks one of the keys.
         """
         query = QueryModule(in_keys=in_keys, hash_module=hash_module)
         query.hashed(source)
         wanted = list(map(unravel_key, out_keys)) if out_keys else list(dest.keys(True, True))
-        _require(dest, wanted)
         remake: Callable[[int], Storage] | None = None
         if storage_constructor is None:
             make = functools.partial(LazyTensorStorage, device="auto", consolidated=bool(consolidated))
@@ -820,7 +828,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         else:
             storage = storage_constructor()
         made = cls(query_module=query, storage=storage, collate_fn=collate_fn, out_keys=wanted, write_fn=write_fn)
-        made._remake = remake
+        made._remake, made._may_lack = remake, bool(out_keys)
         return made
 
     @property
@@ -897,16 +905,25 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         if not is_tensor_collection(value) or value.batch_size != hashed.batch:
             found = f"batch size {list(value.batch_size)}" if is_tensor_collection(value) else type(value).__name__
             raise SchemaError(f"the value has {found}; expected a tensordict of batch size {list(hashed.batch)}")
-        _require(value, self._out_keys)
+        kept = self._kept(value)
         count = len(self.query_module)
         rows = self.query_module.add(hashed)
         try:
-            self._store(rows, value.reshape(len(rows)))
+            self._store(rows, value.select(*kept).reshape(len(rows)))
         except BaseException:
             self.query_module.truncate(count)
             raise
         if not key.is_locked:
             self.query_module.write(key, hashed, rows)
+
+    def _kept(self, value: TensorDictBase) -> list[Key]:
+        """Return which entries of a value are stored; MissingKeyError if there is none, or one is needed."""
+        keys = self._out_keys or list(value.keys(True, True))
+        found = [key for key in keys if value.get(key, None) is not None]
+        if not found or (len(found) < len(keys) and not self._may_lack):
+            lacking = next((key for key in keys if key not in found), None)
+            raise MissingKeyError(f"the value has no entry {lacking!r}; its keys are {list(value.keys(True, True))}")
+        return found
 
     def _store(self, rows: torch.Tensor, values: TensorDictBase) -> None:
         """Write values, `[n]`, to rows, int64 `[n]`: all of them, or none if an error occurs."""
@@ -918,7 +935,6 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
             grown = torch.zeros(max(_LEAST, 2 * len(self._filled), len(self.query_module)), dtype=torch.bool)
             grown[: len(self._filled)] = self._filled
             self._filled = grown
-        values = values.select(*out_keys)
         if self.write_fn is not None:
             rows, values = self._merged(self.write_fn, rows, values)
         self._write(*self._without_gaps(rows, values))
@@ -1009,12 +1025,6 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
             storage.load_state_dict(saved)
         self._filled, self._count = state["filled"].clone(), state["count"]
         self._out_keys = list(state["out_keys"])
-
-
-def _require(values: TensorDictBase, keys: Sequence[Key]) -> None:
-    for key in keys:
-        if values.get(key, None) is None:
-            raise MissingKeyError(f"the value has no entry {key!r}; its keys are {list(values.keys(True, True))}")
 
 
 def _stacked(found: Any) -> Any:

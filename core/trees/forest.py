@@ -22,11 +22,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 from xml.sax.saxutils import escape
 
+import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictBase, is_tensor_collection, unravel_key
 
 from ..errors import MissingKeyError, SchemaError, UsageError, require_flags
-from ..maps.tensordict_map import Hashed, Key, QueryModule, TensorDictMap, TensorMap, known_only
+from ..maps.tensordict_map import Hashed, Key, QueryModule, TensorDictMap, TensorMap, known_only, row_bytes
 from ..specs.composite import Composite
 
 Figure = Literal["tree", "box"]
@@ -162,7 +163,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
     - `node_data`: the observations of the state.
     - `rollout`: the steps in TED, `[steps]`, that lead from the parent to this state; at the root, the steps from the
       requested state to the first branching, if any.
-    - `subtree`: the children, a stack of batch size `[children]`.
+    - `subtree`: the children, a stack of batch size `[children]`. Assigning it makes this vertex their `parent`.
     - `index`: the rows of the branches in the forest's data map, int64 `[children]`.
     - `hash`: the hash of the first step of `rollout`; at the root, of the observations.
     - `node_id`: the number of the vertex, level by level from 0.
@@ -188,7 +189,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
     rollout: Any = None
     node_data: Any = None
     subtree: Any = None
-    parents: Any = None
+    _parent: Any = None
     specs: Any = None
 
     @classmethod
@@ -209,18 +210,21 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
 
     def set_children(self, children: Sequence[Tree]) -> None:
         """Replace the children of this vertex."""
+        self._adopt(children)
+        _set_field(self, "subtree", Tree.lazy_stack(list(children)) if children else None)
+
+    def _adopt(self, children: Sequence[Tree]) -> None:
         for child in children:
-            if child.parents is None:
-                child.parents = Parents()
-            child.parents.add(self._tensordict)  # type: ignore[attr-defined]  # of every TensorClass
-        self.subtree = Tree.lazy_stack(list(children)) if children else None
+            if child._parent is None:
+                child._parent = Parents()
+            child._parent.add(self._tensordict)  # type: ignore[attr-defined]  # of every TensorClass
 
     # The vertex ------------------------------------------------------------------------------------
 
     @property
     def parent(self) -> Tree | None:
         """The parent, a stack if there are several; None at the root, or if the tree above was garbage-collected."""
-        above = [] if self.parents is None else [type(self).from_tensordict(found) for found in self.parents.alive()]
+        above = [] if self._parent is None else [type(self).from_tensordict(found) for found in self._parent.alive()]
         if len(above) < 2:
             return above[0] if above else None
         stacked: Tree = type(self).lazy_stack(above)
@@ -364,13 +368,31 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         raise UsageError(f"the tree has no vertex with the {key_type} {key}")
 
     def __contains__(self, other: Any) -> bool:
-        """Return whether a vertex has the hash of another tree, or, if that has no hash, is that tree."""
+        """Return whether a vertex has the hash of another tree, or, if that has no hash, is that tree.
+
+        The tree below a state, from `MCTSForest.get_tree`, is also contained if the state is passed on the way to a
+        vertex.
+        """
         if not isinstance(other, Tree):
             return False
-        mine = (vertex for _, vertex, _ in self._walk())
+        vertices = [vertex for _, vertex, _ in self._walk()]
         if other.hash is None:
-            return any(vertex._tensordict is other._tensordict for vertex in mine)  # type: ignore[attr-defined]
-        return any(vertex.hash == other.hash for vertex in mine)
+            return any(vertex._tensordict is other._tensordict for vertex in vertices)  # type: ignore[attr-defined]
+        if any(vertex.hash == other.hash for vertex in vertices):
+            return True
+        if other.node_id != 0:  # below the root, the hash is of a step
+            return False
+        keys = list(other.node_observations.keys(True, True))
+        return other._states(keys) <= set().union(*(vertex._states(keys) for vertex in vertices))
+
+    def _states(self, keys: Sequence[Key]) -> set[bytes]:
+        """Return the bytes of the states that are passed on the way to this one, and of this one."""
+        found: set[bytes] = set()
+        for data, count in ((self.node_data, 1), (self.rollout, 0 if self.rollout is None else len(self.rollout))):
+            if count and all(data.get(key, None) is not None for key in keys):
+                parts = [row_bytes(data.get(key).reshape(count, -1)) for key in keys]
+                found |= {row.tobytes() for row in np.concatenate(parts, 1)}
+        return found
 
     # Text and pictures -----------------------------------------------------------------------------
 
@@ -420,6 +442,20 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
             action = None if not path else vertex.branching_action
             shapes.append(Shape(path, tuple(lines), "" if action is None else _short(action), len(children)))
         return draw(shapes, figure)
+
+
+_set_field = Tree.__setattr__
+
+
+def _assign(tree: Tree, name: str, value: Any) -> None:
+    """Set an attribute; children that are assigned learn who their parent is."""
+    if name == "subtree" and isinstance(value, Tree) and len(value.batch_size) == 1:
+        tree.set_children([value[number] for number in range(len(value))])
+    else:
+        _set_field(tree, name, value)
+
+
+Tree.__setattr__ = _assign  # type: ignore[method-assign, assignment]  # a tensorclass makes its own with the class
 
 
 def _chosen(step: TensorDictBase, keys: Sequence[Key]) -> Any:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 import rbtool
 from rbtool import Categorical, MCTSForest, QueryModule, TensorDictMap, Tree
@@ -198,6 +198,36 @@ def test_a_tree_of_your_own() -> None:
     assert tree.num_children == 0
     batch = Tree.make_node(TensorDict(observation=torch.zeros(3, 2), batch_size=3))
     assert (batch.batch_size, batch.visits.tolist()) == ((3,), [0, 0, 0])
+
+
+@pytest.mark.parametrize("stacked", [lazy_stack, torch.stack])
+def test_children_that_are_assigned_know_their_parent(stacked: Any) -> None:
+    tree, *below = (Tree.make_node(TensorDict(observation=torch.tensor(number))) for number in (1, 3, 4))
+    tree.subtree = stacked(below)
+    assert [tree.subtree[number].parent.node_observation.item() for number in (0, 1)] == [1, 1]
+    if stacked is lazy_stack:  # the other one copies them
+        assert [child.parent.node_observation.item() for child in below] == [1, 1]
+    tree.count = torch.tensor(7)
+    assert tree.subtree[1].parent.visits.item() == 7
+    assert tree.parent is None
+    tree.subtree = None
+    assert tree.num_children == 0
+    del tree
+    assert below[0].parent is None  # the reference is weak
+    assert Tree(_parent=None).parent is None
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_trees_below_a_state_are_in_trees_that_pass_it(compact: bool) -> None:
+    forest = forest_of([(0, 1, 5), (5, 1, 6), (6, 2, 7), (7, 1, 8)], [(6, 3, 9)], [(20, 1, 6)])
+    whole = forest.get_tree(state(0), compact=compact)
+    for number in (0, 5, 6, 7, 8, 9):  # 5 and 7 are no vertices of a compact tree
+        assert forest.get_tree(state(number), compact=compact) in whole
+    assert all(vertex in whole for vertex in whole.vertices().values())
+    assert forest.get_tree(state(20), compact=compact) not in whole
+    assert whole not in forest.get_tree(state(5), compact=compact)
+    other = forest_of([(5, 4, 6), (6, 2, 8)]).get_tree(state(5), compact=False)
+    assert (other.subtree[0] in whole, other.subtree[0].subtree[0] in whole) == (False, True)  # by the first step
 
 
 def test_trees_are_copied_and_pickled(tree: Tree) -> None:
