@@ -30,6 +30,11 @@ FULL: dict[str, Judgement] = {
     "dqn": lambda random, learned: learned > 5 * random,
     "offline_to_online": lambda dataset, learned: learned > dataset + 15,
 }
+# With TorchRL beside rbtool; TorchRL warns about itself.
+OF_TORCHRL: dict[str, tuple[int, Judgement]] = {
+    "torchrl_dqn": (1600, lambda random, learned: learned > 3 * random),
+    "torchrl_sac": (3200, lambda random, learned: learned > random + 300),
+}
 
 
 def figures(printed: str) -> tuple[float, float]:
@@ -38,16 +43,16 @@ def figures(printed: str) -> tuple[float, float]:
     return float(first), float(second)
 
 
-def run(name: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(name: str, *arguments: object, cwd: Path, warnings: str = "error") -> subprocess.CompletedProcess[str]:
     """Run an example as from a shell."""
-    command = [sys.executable, "-W", "error", str(EXAMPLES[name]), *map(str, arguments)]
+    command = [sys.executable, "-W", warnings, str(EXAMPLES[name]), *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=HANG, check=False)
 
 
 def test_the_examples_are_short() -> None:
-    assert EXAMPLES.keys() == SHORT.keys() == FULL.keys()
+    assert EXAMPLES.keys() - OF_TORCHRL.keys() == SHORT.keys() == FULL.keys()
     for example in EXAMPLES.values():
-        assert len([line for line in example.read_text(encoding="utf-8").splitlines() if line.strip()]) < 80
+        assert len([line for line in example.read_text(encoding="utf-8").splitlines() if line.strip()]) < 100
 
 
 QUICK = ("bc", "dqn")
@@ -84,3 +89,13 @@ def test_the_same_seed_prints_the_same(tmp_path: Path) -> None:
 def test_without_the_dataset_the_car_stays_in_the_valley(tmp_path: Path) -> None:
     dataset, alone = figures(run("offline_to_online", "--ring-only", "--steps", 1500, cwd=tmp_path).stdout)
     assert alone < dataset
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("name", sorted(OF_TORCHRL))
+def test_torchrl_trains_on_specs_and_buffers_of_rbtool(name: str) -> None:
+    pytest.importorskip("torchrl")
+    steps, is_learned = OF_TORCHRL[name]
+    done = run(name, "--steps", steps, cwd=Path.cwd(), warnings="ignore")  # PYTHONPATH may be relative
+    assert done.returncode == 0, done.stderr
+    assert is_learned(*figures(done.stdout)), done.stdout
