@@ -30,7 +30,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ..checkpointers.base import Captured, captured, own_files
+from ..checkpointers.base import Captured, captured, strange_files
 from ..encodings.compact import BUFFER, STORAGE_FOLDER
 from ..encodings.saved_digests import noted_files, write_digests
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
@@ -40,7 +40,7 @@ from ..format.files import open_folder
 from ..format.manifest import HIDDEN, has_manifest
 from ..format.memmap.tree import read_tree
 from ..format.open_files import OpenFiles
-from ..format.staging import Staging, files_below, is_ours, mend
+from ..format.staging import Staging, is_ours, mend
 from ..format.syncing import Durable, write_file
 from ..open_steps import (
     DIGESTS_NOTED,
@@ -208,9 +208,8 @@ def _strange_in(path: Path) -> str | None:
         return min(names - _KNOWN, default=path.name)
     if not noted_files(path):  # TorchRL's: which files the parts of a buffer write is not stated anywhere
         return None
-    own = own_files(path) | {path / name for name in _KNOWN}
-    strange = (file for file in files_below(path) if file not in own)
-    return next((file.relative_to(path).as_posix() for file in strange), None)
+    strange = strange_files(path, [path / name for name in _KNOWN])
+    return strange[0].relative_to(path).as_posix() if strange else None
 
 
 class StagedBuffer:

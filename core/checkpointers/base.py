@@ -113,8 +113,7 @@ class CheckpointStaging(Staging):
             )
         if place.is_file():
             return
-        own = own_files(place)
-        strange = next((file for file in files_below(place) if file not in own and not _is_h5_of_storage(file)), None)
+        strange = next((file for file in strange_files(place) if not _is_h5_of_storage(file)), None)
         if strange is not None:
             raise UsageError(f"{strange} is not part of the checkpoint around it; nothing was replaced")
 
@@ -124,15 +123,35 @@ class CheckpointStaging(Staging):
         self.publish()
 
 
+def strange_files(folder: Path, allowed: Collection[Path] = ()) -> list[Path]:
+    """List the files in the folder of a checkpoint that are neither part of it nor allowed there, in order."""
+    # Nearly always all files have digests. Reading every document of an unchanged buffer took as long as dumping it.
+    left = set(files_below(folder)).difference(allowed, _noted_below(folder))
+    return sorted(left - own_files(folder)) if left else []
+
+
+def _noted_below(folder: Path) -> set[Path]:
+    """List the files whose digests were noted in a folder, and in the folders below it whose notes have digests."""
+    noted = noted_files(folder)
+    found = {folder / DIGESTS, *(folder / name for name in noted)}
+    if SEGMENTS_FILE in noted:
+        found |= _segments_in(folder)
+    return found.union(*(_noted_below((folder / name).parents[1]) for name in noted if name.endswith(f"/{DIGESTS}")))
+
+
+def _segments_in(folder: Path) -> set[Path]:
+    """List all segments: the document may not name all of them if it is damaged."""
+    return {file for file in folder.iterdir() if _SEGMENT.fullmatch(file.name)}
+
+
 def own_files(folder: Path) -> set[Path]:
     """List the files of a checkpoint: those whose digests were noted, and those that its documents name."""
     if has_manifest(folder):
         with contextlib.suppress(RbtoolError, OSError):
             return {folder / file.path for file in Manifest.load(folder).files} | {folder / MANIFEST}
         return {folder / MANIFEST}
-    noted = noted_files(folder)
-    found = {folder / DIGESTS, *(folder / name for name in noted)}
-    for name in noted:
+    found = _noted_below(folder)
+    for name in noted_files(folder):
         if name.endswith((f"/{DIGESTS}", f"/{MANIFEST}")):  # it stands for all files of a folder
             found |= own_files((folder / name).parents[1])
     with contextlib.suppress(RbtoolError, OSError), OpenFiles(folder) as files:
@@ -142,8 +161,8 @@ def own_files(folder: Path) -> set[Path]:
             document = load_json(folder / name)
             if document[entry] is not None:
                 found |= {folder / name, *(folder / other for other in names_in(document))}
-    if folder / SEGMENTS_FILE in found:  # which may not list all of them if it is damaged
-        found |= {file for file in folder.iterdir() if _SEGMENT.fullmatch(file.name)}
+    if folder / SEGMENTS_FILE in found:
+        found |= _segments_in(folder)
     # What TorchRL writes has no digests: the leaves of a nest of dicts and lists, by names with dots for folders, ...
     with contextlib.suppress(RbtoolError, OSError, LookupError, TypeError, ValueError):
         leaves = load_json(folder / _TENSORS_FILE)["metadata"]

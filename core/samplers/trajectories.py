@@ -924,9 +924,10 @@ class LaneRuns:
         """
         kept = self._kept
         if kept.older is None:
-            lap = self._newest // rows * rows
-            kept.older = self._first_above(self._stop, self._lanes, np.full_like(self._lanes, lap - 1)) - self._head
-        if not kept.older.any():
+            before = np.full_like(self._lanes, self._newest // rows * rows - 1)
+            older = self._first_above(self._stop, self._lanes, before) - self._head
+            kept.older = older if older.any() else ()
+        if not len(kept.older):
             return number
         lane, own = _split(self._sums, number)
         return number - own + (own + kept.older[lane]) % (self._end - self._head)[lane]
@@ -1045,7 +1046,7 @@ class _Kept:
     """
 
     mass: _Mass | None = None
-    older: Numbers | None = None
+    older: Numbers | tuple[()] | None = None
     tables: dict[bool, SliceTable] = field(default_factory=dict)
 
 
