@@ -47,7 +47,7 @@ DIFFERENT: Mapping[str, str] = {
     "hold are refused; integers have a finite `cardinality()`",
     "Choice": "`cardinality()` and `enumerate()` have each value once; TorchRL counts duplicates",
     "Composite": "assigning `device` moves the entries, in TorchRL it does nothing; a locked one refuses `del`, `pop`",
-    "HERReplayBuffer": "warns where no function computes terminations, so that flags stay those of old goals",
+    "HERReplayBuffer": "warns where no function computes terminations, so that stored flags belong to old goals",
     "LazyMemmapStorage": "rows with other keys than the storage has are refused; `schema='open'` takes them",
     "LazyTensorStorage": "rows with other keys than the storage has are refused; `schema='open'` takes them",
     "LeRobotExperienceReplay": "the last step of a slice has its next row where that is stored; in TorchRL always NaN",

@@ -225,8 +225,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             `reward_key`, or a pair of rewards and terminations, the latter in the shape of `terminated` next to
             `end_key`.
         terminated_fn: computes the terminations instead; False means that no goal ends an episode. If nothing computes
-            them, stored flags stay, as in TorchRL: `terminated` is then that of the old goal, also where the new one is
-            reached, and cuts off bootstrapping at the wrong steps. A UserWarning says so, once.
+            them, stored flags stay, as in TorchRL: `terminated` still belongs to the old goal, also where the new one
+            is reached, and cuts off bootstrapping at the wrong steps. A UserWarning says so, once.
         her_ratio: the share of each batch that is relabelled.
         strategy: which step of the trajectory the new goal comes from, see `HindsightStrategy`.
         achieved_goal_key: the entry with achieved goals. `("next", "achieved_goal")` is what a step led to, as in the
@@ -448,9 +448,9 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         if ends is None and "ends" not in self._warnings:
             stale = entry_of(batch, relabelling.terminated_key) is not None
             self._warnings["ends"] = None if not stale else (
-                f"{_name(relabelling.terminated_key)} of relabelled steps is that of their old goals: no function "
-                "computes it, so bootstrapping ends at the wrong steps. Return (reward, terminated) from reward_fn, or "
-                "pass terminated_fn; terminated_fn=False means that no goal ends an episode"
+                f"{_name(relabelling.terminated_key)} of relabelled steps still belongs to their old goals, as no "
+                "function computes it: bootstrapping ends at the wrong steps. Return (reward, terminated) from "
+                "reward_fn, or pass terminated_fn; terminated_fn=False means that no goal ends an episode"
             )  # fmt: skip
         if ends is None or len(draw.info) == 1:
             return

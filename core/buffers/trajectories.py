@@ -425,7 +425,7 @@ _of_tensorclass = Trajectory.__getattr__  # type: ignore[attr-defined]
 
 
 def _attribute(trajectory: Trajectory, name: str) -> Any:
-    """Look up an attribute that the class does not have: first those of all tensordicts, then entries."""
+    """Look up an attribute that the class does not have: one of every tensordict first, then an entry."""
     if hasattr(TensorDict, name):
         return _of_tensorclass(trajectory, name)
     if name.startswith("_"):
@@ -547,17 +547,26 @@ class _Stored:
         self._seen = now
 
     def entry(self, key: Key) -> Any:
-        """Read one entry, once; None if it is not stored by itself, or a transform may make it."""
-        if key not in self._entries and _leaves_alone(self._buffer.transform, key):
-            self._entries[key] = self._unchanged(self._gathered(key), self._rows)
+        """Read one entry, once; None if it is not stored by itself, or made by transforms that need all entries."""
+        if key not in self._entries and (needed := _needed_for(key, self._buffer.transform)) is not None:
+            self._entries[key] = self._unchanged(lambda index: self._made(key, *needed, index), self._rows)
         return self._entries.get(key)
 
-    def _gathered(self, key: Key) -> Callable[[Any], Any]:
-        def read(index: Any) -> Any:
-            first, *lanes = index if isinstance(index, tuple) else (index,)
-            return gathered(self._buffer.storage, key, first, lanes)
-
-        return read
+    def _made(self, key: Key, transforms: Sequence[Any], keys: Iterable[Key], index: Any) -> Any:
+        """Read some entries and return what these transforms make of them at `key`; None if it is not a tensor."""
+        first, *lanes = index if isinstance(index, tuple) else (index,)
+        storage = self._buffer.storage
+        if not transforms:
+            return gathered(storage, key, first, lanes)
+        steps = TensorDict({}, batch_size=[len(first)])
+        for place in (place for bare in keys for place in _places(bare)):
+            if (found := gathered(storage, place, first, lanes)) is not None:
+                steps.set(place, found)
+        try:
+            made = Compose(*transforms)(steps).get(key, None)
+        except MissingKeyError:  # an entry is not stored by itself
+            return None
+        return made if isinstance(made, torch.Tensor) else None
 
     def may_have(self, keys: Sequence[Key]) -> bool:
         """Whether the complete steps may have one of these entries, which are not stored by themselves."""
@@ -585,21 +594,32 @@ class _Stored:
         return _Stored(self._buffer, rows, self._lane, self._seen)
 
 
-def _leaves_alone(transforms: Compose, key: Key) -> bool:
-    """Whether no transform is known to make or change this entry: each names others as its `in_keys` and `out_keys`."""
-    bare = key[1:] if key[0] == _NEXT else key
-    for transform in transforms:
+def _needed_for(key: Key, transforms: Compose) -> tuple[list[Any], set[Key]] | None:
+    """Return the transforms that make or change an entry, and the entries that they read, without `next`.
+
+    None if a transform may change anything, because it does not name its `in_keys` and `out_keys`, or if one of those
+    that are needed may read other entries, too.
+    """
+    if key == (_NEXT,):
+        return None
+    needed: list[Any] = []
+    keys = {_bare(key)}
+    for transform in reversed(list(transforms)):
         module = transform.func if isinstance(transform, CallableTransform) else transform
-        keys: list[Any] = []
-        for name in ("in_keys", "out_keys"):
-            if not (named := getattr(module, name, None)):
-                return False
-            keys += named
-        for other in map(boundary_key, keys):
-            other = other[1:] if other[0] == _NEXT else other
-            if bare[: len(other)] == other[: len(bare)]:
-                return False
-    return True
+        read, made = (list(map(boundary_key, getattr(module, name, None) or ())) for name in ("in_keys", "out_keys"))
+        if not read or not made:
+            return None
+        named = {_bare(other) for other in (*read, *made)}
+        if any(one[: len(other)] == other[: len(one)] for one in keys for other in named):
+            if not getattr(transform, "reads_in_keys_only", False):
+                return None
+            needed.insert(0, transform)
+            keys |= named
+    return needed, keys
+
+
+def _bare(key: Key) -> Key:
+    return key[1:] if key[0] == _NEXT else key
 
 
 def stored_trajectories(buffer: QueriedBuffer, trajectory_key: Any) -> Iterator[Trajectory]:

@@ -83,6 +83,10 @@ class Transform(nn.Module):
     follows_next = False
     """Whether `forward` accepts a second argument: entries under `next` that it must leave alone."""
 
+    reads_in_keys_only = False
+    """Whether `forward` reads its `in_keys`, at the root and under `next`, and nothing else. A condition on an entry of
+    trajectories then runs it on these alone."""
+
     looks_back: int | None = None
     """How many steps before each step of a batch `with_past` needs; None if the batch itself suffices."""
 

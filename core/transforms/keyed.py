@@ -269,6 +269,7 @@ class RenameTransform(Transform):
     """
 
     follows_next = True
+    reads_in_keys_only = True
     missing_tolerance = False
 
     def __init__(
@@ -339,6 +340,7 @@ class CatTensors(Transform):
     """
 
     follows_next = True
+    reads_in_keys_only = True
     missing_tolerance = False
 
     def __init__(
@@ -452,6 +454,8 @@ class ToTensorImage(KeyedTransform):
     (torch.Size([2, 3, 4, 5]), tensor(1.))
     """
 
+    reads_in_keys_only = True
+
     def __init__(
         self,
         from_int: bool | None = None,
@@ -497,6 +501,8 @@ class Resize(KeyedTransform):
         UsageError: (a ValueError) a size or the interpolation is invalid.
         SchemaError: (a RuntimeError) there are fewer than three dimensions.
     """
+
+    reads_in_keys_only = True
 
     def __init__(
         self,
@@ -556,6 +562,8 @@ class Normalize(KeyedTransform):
     >>> transform(TensorDict({"observation": torch.tensor([[3.0, 5.0]])}, [1]))["observation"]
     tensor([[1., 0.]])
     """
+
+    reads_in_keys_only = True
 
     loc: torch.Tensor
     scale: torch.Tensor

@@ -42,6 +42,8 @@ class DecodeVideo(Transform):
         UsageError: PyAV is not installed.
     """
 
+    reads_in_keys_only = True
+
     def __init__(self, path: str | os.PathLike[str], in_keys: Any, *, channels_first: bool = False) -> None:
         require_flags(channels_first=channels_first)
         super().__init__()

@@ -19,20 +19,25 @@ from waiting import run_threads
 
 import rbtool
 from rbtool import (
+    CatTensors,
     HERReplayBuffer,
     LazyTensorStorage,
     ListStorage,
     MissingKeyError,
+    Normalize,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     RandomSampler,
+    RenameTransform,
     ReplayBuffer,
     ReplayBufferEnsemble,
+    ReturnToGo,
     SamplerWithoutReplacement,
     SampleUnit,
     SchemaError,
     Sequence,
     SliceSampler,
+    StoredFrameStack,
     TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
@@ -324,15 +329,16 @@ def test_stacks_of_trajectories_are_trajectories(kind: str) -> None:
 class Doubles(Transform):
     """Doubles an entry, and counts the rows of each call."""
 
-    def __init__(self, *, says: bool = True) -> None:
+    def __init__(self, key: str = "observation", *, says: bool = True) -> None:
         super().__init__()
         self.rows: list[int] = []
+        self.key = key
         if says:
-            self.in_keys, self.out_keys = ["observation"], ["observation"]
+            self.in_keys, self.out_keys = [key], [key]
 
     def forward(self, data: Any) -> Any:
         self.rows.append(len(data))
-        return data.copy().set("observation", data["observation"] * 2)
+        return data.copy().set(self.key, data[self.key] * 2)
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
@@ -361,6 +367,54 @@ def test_a_transform_runs_once_for_a_trajectory(
             assert one["next", "reward"].equal(data["next", "reward"][one.number])
     assert [len(one) for one in found] == kept
     assert transform.rows == (first or kept)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "key", "expected"),
+    [
+        ([Normalize("observation", loc=1.0, scale=2.0)], "observation", lambda data: (data["observation"] - 1) / 2),
+        ([Normalize("observation", loc=1.0), RenameTransform(["observation"], ["seen"])], "seen",
+         lambda data: data["observation"] - 1),
+        ([RenameTransform(["observation"], ["seen"]), Normalize("seen", loc=1.0)], ("seen",),
+         lambda data: data["observation"] - 1),
+        ([CatTensors(["observation", "more"], "all", del_keys=False)], "all",
+         lambda data: torch.cat([data["observation"], data["more"]], -1)),
+        ([Normalize("more", loc=3.0)], "observation", lambda data: data["observation"]),
+        ([Normalize("more", loc=3.0)], ("next", "more"), lambda data: data["next", "more"] - 3),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_a_condition_runs_the_transforms_that_make_its_entries(
+    transforms: Any, key: Any, expected: Any, storage: Any
+) -> None:
+    data = steps([3, 1, 4, 2])
+    data["more"] = data["next", "more"] = -data["observation"] / 2
+    data["other"] = torch.zeros(10)
+    buffer = TensorDictReplayBuffer(storage=storage(10))
+    buffer.extend(data)
+    counted = Doubles("other")
+    for transform in (*transforms[:1], counted, *transforms[1:]):
+        buffer.append_transform(transform)
+    limit = expected(data).float().mean()
+    found = buffer.query(traj[key].mean() > limit)
+    assert counted.rows == []
+    parts = data.split([3, 1, 4, 2])
+    assert numbers(found) == [one["number"].tolist() for one in parts if expected(one).double().mean() > limit]
+    assert 0 < len(found) < 4
+    for one in found:
+        assert one[key].equal(one.data.get(key))
+
+
+@pytest.mark.parametrize(
+    ("transform", "key"),
+    [(lambda: ReturnToGo(0.5), "return_to_go"), (lambda: StoredFrameStack(2, "observation", dim=-1), "observation")],
+)
+def test_a_transform_that_reads_other_entries_gets_them(transform: Any, key: str) -> None:
+    buffer = stored([3, 1, 4, 2])
+    buffer.append_transform(transform())
+    means = [(one.data[key].double().mean(), one["number"].tolist()) for one in buffer.query()]
+    limit = sum(mean for mean, _ in means) / 4
+    assert numbers(buffer.query(traj[key].mean() > limit)) == [rows for mean, rows in means if mean > limit]
 
 
 def test_overwritten_steps_are_refused_and_edits_are_seen() -> None:
