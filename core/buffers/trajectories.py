@@ -312,7 +312,7 @@ _NEXT = "next"
 
 
 class _ReadLater:
-    """Lets a `Trajectory` of a buffer read all of its entries when something asks for all of them.
+    """Lets a `Trajectory` read all of its entries when something asks for all of them.
 
     Whatever tensordict does with a tensorclass begins at its `_tensordict`, or at its `__dict__`, which has that.
     """
@@ -372,7 +372,7 @@ class Trajectory(_ReadLater, TensorClass["nocast"]):  # type: ignore[type-arg, n
             self.batch_size = _require_steps(data).batch_size
 
     @classmethod
-    def of_buffer(cls, steps: _Stored) -> Trajectory:
+    def read_later(cls, steps: _Stored | _InBatch) -> Trajectory:
         """Return a trajectory whose entries are read when they are used."""
         made = cls.__new__(cls)
         made.__dict__[_UNREAD] = steps
@@ -417,7 +417,7 @@ class Trajectory(_ReadLater, TensorClass["nocast"]):  # type: ignore[type-arg, n
             return found
         if (steps := _unread_steps(self)) is not None:
             part = steps[index]
-            return Trajectory.of_buffer(part) if isinstance(part, _Stored) else Trajectory(part)
+            return Trajectory.read_later(part) if isinstance(part, _Stored) else Trajectory(part)
         return type(self)._from_tensordict(self._tensordict[index])
 
 
@@ -484,10 +484,45 @@ def _require_steps(data: Any) -> Any:
 def _entry_of(data: Any, key: Key) -> Any:
     """Return an entry of a tensordict: a tensor, a tensordict, or a list of other values; None if it is missing."""
     found = data.get(key, None)
-    if found is None or isinstance(found, torch.Tensor) or not is_non_tensor(found):
+    return None if found is None else _plain(found, len(data))
+
+
+def _plain(found: Any, count: int) -> Any:
+    """Return a value of so many steps: a tensor, a tensordict, or a list of other values."""
+    if isinstance(found, torch.Tensor) or not is_non_tensor(found):
         return found.tolist() if isinstance(found, np.ndarray) else found
     found = found.tolist()
-    return found if isinstance(found, list) else [found] * len(data)
+    return found if isinstance(found, list) else [found] * count
+
+
+class _InBatch:
+    """Steps of a batch, from number `start` to `stop`; entries are views."""
+
+    def __init__(self, batch: TensorDictBase, start: int, stop: int) -> None:
+        self._batch, self._part = batch, slice(start, stop)
+
+    def __len__(self) -> int:
+        return int(self._part.stop - self._part.start)
+
+    def entry(self, key: Key) -> Any:
+        """Return one entry; None if there is none."""
+        found = self._batch.get(key, None)
+        return None if found is None else _plain(found[self._part], len(self))
+
+    def may_have(self, _keys: Sequence[Key]) -> bool:
+        """False: `entry` finds all entries."""
+        return False
+
+    def keys(self) -> Any:
+        """Return the names of the entries at the root."""
+        return self._batch.keys()
+
+    def data(self) -> Any:
+        """Return all entries."""
+        return self._batch[self._part]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.data()[index]
 
 
 class QueriedBuffer(Protocol):
@@ -646,7 +681,7 @@ def stored_trajectories(buffer: QueriedBuffer, trajectory_key: Any) -> Iterator[
     for number, first_step, count in zip(lane.tolist(), start.tolist(), length.tolist(), strict=True):
         rows = np.arange(first_step, first_step + count) % capacity
         place = tuple(int(part) for part in np.unravel_index(number, shape)) if shape else ()
-        yield Trajectory.of_buffer(_Stored(buffer, rows, place, seen))
+        yield Trajectory.read_later(_Stored(buffer, rows, place, seen))
 
 
 def _source(storage: Storage, trajectory_key: Any) -> BoundarySource:
@@ -694,9 +729,9 @@ def iter_trajectories(data: Any, trajectory_key: Any = None) -> Iterator[Traject
         return
     ends = _ends(steps, trajectory_key)
     ends[-1] = True
-    start = 0
+    start, steps = 0, steps.copy()  # entries that are set meanwhile are not taken
     for stop in (ends.nonzero().squeeze(-1) + 1).tolist():
-        yield Trajectory(steps[start:stop])
+        yield Trajectory.read_later(_InBatch(steps, start, stop))
         start = stop
 
 
