@@ -193,13 +193,10 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
                 f"the frames are {list(self.frame_index.shape)}, expected enough for {num_bins} parts of "
                 f"{1 if frames_per_bin is None else frames_per_bin}"
             )
-        bounds = np.linspace(0, count, num_bins + 1)
-        if frames_per_bin is None:
-            places = np.floor((bounds[1:] + bounds[:-1]) / 2)
-        else:
-            ends = np.round(bounds)
-            places = np.round(np.linspace(ends[:-1], ends[1:] - 1, frames_per_bin, axis=1))
-        chosen: VideoClipRef = self[torch.from_numpy(places.astype(np.int64))]
+        bounds = np.round(np.linspace(0, count, num_bins + 1))
+        first, last = bounds[:-1], bounds[1:] - 1
+        places = (first + last) / 2 if frames_per_bin is None else np.linspace(first, last, frames_per_bin, axis=1)
+        chosen: VideoClipRef = self[torch.from_numpy(np.round(places).astype(np.int64))]
         return chosen
 
     def decode(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:

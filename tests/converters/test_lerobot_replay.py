@@ -228,9 +228,23 @@ def test_clips_that_make_no_sense_are_refused(given: dict[str, Any], words: str)
         VideoClipRef(**{"sources": "a.mp4", "frame_index": torch.arange(4)} | given)
 
 
+@pytest.mark.peer
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("frames_per_bin", [None, 1, 2, 3, 4])
+def test_bins_and_clips_are_torchrls_exactly(frames_per_bin: int | None) -> None:
+    theirs = pytest.importorskip("torchrl.data.video").VideoClipRef
+    for count in range(1, 25):
+        clip, other = (kind("a.mp4", frame_index=torch.arange(count)) for kind in (VideoClipRef, theirs))
+        assert (clip.batch_size, clip.sources) == (other.batch_size, other.sources)
+        for num_bins in range(1, count + 1):
+            found, expected = (one.rebin(num_bins, frames_per_bin) for one in (clip, other))
+            assert found.frame_index.tolist() == expected.frame_index.tolist()
+
+
 @pytest.mark.parametrize(
     ("count", "arguments", "frames"),
     [
+        (2, (1,), [0]), (5, (2,), [0, 3]),
         (8, (2,), [2, 6]), (8, (2, 2), [[0, 3], [4, 7]]), (8, (3,), [1, 4, 6]), (8, (3, 2), [[0, 2], [3, 4], [5, 7]]),
         (8, (2, 3), [[0, 2, 3], [4, 6, 7]]), (8, (3, 3), [[0, 1, 2], [3, 4, 4], [5, 6, 7]]), (8, (1, 1), [[0]]),
         (8, (1, 8), [list(range(8))]), (8, (8, 1), [[place] for place in range(8)]),
@@ -241,7 +255,7 @@ def test_bins_are_those_of_torchrl(count: int, arguments: tuple[int, ...], frame
     clip = VideoClipRef("a.mp4", torch.arange(count))
     assert clip.rebin(**named).frame_index.tolist() == frames
     assert VideoClipRef.from_file("a.mp4", num_frames=count, **named).frame_index.tolist() == frames
-    halves = VideoClipRef.from_files(["a.mp4", "b.mp4"], num_frames_per_file=count // 2, **named)
+    halves = VideoClipRef.from_files(["a.mp4", "b.mp4"], num_frames_per_file=[count // 2, count - count // 2], **named)
     assert (halves.frame_index + halves.file_id * (count // 2)).tolist() == frames
     with pytest.raises(UsageError, match="expected num_bins with it"):
         VideoClipRef.from_file("a.mp4", 8, frames_per_bin=2)

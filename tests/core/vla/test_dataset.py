@@ -233,6 +233,15 @@ def test_the_keys_of_steps_have_names(name: str, value: Any) -> None:
     assert getattr(rbtool, name) == getattr(importlib.import_module("rbtool.data.vla"), name) == value
 
 
+@pytest.mark.peer
+@pytest.mark.filterwarnings("default")
+def test_the_names_are_torchrls() -> None:
+    theirs = pytest.importorskip("torchrl.data.vla")
+    names = {name for name in dir(theirs) if name.endswith("_KEY")} | {"ActionSpace", "GripperMode"}
+    assert len(names) == 11
+    assert all(getattr(rbtool, name) == getattr(theirs, name) for name in names)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
