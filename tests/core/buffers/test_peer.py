@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from waiting import HANG
 
 import rbtool
 from rbtool.core.buffers.tensordict import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
@@ -285,3 +288,12 @@ def test_a_collector_writes_into_our_buffer_itself() -> None:
     collector.shutdown()
     assert seen == [(None, count) for count in range(FRAMES, 11 * FRAMES, FRAMES)]
     assert (len(memory), len(memory.sample())) == (N, 16)
+
+
+def test_collectors_fill_the_buffers_of_both_alike() -> None:
+    script = Path(__file__).with_name("collector_checks.py")
+    found = [
+        subprocess.run([sys.executable, script, library], capture_output=True, text=True, timeout=HANG, check=True)
+        for library in ("torchrl.data", "rbtool")
+    ]
+    assert found[0].stdout == found[1].stdout != ""
