@@ -64,6 +64,8 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
     def __post_init__(self) -> None:  # of what was indexed or stacked, too
         given, frames = self.sources, self.frame_index
         one = isinstance(given, str | os.PathLike)
+        if isinstance(given, torch.Tensor):  # of a comparison
+            return
         if not one and (
             any(not isinstance(path, str | os.PathLike) for path in given)
             or (isinstance(given, tuple) and self.file_id is not None and self.batch_size == frames.shape)

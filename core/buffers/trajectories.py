@@ -403,11 +403,11 @@ class Trajectory(_ReadLater, TensorClass["nocast"]):  # type: ignore[type-arg, n
         found = _found(self, _places(key))
         return default if found is None else found
 
-    def keys(self) -> list[str]:  # type: ignore[override]
-        """Return the names of the entries at the root."""
-        if (steps := _unread_steps(self)) is not None:
+    def keys(self, include_nested: bool = False, leaves_only: bool = False) -> list[Any]:  # type: ignore[override]
+        """Return the names of the entries at the root; as `keys` of a tensordict does."""
+        if not include_nested and not leaves_only and (steps := _unread_steps(self)) is not None:
             return list(steps.keys())
-        return [] if self.data is None else list(self.data.keys())
+        return [] if self.data is None else list(self.data.keys(include_nested, leaves_only))
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str) or (isinstance(index, tuple) and index and all(isinstance(k, str) for k in index)):
@@ -724,7 +724,7 @@ def iter_trajectories(data: Any, trajectory_key: Any = None) -> Iterator[Traject
     if (of_buffer := _queries_of(data)) is not None:
         yield from of_buffer.trajectories(trajectory_key)
         return
-    steps = _require_steps(data)
+    steps = _require_steps(data.data if isinstance(data, Trajectory) else data)
     if not len(steps):
         return
     ends = _ends(steps, trajectory_key)

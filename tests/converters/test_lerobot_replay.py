@@ -214,6 +214,7 @@ def test_clips_are_made_of_paths_and_numbers(given: dict[str, Any], shape: list[
     for copy in copies:
         assert (copy.paths, copy.auto_decode, copy.batch_size) == (clip.paths, False, clip.batch_size)
         assert copy.frame_index.equal(clip.frame_index)
+        assert bool((copy == clip).frame_index.all())
 
 
 @pytest.mark.parametrize(

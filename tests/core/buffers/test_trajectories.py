@@ -297,6 +297,8 @@ def test_a_trajectory(kind: str) -> None:
         (lambda one: one.get(("next", "reward")).shape, (5, 1)),
         (lambda one: (one.total_reward.dtype, one.total_reward.shape), (torch.float32, ())),
         (lambda one: hasattr(one, "_number"), False),
+        (lambda one: ("next", "reward") in one.keys(True, True) and "next" not in one.keys(True, True), True),
+        (lambda one: [part.number.tolist() for part in iter_trajectories(one)], [[3, 4, 5, 6, 7]]),
         (lambda one: torch.cat([one, one[:2]]).number.tolist(), [3, 4, 5, 6, 7, 3, 4]),
     ],
 )  # fmt: skip
