@@ -176,6 +176,12 @@ def test_a_damaged_file_is_refused_and_left_alone(walks: Path, mode: Any, damage
     assert bytes_below(walks) == before
 
 
+def test_a_replacement_that_was_cut_short_is_finished(walks: Path) -> None:
+    walks.rename(walks.with_name(f".{walks.name}.rbtool-old-0123abcd"))
+    assert len(DatasetStorage(walks)) == 13
+    assert [path.name for path in walks.parent.iterdir()] == [walks.name]
+
+
 def test_a_changed_manifest_is_refused(walks: Path) -> None:
     manifest = walks / MANIFEST
     manifest.write_bytes(manifest.read_bytes().replace(b'"steps": 13', b'"steps": 12'))
