@@ -77,7 +77,8 @@ def once(mark: Path) -> bool:
 
 
 SURROUNDINGS = {
-    "leads its group": True, "threads": 1, "interrupt": True, "terminate": True, "blocked": set(), "input": "",
+    "leads its group": True, "threads": 1, "threads of others": "1", "interrupt": True, "terminate": True,
+    "blocked": set(), "input": "",
 }  # fmt: skip
 """What `surroundings` returns in any worker, but for the process it is."""
 
@@ -90,6 +91,7 @@ def surroundings(first: int) -> dict[str, Any]:
         "pid": os.getpid(),
         "leads its group": os.getpgrp() == os.getpid(),
         "threads": torch.get_num_threads(),
+        "threads of others": os.environ.get("OMP_NUM_THREADS"),
         "interrupt": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
         "terminate": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
         "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),

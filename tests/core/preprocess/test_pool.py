@@ -388,7 +388,10 @@ def runs(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_workers_are_processes_of_their_own(walks: Path, method: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_workers_are_processes_of_their_own(
+    walks: Path, method: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with WorkerPool(job_of(walks, Acting(surroundings)), 2, Limits(), method) as pool:
         found = [answer for _, answer in pool.run("measure", TASKS)]
         first = found[0].pop("pid")
@@ -518,6 +521,18 @@ def test_a_lost_server_is_started_again(walks: Path) -> None:
         found = [answer for _, answer in pool.run("measure", TASKS)]
     assert len(found) == len(TASKS)
     assert not runs(member)
+
+
+@SLOW
+def test_a_server_computes_nothing_while_it_waits(walks: Path) -> None:
+    with WorkerPool(job_of(walks, Acting(server_and_self)), 2, Limits(), "forkserver") as pool:
+        number, member = pool.call("measure", TASKS[0])
+        os.kill(member, signal.SIGKILL)
+        assert len(list(pool.run("measure", TASKS))) == len(TASKS)
+        server = psutil.Process(number)
+        before = sum(server.cpu_times()[:2])
+        time.sleep(0.5)
+        assert sum(server.cpu_times()[:2]) - before < 0.1
 
 
 def test_forking_is_the_default_where_it_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
