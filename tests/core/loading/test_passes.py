@@ -58,6 +58,18 @@ def test_a_state_that_is_loaded_changes_no_pass_that_has_started(walks: Walks, k
     assert contents(made) == epochs(walks, 1, seed=99)[0][2:]
 
 
+@pytest.mark.parametrize("kind", WITH_STATE)
+def test_a_pass_that_has_ended_stays_so_and_changes_no_state(walks: Walks, kind: str) -> None:
+    made = MAKERS[kind](opened(walks("ragged")))
+    ended = iter(made)
+    assert contents(ended) == epochs(walks, 1)[0]
+    started = iter(made)
+    next(started)
+    state = made.state_dict()
+    assert next(ended, None) is None
+    assert made.state_dict() == state
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loaders_of_one_data_set_do_not_change_each_others_pass(walks: Walks, workers: int) -> None:
     data = opened(walks("ragged"))
