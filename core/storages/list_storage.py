@@ -119,10 +119,6 @@ class Tree:
     spec: TreeSpec
     leaves: Sequence[Any]
 
-    def named_leaves(self) -> Iterator[tuple[Path, Any]]:
-        """Yield every leaf with its path."""
-        return zip(self.spec.paths(), self.leaves, strict=True)
-
     def unflatten(self, unpack: Callable[[Any], torch.Tensor]) -> Any:
         """Make the item from fresh containers and the results of `unpack` for the leaves."""
         return self.spec.unflatten(map(unpack, self.leaves), NO_BATCH)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import Interpreter
 from tensordict import TensorDict, tensorclass
 
 from rbtool.core.errors import SchemaError
@@ -113,6 +114,33 @@ def test_a_named_tuple_is_that_of_the_receiver() -> None:
     state["_structure"]["class"] = "gone:Step"
     target.load_state_dict(state)
     assert type(target[:]) is kinds[1]
+
+
+OWN = """
+import sys
+from collections import namedtuple
+import torch
+from rbtool import LazyTensorStorage
+saved, target = LazyTensorStorage(4), LazyTensorStorage(4)
+saved.set(range(2), namedtuple("Start", "seed epoch batch")(*torch.ones(3, 2)))
+state = saved.state_dict()
+state["_structure"]["class"] = "rbtool.core.loading.torch_dataset:Start"
+assert "rbtool.core.loading.torch_dataset" not in sys.modules
+target.load_state_dict(state)
+print(type(target[:]))
+"""
+
+
+def test_a_class_of_rbtool_is_imported(interpreter: Interpreter) -> None:
+    done = interpreter.run(OWN)
+    assert "torch_dataset.Start" in done.stdout, done.stderr
+
+
+def test_nests_that_were_saved_under_names_with_dots_find_their_entries() -> None:
+    saved = filled(LazyTensorStorage, TensorDict({"a.b": torch.arange(4.0), "c": torch.ones(4)}, [4]), 4)
+    target = filled(LazyTensorStorage, TensorDict({"c": torch.zeros(4), "a": {"b": torch.zeros(4)}}, [4]), 4)
+    target.load_state_dict(saved.state_dict())
+    assert (target[:]["a", "b"].tolist(), target[:]["c"].tolist()) == ([0, 1, 2, 3], [1] * 4)
 
 
 def test_without_a_receiver_that_has_it_the_class_is_asked_for() -> None:
