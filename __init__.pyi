@@ -191,6 +191,7 @@ from .core.verbs.convert import convert as convert
 from .core.verbs.demo import demo as demo
 from .core.verbs.diff import diff as diff
 from .core.verbs.download import download as download
+from .core.verbs.env import env as env
 from .core.verbs.export import export as export
 from .core.verbs.frames import frames as frames
 from .core.verbs.inspect import inspect as inspect

@@ -7,7 +7,7 @@ import errno
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -16,7 +16,7 @@ from .complete import SCRIPTS, install
 from .failures import EXIT_CODES, Stopped, allow_open_files, release_streams, report
 from .help import CONTEXT, EXAMPLE_SOURCE, SOURCE, Example, VerbGroup, examples_text
 from .output import STDOUT, Output
-from .words import GROUPS, SHORT_NAMES, VERBS, in_order
+from .words import GROUPS, SECTIONS, SHORT_NAMES, VERBS, in_order
 
 EXAMPLES = (
     Example("rbtool demo", "see all of it at work, on data made on the spot"),
@@ -30,6 +30,8 @@ EXAMPLES = (
 
 class _Verbs(VerbGroup):
     """All verbs, in the order of `VERBS`; Typer lists groups of verbs first."""
+
+    sections: ClassVar = {title: list(verbs) for title, verbs in SECTIONS.items()}
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=list(VERBS).index)

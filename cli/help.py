@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum
-from typing import Any, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -119,6 +119,9 @@ def _with_map_spread(args: Sequence[str]) -> list[str]:
 class VerbGroup(TyperGroup):
     """Verbs in the order in which they are added, with a hint if options are given before the verb."""
 
+    sections: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """The verbs of each section of the help page; without any, there is one section."""
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the verb; for an unknown name add similar ones to the error."""
         self.suggest_commands = False  # the cutoff of Typer is too low
@@ -145,11 +148,13 @@ class VerbGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the verbs with their whole first sentences, where Click would cut them to one line."""
-        verbs = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        shown = [(name, verb.get_short_help_str(sys.maxsize)) for name, verb in verbs if verb and not verb.hidden]
-        if shown:
-            with formatter.section("Commands"):
-                formatter.write_dl(shown)
+        verbs = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        shown = {name: verb.get_short_help_str(sys.maxsize) for name, verb in verbs.items() if verb and not verb.hidden}
+        widest = max(map(len, shown), default=0)  # so that descriptions line up across sections
+        for title, names in (self.sections or {"Commands": list(shown)}).items():
+            if records := [(name.ljust(widest), shown[name]) for name in names if name in shown]:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write exit codes and examples as they are."""

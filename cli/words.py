@@ -17,33 +17,45 @@ class Verb(NamedTuple):
     short: str = ""
 
 
-VERBS: dict[str, Verb] = {
-    "list": Verb("list", short="ls"),
-    "download": Verb("download"),
-    "convert": Verb("convert"),
-    "record": Verb("record"),
-    "preprocess": Verb("preprocess"),
-    "merge": Verb("merge"),
-    "split": Verb("split"),
-    "mix": Verb("mix"),
-    "checkpoint": Verb("checkpoint", group=True),
-    "export": Verb("export"),
-    "upload": Verb("upload"),
-    "inspect": Verb("inspect", short="show"),
-    "stats": Verb("stats"),
-    "plot": Verb("plot"),
-    "frames": Verb("frames"),
-    "report": Verb("report"),
-    "sample": Verb("sample"),
-    "diff": Verb("diff"),
-    "check": Verb("check"),
-    "repair": Verb("repair"),
-    "cache": Verb("cache", group=True, short="rm"),
-    "demo": Verb("demo"),
-    "migrate": Verb("migrate"),
+SECTIONS: dict[str, dict[str, Verb]] = {
+    "Get": {
+        "list": Verb("list", short="ls"),
+        "download": Verb("download"),
+        "convert": Verb("convert"),
+        "record": Verb("record"),
+        "demo": Verb("demo"),
+    },
+    "Make": {
+        "preprocess": Verb("preprocess"),
+        "merge": Verb("merge"),
+        "split": Verb("split"),
+        "mix": Verb("mix"),
+        "checkpoint": Verb("checkpoint", group=True),
+    },
+    "Look": {
+        "inspect": Verb("inspect", short="show"),
+        "stats": Verb("stats"),
+        "plot": Verb("plot"),
+        "frames": Verb("frames"),
+        "report": Verb("report"),
+        "sample": Verb("sample"),
+    },
+    "Check": {
+        "check": Verb("check"),
+        "diff": Verb("diff"),
+        "repair": Verb("repair"),
+        "cache": Verb("cache", group=True, short="rm"),
+        "env": Verb("env"),
+    },
+    "Train and share": {
+        "export": Verb("export"),
+        "upload": Verb("upload"),
+        "migrate": Verb("migrate"),
+    },
 }
-"""The verbs, in the order of the help page: one line is all that the command line knows of a verb."""
+"""The verbs, in the sections and the order of the help page: one line is all that the command line knows of a verb."""
 
+VERBS = {name: verb for section in SECTIONS.values() for name, verb in section.items()}
 GROUPS = frozenset(name for name, verb in VERBS.items() if verb.group)
 SHORT_NAMES = {
     verb.short: (name, verb.short) if verb.group else (name,)

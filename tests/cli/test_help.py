@@ -12,13 +12,13 @@ import pytest
 
 import rbtool
 from rbtool.cli.help import _with_map_spread
-from rbtool.cli.words import in_order
+from rbtool.cli.words import SECTIONS, in_order
 
 # What `--help` says, how it ends, and what is not loaded for it.
 
 VERBS = [
     "list", "download", "convert", "record", "preprocess", "merge", "split", "mix", "inspect", "stats", "plot",
-    "frames", "report", "sample", "diff", "check", "demo", "migrate",
+    "frames", "report", "sample", "diff", "check", "demo", "env", "migrate",
 ]  # fmt: skip
 GROUPS = ["checkpoint", "cache"]
 SUB_VERBS = [
@@ -69,9 +69,10 @@ def test_a_page_of_verbs_is_shown_without_one_and_cuts_no_description(page, envi
         f"rbtool {page} --help", shell=True, env=environment | {"COLUMNS": "60"}, capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    verbs = done.stdout.partition("Commands:\n")[2].partition("\n\n")[0]
-    assert verbs.endswith(".")
-    assert not [cut for cut in ("...", "…") if cut in verbs]
+    titles = ["Commands"] if page else SECTIONS
+    verbs = [done.stdout.partition(f"\n{title}:\n")[2].partition("\n\n")[0] for title in titles]
+    assert all(text.endswith(".") for text in verbs)
+    assert not [cut for cut in ("...", "…") for text in verbs if cut in text]
     done = shell(f"rbtool {page}")
     assert (done.returncode, done.stdout) == (0, pages[page])
 

@@ -59,6 +59,7 @@ _LEAVES = {
     "torchrl": Leaf(("core/torchrl",), "checkpoints in TorchRL's own layouts of episodes"),
     "convert": Leaf(("core/verbs/convert", "core/verbs/convert_workers", "cli/convert"), "`rbtool convert`"),
     "download": Leaf(("core/verbs/download", "cli/download"), "`rbtool download`"),
+    "env": Leaf(("core/verbs/env", "cli/env"), "`rbtool env`"),
     "export": Leaf(("core/verbs/export", "cli/export"), "`rbtool export`"),
     "merge": Leaf(("core/verbs/merge", "cli/merge"), "`rbtool merge`"),
     "split": Leaf(("core/verbs/split", "cli/split"), "`rbtool split`"),
@@ -373,7 +374,7 @@ def _declared(line: str) -> set[str]:
     """Return the file that a line of `LEAVES` in core/declarations.py, or of `VERBS` in cli/words.py, declares."""
     if found := _DECLARED.fullmatch(line):
         return {f"{found[1].replace('.', '/')}.py"}
-    found = re.fullmatch(r' {4}"[a-z]+": (?:Verb\()?"(\w+)".*\n', line)
+    found = re.fullmatch(r' {4,8}"[a-z]+": (?:Verb\()?"(\w+)".*\n', line)
     return set() if found is None else {f"cli/{found[1]}.py"}
 
 

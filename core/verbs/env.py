@@ -1,0 +1,129 @@
+"""`env`: versions, extras, folders and variables, for reports of bugs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import ClassVar
+
+from ..declarations import declared
+from ..format.locate import storage_root
+from ..progress import redact
+from ..results import Result
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)""")
+_FOR_DEVELOPERS = frozenset({"dev", "docs", "peer"})
+_VARIABLE = re.compile(
+    r"RBTOOL_\w+|MINARI_\w+|HF_\w+|\w+_(URL|DATASET_DIR)|TFDS_DATA_DIR|(HTTPS?|NO|ALL)_PROXY|SSL_CERT_FILE"
+    r"|REQUESTS_CA_BUNDLE|NO_COLOR|FORCE_COLOR|CLICOLOR_FORCE|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|NUMBA_\w+",
+    re.IGNORECASE,
+)
+_SECRET = re.compile(r"token|secret|password|key", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraState:
+    """Which packages of an extra are installed, with their versions, and which are missing."""
+
+    packages: dict[str, str]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvResult(Result):
+    """What a report of a bug needs to know of this machine.
+
+    Attributes:
+        rbtool, python, system: versions, and the kind of machine.
+        package: the folder that rbtool is imported from.
+        processors: how many processors this process may use.
+        packages: versions of the dependencies; None for one that is not installed.
+        extras: the state of each extra.
+        store: the folder of the datasets, and the bytes that are free there; None before it exists.
+        variables: the variables of the environment that matter to rbtool, without secrets.
+    """
+
+    kind: ClassVar[str] = "env"
+    rbtool: str
+    python: str
+    system: str
+    package: Path
+    processors: int
+    packages: dict[str, str | None]
+    extras: dict[str, ExtraState]
+    store: Path
+    free_bytes: int | None
+    variables: dict[str, str]
+
+
+def env() -> EnvResult:
+    """Describe the environment: versions, extras, folders and variables.
+
+    Nothing is imported to find versions, and no network is used. Values that look secret are shown as `***`.
+
+    Returns:
+        The versions and paths as they are in this process.
+
+    >>> import rbtool
+    >>> rbtool.env().packages["torch"] is not None
+    True
+    """
+    needed, extras = _requirements()
+    store = storage_root()
+    return EnvResult(
+        rbtool=metadata.version("rbtool"),
+        python=f"{platform.python_version()} at {sys.executable}",
+        system=platform.platform(),
+        package=Path(__file__).parents[2],
+        processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        packages={name: _version(name) for name in needed},
+        extras={extra: _state(names) for extra, names in extras.items()},
+        store=store,
+        free_bytes=shutil.disk_usage(store).free if store.is_dir() else None,
+        variables={name: _shown(name, value) for name, value in sorted(os.environ.items()) if _matters(name)},
+    )
+
+
+def _requirements() -> tuple[list[str], dict[str, list[str]]]:
+    """Return the names of the dependencies of rbtool, and those of each extra."""
+    needed, extras = [], defaultdict(list)
+    for line in metadata.requires("rbtool") or []:
+        found, extra = _NAME.match(line), _EXTRA.search(line)
+        assert found is not None  # a requirement begins with a name
+        if extra is None:
+            needed.append(found[0])
+        elif extra[1] not in _FOR_DEVELOPERS:
+            extras[extra[1]].append(found[0])
+    return sorted(needed), dict(sorted(extras.items()))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _state(names: list[str]) -> ExtraState:
+    versions = {name: _version(name) for name in sorted(names)}
+    return ExtraState(
+        {name: version for name, version in versions.items() if version},
+        tuple(name for name, version in versions.items() if version is None),
+    )
+
+
+def _matters(name: str) -> bool:
+    caches = {source.cache_variable for source in declared()}
+    return name in caches or _VARIABLE.fullmatch(name) is not None
+
+
+def _shown(name: str, value: str) -> str:
+    return "***" if value and _SECRET.search(name) else redact(value)
