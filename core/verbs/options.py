@@ -205,7 +205,11 @@ class RecordOptions(VerbOptions):
     _: KW_ONLY
     episodes: int = dataclasses.field(metadata=required("How many episodes to record.", "N"))
     policy: str | Callable[[Any], Any] = option(
-        "random", "Actions: random, or a function of the observation.", "random|FILE.py:NAME", values=str
+        "random",
+        "Actions: random, the controller that rbtool has for CartPole-v1 and Pendulum-v1, or a function of the "
+        "observation.",
+        "random|expert|FILE.py:NAME",
+        values=str,
     )
     seed: int | None = option(None, "Episode k is reset with the seed N + k. Default: drawn.", "N")
     num_envs: int = option(1, "Environments in parallel; the episodes stay the same.", "K")

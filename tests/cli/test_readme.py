@@ -112,3 +112,10 @@ def test_the_python_examples_run_and_run_again(outputs, folder, environment):
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    shown, printed = (
+        re.findall(r"^step (\d+): mean return (\d+)$", text, re.MULTILINE) for text in (README, done.stdout)
+    )
+    assert [step for step, _ in printed] == 2 * [step for step, _ in shown]
+    returns = [[int(value) for _, value in lines] for lines in (shown, printed[: len(shown)])]
+    for first, *_, last in returns:  # the values between them differ from processor to processor
+        assert first < 60 < 400 < last

@@ -12,6 +12,8 @@ import pytest
 from scripted_envs import Recorded
 from waiting import HANG, wait_until
 
+import rbtool
+
 ENV = """
 import time
 import gymnasium, numpy as np
@@ -197,3 +199,17 @@ def test_a_signal_keeps_the_episodes_before_it(place, variables, number):
     assert "hint: 2 episodes are kept: add --resume to continue" in err
     assert "restored 7 steps in 2 episodes\n" in place(f"repair {place.path}/there").stderr
     assert Recorded(place.path / "there").table.seed.tolist() == [10, 11]
+
+
+@pytest.mark.parametrize(("environment", "least"), [("CartPole-v1", 500), ("Pendulum-v1", -400)])
+def test_the_expert_of_rbtool_masters_its_environment(environment: str, least: float, tmp_path: Path) -> None:
+    rbtool.record(environment, tmp_path / "played", policy="expert", episodes=20, seed=0)
+    found = rbtool.inspect(tmp_path / "played")
+    assert found.returns.min >= least
+    assert Recorded(tmp_path / "played").manifest.provenance[0].arguments["policy"] == "expert"
+
+
+def test_an_environment_without_an_expert_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(rbtool.UsageError, match="no expert for Acrobot-v1, only for CartPole-v1 and Pendulum-v1"):
+        rbtool.record("Acrobot-v1", tmp_path / "played", policy="expert", episodes=1)
+    assert list(tmp_path.iterdir()) == []
