@@ -55,7 +55,10 @@ def __getattr__(name: str) -> Any:
     if attribute not in _HOMES or name in _RENAMED.values():
         if not name.startswith("_") and _DeepPaths.find_spec(f"{__name__}.{name}"):
             return importlib.import_module(f".{name}", __name__)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .core.torchrl_names import MISSING
+
+        why = f": {MISSING[name]}" if name in MISSING else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{why}")
     home = _HOMES[attribute]
     if home == ".core.verbs":
         found = importlib.import_module(f"{home}.{name}", __name__)

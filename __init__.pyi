@@ -69,6 +69,7 @@ from .core.maps.tensordict_map import RandomProjectionHash as RandomProjectionHa
 from .core.maps.tensordict_map import SipHash as SipHash
 from .core.maps.tensordict_map import TensorDictMap as TensorDictMap
 from .core.maps.tensordict_map import TensorMap as TensorMap
+from .core.preprocess.functions import CloudpickleWrapper as CloudpickleWrapper
 from .core.preprocess.preprocess import preprocess as preprocess
 from .core.recording.environments import RecordEpisodes as RecordEpisodes
 from .core.recording.environments import RecordVectorEpisodes as RecordVectorEpisodes
@@ -145,6 +146,12 @@ from .core.storages.packed import PackedStorage as PackedStorage
 from .core.storages.tensor import TensorStorage as TensorStorage
 from .core.streams.stream_dataset import StreamDataset as StreamDataset
 from .core.ted.schema import DEFAULT_DONE_KEYS as DEFAULT_DONE_KEYS
+from .core.text.chat_templates import add_chat_template as add_chat_template
+from .core.text.history import ContentBase as ContentBase
+from .core.text.history import History as History
+from .core.text.history import LLMData as LLMData
+from .core.text.history import LLMInput as LLMInput
+from .core.text.history import LLMOutput as LLMOutput
 from .core.text.loader import TokenizedDatasetLoader as TokenizedDatasetLoader
 from .core.text.loader import create_infinite_iterator as create_infinite_iterator
 from .core.text.loader import get_dataloader as get_dataloader
@@ -152,10 +159,13 @@ from .core.text.rewards import PairwiseDataset as PairwiseDataset
 from .core.text.rewards import RewardData as RewardData
 from .core.text.rollouts import AdaptiveKLController as AdaptiveKLController
 from .core.text.rollouts import ConstantKLController as ConstantKLController
+from .core.text.rollouts import KLControllerBase as KLControllerBase
 from .core.text.rollouts import PromptData as PromptData
 from .core.text.rollouts import RolloutFromModel as RolloutFromModel
+from .core.text.rollouts import get_prompt_dataloader_tldr as get_prompt_dataloader_tldr
 from .core.text.tokenizers import PromptTensorDictTokenizer as PromptTensorDictTokenizer
 from .core.text.tokenizers import TensorDictTokenizer as TensorDictTokenizer
+from .core.text.topk import TopKRewardSelector as TopKRewardSelector
 from .core.torchrl.hooks import Flat2TED as Flat2TED
 from .core.torchrl.hooks import H5Combine as H5Combine
 from .core.torchrl.hooks import H5Split as H5Split

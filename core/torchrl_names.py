@@ -8,7 +8,7 @@ _FILES = {
     "": "data",
     "data": "datasets llm map postprocs replay_buffers rlhf tensor_specs utils video vla",
     "data.datasets": "atari_dqn common d4rl d4rl_infos gen_dgrl lerobot minari_data openml openx roboset utils vd4rl",
-    "data.llm": "dataset history prompt reward topk utils",
+    "data.llm": "chat common dataset history prompt reward topk utils",
     "data.map": "hash query tdstorage tree utils",
     "data.postprocs": "postprocs",
     "data.replay_buffers": "checkpointers her offline_to_online query ray_buffer replay_buffers sample_units samplers "
@@ -32,7 +32,6 @@ MISSING: Mapping[str, str] = {
     "InPlaceSampler": "it fails at every call in TorchRL, too",
     "StoreStorage": "it needs a server; a LazyMemmapStorage with `shared=True` serves processes of one machine, and "
     "RayReplayBuffer those of several",
-    "get_prompt_dataloader_tldr": "`get_dataloader` with PromptData does the same",
     "invertible_dict": "an internal of TorchRL",
     "pin_memory_output": "an internal of TorchRL",
     "stack_tensors": "an internal of TorchRL",
@@ -48,6 +47,8 @@ DIFFERENT: Mapping[str, str] = {
     "Choice": "`cardinality()` and `enumerate()` have each value once; TorchRL counts duplicates",
     "Composite": "assigning `device` moves the entries, in TorchRL it does nothing; a locked one refuses `del`, `pop`",
     "HERReplayBuffer": "warns where no function computes terminations, so that stored flags belong to old goals",
+    "History": "`append` and `extend` change this object alone, not one that it was indexed from; a chat template "
+    "without a place for a role refuses it, where TorchRL drops the message",
     "LazyMemmapStorage": "rows with other keys than the storage has are refused; `schema='open'` takes them",
     "LazyTensorStorage": "rows with other keys than the storage has are refused; `schema='open'` takes them",
     "LeRobotExperienceReplay": "the last step of a slice has its next row where that is stored; in TorchRL always NaN",

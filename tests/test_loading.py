@@ -357,6 +357,14 @@ def test_no_other_module_is_made_up(path: str) -> None:
         from rbtool.data.replay_buffers import Nothing  # noqa: F401
 
 
+def test_a_name_that_is_left_to_torchrl_says_what_to_use() -> None:
+    for module in (rbtool, importlib.import_module("rbtool.data.replay_buffers.storages")):
+        with pytest.raises(AttributeError, match="'StoreStorage': it needs a server; a LazyMemmapStorage"):
+            module.StoreStorage  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'Nothing'$"):
+        rbtool.Nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_torchrls_modules_cost_nothing_that_imports_none(tmp_path: Path) -> None:
     loaded = "print('loaded:', *(name for name in sys.modules if name.endswith(('torchrl_names', 'rbtool.data'))))"
     assert python(f"import sys, rbtool; {loaded}; import rbtool.data; {loaded}", tmp_path).splitlines() == [

@@ -40,7 +40,7 @@ import cloudpickle
 import numpy as np
 
 from ..engine.tasks import error_text
-from ..errors import UsageError, did_you_mean
+from ..errors import UsageError, WrongKindError, did_you_mean
 from ..format import fs
 from ..format.files import digest_file, read_regular
 from ..ted.schema import Field
@@ -352,6 +352,41 @@ class PickledFunction(ChunkFunction):
                 f"{self.label} does not load in a worker process: {error_text(error)}", hint=_IN_PROCESS
             ) from error
         return function
+
+
+class CloudpickleWrapper:
+    """A function that can be pickled whatever it is, a lambda or one with a closure: its code is pickled with it.
+
+    So it can be passed to another process. It is called like the function. The name is TorchRL's.
+
+    Args:
+        fn: the function; a wrapper is returned as it is.
+
+    >>> import pickle
+    >>> pickle.loads(pickle.dumps(CloudpickleWrapper(lambda number: number + 1)))(2)
+    3
+    """
+
+    def __new__(cls, fn: Callable[..., Any]) -> CloudpickleWrapper:
+        return fn if isinstance(fn, cls) else super().__new__(cls)
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        if fn is self:
+            return
+        if not callable(fn):
+            raise WrongKindError(f"expected a function, found a {type(fn).__name__}")
+        self.fn = fn
+        functools.update_wrapper(self, fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unwrapped, (type(self), cloudpickle.dumps(self.fn))
+
+
+def _unwrapped(kind: type[CloudpickleWrapper], data: bytes) -> CloudpickleWrapper:
+    return kind(pickle.loads(data))  # safe: only called by a pickle, which the user has chosen to load
 
 
 def find_function(function: Loaded | str) -> ChunkFunction:

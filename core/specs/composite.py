@@ -490,7 +490,11 @@ class Composite(TensorSpec):
         if not is_nest(value):
             return False
         found = entries_of(value)
-        return all(entry is None or (name in found and entry.is_in(found[name])) for name, entry in self._specs.items())
+        optional = self.data_cls is not None  # fields that are None are not among the entries of a tensorclass
+        return all(
+            entry is None or ((optional or name in found) and entry.is_in(found.get(name)))
+            for name, entry in self._specs.items()
+        )
 
     def __contains__(self, value: Any) -> bool:
         """Return whether a key exists, or a value is a member."""

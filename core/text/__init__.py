@@ -1,1 +1,1 @@
-"""Text for training language models: tokenizers, token caches, batches, KL controllers and rollouts."""
+"""Text for training language models: tokens, token caches, conversations, chat templates, rollouts, KL controllers."""

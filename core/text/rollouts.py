@@ -20,7 +20,7 @@ from tensordict import TensorClass, TensorDict
 
 from ..errors import SchemaError, UsageError, keywords_of, suggests_keywords
 from ..transforms.keyed import require_count
-from .loader import TokenizedDatasetLoader
+from .loader import TokenizedDatasetLoader, get_dataloader
 from .tokenizers import LabelledPromptTokenizer, require_transformers
 
 DEFAULT_DATASET = "CarperAI/openai_summarize_tldr"
@@ -79,6 +79,11 @@ class PromptData(TensorClass):
         found = loader.load()
         made: Self = cls.from_tensordict(found)
         return made
+
+
+def get_prompt_dataloader_tldr(batch_size: int, block_size: int, device: torch.device | str, **options: Any) -> Any:
+    """Return batches of prompts of the TL;DR dataset: `get_dataloader` with `PromptData`, and with its `options`."""
+    return get_dataloader(batch_size, block_size, PromptData, device, **options)
 
 
 class RolloutFromModel:
@@ -406,11 +411,13 @@ class NoCoefficientError(UsageError, AttributeError):
 
 
 class KLControllerBase(ABC):
-    """Decides the KL coefficient `coef`, and copies it to `model.kl_coef` if a model is given."""
+    """The base class of KL controllers: decides the KL coefficient `coef`, and copies it to `model.kl_coef` if a model
+    is given. A subclass implements `update`.
+    """
 
     coef: float
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any = None) -> None:
         if model is not None and not hasattr(model, "kl_coef"):
             raise NoCoefficientError(f"the {type(model).__name__} has no attribute kl_coef for the controller to set")
         self.model = model

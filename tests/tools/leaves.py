@@ -40,7 +40,7 @@ class Leaf(NamedTuple):
 _LEAVES = {
     "specs": Leaf(("core/specs",), "specs of observations and actions, and the spaces of gymnasium made of them"),
     "maps and trees": Leaf(("core/maps", "core/trees"), "maps keyed by rows of tensors, and trees of rollouts"),
-    "text": Leaf(("core/text",), "tokenizers, batches of text, KL controllers and rewards for language models"),
+    "text": Leaf(("core/text",), "conversations, tokens, batches of text, KL controllers, rewards for language models"),
     "vla": Leaf(("core/vla",), "vision-language-action models: tokens of actions, steps and images"),
     "report": Leaf(("core/report", "core/charts", "core/verbs/report", "cli/report"), "`rbtool report` and charts"),
     "plot": Leaf(("core/verbs/plot", "cli/plot"), "`rbtool plot`"),

@@ -21,6 +21,7 @@ from rbtool.cli.words import VERBS
 from rbtool.core.engine.pool import WorkerPool
 from rbtool.core.engine.tasks import FunctionFailed, Limits, error_text
 from rbtool.core.preprocess.functions import (
+    CloudpickleWrapper,
     FreshModules,
     FunctionProcessor,
     PickledFunction,
@@ -379,3 +380,19 @@ def test_the_folder_is_the_one_where_it_was_named(here: Path) -> None:
     function = find_function("named_us:f")
     os.chdir("/")
     assert function.load()(5) == 5
+
+
+def test_any_function_can_be_pickled_in_a_wrapper() -> None:
+    factor = 3
+
+    def scaled(number: int, *, more: int = 0) -> int:
+        """Scale."""
+        return factor * number + more
+
+    wrapper = CloudpickleWrapper(scaled)
+    assert (wrapper(2, more=1), wrapper.__name__, wrapper.__doc__) == (7, "scaled", "Scale.")  # type: ignore[attr-defined]
+    copied = pickle.loads(pickle.dumps(wrapper))
+    assert (type(copied), copied(2)) == (CloudpickleWrapper, 6)
+    assert CloudpickleWrapper(wrapper) is wrapper
+    with pytest.raises(TypeError, match="expected a function"):
+        CloudpickleWrapper(3)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from rbtool.core.errors import DatasetNotFoundError, FormatError, MissingKeyErro
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.text.loader import TokenizedDatasetLoader, create_infinite_iterator, get_dataloader
 from rbtool.core.text.rewards import PairwiseDataset, RewardData
-from rbtool.core.text.rollouts import PromptData
+from rbtool.core.text.rollouts import PromptData, get_prompt_dataloader_tldr
 from rbtool.core.text.tokenizers import PromptTensorDictTokenizer, TensorDictTokenizer
 
 LENGTH, SHORT = 1300, 1100
@@ -395,7 +395,7 @@ def test_tokens_from_a_hub_then_without_the_network(python: tuple[Machine, Inter
 
 def test_the_examples_of_the_guide(python: tuple[Machine, Interpreter]) -> None:
     blocks = re.findall(r"```py\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 6
     for block in blocks:
         run(python, block)
 
@@ -465,6 +465,12 @@ def test_endless_batches_are_of_the_class_on_the_device(saved: Path, root: Path)
     drawn[0].input_ids.zero_()
     stored = PromptData.from_dataset("valid", saved, SHORT, root, from_disk=True, tokenizer=tiny_tokenizer())
     assert stored.input_ids.sum(1).min() > 0
+
+
+def test_prompts_have_a_shorter_call(saved: Path, root: Path) -> None:
+    options = {"split": "valid", "root_dir": root, "from_disk": True, "tokenizer": tiny_tokenizer()}
+    batch = next(get_prompt_dataloader_tldr(8, SHORT, "cpu", dataset_name=saved, **options))
+    assert (type(batch), batch.input_ids.shape) == (PromptData, (8, SHORT))
 
 
 def test_a_batch_larger_than_the_dataset_is_refused(saved: Path, root: Path) -> None:

@@ -14,7 +14,13 @@ from tensordict import TensorDict
 from text_files import EOS, PAD, tiny_model
 
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.text.rollouts import AdaptiveKLController, ConstantKLController, PromptData, RolloutFromModel
+from rbtool.core.text.rollouts import (
+    AdaptiveKLController,
+    ConstantKLController,
+    KLControllerBase,
+    PromptData,
+    RolloutFromModel,
+)
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -366,3 +372,17 @@ def test_values_that_make_no_sense_change_nothing(values: Any, message: str) -> 
     with pytest.raises(UsageError, match=message):
         controller.update(values)
     assert controller.coef == 0.1
+
+
+def test_a_controller_of_ones_own() -> None:
+    class Halving(KLControllerBase):
+        coef = 0.4
+
+        def update(self, kl_values: Any) -> float:
+            return self._set(self.coef / 2)
+
+    policy = SimpleNamespace(kl_coef=0.4)
+    assert (Halving().update([]), Halving(policy).update([]), policy.kl_coef) == (0.2, 0.2, 0.2)
+    assert isinstance(AdaptiveKLController(init_kl_coef=0.1, target=6.0, horizon=10), KLControllerBase)
+    with pytest.raises(TypeError):
+        KLControllerBase()  # type: ignore[abstract]

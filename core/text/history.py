@@ -1,0 +1,506 @@
+"""Conversations, and texts with their tokens, as tensorclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict, lazy_stack
+
+from ..errors import SchemaError, UnsupportedError, UsageError, WrongKindError, did_you_mean, require_flags
+from .chat_templates import (
+    GENERATION,
+    ChatTemplate,
+    Message,
+    Span,
+    assistant_spans,
+    chosen_template,
+    parsed,
+    rendered,
+    special_tokens,
+)
+
+if TYPE_CHECKING:
+    from ..specs.composite import Composite
+
+_LISTS = ("role", "content", "tool_calls", "tool_responses", "token_list", "tokens_response_list")
+_PADDING = "<none>"
+
+
+class NoSuchMessageError(SchemaError, IndexError):
+    """There are no messages, or a dimension does not exist."""
+
+
+class UnknownFieldError(UsageError, AttributeError):
+    """A message has a key that is not a field of `History`."""
+
+
+def _with_whole_lists(self: Any, name: str, value: Any) -> None:
+    """Set a field; a list is spread over the batch, and the lists below it stay lists, whatever their lengths."""
+    if isinstance(value, list) and name in _LISTS:
+        value = _spread(value, self.batch_dims)
+    TensorClass.__setattr__(self, name, value)
+
+
+def _spread(value: Any, dims: int) -> Any:
+    if dims and isinstance(value, list) and value:
+        return NonTensorStack(*(_spread(one, dims - 1) for one in value))
+    return NonTensorData(value)
+
+
+class LLMInput(TensorClass, nocast=True):
+    """What a language model is given: tokens, and the text that they stand for. The fields are as in TorchRL's class.
+
+    - `tokens`, `attention_mask`: int64 `[*batch, L]`.
+    - `token_list`: tokens without padding, a list for each row.
+    - `text`: a text for each row, or one for all.
+    """
+
+    tokens: torch.Tensor
+    attention_mask: torch.Tensor | None = None
+    token_list: list[int] | list[list[int]] | None = None
+    text: str | list[str] | None = None
+
+    __setattr__ = _with_whole_lists
+
+
+class LLMOutput(TensorClass, nocast=True):
+    """What a language model returns: tokens, and what was computed with them. The fields are as in TorchRL's class.
+
+    - `tokens`: int64 `[*batch, L]`; `tokens_response`: those that were generated, `[*batch, T]`.
+    - `token_list`, `tokens_response_list`: the same without padding, a list for each row.
+    - `logits`: `[*batch, T, vocabulary]`; `log_probs`: `[*batch, T]`.
+    - `text`: a text for each row, or one for all.
+    """
+
+    tokens: torch.Tensor
+    tokens_response: torch.Tensor | None = None
+    token_list: list[int] | list[list[int]] | None = None
+    tokens_response_list: list[list[int]] | None = None
+    logits: torch.Tensor | None = None
+    log_probs: torch.Tensor | None = None
+    text: str | list[str] | None = None
+
+    __setattr__ = _with_whole_lists
+
+    @classmethod
+    def from_vllm_output(cls, vllm_output: Any) -> Self:
+        """Raise UnsupportedError (a NotImplementedError), as in TorchRL: fill in the fields of a vLLM output."""
+        raise UnsupportedError(
+            f"{cls.__name__} is not made from an output of vLLM", hint=f"pass its fields: {cls.__name__}(tokens=…)"
+        )
+
+
+class LLMData(TensorClass, nocast=True):
+    """Texts, prompts and answers with their tokens, in the batch size that is given. The fields are as in TorchRL's
+    class; those that are not set are None.
+
+    - `tokens`, `attention_mask`: int64 `[*batch, L]`.
+    - `tokens_response`: the tokens of the answers, without those of the prompts, int64 `[*batch, T]`.
+    - `token_list`, `tokens_response_list`: the same without padding, a list for each row.
+    - `logits`: `[*batch, T, vocabulary]`; `log_probs`: `[*batch, T]`.
+    - `text`, `text_response`: a text for each row, or one for all.
+
+    >>> data = LLMData(tokens=torch.ones(2, 3), text=["a", "b"], token_list=[[1, 2], [3]], batch_size=[2])
+    >>> data[1].text, data[1].token_list, data.logits
+    ('b', [3], None)
+    """
+
+    tokens: torch.Tensor | None = None
+    tokens_response: torch.Tensor | None = None
+    attention_mask: torch.Tensor | None = None
+    token_list: list[int] | list[list[int]] | None = None
+    tokens_response_list: list[list[int]] | None = None
+    logits: torch.Tensor | None = None
+    log_probs: torch.Tensor | None = None
+    text: str | list[str] | None = None
+    text_response: str | list[str] | None = None
+
+    __setattr__ = _with_whole_lists
+
+
+class ContentBase(TensorClass, nocast=True, shadow=True):
+    """A part of a message that has several: text, an image, a file. The fields are as in TorchRL's class.
+
+    - `type`: what it is, meant to be text, image, audio, video, file or function_call; it is not checked.
+    - `text`; `url`, or `data` in base64, with `mime_type`, `name` and `size`; `function_name`, `function_args`.
+
+    Several parts are a stack: `History(role="user", content=lazy_stack([ContentBase(type="text", text="Hi"), …]))`.
+    """
+
+    type: str  # type: ignore[assignment]  # `shadow`: the fields hide methods of the base class
+    text: str | None = None
+    url: str | None = None
+    data: str | None = None  # type: ignore[assignment]
+    mime_type: str | None = None
+    name: str | None = None
+    size: int | None = None  # type: ignore[assignment]
+    function_name: str | None = None
+    function_args: Mapping[str, Any] | None = None
+
+
+class History(TensorClass, nocast=True):
+    """Messages of conversations: one of T messages has the batch size `[T]`, B of them `[B, T]`, or `[B, -1]` if their
+    lengths differ. The fields are as in TorchRL's class.
+
+    - `role`: who says it, such as user, assistant or system; messages of the role `<none>` are padding.
+    - `content`: a text, a list of parts, or a stack of `ContentBase`.
+    - `is_complete`: False for a message that was cut off.
+    - `tool_calls`, `tool_responses`: lists, or None.
+
+    >>> chat = History.from_chats([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo!"}])
+    >>> chat.shape, chat[-1].content
+    (torch.Size([2]), 'Yo!')
+    >>> chat.append(History(role="user", content="Bye")).shape
+    torch.Size([3])
+    >>> print(chat[1:].apply_chat_template(add_generation_prompt=False))
+    <|im_start|>assistant
+    Yo!<|im_end|>
+    <|im_start|>user
+    Bye<|im_end|>
+    <BLANKLINE>
+    """
+
+    role: str
+    content: Any
+    is_complete: bool = True
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_responses: list[str] | None = None
+
+    __setattr__ = _with_whole_lists
+
+    # Dictionaries and texts ----------------------------------------------------------------------------
+
+    @classmethod
+    def from_chats(cls, chats: Sequence[Any]) -> Self:
+        """Make a conversation of T messages, or several.
+
+        Args:
+            chats: dictionaries with `role`, `content` and perhaps the other fields, or a list of such lists.
+
+        Raises:
+            SchemaError: (also an IndexError) there are no messages.
+            UsageError: (also an AttributeError) a key is not a field.
+            WrongKindError: (a TypeError) something else is not as described, or a role or content is missing.
+        """
+        if isinstance(chats, Mapping):
+            return cls._from_message(chats)
+        if isinstance(chats, str | bytes) or not isinstance(chats, Sequence):
+            raise WrongKindError(f"expected a message, a dictionary, or a list of them, found {chats!r:.40}")
+        if not chats:
+            raise NoSuchMessageError("the conversation has no messages, expected at least one")
+        if len({isinstance(chat, Mapping) for chat in chats}) > 1:
+            raise WrongKindError("the list holds messages and conversations, expected only messages or only lists")
+        made: Self = lazy_stack([cls.from_chats(chat) for chat in chats])
+        return made
+
+    @classmethod
+    def _from_message(cls, message: Mapping[str, Any]) -> Self:
+        known = [one.name for one in fields(cls)]
+        for name in message:
+            if name not in known:
+                raise UnknownFieldError(
+                    f"a message has the key {name!r}{did_you_mean(str(name), known)}", hint=f"keys: {', '.join(known)}"
+                )
+        for name in ("role", "content"):
+            if name not in message:
+                raise WrongKindError(f"a message has no {name!r}; it has {', '.join(message) or 'nothing'}")
+        return cls(**message)
+
+    def tolist(self) -> Any:  # type: ignore[override]  # that of the base class does not leave out None
+        """Return the messages as dictionaries without the fields that are None, in lists as nested as the batch."""
+        if self.ndim:
+            return [one.tolist() for one in self.unbind(0)]
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: _plain(value) for name, value in found.items() if value is not None}
+
+    @classmethod
+    def from_text(
+        cls,
+        text: str | Sequence[str],
+        chat_template_name: str | None = None,
+        chat_template: str | None = None,
+        tokenizer: Any = None,
+    ) -> Self:
+        r"""Read a conversation from a text that a chat template wrote, or several from a list of texts.
+
+        A message that does not end before the next one begins, or before the text does, has `is_complete=False` in the
+        formats that mark the end: ChatML, Qwen, Llama. Calls of tools and their responses are read from ChatML and
+        Qwen; they stay in the content, too.
+
+        Args:
+            text: a text with its special tokens.
+            chat_template_name: `chatml_format`, `qwen`, `llama`, `deepseek`, `falcon`, `dialogpt`, or a name with an
+                `inverse_parser` of `add_chat_template`. Default: by `tokenizer.name_or_path`, else `chatml_format`.
+            chat_template: accepted for compatibility with TorchRL and ignored, as there: a template cannot be read
+                backwards.
+            tokenizer: where the text is from.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) nothing reads this format.
+            SchemaError: (a RuntimeError) the text has no messages.
+
+        >>> History.from_text("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYo")[1].is_complete
+        False
+        """
+        if isinstance(text, str):
+            found = parsed(text, tokenizer, chat_template_name)
+            return found if isinstance(found, cls) else cls.from_chats(found)
+        if not text:
+            raise SchemaError("there are no texts, expected at least one")
+        made: Self = lazy_stack([cls.from_text(one, chat_template_name, chat_template, tokenizer) for one in text])
+        return made
+
+    # Growth ----------------------------------------------------------------------------------------------
+
+    def append(self, history: History, *, inplace: bool = True, dim: int = -1) -> Self:
+        """Append one item: a message to a conversation, or one to each of several, or a conversation to several.
+
+        Conversations may have different lengths. Only this object changes, not one that it was taken from by an index.
+
+        Args:
+            history: the item, with one dimension less; it is moved to this object's device.
+            inplace: whether this object changes, and is returned; otherwise a new one shares the messages.
+            dim: the dimension that grows; the last is that of messages.
+
+        Raises:
+            SchemaError: (a RuntimeError) the dimensions do not fit, this is a single message, or locked.
+            UsageError: (a ValueError) another number of conversations; IndexError: there is no such `dim`. Nothing is
+                changed by any of these.
+        """
+        return self._grow(history, inplace, dim, 1)
+
+    def extend(self, history: History, *, inplace: bool = True, dim: int = 0) -> Self:
+        """Append all items of a history with as many dimensions; for the arguments and errors see `append`."""
+        return self._grow(history, inplace, dim, 0)
+
+    def _grow(self, history: History, inplace: bool, dim: int, fewer: int) -> Self:
+        require_flags(inplace=inplace)
+        if not self.ndim:
+            raise SchemaError("this is a single message, which does not grow", hint="unsqueeze(0) makes a conversation")
+        if not isinstance(history, History):
+            raise WrongKindError(f"expected a History, found a {type(history).__name__}")
+        if history.ndim != self.ndim - fewer:
+            raise SchemaError(
+                f"the history has {history.ndim} dimensions, expected {self.ndim - fewer}, as this one has {self.ndim}"
+            )
+        if not -self.ndim <= dim < self.ndim:
+            raise NoSuchMessageError(f"dim is {dim}, and the history has {self.ndim} dimensions")
+        if inplace and self.is_locked:
+            raise SchemaError("the history is locked", hint="unlock_() it, or use inplace=False")
+        if self.device is not None and history.device != self.device:
+            history = history.to(self.device)
+        grown: Self = _grown(self, history, dim % self.ndim, bool(fewer))
+        if not inplace:
+            return grown
+        self.__dict__.update(grown.__dict__)
+        return self
+
+    # Chat templates --------------------------------------------------------------------------------------
+
+    def apply_chat_template(
+        self,
+        *,
+        tokenizer: Any = None,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_name: str | None = None,
+        continue_final_message: bool = False,
+        tokenize: bool | None = None,
+        return_tensors: str | None = None,
+        return_dict: bool | None = None,
+        return_assistant_tokens_mask: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Write conversations as texts, or as tokens.
+
+        The template is the first of these: `chat_template`; `chat_template_name`; that of the family of models in
+        `tokenizer.name_or_path` (those of `add_chat_template`, then Qwen, DialoGPT, Falcon, DeepSeek and Llama); the
+        tokenizer's own if it has `{% generation %}`; ChatML. rbtool's templates write the text of contents with several
+        parts, and no descriptions of tools.
+
+        Args:
+            tokenizer: a tokenizer of transformers, or anything alike: with `apply_chat_template`, or callable. None
+                for texts only, which have the special tokens of the template's family.
+            add_generation_prompt: whether the text ends with the header of an answer.
+            chat_template: a template in Jinja.
+            chat_template_name: `chatml_format`, `qwen`, `dialogpt`, `falcon`, `deepseek`, `llama`, or a name of
+                `add_chat_template`.
+            continue_final_message: whether the text ends where the last message does, so that a model goes on with it.
+            tokenize: whether to return tokens; default if `return_tensors` or the mask is set.
+            return_tensors: the type of the tokens; default "pt", torch's.
+            return_dict: whether to return a tensordict of tokens; default with the mask.
+            return_assistant_tokens_mask: whether to mark the tokens of what assistants say, as `assistant_masks`.
+            **options: for the tokenizer, such as `padding`, `truncation` (both off by default) and `max_length`, and
+                for the template.
+
+        Returns:
+            For one conversation a str; with `tokenize` an int64 tensor `[1, L]`; with `return_dict`, too, a tensordict
+            with `input_ids`, `attention_mask` and perhaps `assistant_masks`, int64 `[L]`. For several conversations a
+            list of these, or a lazy stack of tensordicts: `get("input_ids", as_padded_tensor=True)` pads it.
+
+        Raises:
+            MissingKeyError: (a KeyError) no template has this name.
+            UsageError: (a ValueError) arguments that contradict each other, or the template fails.
+            SchemaError: (a RuntimeError) tokens are asked for without a tokenizer.
+        """
+        mask = return_assistant_tokens_mask
+        if continue_final_message and add_generation_prompt:
+            raise UsageError(
+                "continue_final_message and add_generation_prompt are both set: a text ends with the last message, or "
+                "with the header of another",
+                hint="add_generation_prompt=False",
+            )
+        if mask and (tokenize is False or return_dict is False):
+            raise UsageError("return_assistant_tokens_mask marks tokens, expected tokenize and return_dict not False")
+        tokenize = (mask or return_tensors is not None) if tokenize is None else tokenize
+        if tokenize and tokenizer is None:
+            raise SchemaError("tokens are asked for, but there is no tokenizer", hint="pass one: tokenizer=…")
+        template = chosen_template(tokenizer, chat_template, chat_template_name)
+        writer = _Writer(tokenizer, template, add_generation_prompt, continue_final_message, options)
+        if not tokenize:
+            return writer.each(self, writer.text)
+        if mask or return_dict:
+            tensors = return_tensors or "pt"
+            return writer.each(self, lambda messages: writer.tensordict(messages, tensors, mask), stacked=True)
+        return writer.each(self, lambda messages: writer.tokens(messages, return_tensors or "pt"))
+
+    # Specs ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def default_spec(cls, shape: tuple[int, ...] = (-1,)) -> Composite:
+        """Return the spec of a history: a `Composite` of one `NonTensor` a field, whose `zero()` is a history.
+
+        Args:
+            shape: the shape of the fields; the batch size of the spec is this without the last dimension.
+        """
+        from ..specs.composite import Composite
+        from ..specs.non_tensor import NonTensor
+
+        examples = {"is_complete": True}
+        made = {one.name: NonTensor(shape, example_data=examples.get(one.name)) for one in fields(cls)}
+        return Composite(made, shape=shape[:-1], data_cls=cls)
+
+
+def _grown(history: Any, more: Any, dim: int, one: bool) -> Any:
+    """Return a history with `more`, one item or several, at the end of a dimension."""
+    if not dim:
+        return lazy_stack([*history.unbind(0), *([more] if one else more.unbind(0))])
+    if len(history) != len(more):
+        raise UsageError(f"there are {len(more)} items for {len(history)} conversations, expected one for each")
+    pairs = zip(history.unbind(0), more.unbind(0), strict=True)
+    return lazy_stack([_grown(*pair, dim - 1, one) for pair in pairs])
+
+
+def _plain(value: Any) -> Any:
+    """Return a field as plain objects: parts of a content as dictionaries without None."""
+    if isinstance(value, ContentBase):
+        if value.ndim:
+            return [_plain(part) for part in value.unbind(0)]
+        found = {one.name: getattr(value, one.name) for one in fields(value)}
+        return {name: one for name, one in found.items() if one is not None}
+    if isinstance(value, torch.Tensor | NonTensorStack | NonTensorData):
+        return value.tolist()
+    return value
+
+
+class _Writer:
+    """Writes conversations with one template and one tokenizer, or without a tokenizer."""
+
+    def __init__(
+        self, tokenizer: Any, template: ChatTemplate, prompt: bool, open_end: bool, options: dict[str, Any]
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.prompt, self.open_end = prompt, open_end
+        self.options = {"padding": False, "truncation": False, **options}
+        self._has_templates = hasattr(tokenizer, "apply_chat_template")
+
+    def each(self, history: Any, write: Callable[[list[Message]], Any], *, stacked: bool = False) -> Any:
+        """Write every conversation of a history; return a list, or a lazy stack of tensordicts."""
+        if history.ndim > 1:
+            made = [self.each(one, write, stacked=stacked) for one in history.unbind(0)]
+            return lazy_stack(made) if stacked else made
+        messages = history.tolist() if history.ndim else [history.tolist()]
+        messages = [message for message in messages if message["role"] != _PADDING]
+        self.template.check(messages, self.options.get("tools"))
+        found = write(messages)
+        return found.unsqueeze(0) if stacked and not history.ndim else found
+
+    def text(self, messages: list[Message]) -> str:
+        """Return a conversation as text."""
+        text: str = self._asked(messages, tokenize=False) if self._has_templates else self._rendered(messages)[0]
+        return text
+
+    def tokens(self, messages: list[Message], tensors: str) -> Any:
+        """Return the tokens of a conversation, `[1, L]`."""
+        if self._has_templates:
+            return self._asked(messages, tokenize=True, return_tensors=tensors)
+        return _row(self._encoded(self.text(messages))["input_ids"]).unsqueeze(0)
+
+    def tensordict(self, messages: list[Message], tensors: str, mask: bool) -> TensorDict:
+        """Return the tokens of a conversation, `[L]`, and which of them assistants say, if asked for."""
+        found: Any = None
+        if self._has_templates and not (mask and GENERATION not in self.template.template):
+            asked = {"return_tensors": tensors, "return_dict": True, "return_assistant_tokens_mask": mask}
+            found = self._asked(messages, tokenize=True, **asked)
+        if found is None or (mask and "assistant_masks" not in found):
+            text = self.text(messages)
+            found = dict(self._encoded(text))
+            if mask:
+                found["assistant_masks"] = self._mask(text, self._spans(text, messages), found)
+        return TensorDict({name: _row(value) for name, value in found.items()}, batch_size=[])
+
+    def _asked(self, messages: list[Message], **how: Any) -> Any:
+        """Return what the tokenizer makes of a conversation."""
+        defaults = {"return_tensors": None, "return_dict": False, "return_assistant_tokens_mask": False}
+        return self.tokenizer.apply_chat_template(
+            conversation=messages, chat_template=self.template.template, add_generation_prompt=self.prompt,
+            continue_final_message=self.open_end, **(defaults | how), **self.options,
+        )  # fmt: skip
+
+    def _rendered(self, messages: list[Message]) -> tuple[str, list[Span]]:
+        tokens = self.template.special if self.tokenizer is None else special_tokens(self.tokenizer)
+        variables = {**tokens, **self.options}
+        return rendered(self.template.template, messages, variables, prompt=self.prompt, open_end=self.open_end)
+
+    def _encoded(self, text: str, **how: Any) -> Any:
+        known = {name: self.options[name] for name in ("padding", "truncation", "max_length") if name in self.options}
+        more = self.options.get("tokenizer_kwargs") or {}
+        return self.tokenizer(text, add_special_tokens=False, **known, **more, **how)
+
+    def _spans(self, text: str, messages: list[Message]) -> list[Span]:
+        """Return the places of a text that assistants say."""
+        if GENERATION in self.template.template:
+            own, spans = self._rendered(messages)
+            if own == text:
+                return spans
+
+        writer = _Writer(self.tokenizer, self.template, False, False, self.options)
+        return assistant_spans(text, messages, writer.text)
+
+    def _mask(self, text: str, spans: list[Span], encoded: Mapping[str, Any]) -> torch.Tensor:
+        """Return which tokens of a text are in one of the places, int64 `[L]`."""
+        mask = torch.zeros_like(_row(encoded["input_ids"]), dtype=torch.int64)
+        try:
+            offsets = self._encoded(text, return_offsets_mapping=True)["offset_mapping"]
+        except (KeyError, NotImplementedError, TypeError):  # it does not know where tokens are: count those before
+            padding = _row(encoded.get("attention_mask", [1])).tolist().index(1)
+            for span in spans:
+                start, stop = (
+                    padding + len(_row(self.tokenizer(text[:end], add_special_tokens=False)["input_ids"]))
+                    for end in span
+                )
+                mask[start:stop] = 1
+            return mask
+        for place, (start, stop) in enumerate(offsets):
+            mask[place] = any(start < end and begin < stop for begin, end in spans)
+        return mask
+
+
+def _row(values: Any) -> torch.Tensor:
+    """Return tokens as a tensor, without the dimension of a batch of one."""
+    tensor = torch.as_tensor(values)
+    return tensor[0] if tensor.ndim > 1 else tensor

@@ -1,0 +1,206 @@
+"""Selecting the best answers to each prompt on their way into a buffer."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import NestedKey, is_tensor_collection, lazy_stack
+
+from ..errors import MissingKeyError, SchemaError, UsageError, WrongKindError, require_flags
+from ..format.contracts import FinalMethodError
+from ..storages.base import copied
+from ..storages.list_storage import document_of, tree_from, tree_of
+from ..transforms.base import Transform
+from ..transforms.keyed import as_key, in_double, require_count
+
+_LOG = logging.getLogger("rbtool.text")
+
+
+class _Dialogue(NamedTuple):
+    """A finished dialogue: its score, and its rows, tensordicts without a batch size."""
+
+    score: float
+    rows: tuple[Any, ...]
+
+
+class TopKRewardSelector(Transform):
+    """Writes only the best of the dialogues that share a prompt, as soon as there are enough to compare.
+
+    A dialogue is one row or several, up to the row whose done flag is set; its score is the mean of its rewards. The
+    last `total_dialog_turns` dialogues of each prompt wait in a queue. Whenever it is full, and so with every dialogue
+    from then on, those of them are written whose score is above the lower median, at most `topk_size`, the best first:
+    never more than half. A dialogue that stays among the best is written again, unless `clear_after_selection` is set.
+    Until then `extend` writes nothing, and returns an empty index. What waits is part of the buffer's state and
+    checkpoints; `empty()` forgets it.
+
+    The data are rows with any batch size, dense or lazily stacked; the last dimension is that of rows. The names are
+    those of TorchRL's transform, which takes lazy stacks of dialogues of one row.
+
+    Args:
+        total_dialog_turns: how many dialogues of a prompt are compared.
+        topk_size: how many of them are written at most.
+        prompt_key: the entry with the prompt, a text.
+        rewards_key: the entry with the rewards of a row: one, `[1]`, or one for each token, `[L, 1]`.
+        done_key: the entry whose last value says whether a dialogue ends with the row.
+        verbose: whether selections are logged, by the logger "rbtool.text" with the level INFO.
+        clear_after_selection: whether the queue of a prompt is emptied when its best were chosen, so that every
+            dialogue is compared once.
+
+    Raises:
+        UsageError: (a ValueError) `topk_size` is above `total_dialog_turns`, or one of them is not a count.
+        SchemaError: (a RuntimeError) the last row of the data does not end a dialogue.
+        MissingKeyError: (a KeyError) the data lack an entry.
+        WrongKindError: (a TypeError) the prompt is not a text. Nothing is written or kept if data are refused.
+
+    >>> from rbtool import LazyStackStorage, ReplayBuffer
+    >>> from tensordict import TensorDict
+    >>> buffer = ReplayBuffer(storage=LazyStackStorage(10), transform=TopKRewardSelector(4, 2))
+    >>> rewards = torch.tensor([1.0, 4.0, 2.0, 3.0]).unsqueeze(-1)
+    >>> steps = {"reward": rewards, "done": torch.ones(4, 1, dtype=torch.bool)}
+    >>> text = TensorDict({"prompt": "Count!"}, batch_size=[4])
+    >>> buffer.extend(TensorDict({"next": TensorDict(steps, batch_size=[4]), "text": text}, batch_size=[4]))
+    tensor([0, 1])
+    >>> buffer[:]["next", "reward"].flatten()
+    tensor([4., 3.])
+    """
+
+    counts_writes = True
+
+    def __init__(
+        self,
+        total_dialog_turns: int,
+        topk_size: int,
+        prompt_key: NestedKey = ("text", "prompt"),
+        rewards_key: NestedKey = ("next", "reward"),
+        done_key: NestedKey = ("next", "done"),
+        verbose: bool = True,
+        *,
+        clear_after_selection: bool = False,
+    ) -> None:
+        super().__init__()
+        require_flags(verbose=verbose, clear_after_selection=clear_after_selection)
+        self.total_dialog_turns = require_count("total_dialog_turns", total_dialog_turns, "dialogues")
+        self.topk_size = topk_size and require_count("topk_size", topk_size, "dialogues")
+        if topk_size > total_dialog_turns:
+            raise UsageError(f"topk_size is {topk_size}, and only {total_dialog_turns} dialogues are compared")
+        self.prompt_key, self.rewards_key, self.done_key = map(as_key, (prompt_key, rewards_key, done_key))
+        self.verbose = verbose
+        self.clear_after_selection = clear_after_selection
+        self._queues: dict[str, tuple[_Dialogue, ...]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "_aggregate_rewards" in vars(cls):
+            raise FinalMethodError(
+                f"{cls.__name__} has _aggregate_rewards(), which is never called", hint="implement aggregate(rewards)"
+            )
+
+    def aggregate(self, rewards: torch.Tensor) -> float | torch.Tensor:
+        """Return the score of a dialogue from its rewards, `[n, 1]`, in order of time; subclasses may override it."""
+        return in_double(rewards).mean()
+
+    def inv(self, data: Any) -> Any:
+        """Return the rows to write now, `[n]`, as a lazy stack; None if there are none."""
+        queues = dict(self._queues)  # replaced at the end, so that data that are refused change nothing
+        written: list[Any] = []
+        for rows in self._dialogues(data):
+            prompt = self._entry(rows[0], self.prompt_key)
+            if not isinstance(prompt, str):
+                raise WrongKindError(f"the prompt is a {type(prompt).__name__}, expected a text")
+            rewards = torch.cat([torch.as_tensor(self._entry(row, self.rewards_key)).reshape(-1, 1) for row in rows])
+            dialogue = _Dialogue(float(self.aggregate(rewards)), tuple(map(copied, rows)))
+            queue = (*queues.get(prompt, ()), dialogue)[-self.total_dialog_turns :]
+            if len(queue) == self.total_dialog_turns:
+                best = self._best(queue)
+                written += [row for one in best for row in one.rows]
+                if self.verbose:
+                    _LOG.info("%d of %d dialogues are written for the prompt %.40r", len(best), len(queue), prompt)
+                queue = () if self.clear_after_selection else queue
+            queues[prompt] = queue
+        self._queues = {prompt: queue for prompt, queue in queues.items() if queue}
+        return lazy_stack(written) if written else None
+
+    def _best(self, queue: tuple[_Dialogue, ...]) -> list[_Dialogue]:
+        """Return the dialogues with a score above the lower median, the best first; none if a score is NaN."""
+        scores = sorted(one.score for one in queue)
+        if any(map(math.isnan, scores)):
+            return []
+        median = scores[(len(scores) - 1) // 2]
+        above = [one for one in queue if one.score > median]
+        return sorted(above, key=lambda one: -one.score)[: self.topk_size]
+
+    def _dialogues(self, data: Any) -> Iterator[list[Any]]:
+        """Yield the rows of each dialogue; they end where the done flag is set."""
+        if isinstance(data, list):
+            data = lazy_stack(data)
+        if not is_tensor_collection(data) or not data.ndim:
+            what = "without a batch size" if is_tensor_collection(data) else f"of the type {type(data).__name__}"
+            raise SchemaError(f"expected a tensordict of rows, found data {what}")
+        if data.ndim > 1:
+            for lane in data.unbind(0):
+                yield from self._dialogues(lane)
+            return
+        rows: list[Any] = []
+        for row in data.unbind(0):
+            rows.append(row)
+            if bool(torch.as_tensor(self._entry(row, self.done_key)).reshape(-1)[-1]):
+                yield rows
+                rows = []
+        if rows:
+            raise SchemaError(f"the last row does not end a dialogue: {'.'.join(self.done_key)} is not set")
+
+    @staticmethod
+    def _entry(row: Any, key: tuple[str, ...]) -> Any:
+        found = row.get(key, None)
+        if found is None:
+            raise MissingKeyError(f"the data have no {'.'.join(key)!r}")
+        return getattr(found, "data", found) if not isinstance(found, torch.Tensor) else found
+
+    # State -----------------------------------------------------------------------------------------
+
+    def held_back(self) -> dict[str, tuple[_Dialogue, ...]]:
+        """Return the dialogues that wait, for `hold_back`."""
+        return self._queues
+
+    def hold_back(self, held: dict[str, tuple[_Dialogue, ...]] | None) -> None:
+        """Keep the dialogues that `held_back` returned, or none, instead of the present ones."""
+        self._queues = held or {}
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return the dialogues that wait, as tensors, numbers and texts."""
+        return {
+            prompt: [[one.score, [_row_state(row) for row in one.rows]] for one in queue]
+            for prompt, queue in self._queues.items()
+        }
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Load what `get_extra_state` returned; an empty state means that nothing waits."""
+        self._queues = {
+            prompt: tuple(_Dialogue(score, tuple(map(_row_of_state, rows))) for score, rows in queue)
+            for prompt, queue in state.items()
+        }
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        state_dict.setdefault(f"{prefix}_extra_state", {})  # TorchRL's state does not hold them
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def extra_repr(self) -> str:
+        waiting = sum(map(len, self._queues.values()))
+        return f"total_dialog_turns={self.total_dialog_turns}, topk_size={self.topk_size}, waiting={waiting}"
+
+
+def _row_state(row: Any) -> list[Any]:
+    """Return a row as plain objects: its description, and its tensors."""
+    tree = tree_of(row)
+    about = document_of(tree, lambda tensor: {"dtype": str(tensor.dtype), "shape": list(tensor.shape)}, portable=False)
+    return [about, list(tree.leaves)]
+
+
+def _row_of_state(state: Any) -> Any:
+    about, tensors = state
+    left = iter(tensors)
+    return tree_from(about, lambda _, __: next(left), portable=False).unflatten(torch.clone)
