@@ -41,7 +41,7 @@ class ChatTemplate:
         parse: reads a text that was written with the template; returns messages, or a `History`. None if nothing can.
         keywords: words in the names of the tokenizers whose conversations are written so.
         special: the special tokens of this family of models, for texts that are made without a tokenizer.
-        roles: those of the messages that the template writes; None for any.
+        roles: the roles whose messages the template writes; None for any.
         takes_tools: whether the template may write descriptions of tools.
     """
 
@@ -79,7 +79,7 @@ def add_chat_template(
         inverse_parser: reads a text that was written so, for `History.from_text`: returns a `History`, or a list of
             messages.
         model_family_keywords: the template is chosen for tokenizers with one of these words in `name_or_path`, whatever
-            its case. They come before those of rbtool's own templates.
+            its case. They are looked for before the keywords of rbtool's own templates.
 
     Raises:
         UsageError: (a ValueError) the template has no `{% generation %}`.

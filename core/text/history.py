@@ -98,7 +98,7 @@ class LLMData(TensorClass, nocast=True):
     class; those that are not set are None.
 
     - `tokens`, `attention_mask`: int64 `[*batch, L]`.
-    - `tokens_response`: the tokens of the answers, without those of the prompts, int64 `[*batch, T]`.
+    - `tokens_response`: the tokens of the answers, without the prompts, int64 `[*batch, T]`.
     - `token_list`, `tokens_response_list`: the same without padding, a list for each row.
     - `logits`: `[*batch, T, vocabulary]`; `log_probs`: `[*batch, T]`.
     - `text`, `text_response`: a text for each row, or one for all.
@@ -209,7 +209,7 @@ class History(TensorClass, nocast=True):
                 raise WrongKindError(f"a message has no {name!r}; it has {', '.join(message) or 'nothing'}")
         return cls(**message)
 
-    def tolist(self) -> Any:  # type: ignore[override]  # that of the base class does not leave out None
+    def tolist(self) -> Any:  # type: ignore[override]  # the base class keeps None
         """Return the messages as dictionaries without the fields that are None, in lists as nested as the batch."""
         if self.ndim:
             return [one.tolist() for one in self.unbind(0)]
@@ -263,7 +263,7 @@ class History(TensorClass, nocast=True):
         Args:
             history: the item, with one dimension less; it is moved to this object's device.
             inplace: whether this object changes, and is returned; otherwise a new one shares the messages.
-            dim: the dimension that grows; the last is that of messages.
+            dim: the dimension that grows; messages are along the last one.
 
         Raises:
             SchemaError: (a RuntimeError) the dimensions do not fit, this is a single message, or locked.
@@ -316,10 +316,10 @@ class History(TensorClass, nocast=True):
     ) -> Any:
         """Write conversations as texts, or as tokens.
 
-        The template is the first of these: `chat_template`; `chat_template_name`; that of the family of models in
-        `tokenizer.name_or_path` (those of `add_chat_template`, then Qwen, DialoGPT, Falcon, DeepSeek and Llama); the
-        tokenizer's own if it has `{% generation %}`; ChatML. rbtool's templates write the text of contents with several
-        parts, and no descriptions of tools.
+        The template is the first of these: `chat_template`; `chat_template_name`; the one for the family of models in
+        `tokenizer.name_or_path` (as `add_chat_template` was told, then Qwen, DialoGPT, Falcon, DeepSeek and Llama); the
+        tokenizer's own if it has `{% generation %}`; ChatML. Of contents with several parts, rbtool's templates write
+        the text; they write no descriptions of tools.
 
         Args:
             tokenizer: a tokenizer of transformers, or anything alike: with `apply_chat_template`, or callable. None

@@ -32,13 +32,13 @@ class TopKRewardSelector(Transform):
 
     A dialogue is one row or several, up to the row whose done flag is set; its score is the mean of its rewards. The
     last `total_dialog_turns` dialogues of each prompt wait in a queue. Whenever it is full, and so with every dialogue
-    from then on, those of them are written whose score is above the lower median, at most `topk_size`, the best first:
-    never more than half. A dialogue that stays among the best is written again, unless `clear_after_selection` is set.
-    Until then `extend` writes nothing, and returns an empty index. What waits is part of the buffer's state and
-    checkpoints; `empty()` forgets it.
+    from then on, the dialogues in it with a score above the lower median are written, at most `topk_size`, the best
+    first: never more than half. One that stays among the best is written again, unless `clear_after_selection` is set.
+    Before the queue is full `extend` writes nothing, and returns an empty index. What waits is part of the buffer's
+    state and checkpoints; `empty()` forgets it.
 
-    The data are rows with any batch size, dense or lazily stacked; the last dimension is that of rows. The names are
-    those of TorchRL's transform, which takes lazy stacks of dialogues of one row.
+    The data are rows with any batch size, dense or lazily stacked; rows are along the last dimension. Names and
+    arguments are as in TorchRL's transform, which takes lazy stacks of dialogues of one row.
 
     Args:
         total_dialog_turns: how many dialogues of a prompt are compared.
