@@ -43,9 +43,10 @@ _VERSION = 1
 class ListStorageCheckpointer(StorageCheckpointerBase):
     """Saves a `ListStorage` of tensors, arrays, tensordicts, numbers and texts, and dicts, lists and tuples of them.
 
-    Other objects raise SchemaError (a RuntimeError) before any file is written, as they would need a pickle, and
-    nothing is ever unpickled. `items.json` holds each distinct description once, and for each item the number of its
-    description; `items.memmap` holds the bytes of all tensors, one after another. TorchRL cannot save such a storage.
+    Tensorclasses are saved with the names of their classes, which have to be imported when they are loaded. Other
+    objects raise SchemaError (a RuntimeError) before any file is written, as they would need a pickle, and nothing is
+    ever unpickled. `items.json` holds each distinct description once, and for each item the number of its description;
+    `items.memmap` holds the bytes of all tensors, one after another. TorchRL cannot save such a storage.
 
     Hooks get the list of objects, and return the list that replaces it.
     """

@@ -38,6 +38,8 @@ from .pytree import (
     TensorDictNode,
     TensorNode,
     TreeSpec,
+    class_name,
+    class_named,
     leaf_names,
 )
 
@@ -101,7 +103,7 @@ class ItemNode(TensorDictNode):
 
 
 class LazyStackNode(SequenceNode):
-    """A lazy stack of tensordicts or non-tensor entries in an item."""
+    """A lazy stack of tensordicts, tensorclasses or non-tensor entries in an item."""
 
     def __init__(self, children: Iterable[TreeSpec], stack_dim: int) -> None:
         super().__init__(children, LazyStackedTensorDict)
@@ -150,6 +152,9 @@ def _item_spec(item: Any, add: Callable[[torch.Tensor], None]) -> TreeSpec:
     if is_non_tensor(item):
         return ConstantNode(item.data, item.batch_size)
     if is_tensorclass(item):
+        if isinstance(item._tensordict, LazyStackedTensorDict):  # a copy would leave out what only some parts have
+            dim = item._tensordict.stack_dim
+            return LazyStackNode([_item_spec(part, add) for part in item.unbind(dim)], dim)
         return _tensordict_item(item.to_tensordict(), add, type(item))
     if isinstance(item, TensorDictBase):
         return _tensordict_item(item, add)
@@ -212,7 +217,9 @@ def _document(spec: TreeSpec, leaves: Iterator[Document], portable: bool) -> dic
         return {"type": "mapping", "fields": fields}
     found: dict[str, Any] = {"type": "tensordict", "fields": fields, "batch_size": list(spec.tail)}
     found |= ({"placed": True} if spec.on_device else {}) | ({"names": list(spec.names)} if spec.names else {})
-    return {"type": "tensorclass", "class": spec.kind, "fields": found} if spec.kind else found
+    if spec.kind is None:
+        return found
+    return {"type": "tensorclass", "class": class_name(spec.kind) if portable else spec.kind, "fields": found}
 
 
 def _sequence_document(spec: SequenceNode, leaves: Iterator[Document], portable: bool) -> dict[str, Any]:
@@ -227,11 +234,6 @@ def _sequence_document(spec: SequenceNode, leaves: Iterator[Document], portable:
 
 
 def _require_portable(spec: TreeSpec) -> None:
-    if isinstance(spec, ItemNode) and spec.kind:
-        raise SchemaError(
-            f"a {spec.kind.__name__} is a tensorclass, which checkpoints of lists cannot hold",
-            hint="store its .to_tensordict() instead",
-        )
     strange = next((key for key in spec.children if type(key) is not str), None)
     if strange is not None:
         raise SchemaError(f"{strange!r} is a key of a dict; checkpoints can only hold text keys")
@@ -297,8 +299,10 @@ class _DocumentReader:
             return SequenceNode(items, list if kind == "list" else tuple)
         if not self.portable and kind == "named_tuple":
             return SequenceNode(self._items(document, path), _expect(document, "class", type))
-        if not self.portable and kind == "tensorclass":
-            owner, fields = _expect(document, "class", type), self.spec(document["fields"], path)
+        if kind == "tensorclass":
+            fields = self.spec(_expect(document, "fields", Mapping), path)
+            named = _expect(document, "class", str if self.portable else type)
+            owner = class_named(named, is_tensorclass) if self.portable else named
             if not isinstance(fields, ItemNode):
                 raise FormatError(
                     f"the fields of a {owner.__name__} are described as a {fields}, expected a tensordict"

@@ -427,7 +427,7 @@ def spec_to_json(spec: TreeSpec) -> dict[str, Any]:
     if isinstance(spec, SequenceNode):
         entries = [spec_to_json(child) for child in spec.children.values()]
         kind = spec.kind.__name__ if spec.kind in _SEQUENCES.values() else "named tuple"
-        named = {} if kind in _SEQUENCES else {"class": _name(spec.kind)}
+        named = {} if kind in _SEQUENCES else {"class": class_name(spec.kind)}
         return {"kind": kind, "entries": entries, **named}
     if not isinstance(spec, MappingNode):
         raise TypeError(f"a {type(spec).__name__} has no description")
@@ -435,7 +435,7 @@ def spec_to_json(spec: TreeSpec) -> dict[str, Any]:
     if not isinstance(spec, TensorDictNode):
         return {"kind": "dict", "entries": children}
     kind = "tensorclass" if spec.kind else "tensordict"
-    named = {"class": _name(spec.kind)} if spec.kind else {}
+    named = {"class": class_name(spec.kind)} if spec.kind else {}
     return {"kind": kind, "entries": children, **_batch(spec), **named}
 
 
@@ -470,7 +470,7 @@ def _spec(document: Mapping[str, Any], like: TreeSpec | None) -> TreeSpec:
         if kind in _SEQUENCES:
             return SequenceNode(parts, _SEQUENCES[kind])
         known = like.kind if isinstance(like, SequenceNode) else None
-        return SequenceNode(parts, _class(document["class"], _is_named_tuple, known))
+        return SequenceNode(parts, class_named(document["class"], _is_named_tuple, known))
     counterparts = like.children if isinstance(like, MappingNode) else {}
     children = {key: _spec(child, counterparts.get(key)) for key, child in entries}
     if kind == "dict":
@@ -479,7 +479,7 @@ def _spec(document: Mapping[str, Any], like: TreeSpec | None) -> TreeSpec:
         raise FormatError(f"a description of data has the unknown kind {kind!r}")
     owner = None
     if kind == "tensorclass":
-        owner = _class(document["class"], is_tensorclass, like.kind if isinstance(like, TensorDictNode) else None)
+        owner = class_named(document["class"], is_tensorclass, like.kind if isinstance(like, TensorDictNode) else None)
     return TensorDictNode(children, torch.Size(document["batch"]), _device(document), owner)
 
 
@@ -510,7 +510,8 @@ def _require_json(value: Any) -> None:
         )
 
 
-def _name(kind: type[Any]) -> str:
+def class_name(kind: type[Any]) -> str:
+    """Return the name of a class with its module, for `class_named`."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
@@ -518,7 +519,7 @@ def _is_named_tuple(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
 
 
-def _class(name: str, fits: Any, known: type[Any] | None) -> type[Any]:
+def class_named(name: str, fits: Any, known: type[Any] | None = None) -> type[Any]:
     """Find a class by name among the loaded modules and this package; otherwise return the one that is known.
 
     A module named in a file is never imported, as that would run its code.

@@ -21,6 +21,7 @@ from ..errors import (
     UsageError,
     WrongKindError,
     did_you_mean,
+    suggests_keywords,
     warn_caller,
 )
 
@@ -63,6 +64,7 @@ class ChatTemplate:
             )
 
 
+@suggests_keywords()
 def add_chat_template(
     template_name: str,
     template: str,

@@ -347,6 +347,10 @@ class History(TensorClass, nocast=True):
             SchemaError: (a RuntimeError) tokens are asked for without a tokenizer.
         """
         mask = return_assistant_tokens_mask
+        require_flags(
+            add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message,
+            return_assistant_tokens_mask=mask,
+        )  # fmt: skip
         if continue_final_message and add_generation_prompt:
             raise UsageError(
                 "continue_final_message and add_generation_prompt are both set: a text ends with the last message, or "

@@ -81,6 +81,7 @@ class PromptData(TensorClass):
         return made
 
 
+@suggests_keywords(*keywords_of(get_dataloader), *keywords_of(PromptData.from_dataset))
 def get_prompt_dataloader_tldr(batch_size: int, block_size: int, device: torch.device | str, **options: Any) -> Any:
     """Return batches of prompts of the TL;DR dataset: `get_dataloader` with `PromptData`, and with its `options`."""
     return get_dataloader(batch_size, block_size, PromptData, device, **options)

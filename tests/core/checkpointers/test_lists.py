@@ -17,7 +17,7 @@ import torch
 from damage import without_digests
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
+from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack, tensorclass
 
 from rbtool.core.checkpointers.lists import CompressedListStorageCheckpointer, ListStorageCheckpointer
 from rbtool.core.encodings import saved_digests
@@ -31,6 +31,12 @@ Pair = namedtuple("Pair", ["left", "right"])
 @tensorclass
 class Step:
     observation: torch.Tensor
+
+
+@tensorclass
+class Note:
+    text: str
+    more: torch.Tensor | None = None
 
 
 each_kind = pytest.mark.parametrize("kind", [ListStorage, CompressedListStorage])
@@ -151,6 +157,36 @@ def holds_itself() -> list[object]:
     return item
 
 
+class _Vector:
+    """Named in a file, and not a tensorclass."""
+
+
+@each_kind
+def test_tensorclasses_come_back_with_entries_that_only_some_of_a_stack_have(
+    kind: type[ListStorage], tmp_path: Path
+) -> None:
+    stack = lazy_stack([Note(text="x"), Note(text="y", more=torch.ones(2))])
+    filled(Step(torch.arange(2.0), batch_size=[2]), stack, kind=kind).dumps(tmp_path / "storage")
+    loaded, other = filled(kind=kind), filled(kind=kind)
+    loaded.loads(tmp_path / "storage")
+    assert (type(loaded[0]), loaded[0].observation.tolist()) == (Step, [0, 1])
+    other.load_state_dict(filled(stack, stack, kind=kind).state_dict())
+    for found in (loaded[1], other[1]):
+        assert (type(found), found[0].text, found[0].more, found[1].more.tolist()) == (Note, "x", None, [1, 1])
+
+
+@pytest.mark.parametrize("name", [f"{__name__}:_Vector", "os:system", "nowhere:Thing", "os.path"])
+def test_only_imported_tensorclasses_are_made_from_a_file(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "storage"
+    filled(Step(torch.zeros(2), batch_size=[2])).dumps(path)
+    without_digests(path)
+    document = json.loads((path / "items.json").read_text())
+    document["kinds"][0]["class"] = name
+    (path / "items.json").write_text(json.dumps(document))
+    with pytest.raises(SchemaError, match="not imported"):
+        filled().loads(path)
+
+
 @pytest.mark.parametrize(
     ("item", "message"),
     [
@@ -158,7 +194,6 @@ def holds_itself() -> list[object]:
         ({"a": {1, 2}}, "row 1: a set cannot be written"),
         ({1: "x"}, "row 1: 1 is a key of a dict; checkpoints can only hold text keys"),
         (Pair(1, 2), "row 1: a Pair is a named tuple"),
-        (Step(torch.zeros(2), batch_size=[2]), "row 1: a Step is a tensorclass"),
         (TensorDict({"s": print}, []), "row 1: a builtin_function_or_method cannot be written"),
         (torch.zeros(2).to_sparse(), "row 1: a Tensor cannot be written"),
         (np.array(["x"]), "row 1: a ndarray cannot be written"),
@@ -362,7 +397,8 @@ TENSOR = {"type": "tensor", "dtype": "torch.float32", "shape": [2]}
         ({"items": [0.5]}, "invalid kind 0.5"),
         ({"kinds": ["x"]}, "an item is described by 'x', expected an object"),
         ({"kinds": [{}]}, "None is not a known kind of item"),
-        ({"kinds": [{"type": "tensorclass", "class": "os.system"}]}, "'tensorclass' is not a known kind of item"),
+        ({"kinds": [{"type": "tensorclass", "class": "os:system"}]}, "fields"),
+        ({"kinds": [{"type": "tensorclass", "class": 3, "fields": {"type": "tensordict", "fields": {}}}]}, "class"),
         ({"kinds": [{"type": "named_tuple", "class": "x", "items": []}]}, "'named_tuple' is not a known kind of item"),
         ({"kinds": [TENSOR | {"dtype": "exec('1')"}]}, "is not an element type of torch"),
         ({"kinds": [TENSOR | {"dtype": 5}]}, "5 is not an element type of torch"),

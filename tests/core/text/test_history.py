@@ -200,7 +200,7 @@ def test_what_is_added_moves_to_the_device() -> None:
 
 @pytest.mark.parametrize("kind", [ListStorage, LazyStackStorage])
 @pytest.mark.parametrize("lengths", [(2, 2), (2, 1)])
-def test_conversations_in_storages(kind: Any, lengths: tuple[int, int]) -> None:
+def test_conversations_in_storages(kind: Any, lengths: tuple[int, int], tmp_path: Path) -> None:
     data = chats(*lengths)
     buffer = ReplayBuffer(storage=kind(10), batch_size=20)
     buffer.extend(data)
@@ -211,9 +211,24 @@ def test_conversations_in_storages(kind: Any, lengths: tuple[int, int]) -> None:
     loaded = ReplayBuffer(storage=kind(10), batch_size=2)
     loaded.load_state_dict(buffer.state_dict())
     assert words(loaded[1]) == words(data[1])
+    buffer.dumps(tmp_path / "saved")
+    loaded.loads(tmp_path / "saved")
+    assert words(loaded[0]) == words(data[0])
     beside = TensorDictReplayBuffer(storage=kind(10), batch_size=2)
     beside.extend(TensorDict({"history": data, "reward": torch.ones(2, 1)}, [2]))
     assert type(beside.sample()["history"]) is History
+
+
+@pytest.mark.parametrize("kind", [ListStorage, LazyStackStorage])
+def test_fields_that_only_some_messages_have_are_saved(kind: Any, tmp_path: Path) -> None:
+    data = History.from_chats([[*SHORT, {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}], LONG])
+    buffer, state, folder = (ReplayBuffer(storage=kind(10), batch_size=2) for _ in range(3))
+    buffer.extend(data)
+    buffer.dumps(tmp_path / "saved")
+    folder.loads(tmp_path / "saved")
+    state.load_state_dict(buffer.state_dict())
+    for found in (folder, state):
+        assert [found[0].tolist(), found[1].tolist()] == data.tolist()
 
 
 @pytest.mark.parametrize("lengths", [(2, 2), (2, 1)])
