@@ -56,6 +56,9 @@ class LLMInput(TensorClass, nocast=True):
     - `tokens`, `attention_mask`: int64 `[*batch, L]`.
     - `token_list`: tokens without padding, a list for each row.
     - `text`: a text for each row, or one for all.
+
+    >>> LLMInput(tokens=torch.ones(2, 3), text=["a", "b"], batch_size=[2])[1].text
+    'b'
     """
 
     tokens: torch.Tensor
@@ -73,6 +76,10 @@ class LLMOutput(TensorClass, nocast=True):
     - `token_list`, `tokens_response_list`: the same without padding, a list for each row.
     - `logits`: `[*batch, T, vocabulary]`; `log_probs`: `[*batch, T]`.
     - `text`: a text for each row, or one for all.
+
+    >>> output = LLMOutput(tokens=torch.ones(2, 3), tokens_response_list=[[1], [2, 3]], batch_size=[2])
+    >>> output[1].tokens_response_list, output.log_probs
+    ([2, 3], None)
     """
 
     tokens: torch.Tensor
@@ -127,7 +134,11 @@ class ContentBase(TensorClass, nocast=True, shadow=True):
     - `type`: what it is, meant to be text, image, audio, video, file or function_call; it is not checked.
     - `text`; `url`, or `data` in base64, with `mime_type`, `name` and `size`; `function_name`, `function_args`.
 
-    Several parts are a stack: `History(role="user", content=lazy_stack([ContentBase(type="text", text="Hi"), …]))`.
+    The content of a message is a stack of them:
+
+    >>> parts = [ContentBase(type="text", text="Hi"), ContentBase(type="image", url="here.png")]
+    >>> History(role="user", content=lazy_stack(parts)).content[1].type
+    'image'
     """
 
     type: str  # type: ignore[assignment]  # `shadow`: the fields hide methods of the base class

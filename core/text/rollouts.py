@@ -414,6 +414,14 @@ class NoCoefficientError(UsageError, AttributeError):
 class KLControllerBase(ABC):
     """The base class of KL controllers: decides the KL coefficient `coef`, and copies it to `model.kl_coef` if a model
     is given. A subclass implements `update`.
+
+    >>> class Halving(KLControllerBase):
+    ...     coef = 0.4
+    ...     def update(self, kl_values):
+    ...         self.coef /= 2
+    ...         return self.coef
+    >>> Halving().update([])
+    0.2
     """
 
     coef: float
