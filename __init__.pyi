@@ -146,12 +146,12 @@ from .core.storages.packed import PackedStorage as PackedStorage
 from .core.storages.tensor import TensorStorage as TensorStorage
 from .core.streams.stream_dataset import StreamDataset as StreamDataset
 from .core.ted.schema import DEFAULT_DONE_KEYS as DEFAULT_DONE_KEYS
-from .core.text.chat_templates import add_chat_template as add_chat_template
 from .core.text.history import ContentBase as ContentBase
 from .core.text.history import History as History
 from .core.text.history import LLMData as LLMData
 from .core.text.history import LLMInput as LLMInput
 from .core.text.history import LLMOutput as LLMOutput
+from .core.text.history import add_chat_template as add_chat_template
 from .core.text.loader import TokenizedDatasetLoader as TokenizedDatasetLoader
 from .core.text.loader import create_infinite_iterator as create_infinite_iterator
 from .core.text.loader import get_dataloader as get_dataloader

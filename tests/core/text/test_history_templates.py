@@ -9,7 +9,7 @@ import pytest
 
 from rbtool import History, add_chat_template
 from rbtool.core.errors import MissingKeyError, SchemaError, UnsupportedError, UsageError
-from rbtool.core.text import chat_templates
+from rbtool.core.text import history
 
 SHORT = [("user", "Hi"), ("assistant", "Yo!")]
 LONG = [("system", "S"), *SHORT, ("user", "B")]
@@ -34,7 +34,7 @@ def written(messages: list[tuple[str, Any]], name: str, **options: Any) -> str:
 
 @pytest.fixture(autouse=True)
 def _own_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(chat_templates, "_ADDED", {})
+    monkeypatch.setattr(history, "_ADDED", {})
     return
 
 
