@@ -333,7 +333,6 @@ class ReplayBuffer:
         if sampler.follows_updates:
             self._storage.attach(self._listener)
         self._notify_sampler = sampler.follows_writes and not sampler.writes_are_updates
-        self._room = sampler.capacity_for(self._storage)
         if isinstance(self._writer, RoundRobinWriter):
             self._writer.reuse = sampler.freed if isinstance(sampler, ConsumingSampler) else None
         self._set_generators(self._rng)
@@ -770,6 +769,8 @@ class ReplayBuffer:
         transform = self._transform
         if transform.is_empty:
             return rows
+        if self._storage.returns_objects:  # transforms may set entries of what they get
+            rows = map_tensors(lambda part: part if isinstance(part, torch.Tensor) else part.copy(), rows)
         done = len(self._looking_back)
         if done:
             return transform(rows, done)
@@ -963,17 +964,21 @@ class ReplayBuffer:
         return self._writer.write_count
 
     def stats(self) -> dict[str, Any]:
-        """Return size, write_count, prefetch_queue_size, initialized, capacity and utilization."""
-        if not self.initialized:
-            return {"size": 0, "write_count": 0, "prefetch_queue_size": 0, "initialized": False}
-        size, capacity = len(self), self._storage.max_size
+        """Return size, write_count, prefetch_queue_size, initialized, capacity and utilization.
+
+        A buffer with `delayed_init` stays as it is; if its storage is to be made by a factory, capacity and utilization
+        are left out.
+        """
+        recipe = self._recipe
+        storage = self._storage if recipe is None else recipe["storage"]
+        there = isinstance(storage, Storage)
+        size = len(self) if recipe is None else len(storage) if there else 0
         return {
             "size": size,
-            "write_count": self.write_count,
+            "write_count": self.write_count if recipe is None else 0,
             "prefetch_queue_size": 0 if self._prefetcher is None else len(self._prefetcher),
-            "initialized": True,
-            "capacity": capacity,
-            "utilization": size / capacity,
+            "initialized": recipe is None,
+            **({"capacity": storage.max_size, "utilization": size / storage.max_size} if there else {}),
         }
 
     def __repr__(self) -> str:
@@ -1032,8 +1037,6 @@ class ReplayBuffer:
         with self._guard:
             if self._unshared:
                 self._share_rows()
-            if self._room is not None:
-                self._require_room(self._room, 1)
             index = self._writer.add(data)
             if self._unshared:
                 self._share_rows()
@@ -1041,16 +1044,6 @@ class ReplayBuffer:
                 with self._sampling:
                     self._sampler.add(index)
         return index
-
-    def _require_room(self, room: int, count: int) -> None:
-        """Raise SchemaError, before anything is changed, if the elements exceed the capacity of the sampler."""
-        storage, writer = self._storage, self._writer
-        behind = (writer.cursor if writer.keeps_order else len(storage)) + count
-        if min(behind, storage.max_size) > room:
-            raise SchemaError(
-                f"element {min(behind, storage.max_size) - 1} cannot be written: the sampler's max_capacity is {room}",
-                hint="make the sampler with the max_size of the storage",
-            )
 
     def _add_transformed(self, data: Any) -> WriteResult:
         changed = self._transform.inv(data)
@@ -1117,8 +1110,6 @@ class ReplayBuffer:
         with self._guard:
             if self._unshared:
                 self._share_rows()
-            if self._room is not None:
-                self._require_room(self._room, batch_length(data))
             index = self._writer.extend(data)
             if self._unshared:
                 self._share_rows()
@@ -1970,7 +1961,7 @@ def _check_consumption(writer: Writer, *, prefetches: bool, shared: bool) -> Non
     """Raise UsageError for a buffer that cannot consume its elements; for its writer, an error that is also a
     TypeError.
     """
-    if not isinstance(writer, RoundRobinWriter):
+    if not isinstance(writer, RoundRobinWriter) or not callable(writer.write_at):
         raise ConsumedTypeError(f"a {type(writer).__name__} cannot write to the slots of consumed elements")
     if prefetches:
         raise UsageError("consume_after_n_samples excludes prefetch, which would consume elements before they are used")

@@ -125,21 +125,23 @@ class TensorDictReplayBuffer(ReplayBuffer):
         self._take_priorities(written)
         return written.index
 
-    def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
+    def extend(self, tensordicts: Any = None, *, update_priority: bool | None = None, data: Any = None) -> torch.Tensor:
         """Write a batch and its priorities; see `ReplayBuffer.extend`.
 
         Args:
-            data: a tensordict, or a nest of dicts of tensors and NumPy arrays that share as many leading dimensions as
-                the storage has.
+            tensordicts: a tensordict, or a nest of dicts of tensors and NumPy arrays that share as many leading
+                dimensions as the storage has.
             update_priority: unless it is False, a sampler that draws by priority gets the entry `priority_key` of the
                 written elements, as it is after the transforms. If a transform holds data back, this happens when it is
                 written.
+            data: another name for `tensordicts`.
 
         Raises:
             UsageError: (a ValueError) the data is neither a tensordict nor such a nest.
             SchemaError: (a RuntimeError) the priorities cannot be used; the elements are stored nevertheless.
         """
-        written = self._write_batch(_tensordict_of(data, self._storage.ndim))
+        given = data if tensordicts is None else tensordicts
+        written = self._write_batch(_tensordict_of(given, self._storage.ndim))
         if update_priority is not False:
             self._take_priorities(written)
         index: torch.Tensor = written.index
@@ -499,7 +501,7 @@ class _Prioritised(ReplayBuffer):
         if isinstance(self._sampler, LearnerSampler):
             self._sampler.follow(self._writer, self._storage)
 
-    def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
+    def extend(self, *data: Any, update_priority: bool | None = None, **named: Any) -> torch.Tensor:
         """Write a batch of elements; see the buffers without priorities.
 
         With `sync=False`, new elements get the default priority at the next draw.
@@ -512,7 +514,7 @@ class _Prioritised(ReplayBuffer):
                 "update_priority=True cannot be used with sync=False: writers have no priorities",
                 hint="call update_priority() where batches are sampled",
             )
-        return super().extend(data, update_priority=update_priority)
+        return super().extend(*data, update_priority=update_priority, **named)
 
 
 class PrioritizedReplayBuffer(_Prioritised):

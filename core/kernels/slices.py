@@ -42,27 +42,23 @@ class SliceRule(NamedTuple):
 
     Attributes:
         length: the steps of a slice.
-        strict: whether trajectories must be at least as long as a slice; otherwise shorter ones are taken whole.
+        minimum: the fewest steps a trajectory needs. If it is shorter than a slice, it is taken whole, or is cut to no
+            fewer steps than a longer one.
         left, right: by how many steps a slice may extend beyond the start and the end of the trajectory, where it is
-            cut; at least one step is inside.
+            cut; less than `length`.
         anchor: whether all of these starts are legal (`"any"`), or only the first (`"start"`) or last (`"end"`) one.
     """
 
     length: int = 1
-    strict: bool = True
+    minimum: int = 1
     left: int = 0
     right: int = 0
     anchor: Anchor = "any"
 
     @property
-    def minimum(self) -> int:
-        """The fewest steps a trajectory needs."""
-        return self.length if self.strict else 1
-
-    @property
     def is_plain(self) -> bool:
         """Whether every slice is whole."""
-        return self.strict and not self.left and not self.right
+        return self.minimum >= self.length and not self.left and not self.right
 
     @property
     def looks_ahead_only(self) -> bool:
@@ -75,8 +71,8 @@ class SliceRule(NamedTuple):
         Here and below, `size` is int64 `[n]`, at least `minimum`.
         """
         inside = np.minimum(size, self.length)
-        early = -np.minimum(inside - 1, self.left)
-        late = size - inside + np.minimum(inside - 1, self.right)
+        early = -np.maximum(inside - self.length + self.left, 0)
+        late = size - inside + np.maximum(inside - self.length + self.right, 0)
         return late if self.anchor == "end" else early, early if self.anchor == "start" else late
 
     def starts(self, size: Numbers) -> Numbers:

@@ -65,7 +65,7 @@ class Sampler(metaclass=_Samplers):
     - `set_priorities(index, priority, storage)`: for samplers that draw by priority;
     - `on_rotate(row, storage)`: rows were rotated, so that `row` is now row 0;
     - `begin_epoch()`: another process draws the rest of the epoch;
-    - `check_storage(storage)`, `capacity_for(storage)`: which storages are refused, or only used in part;
+    - `check_storage(storage)`: which storages are refused;
     - `check_batch_size(batch_size)`: which batch sizes are refused for every storage;
     - `draw_rows(storage, batch_size)`: for samplers that read the rows they draw;
     - `write_state(folder, state)`, `read_state(folder)`: for a file format of its own.
@@ -134,6 +134,9 @@ class Sampler(metaclass=_Samplers):
 
     generator: torch.Generator | None = None
     """Source of random numbers, set by the buffer; None for torch's own generator. It is not pickled."""
+
+    joined = False
+    """Whether its batches are joined with those of other samplers, which then need the same entries in every batch."""
 
     _ran_out = False
 
@@ -213,10 +216,6 @@ class Sampler(metaclass=_Samplers):
 
     def check_batch_size(self, batch_size: int) -> None:
         """Raise SchemaError or UsageError for a batch size that the sampler cannot draw from any storage."""
-
-    def capacity_for(self, storage: Storage) -> int | None:
-        """Return how many elements of this storage the sampler can draw from; None if unlimited."""
-        return None
 
     def save_state(self) -> dict[str, Any]:
         """Return the state: tensors, numbers, bools and None, by name.

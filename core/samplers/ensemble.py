@@ -111,7 +111,7 @@ class SamplerEnsemble(Sampler):
         temperature: float = 1.0,
         batch: BatchForm = "stack",
     ) -> None:
-        self.members: tuple[Sampler, ...] = checked_members("SamplerEnsemble", samplers, Sampler)
+        self.members = checked_members("SamplerEnsemble", samplers, Sampler)
         require_flags(sample_from_all=sample_from_all)
         if p is not None and sample_from_all:
             raise SchemaError("p cannot be used with sample_from_all=True, which draws each member once")
@@ -127,6 +127,17 @@ class SamplerEnsemble(Sampler):
         """The joint draw for these samplers and storages."""
         for number in range(len(self.members)):
             self.unit_of_member(number)
+
+    @property
+    def members(self) -> tuple[Sampler, ...]:
+        """The samplers of the members."""
+        return self._members
+
+    @members.setter
+    def members(self, samplers: tuple[Sampler, ...]) -> None:
+        self._members = samplers
+        for sampler in samplers:
+            sampler.joined = True
 
     # Weights ---------------------------------------------------------------------------------------
 

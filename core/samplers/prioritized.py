@@ -65,9 +65,9 @@ class PrioritizedSampler(Sampler):
     Elements whose priority was never set have the default priority.
 
     Args:
-        max_capacity: the number of elements, over all dimensions of the storage. It grows for storages whose number of
-            elements is known later: storages of several dimensions, and unbounded lists. A buffer warns if its storage
-            is larger, and raises SchemaError (a RuntimeError) for writes beyond it.
+        max_capacity: the number of elements, over all dimensions of the storage. It grows with storages whose number of
+            elements is known later: those of several dimensions, and unbounded lists. It also grows to a storage that
+            is larger, and the buffer warns once.
         alpha: 0 draws uniformly. Assigning it transforms the present weights; from 0 it cannot, and warns.
         beta: how far the importance weights correct the probabilities: 0 not at all, 1 completely.
         eps: is added to every priority.
@@ -210,7 +210,7 @@ class PrioritizedSampler(Sampler):
         return self._priorities.tree
 
     def fit(self, storage: Storage) -> None:
-        """Grow to the capacity of this storage, and of every later one."""
+        """Grow to the capacity of this storage; growing to that of a later one is not worth a warning either."""
         self._fits = True
         self._make_room(storage)
 
@@ -218,29 +218,18 @@ class PrioritizedSampler(Sampler):
         """Grow to the capacity of a storage; if it is unbounded, in powers of two with its length."""
         boundless = storage.max_size >= _BOUNDLESS
         self._open = boundless or storage.ndim > 1
-        if self._open or self._fits:
-            capacity = 1 << len(storage).bit_length() if boundless else storage.max_size
-            if capacity > self.max_capacity:
-                self._priorities.grow(capacity)
+        capacity = 1 << len(storage).bit_length() if boundless else storage.max_size
+        if capacity > self.max_capacity:
+            self._priorities.grow(capacity)
 
     def check_storage(self, storage: Storage) -> None:
-        """Raise SchemaError for a storage with more elements than `max_capacity`; warn if only its capacity is
-        larger.
-        """
-        room = self.capacity_for(storage)
-        if room is None:
-            return
-        found = f"the sampler's max_capacity is {room}, the storage has room for {storage.max_size}"
-        if len(storage) > room:
-            raise SchemaError(
-                f"{found} and {len(storage)} elements", hint="create the sampler with the max_size of the storage"
+        """Warn, once, of a storage with a larger capacity than `max_capacity`."""
+        if not self._fits and storage.ndim == 1 and self.max_capacity < storage.max_size < _BOUNDLESS:
+            self._fits = True
+            warn_caller(
+                f"max_capacity is {self.max_capacity}, but the storage has room for {storage.max_size} elements: the "
+                "sampler grows to as many"
             )
-        warn_caller(f"{found}: the write that passes element {room - 1} will be refused")
-
-    def capacity_for(self, storage: Storage) -> int | None:
-        """Return `max_capacity`, if it is smaller than the storage and does not grow with it."""
-        bounded = not self._fits and storage.ndim == 1 and self.max_capacity < storage.max_size < _BOUNDLESS
-        return self.max_capacity if bounded else None
 
     def on_attach(self, storage: Storage) -> int:
         """Adapt to the device, capacity and length of a storage; return its length."""
@@ -883,7 +872,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer, normalize: see
             `PrioritizedSampler`.
         span: slices may extend beyond the ends of trajectories, but not beyond their starts, where no step has a
-            priority: a left `span` is ignored, with a warning.
+            priority: a left `span` is ignored, with a warning. A slice has at least `slice_len - span` steps, with True
+            at least two; so with `strict_length`, trajectories with this many steps are drawn as well.
         **options: the other arguments of `SliceSampler`, whose output is the same.
 
     Raises:
@@ -1002,6 +992,11 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
                 _allow(tree, rule, table, rows, table.oldest, min(table.oldest + slice_len, stop))
         self._marked = _Marked(weakref.ref(table), rule, table.version)
         return tree
+
+    def _made_rule(self, slice_len: int) -> SliceRule:
+        rule = super()._made_rule(slice_len)
+        right = max(slice_len - 2, 0) if self.span[1] is True else rule.right
+        return rule._replace(right=right, minimum=slice_len - right if self.strict_length else 1)
 
     # Methods of both bases ----------------------------------------------------------------------------
 

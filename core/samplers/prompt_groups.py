@@ -35,6 +35,10 @@ class GroupTypeError(UsageError, TypeError):
     """A number of groups or elements is not a whole number, or a storage has no entries to group by."""
 
 
+class RewardTypeError(SchemaError, TypeError):
+    """Rewards are not one number for each element."""
+
+
 class GroupDimensionsError(UsageError, NotImplementedError):
     """Elements of a storage of several dimensions cannot be grouped."""
 
@@ -71,8 +75,8 @@ class PromptGroupSampler(Sampler):
         UsageError: (a ValueError) a number is below 1, the strategy is unknown, or the batch size cannot be divided.
         GroupDimensionsError: (a NotImplementedError) the storage has several dimensions.
         MissingKeyError: (a KeyError) an entry is not stored.
-        SchemaError: (a RuntimeError) the storage is empty, an id or reward is NaN, or rewards are not one number an
-            element.
+        SchemaError: (a RuntimeError) the storage is empty, or an id or reward is NaN.
+        RewardTypeError: (a RuntimeError and a TypeError) rewards are not one number an element.
 
     The name is TorchRL's.
 
@@ -191,7 +195,9 @@ class PromptGroupSampler(Sampler):
             else found
         )
         if not isinstance(values, torch.Tensor) or values.numel() != len(rows):
-            raise SchemaError(f"{name!r} is not one number for each element, as the strategy {self.strategy!r} needs")
+            raise RewardTypeError(
+                f"{name!r} is not one number for each element, as the strategy {self.strategy!r} needs"
+            )
         rewards = values.reshape(-1).to(torch.float64).numpy(force=True)
         if np.isnan(rewards).any():
             raise SchemaError(f"{name!r} of row {rows[np.isnan(rewards).argmax()]} is NaN")

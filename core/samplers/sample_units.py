@@ -14,6 +14,8 @@ from tensordict import is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..storages.base import Storage
+from ..storages.pytree import TensorDictNode
+from ..storages.tensor import TensorStorage
 from .base import Index
 from .trajectories import (
     BoundarySource,
@@ -178,6 +180,8 @@ class Sequence(SampleUnit):
         lead, width, device = parts[0].shape, self.width, parts[0].device
         anchors = [part.reshape(-1) for part in parts]
         numbers = [part.numpy(force=True) for part in anchors]
+        if self.done_key is not None and not storage.has_rows:
+            self._require_tensordicts(storage)
         _require_elements(numbers, storage)
         window = self._window(storage, *numbers)
         rows = torch.from_numpy(window.rows.reshape(-1)).to(device)
@@ -207,18 +211,27 @@ class Sequence(SampleUnit):
         first, last = first[:, None], last[:, None]
         return _Window(np.clip(wanted, first, last) % table.capacity, (wanted >= first) & (wanted <= last))
 
+    def _require_tensordicts(self, storage: Storage) -> None:
+        """Raise SampleUnitTypeError for a storage whose elements are not tensordicts, or may be anything."""
+        if storage.has_rows:
+            found = storage.read_at(0)
+            what = None if is_tensor_collection(found) else f"the storage holds a {type(found).__name__}"
+        elif isinstance(storage, TensorStorage):
+            known = not storage.initialized or isinstance(storage.structure, TensorDictNode)
+            what = None if known else f"the storage holds a {storage.structure}"
+        else:
+            what = f"a {type(storage).__name__} without elements has none"
+        if what is not None and self.done_key is not None:
+            raise SampleUnitTypeError(
+                f"a Sequence needs tensordicts with {'.'.join(self.done_key)!r}, {what}",
+                hint="done_key=None treats all elements as one episode",
+            )
+
     def _boundaries(self, storage: Storage) -> BoundarySource:
         """Return where the windows in a storage have to end."""
         key = self.done_key
-        if (
-            key is not None
-            and storage.episode_lengths() is None
-            and not is_tensor_collection(found := storage.read_at(0))
-        ):
-            raise SampleUnitTypeError(
-                f"a Sequence needs tensordicts with {'.'.join(key)!r}, the storage holds a {type(found).__name__}",
-                hint="done_key=None treats all elements as one episode",
-            )
+        if key is not None and storage.episode_lengths() is None:
+            self._require_tensordicts(storage)
         if key is None or self.episode_boundary == "include_reset":
             return _Unbroken()
         named = key != _DONE

@@ -28,8 +28,10 @@ from ..storages.tensor import TensorStorage
 from ..storages.write_log import Written
 from .base import Index, Sampler
 from .trajectories import (
+    DONE,
     BoundaryChoice,
     ConflictingArgumentsError,
+    IdBoundaries,
     Key,
     LaneRuns,
     Runs,
@@ -111,7 +113,8 @@ class SliceSampler(Sampler):
         strict_length: whether trajectories shorter than a slice are left out. If not, they are taken whole, and the
             batch has fewer steps.
         pad_output: whether to pad short slices by repeating their last step; `("collector", "mask")`, bool `[batch]`,
-            then marks the real steps.
+            then marks the real steps. As in TorchRL it is left out as long as no slice can be short, because all stored
+            trajectories are long enough; not in an ensemble.
         span: by how many steps slices may extend beyond the start and end of their trajectories, where they are cut: a
             number, True for all but one step, or a pair of these for start and end.
         weight: `"episode"`, as in TorchRL: all trajectories are equally likely; `"step"`: all possible starts are.
@@ -147,7 +150,7 @@ class SliceSampler(Sampler):
         slice_len: int | None = None,
         end_key: Any = None,
         end_keys: Sequence[Any] | None = None,
-        traj_key: Any = None,
+        traj_key: NestedKey | None = None,
         ends: torch.Tensor | None = None,
         trajectories: torch.Tensor | None = None,
         cache_values: bool = False,
@@ -181,19 +184,29 @@ class SliceSampler(Sampler):
         self.compile = bool(compile)
         self.use_gpu = _checked_gpu(use_gpu)
         self.truncated_key = truncated_key
-        self.traj_key = traj_key
-        self.end_key = end_key
+        self.end_key = DONE if all(given is None for given in (end_key, end_keys, ends, trajectories)) else end_key
         self.end_keys = end_keys
+        self._traj_key = traj_key
         self._boundaries = BoundaryChoice(end_key, end_keys, traj_key, ends, trajectories, cache_values)
         self._marks = SliceMarks(None if truncated_key is None else boundary_key(truncated_key))
         self._tables = TableFinder(self._boundaries.source)
-        self._last_rule: tuple[Any, SliceRule] | None = None
+        self._last_rule: tuple[Any, Any, SliceRule] | None = None
         self._last_ends: SliceEnds | None = None
 
     @staticmethod
     def without_replacement(*arguments: Any, **options: Any) -> Sampler:
         """Make a `SliceSamplerWithoutReplacement`; `SliceSampler(replacement=False, ...)` calls it."""
         return SliceSamplerWithoutReplacement(*arguments, **options)
+
+    @property
+    def traj_key(self) -> NestedKey | None:
+        """The entry with the ids of trajectories: the one given, else the one found at the last draw; None for
+        others.
+        """
+        source = self._tables.source
+        if self._traj_key is not None or not isinstance(source, IdBoundaries):
+            return self._traj_key
+        return source.key[0] if len(source.key) == 1 else source.key
 
     # Sampling ----------------------------------------------------------------------------------------
 
@@ -215,7 +228,7 @@ class SliceSampler(Sampler):
             single = places.dtype == np.float32
             rows = runs.draw(np.concatenate([chances, places]), eligible.rule, single=single)
             parts = [rows.reshape(count, slice_len) if self.batched else rows]
-            return self._indexed(storage, parts, self._whole(count, slice_len))
+            return self._indexed(storage, parts, self._whole(count, slice_len), masked=self.batched)
         if by_start:
             lane, first, length, place = eligible.by_start(scaled(chances, eligible.start_count))
         else:
@@ -286,11 +299,15 @@ class SliceSampler(Sampler):
         return found[0], found[1]
 
     def _rule(self, slice_len: int) -> SliceRule:
-        asked = slice_len, self.strict_length, self.span, self.anchor  # users may assign the arguments between draws
-        if self._last_rule is None or self._last_rule[0] != asked:
-            left, right = self._overhangs(slice_len)
-            self._last_rule = asked, SliceRule(slice_len, self.strict_length, left, right, self.anchor)
-        return self._last_rule[1]
+        # Users may assign the arguments between draws. Spans are compared by identity, as True equals 1.
+        asked, known = (slice_len, self.strict_length, self.anchor), self._last_rule
+        if known is None or known[0] is not self.span or known[1] != asked:
+            known = self._last_rule = self.span, asked, self._made_rule(slice_len)
+        return known[2]
+
+    def _made_rule(self, slice_len: int) -> SliceRule:
+        left, right = self._overhangs(slice_len)
+        return SliceRule(slice_len, slice_len if self.strict_length else 1, left, right, self.anchor)
 
     def _placed(
         self, table: TrajectoryTable, first: Numbers, length: Numbers, slice_len: int
@@ -327,15 +344,21 @@ class SliceSampler(Sampler):
             parts = [part.reshape(-1) for part in parts]
         if not (whole or self.batched or self.pad_output):
             parts, ends = [part[ends.real.numpy()] for part in parts], ends.kept()
-        return self._indexed(storage, parts, ends)
+        masked = self.batched or (self.pad_output and (self.joined or self._may_pad(table, slice_len)))
+        return self._indexed(storage, parts, ends, masked=masked)
+
+    def _may_pad(self, table: TrajectoryTable, slice_len: int) -> bool:
+        """Whether a slice of the present trajectories can be short."""
+        rule = self._rule(slice_len)
+        return bool(rule.left or rule.right) or table.eligible(SliceRule(slice_len, slice_len)).count < table.count
 
     def _indexed(
-        self, storage: Storage, parts: Sequence[Numbers], ends: SliceEnds
+        self, storage: Storage, parts: Sequence[Numbers], ends: SliceEnds, *, masked: bool
     ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
         """Return the index of these rows, with all elements of further dimensions, and the info of their slices."""
         index = tuple(map(torch.from_numpy, parts))
         info = self._marks.of(storage, index, ends)
-        if self.batched or self.pad_output:
+        if masked:
             info["collector", "mask"] = ends.real.clone()
         return index, info
 

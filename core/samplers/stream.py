@@ -382,7 +382,7 @@ class StreamSliceSampler(StreamSampler):
 
     def _rule(self) -> SliceRule:
         assert self._slice_len is not None  # it is set by the first batch
-        return SliceRule(self._slice_len, self.measure.strict_length)
+        return SliceRule(self._slice_len, self._slice_len if self.measure.strict_length else 1)
 
     def save_state(self) -> dict[str, Any]:
         """Return the place of the next slice, and the slice length of this epoch."""

@@ -40,7 +40,7 @@ from ..ted.schema import TRAJECTORY_KEYS
 Key: TypeAlias = tuple[str, ...]
 Ends: TypeAlias = NDArray[np.bool_]
 
-_DONE: Key = ("next", "done")
+DONE: Key = ("next", "done")
 _IDS = TRAJECTORY_KEYS["slices"]
 
 
@@ -259,7 +259,7 @@ class BoundaryChoice:
         if self._ids in (None, ("episode",)) and self._flags is None and storage.episode_lengths() is not None:
             return EpisodeBoundaries()
         by_ids = next((IdBoundaries(key) for key in ids if has_entry(storage, key)), None)
-        flags = (_DONE,) if self._flags is None else self._flags
+        flags = (DONE,) if self._flags is None else self._flags
         by_flags = FlagBoundaries(flags) if any(has_entry(storage, key) for key in flags) else None
         wanted, other = (by_ids, by_flags) if self._ids is not None or self._flags is None else (by_flags, by_ids)
         if wanted is None and other is not None and (self._ids is not None or self._flags is not None):
@@ -290,7 +290,7 @@ class StrictBoundaries:
     that `SliceSampler` looks for.
     """
 
-    done: Key = _DONE
+    done: Key = DONE
     traj: Key | None = None
     any_flag: bool = False
 
@@ -308,7 +308,7 @@ class StrictBoundaries:
         flags = (self.done, *siblings) if self.any_flag else flags
         known = any(has_entry(storage, key) for key in flags)
         named = [self.traj] if self.traj is not None and ids is None else []
-        named += [self.done] if self.done != _DONE and self.done not in flags else []
+        named += [self.done] if self.done != DONE and self.done not in flags else []
         if named:
             raise MissingKeyError(f"{_listed(named)} is not in the storage, so episodes cannot be separated")
         if ids is None and not known:
@@ -329,7 +329,7 @@ def boundary_key(key: Any) -> Key:
 
 def _several(keys: Any) -> Sequence[Any]:
     """Return a list of keys; UsageError if it is empty, or a single key."""
-    if not isinstance(keys, list | tuple) or not keys or (isinstance(keys, tuple) and keys[0] == _DONE[0]):
+    if not isinstance(keys, list | tuple) or not keys or (isinstance(keys, tuple) and keys[0] == DONE[0]):
         raise UsageError(f"end_keys is {keys!r}, expected a list of keys", hint="pass a single key as end_key")
     return keys
 
@@ -484,6 +484,11 @@ class TableFinder:
         table = found[1]
         table.refresh()
         return table
+
+    @property
+    def source(self) -> BoundarySource | None:
+        """The boundary source of the last storage; None before the first call."""
+        return None if self._found is None else self._found[1].source
 
     def forget(self) -> None:
         """Choose the boundary source again at the next call."""

@@ -271,17 +271,20 @@ class Storage(ABC):
     # Reading and writing ---------------------------------------------------------------------------
 
     @final
-    def get(self, index: Any, out: Any = None) -> Any:
+    def get(self, index: Any = None, out: Any = None, *, indices: Any = None, item: Any = None) -> Any:
         """Read the valid elements at `index`.
 
         Args:
             index: an int, a slice, a list, a mask, an array or a tensor.
             out: the result of an earlier call, into whose memory the elements are copied.
+            indices, item: the index, under the names that it has in some of TorchRL's storages.
 
         Raises:
             IndexError: an element does not exist.
             SchemaError: (a RuntimeError) `out` does not fit; nothing is changed.
         """
+        if index is None:
+            index = item if indices is None else indices
         if out is not None:
             return self.read_into(out, index, {})
         if (type(index) is not torch.Tensor or not index.dim()) and not are_numbers(index):  # it may return a view

@@ -61,12 +61,13 @@ def tensor_from_bytes(data: Any, dtype: torch.dtype, shape: Sequence[int]) -> to
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(tuple(shape))
 
 
-def to_bytestream(data: Any) -> bytes:
+def to_bytestream(data_to_bytestream: Any) -> bytes:
     """Return the elements of a tensor or an array as bytes in C order; bytes are returned as they are.
 
     Raises:
         TypeError: it is anything else, whose bytes would be a pickle.
     """
+    data = data_to_bytestream
     if isinstance(data, torch.Tensor):
         return bytes(tensor_bytes(data))
     if isinstance(data, np.ndarray | np.generic) and not data.dtype.hasobject:

@@ -248,7 +248,7 @@ class StorageEnsemble(Storage):
         """Raise EnsembleWriteError."""
         refuse_write(self)
 
-    def extend(self, data: Any) -> NoReturn:
+    def extend(self, value: Any) -> NoReturn:
         """Raise EnsembleWriteError."""
         refuse_write(self)
 

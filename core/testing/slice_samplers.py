@@ -157,7 +157,8 @@ def _windows(run: Slice, rule: Slicing) -> list[Slice]:
     if len(run) < rule.slice_len and rule.strict_length:
         return []
     length = min(len(run), rule.slice_len)
-    left, right = (min(overhang, length - 1) for overhang in rule.span)
+    missing = rule.slice_len - length
+    left, right = (max(min(overhang, rule.slice_len - 1) - missing, 0) for overhang in rule.span)
     starts = range(-left, len(run) - length + right + 1)
     if rule.anchor == "start":
         starts = starts[:1]

@@ -166,7 +166,35 @@ class WrongTypeError(UsageError, TypeError):
     """An attribute of a hook that nobody set, or set to something of another kind."""
 
 
-class TED2Flat:
+class _Names:
+    """The names of entries in the layout, all of which may be assigned."""
+
+    def __init__(
+        self,
+        done_key: KeyLike,
+        shift_key: str,
+        is_full_key: str,
+        done_keys: Sequence[KeyLike],
+        reward_keys: Sequence[KeyLike],
+    ) -> None:
+        self.done_key, self.shift_key, self.is_full_key = done_key, shift_key, is_full_key
+        self.done_keys: Any = done_keys
+        self.reward_keys: Any = reward_keys
+        if self._keys:  # nothing was refused
+            self.done_keys, self.reward_keys = _as_set(done_keys), _as_set(reward_keys)
+
+    @property
+    def _keys(self) -> TorchrlKeys:
+        return TorchrlKeys.of(vars(self))
+
+
+def _as_set(keys: Any) -> Any:
+    if keys is None or isinstance(keys, str):
+        return keys and {keys}
+    return {tuple(key) if isinstance(key, list) else key for key in keys}
+
+
+class TED2Flat(_Names):
     """Lays rows `[time, ...]` out flat; a save hook.
 
     Before a call `is_full` and `shift` must be set: whether the rows are a full ring, and the row that
@@ -193,7 +221,7 @@ class TED2Flat:
         done_keys: Sequence[KeyLike] = DEFAULT_DONE_KEYS,
         reward_keys: Sequence[KeyLike] = _REWARDS,
     ) -> None:
-        self._keys = _keys(done_key, shift_key, is_full_key, done_keys, reward_keys)
+        super().__init__(done_key, shift_key, is_full_key, done_keys, reward_keys)
         self._is_full: bool | None = None
         self._shift: int | None = None
 
@@ -242,7 +270,7 @@ class TED2Flat:
         return TensorDict.load_memmap(folder)
 
 
-class Flat2TED:
+class Flat2TED(_Names):
     """Undoes `TED2Flat`; a load hook.
 
     Root done flags come back false where the layout holds no others, as TorchRL makes them. `done_key` is the flag
@@ -259,7 +287,7 @@ class Flat2TED:
         done_keys: Sequence[KeyLike] = DEFAULT_DONE_KEYS,
         reward_keys: Sequence[KeyLike] = _REWARDS,
     ) -> None:
-        self._keys = _keys(done_key, shift_key, is_full_key, done_keys, reward_keys)
+        super().__init__(done_key, shift_key, is_full_key, done_keys, reward_keys)
 
     def __call__(self, data: Any, out: TensorDictBase | None = None) -> TensorDictBase:
         """Return the rows, `[time, ...]`, written into `out` if that is given.
@@ -393,15 +421,6 @@ def entry_value(data: TensorDictBase, name: str) -> Any:
 
 def _is_shape(found: Any) -> bool:
     return isinstance(found, list | tuple) and all(type(size) is int and size >= 0 for size in found)
-
-
-def _keys(
-    done_key: KeyLike, shift_key: str, is_full_key: str, done_keys: Sequence[KeyLike], reward_keys: Sequence[KeyLike]
-) -> TorchrlKeys:
-    return TorchrlKeys.of({
-        "done_key": done_key, "shift_key": shift_key, "is_full_key": is_full_key, "done_keys": done_keys,
-        "reward_keys": reward_keys,
-    })  # fmt: skip
 
 
 class TED2Nested(TED2Flat):

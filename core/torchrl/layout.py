@@ -79,6 +79,8 @@ class TorchrlKeys:
 def _keys(given: Any, argument: str) -> list[Key]:
     if argument == "done_key" and isinstance(given, tuple):
         given = [given]
+    if isinstance(given, set | frozenset):
+        given = sorted(given, key=str)  # the same order in every process
     one = isinstance(given, str) or not isinstance(given, Iterable)
     listed: Iterable[Any] = () if given is None else [given] if one else given
     found = []

@@ -159,7 +159,7 @@ class DensifyReward(Transform):
     "terminated" or "truncated", is set, and at the end of the batch, as later rewards are unknown. If time is the last
     dimension of the batch, it also ends where the next step has another id (`("collector", "traj_ids")`, "traj_ids" or
     "episode"). Steps that `("collector", "mask")` or "mask" does not mark as real count nothing. Whole numbers and
-    flags become floats if they are discounted. The given data is not changed.
+    flags become floats if they are discounted. The entry is replaced in the given tensordict, which is returned.
 
     Args:
         reward_key, done_key: the entries under `next`.
@@ -191,11 +191,13 @@ class DensifyReward(Transform):
         self.reward_key_out = self.reward_key if reward_key_out is None else ("next", *key_path(reward_key_out))
         self.time_dim = _from_the_end(time_dim)
         self.discount = require_discount(discount)
+        self.in_keys = [reward_key, done_key]
+        self.out_keys = [reward_key if reward_key_out is None else reward_key_out]
 
-    def forward(self, data: Any) -> TensorDictBase:
-        """Return the batch with dense rewards."""
-        require_steps(data)
-        reward, done = _entry(data, self.reward_key), _entry(data, self.done_key)
+    def forward(self, tensordict: Any) -> TensorDictBase:
+        """Set dense rewards, and return the same tensordict."""
+        require_steps(tensordict)
+        reward, done = _entry(tensordict, self.reward_key), _entry(tensordict, self.done_key)
         if reward.shape != done.shape:
             raise SchemaError(
                 f"the reward has the shape {list(reward.shape)} and the done flag {list(done.shape)}, expected the same"
@@ -208,16 +210,15 @@ class DensifyReward(Transform):
             self.discount != 1 or reward.dtype == torch.bool
         ):
             reward = reward.to(torch.get_default_dtype())
-        ends = _siblings(data, self.done_key, done)
-        mask = step_mask(data)
-        if data.ndim == reward.ndim + self.time_dim + 1:  # time is the last dimension of the batch
-            ends = ends | per_step_like(is_cut_behind(data, mask), reward)
+        ends = _siblings(tensordict, self.done_key, done)
+        mask = step_mask(tensordict)
+        if tensordict.ndim == reward.ndim + self.time_dim + 1:  # time is the last dimension of the batch
+            ends = ends | per_step_like(is_cut_behind(tensordict, mask), reward)
         if mask is not None:
             reward = torch.where(per_step_like(mask, reward), reward, torch.zeros_like(reward))
-        out: TensorDictBase = data.copy()
-        out.set("next", out.get("next").copy())
-        out.set(self.reward_key_out, discounted_to_go(reward, ends, self.discount, reward.ndim + self.time_dim))
-        return out
+        found: TensorDictBase = tensordict
+        found.set(self.reward_key_out, discounted_to_go(reward, ends, self.discount, reward.ndim + self.time_dim))
+        return found
 
     def extra_repr(self) -> str:
         return f"discount={self.discount}, time_dim={self.time_dim}"

@@ -396,3 +396,14 @@ def test_a_state_continues_the_stream(plans: list[Member], exact: bool) -> None:
         one, other = (buffer.sample(size) for buffer in made)
         for key in ("a", "source_id"):
             assert torch.equal(one[key], other[key])
+
+
+@pytest.mark.parametrize("form", ["stack", "exact"])
+def test_members_without_padding_have_a_mask_beside_those_with_some(form: Any) -> None:
+    members = []
+    for length in (4, 1):
+        sampler = SliceSampler(slice_len=2, traj_key="episode", strict_length=False, pad_output=True)
+        members.append(TensorDictReplayBuffer(storage=LazyTensorStorage(12), sampler=sampler))
+        members[-1].extend(Member.episode(0, 0, length, "done"))
+    batch = ReplayBufferEnsemble(*members, batch=form, sample_from_all=True).sample(8)
+    assert batch["collector", "mask"].flatten().tolist() == [True] * 4 + [True, False] * 2

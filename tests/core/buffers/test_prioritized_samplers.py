@@ -137,63 +137,46 @@ def test_folders_of_an_odd_capacity_are_refused(tmp_path: Path, capacity: str) -
     assert grows.state_dict()["_sum_tree"].tolist() == [1] * 4
 
 
-# Refusal -------------------------------------------------------------------------------------------
+# A capacity that is too small ----------------------------------------------------------------------
 
-TOO_SMALL = "the sampler's max_capacity is 5, the storage has room for 10"
+TOO_SMALL = "max_capacity is 5, but the storage has room for 10 elements"
 
 
 @pytest.mark.parametrize("kind", [PrioritizedSampler, PrioritizedSliceSampler])
 @pytest.mark.parametrize("storage", [lambda: LazyTensorStorage(10), lambda: ListStorage(10)])
 @pytest.mark.parametrize("writer", [RoundRobinWriter, TensorDictMaxValueWriter])
-def test_the_write_that_one_has_no_room_for_is_refused(
+def test_one_that_is_too_small_grows_to_the_storage_with_a_warning(
     kind: Any, storage: Callable[[], Any], writer: Callable[[], Any]
 ) -> None:
     if kind is PrioritizedSliceSampler and writer is TensorDictMaxValueWriter:
         return  # these two are refused together
-    more = {"num_slices": 2} if kind is PrioritizedSliceSampler else {}
-    data = TensorDict({"next": {"reward": torch.arange(10.0)}}, [10])
-    with pytest.warns(UserWarning, match=TOO_SMALL):
+    more = {"num_slices": 1} if kind is PrioritizedSliceSampler else {}
+    data = TensorDict({"next": {"reward": torch.arange(10.0), "done": torch.ones(10, dtype=torch.bool)}}, [10])
+    with pytest.warns(UserWarning, match=TOO_SMALL) as told:
         buffer = ReplayBuffer(storage=storage(), sampler=kind(5, **EXPONENTS, **more), writer=writer())
-    buffer.extend(data[:4])
-    before = str(buffer.writer.state_dict())
-    for write in (lambda: buffer.extend(data[4:6]), lambda: buffer.extend(data)):
-        with pytest.raises(RuntimeError, match=r"element \d cannot be written: the sampler's max_capacity is 5"):
-            write()
-        assert (len(buffer), str(buffer.writer.state_dict())) == (4, before)
-    buffer.add(data[4])
-    with pytest.raises(RuntimeError, match="element 5 cannot be written"):
-        buffer.add(data[5])
-    assert len(buffer) == 5
+    assert len(told) == 1
+    for part in (data[:4], data[4:6], data[6:]):
+        buffer.extend(part)
+    buffer.update_priority(torch.arange(9), 0.0)
+    assert buffer.sample(1)["next", "reward"].tolist() == [9.0]
 
 
-@pytest.mark.parametrize("kind", [PrioritizedSampler, PrioritizedSliceSampler])
-def test_one_without_room_for_the_elements_is_refused(kind: Any) -> None:
-    more = {"num_slices": 2} if kind is PrioritizedSliceSampler else {}
-    with pytest.raises(RuntimeError, match=TOO_SMALL) as refused:
-        ReplayBuffer(storage=TensorStorage(torch.arange(10)), sampler=kind(5, **EXPONENTS, **more))
-    assert isinstance(refused.value, RbtoolError)
-
-
-def test_one_without_room_is_not_put_in_place() -> None:
+def test_one_that_is_too_small_is_put_in_place() -> None:
     buffer = weighted(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
-    before = buffer.sampler
-    with pytest.raises(RuntimeError, match=TOO_SMALL):
+    with pytest.warns(UserWarning, match=TOO_SMALL):
         buffer.set_sampler(sampler(5))
-    assert buffer.sampler is before
-    assert drawn_weights(buffer) == expected(1, 2, 3, 4, 5, 6)
+    assert drawn_weights(buffer) == expected(*[1] * 6)
 
 
-def test_a_storage_that_there_is_no_room_for_is_not_put_in_place() -> None:
+def test_a_larger_storage_is_put_in_place() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(5), sampler=sampler(5))
     buffer.update_priority(buffer.extend(torch.arange(3)), torch.tensor([1.0, 2.0, 3.0]))
-    before = buffer.storage
-    with pytest.raises(RuntimeError, match=TOO_SMALL):
+    with pytest.warns(UserWarning, match=TOO_SMALL):
         buffer.set_storage(TensorStorage(torch.arange(10)))
-    assert buffer.storage is before
-    assert drawn_weights(buffer) == expected(1, 2, 3)
-    buffer.set_storage(LazyTensorStorage(4))
-    buffer.extend(torch.arange(2))
-    assert drawn_weights(buffer) == expected(1, 1)
+    assert drawn_weights(buffer) == expected(*[1] * 10)
+    buffer.set_storage(LazyTensorStorage(20))  # no second warning
+    buffer.extend(torch.arange(20))
+    assert drawn_weights(buffer) == expected(*[1] * 20)
 
 
 def test_priorities_from_before_the_buffer_are_kept() -> None:

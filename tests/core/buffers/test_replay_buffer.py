@@ -715,6 +715,21 @@ def test_stats() -> None:
     assert buffer.stats() == {**expected, "capacity": 8, "utilization": 0.75}
 
 
+@pytest.mark.parametrize(
+    ("storage", "more"),
+    [
+        (ListStorage(10), {"capacity": 10, "utilization": 0.0}),
+        (TensorStorage(torch.arange(4)), {"size": 4, "capacity": 4, "utilization": 1.0}),
+        (lambda: ListStorage(10), {}),
+        (None, {}),
+    ],
+)
+def test_stats_of_a_buffer_that_is_not_built_yet(storage: Any, more: dict[str, Any]) -> None:
+    buffer = ReplayBuffer(storage=storage, delayed_init=True, batch_size=2)
+    expected = {"size": 0, "write_count": 0, "prefetch_queue_size": 0, "initialized": False, **more}
+    assert (buffer.stats(), buffer.initialized) == (expected, False)
+
+
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator to copy to")
 def test_pinning_without_an_accelerator_warns() -> None:
     buffer = numbers(pin_memory=True, batch_size=2)
@@ -1327,6 +1342,10 @@ def test_other_parts() -> None:
     assert buffer.sample().tolist() == [7]
 
 
+class _WritesNowhere(RoundRobinWriter):
+    write_at = None  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -1339,6 +1358,7 @@ def test_other_parts() -> None:
         ({"shared": True}, ValueError),
         ({"storage": LazyTensorStorage(8, ndim=2)}, ValueError),
         ({"writer": TensorDictMaxValueWriter(rank_key="a")}, TypeError),
+        ({"writer": _WritesNowhere()}, TypeError),
     ],
 )
 def test_replay_buffer_consumption_arguments_that_make_no_sense(

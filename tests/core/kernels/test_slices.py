@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 from rbtool.core.kernels import rows, slices
 from rbtool.core.kernels.slices import ANCHORS, SliceRule, SliceTable, SliceTables
 
-rules = st.builds(
-    SliceRule, st.integers(1, 6), st.booleans(), st.integers(0, 5), st.integers(0, 5), st.sampled_from(ANCHORS)
-)
+
+@st.composite
+def rules_of(draw: st.DrawFn) -> SliceRule:
+    length = draw(st.integers(1, 6))
+    minimum, left, right = draw(st.integers(1, length)), *(draw(st.integers(0, length - 1)) for _ in range(2))
+    return SliceRule(length, minimum, left, right, draw(st.sampled_from(ANCHORS)))
+
+
+rules = rules_of()
 
 
 @pytest.fixture(autouse=True)
@@ -31,10 +37,10 @@ def slices_in(rule: SliceRule, size: int) -> dict[int, list[int]]:
         return {}
     length = min(size, rule.length)
     found = {}
-    for start in range(-rule.left, size + rule.right):
-        stop = start + length
-        inside = [step for step in range(start, stop) if 0 <= step < size]
-        if inside and start >= -rule.left and stop <= size + rule.right:
+    for start in range(-length, size + length):
+        inside = [step for step in range(start, start + length) if 0 <= step < size]
+        overhang = rule.left if start < 0 else rule.right
+        if len(inside) == length or len(inside) >= rule.length - overhang:
             found[start] = inside
     starts = list(found)
     chosen = {"any": starts, "start": starts[:1], "end": starts[-1:]}[rule.anchor]
@@ -73,7 +79,7 @@ def test_slices_are_drawn_alike_with_and_without_numba(
     anchor: slices.Anchor, by_start: bool, counts: list[int], length: int, seed: int
 ) -> None:
     """Rings of 50 rows with trajectories of `length` to 9 steps, the oldest of which lost the steps before 7."""
-    random, tables, rule = np.random.default_rng(seed), SliceTables(4), SliceRule(length, anchor=anchor)
+    random, tables, rule = np.random.default_rng(seed), SliceTables(4), SliceRule(length, length, anchor=anchor)
     every = {}
     for number in (3, 0, 2):
         lasts = np.cumsum(random.integers(length, 10, 6)) + 6
@@ -102,7 +108,7 @@ def test_slices_are_drawn_alike_with_and_without_numba(
 
 @pytest.mark.parametrize("single", [False, True])
 def test_one_ring_is_drawn_from_alike_with_and_without_numba(single: bool) -> None:
-    table, rule = SliceTable(np.array([3, 8]), np.array([7, 4001]), 4000), SliceRule(3)
+    table, rule = SliceTable(np.array([3, 8]), np.array([7, 4001]), 4000), SliceRule(3, 3)
     chances = np.random.default_rng(0).random(100_000, np.float32).astype(float)
     assert rows.warm()
     compiled = table.draw(chances, rule, single=single)

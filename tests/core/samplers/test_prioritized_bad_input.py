@@ -144,13 +144,9 @@ def test_coordinates_that_are_not_there_are_refused(index: Any, kind: Any, messa
         sampler.update_priority(index, 1.0, storage=TensorStorage(torch.zeros(2, 3), ndim=2))
 
 
-def test_a_storage_beyond_the_capacity_is_refused() -> None:
+def test_elements_beyond_the_capacity_are_refused_without_a_storage() -> None:
     sampler = PrioritizedSampler(5, 1, 1)
-    for tell in (
-        lambda: sampler.sample(storage(), 1),
-        lambda: sampler.extend(torch.arange(10)),
-        lambda: sampler.add(9),
-    ):
+    for tell in (lambda: sampler.extend(torch.arange(10)), lambda: sampler.add(9)):
         with pytest.raises(RuntimeError, match="element 9 was written, but the sampler's max_capacity is 5"):
             tell()
     assert not weights(sampler).any()

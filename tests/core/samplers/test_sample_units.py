@@ -214,6 +214,16 @@ def test_priorities_of_anchors() -> None:
         Sequence(2).by_anchor({"anchor_index": index}, torch.ones(3))
 
 
+@pytest.mark.parametrize("storage", [ListStorage(4), TensorStorage(torch.zeros(4))])
+@pytest.mark.parametrize("fill", [True, False])
+def test_storages_of_other_elements_are_refused_also_without_any(storage: Any, fill: bool) -> None:
+    storage.empty()
+    if fill:
+        storage.set(0, torch.zeros(()))
+    with pytest.raises(TypeError, match=r"a Sequence needs tensordicts with 'next\.done'"):
+        Sequence(2).expand(torch.tensor([0]), {}, storage)
+
+
 def test_units_are_pickled_and_shown_by_their_arguments() -> None:
     unit = Sequence(3, "stop", dilation=2)
     unit.expand(torch.tensor([0]), {}, TensorStorage(steps(4)))

@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -300,6 +301,28 @@ def drawn(sampler: SliceSampler, where: Any, size: int) -> set[tuple[int, ...]]:
 # Lengths -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("options", "entries", "found"),
+    [
+        ({}, {"episode": torch.zeros(4)}, "episode"),
+        ({}, {"collector": {"traj_ids": torch.zeros(4)}, "episode": torch.zeros(4)}, ("collector", "traj_ids")),
+        ({}, {"next": {"done": torch.ones(4, 1).bool()}}, None),
+        ({"traj_key": "id"}, {"id": torch.zeros(4), "episode": torch.zeros(4)}, "id"),
+    ],
+)
+def test_the_entries_that_separate_trajectories_can_be_read(
+    options: dict[str, Any], entries: dict[str, Any], found: Any
+) -> None:
+    sampler = SliceSampler(slice_len=1, **options)
+    assert (sampler.traj_key, sampler.end_key) == (options.get("traj_key"), DONE)
+    sampler.sample(TensorStorage(TensorDict(entries, [4])), 2)
+    assert (sampler.traj_key, sampler.end_key, pickle.loads(pickle.dumps(sampler)).end_key) == (found, DONE, DONE)
+
+
+def test_given_ends_have_no_key() -> None:
+    assert SliceSampler(slice_len=1, ends=torch.ones(4, dtype=torch.bool), cache_values=True).end_key is None
+
+
 @pytest.mark.parametrize(("options", "shape"), [({"num_slices": 3}, (3, 4)), ({"slice_len": 3}, (4, 3))])
 def test_one_measure_of_slices_gives_the_other(options: dict[str, Any], shape: tuple[int, int]) -> None:
     (index,), _ = SliceSampler(batched=True, **options).sample(of_ids([0] * 20), 12)
@@ -338,10 +361,28 @@ def test_padding_repeats_the_last_real_step_which_is_the_truncated_one() -> None
     assert info["next", "truncated"].flatten().tolist() == [False, True, False, False] * 2
 
 
-def test_the_mask_is_there_too_where_nothing_was_padded() -> None:
-    _, info = SliceSampler(slice_len=2, strict_length=False, pad_output=True).sample(of_ids([0] * 4), 8)
-    assert info["collector", "mask"].tolist() == [True] * 8
-    assert ("collector", "mask") not in SliceSampler(slice_len=2).sample(of_ids([0] * 4), 8)[1]
+@pytest.mark.parametrize(
+    "make", [SliceSampler, SliceSamplerWithoutReplacement, partial(PrioritizedSliceSampler, 6, 1.0, 1.0)]
+)
+@pytest.mark.parametrize(
+    ("options", "ids", "masked"),
+    [
+        ({"pad_output": True, "strict_length": False}, [0] * 4 + [1] * 2, False),
+        ({"pad_output": True, "strict_length": False}, [0] * 4 + [1], True),  # also in a batch without padding
+        ({"batched": True}, [0] * 4 + [1] * 2, True),
+        ({}, [0] * 4 + [1] * 2, False),
+    ],
+)
+def test_there_is_a_mask_as_soon_as_a_slice_may_be_short(
+    make: Any, options: dict[str, bool], ids: list[int], masked: bool
+) -> None:
+    sampler, storage = make(slice_len=2, **options), of_ids(ids)
+    assert {("collector", "mask") in sampler.sample(storage, 2)[1] for _ in range(8)} == {masked}
+
+
+def test_a_span_may_leave_padding_in_every_batch() -> None:
+    sampler = SliceSampler(slice_len=2, span=1, pad_output=True, strict_length=False)
+    assert all(("collector", "mask") in sampler.sample(of_ids([0] * 4), 2)[1] for _ in range(8))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 6, 7, 1000, 2**31 + 1, 2**53 - 1, 2**53])
@@ -640,8 +681,9 @@ def test_slices_lie_where_the_rows_lie(device: str, generator: str) -> None:
 )
 def test_keys_are_returned_as_they_were_given(make: Any, given: dict[str, Any]) -> None:
     sampler = make(slice_len=2, **given)
+    expected = {"end_key": None if "end_keys" in given else DONE, "truncated_key": ("next", "truncated"), **given}
     for name in ("traj_key", "end_key", "end_keys", "truncated_key"):
-        assert getattr(sampler, name) == given.get(name, ("next", "truncated") if name == "truncated_key" else None)
+        assert getattr(sampler, name) == expected.get(name)
 
 
 class TestSliceSampler(SliceSamplerTests):

@@ -36,7 +36,7 @@ from rbtool.core.testing.datasets import write_walks
 
 DONE = FlagBoundaries((("next", "done"),))
 SIGNALS = (DONE, FlagBoundaries((("cut",), ("nowhere",), ("next", "done"))), IdBoundaries(("id",)))
-RULES = (SliceRule(1), SliceRule(2), SliceRule(3, False, 2, 1), SliceRule(2, True, 0, 1))
+RULES = (SliceRule(1), SliceRule(2, 2), SliceRule(3, 1, 2, 1), SliceRule(2, 2, 0, 1))
 
 
 def steps(codes: list[int], ndim: int = 1) -> TensorDict:
@@ -319,7 +319,9 @@ class Lists:
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-@pytest.mark.parametrize("rule", [SliceRule(1), SliceRule(3), SliceRule(4, False, 1, 2), SliceRule(2, anchor="start")])
+@pytest.mark.parametrize(
+    "rule", [SliceRule(1), SliceRule(3, 3), SliceRule(4, 1, 1, 2), SliceRule(2, 2, anchor="start")]
+)
 @pytest.mark.parametrize("chance", [0.02, 0.9])
 def test_it_holds_what_lists_hold(lanes: int, rule: SliceRule, chance: float) -> None:
     numbers, lists, runs, oldest = np.random.default_rng(5), Lists(lanes), LaneRuns(lanes, rule), 0

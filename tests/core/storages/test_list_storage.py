@@ -702,7 +702,7 @@ def test_levels_differ() -> None:
     ],
 )
 def test_to_bytestream(data: object, expected: bytes) -> None:
-    assert CompressedListStorage(1).to_bytestream(data) == expected
+    assert CompressedListStorage(1).to_bytestream(data_to_bytestream=data) == expected
 
 
 @pytest.mark.parametrize("data", ["text", [1], object(), np.array([object()])])

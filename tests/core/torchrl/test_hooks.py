@@ -118,6 +118,25 @@ def test_flags_of_agents_come_back(form: str) -> None:
     assert same(there_and_back(form, data, True, 7), data)
 
 
+@pytest.mark.parametrize("kind", [TED2Flat, TED2Nested, Flat2TED, Nested2TED])
+def test_the_names_of_entries_can_be_read_and_set(kind: Any) -> None:
+    hook = kind()
+    assert (hook.done_keys, hook.reward_keys) == ({"done", "truncated", "terminated"}, {"reward"})
+    assert (hook.shift_key, hook.is_full_key) == ("shift", "is_full")
+    assert hook.done_key == (("next", "done") if isinstance(hook, TED2Flat) else "done")
+
+
+def test_names_that_are_set_later_are_used() -> None:
+    data = steps().rename_key_(("next", "reward"), ("next", "gain")).rename_key_(("next", "done"), ("next", "over"))
+    there, back = told(TED2Flat(), True, 4), Flat2TED()
+    for hook in (there, back):
+        hook.done_key, hook.done_keys, hook.reward_keys = "over", {"over"}, {"gain"}
+        hook.shift_key, hook.is_full_key = "place", "full"
+    flat = there(data)
+    assert {"over", "gain", "place", "full"} <= set(flat.keys())
+    assert same(back(flat).exclude("over"), data)  # the flag at the root is made up
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 def test_another_done_key_is_honoured_both_ways(pair: str) -> None:
     (save,), (load,) = PAIRS[pair]

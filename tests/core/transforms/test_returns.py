@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
 from rbtool.core.format.returns import add_rewards_to_go
 from rbtool.core.preprocess.operations.program import ProgramProcessor, program_of
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context, Pieces
+from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.ted.schema import Field, role_of
 from rbtool.core.transforms.returns import DensifyReward, MultiStep, ReturnToGo
 
@@ -109,10 +111,35 @@ def test_a_named_mask_has_one_value_a_step() -> None:
 def test_dense_rewards_of_the_documented_case() -> None:
     td = steps([0.0, 0, 0, 1, 0, 0, 0, 2], [place in (3, 7) for place in range(8)])
     dense = [1.0] * 4 + [2] * 4
-    assert DensifyReward()(td)["next", "reward"].flatten().tolist() == dense
     kept = DensifyReward(reward_key_out="dense")(torch.stack((td, td)))
     assert kept["next", "dense"][1].flatten().tolist() == dense
     assert (kept["next", "reward"][1] == td["next", "reward"]).all()
+    assert DensifyReward()(tensordict=td)["next", "reward"].flatten().tolist() == dense
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ({}, (["reward", "done"], ["reward"])),
+        ({"reward_key": "cost", "done_key": "over", "reward_key_out": "dense"}, (["cost", "over"], ["dense"])),
+    ],
+)
+def test_dense_rewards_are_set_in_the_same_tensordict(options: dict[str, Any], keys: Any) -> None:
+    td = steps([1.0, 2.0], [False, True])
+    td["next", "cost"], td["next", "over"], reward = td["next", "reward"], td["next", "done"], td["next", "reward"]
+    transform = DensifyReward(**options)
+    assert transform(td) is td
+    assert (transform.in_keys, transform.out_keys) == keys
+    assert (td["next", keys[1][0]].tolist(), reward.tolist()) == ([[3.0], [2.0]], [[1.0], [2.0]])
+
+
+def test_dense_rewards_of_stored_objects_are_not_stored() -> None:
+    buffer = ReplayBuffer(
+        storage=ListStorage(2), transform=DensifyReward(), collate_fn=lambda rows: rows[0], batch_size=1
+    )
+    buffer.extend([steps([1.0, 2.0], [False, True])])
+    for batch in (buffer[0], buffer.sample(), buffer[0]):
+        assert batch["next", "reward"].tolist() == [[3.0], [2.0]]
 
 
 def test_time_may_be_another_dimension() -> None:
@@ -120,18 +147,18 @@ def test_time_may_be_another_dimension() -> None:
         {"next": {"reward": torch.tensor([[1.0, 10], [2, 20]])[..., None], "done": torch.zeros(2, 2, 1).bool()}}, [2]
     )
     for dim in (3, -3):
-        assert DensifyReward(time_dim=dim)(td)["next", "reward"].flatten().tolist() == [3, 30, 2, 20]
-    assert DensifyReward()(td)["next", "reward"].flatten().tolist() == [11, 10, 22, 20]
+        assert DensifyReward(time_dim=dim)(td.copy())["next", "reward"].flatten().tolist() == [3, 30, 2, 20]
+    assert DensifyReward()(td.copy())["next", "reward"].flatten().tolist() == [11, 10, 22, 20]
     with pytest.raises(SchemaError, match="without a dimension -4"):
         DensifyReward(time_dim=4)(td)
 
 
 def test_dense_rewards_of_odd_data() -> None:
     td = steps([1.0, INF, 9.0], [True, False, False])
-    assert DensifyReward(discount=0.5)(td)["next", "reward"].isinf().flatten().tolist() == [False, True, False]
+    assert DensifyReward(discount=0.5)(td.copy())["next", "reward"].isinf().flatten().tolist() == [False, True, False]
     td["next", "reward"] = torch.ones(3, 1, dtype=torch.int64)
-    assert DensifyReward()(td)["next", "reward"].dtype == torch.int64
-    assert DensifyReward(discount=0.5)(td)["next", "reward"].flatten().tolist() == [1, 1.5, 1]
+    assert DensifyReward()(td.copy())["next", "reward"].dtype == torch.int64
+    assert DensifyReward(discount=0.5)(td.copy())["next", "reward"].flatten().tolist() == [1, 1.5, 1]
     td["next", "reward"] = torch.ones(3)
     with pytest.raises(SchemaError, match="expected the same"):
         DensifyReward()(td)
