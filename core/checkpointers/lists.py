@@ -17,7 +17,7 @@ from ..format.files import Hasher, open_regular, read_regular
 from ..format.memmap.tree import require_own_files
 from ..format.syncing import Durable, sync_file, write_file
 from ..storages.base import Storage, register_checkpointer
-from ..storages.codec import byte_count, bytes_behind, tensor_bytes, to_bytestream
+from ..storages.codec import byte_count, bytes_behind, tensor_bytes, tensor_from_bytes, to_bytestream
 from ..storages.list_storage import (
     CompressedListStorage,
     CompressedTensor,
@@ -318,7 +318,7 @@ def _write_json(path: Path, document: Any) -> None:
 
 
 def _write_item(folder: Path, spec: TreeSpec, leaves: Iterator[CompressedTensor]) -> None:
-    """Write a tensordict of byte vectors; entries without tensors are in the metadata, and are repeated here for
+    """Write a tensordict of compressed tensors; entries without tensors are in the metadata, and are repeated here for
     TorchRL.
     """
     fs.make_folder(folder)
@@ -326,9 +326,10 @@ def _write_item(folder: Path, spec: TreeSpec, leaves: Iterator[CompressedTensor]
     for key, child in {_BARE: spec}.items() if isinstance(spec, TensorNode) else spec.children.items():
         name = safe_part(str(key))
         if isinstance(child, TensorNode):
-            data = to_bytestream(next(leaves).data)
-            entries[name] = {"device": "cpu", "shape": [len(data)], "dtype": "torch.uint8", "is_nested": False}
-            write_file(folder / f"{file_stem(name)}.memmap", data)
+            data = next(leaves).data
+            shape, dtype = ([*data.shape], data.dtype) if isinstance(data, torch.Tensor) else ([len(data)], torch.uint8)
+            entries[name] = {"device": "cpu", "shape": shape, "dtype": str(dtype), "is_nested": False}
+            write_file(folder / f"{file_stem(name)}.memmap", to_bytestream(data))
         elif isinstance(child, ConstantNode):
             entries[name] = {"type": "NonTensorData"}
             _write_non_tensor(folder / file_stem(name), child)
@@ -380,23 +381,24 @@ def _read_tree(storage: CompressedListStorage, folder: Path, place: int | None, 
     return tree_from(document, take)
 
 
-def _read_leaf(folder: Path, name: str) -> bytes:
+def _read_leaf(folder: Path, name: str) -> torch.Tensor:
     if not (folder / "meta.json").is_file():
         raise CorruptDataError(f"{folder / 'meta.json'} is missing")
     entries = load_json(folder / "meta.json")
     entry = entries.get(name) if isinstance(entries, dict) else None
-    shape = entry.get("shape") if isinstance(entry, dict) and entry.get("dtype") == "torch.uint8" else None
-    if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int:
-        raise CorruptDataError(f"{folder / 'meta.json'} does not describe a byte vector {name!r}")
-    path, expected = folder / f"{file_stem(name)}.memmap", shape[0]
+    try:
+        dtype, shape = read_dtype(entry.get("dtype")), read_shape(entry.get("shape"))  # type: ignore[union-attr]
+    except (AttributeError, FormatError) as error:
+        raise CorruptDataError(f"{folder / 'meta.json'} does not describe a tensor {name!r}") from error
+    path, expected = folder / f"{file_stem(name)}.memmap", byte_count(dtype, shape)
     if not path.is_file():
         if not expected:  # tensordict does not write empty files
-            return b""
+            return torch.empty(shape, dtype=dtype)
         raise CorruptDataError(f"{path} is missing, expected {expected:,} bytes")
     found = path.stat().st_size
     if found != expected:
         raise CorruptDataError(f"{path} has {found:,} bytes, expected {expected:,}: it was cut or overwritten")
-    return read_regular(path)
+    return tensor_from_bytes(read_regular(path), dtype, shape)
 
 
 register_checkpointer(CompressedListStorage, CompressedListStorageCheckpointer)

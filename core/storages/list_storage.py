@@ -815,15 +815,13 @@ class LazyStackStorage(ListStorage):
             )
 
 
-_Bytes: TypeAlias = bytes  # the storage below has a method named `bytes`
-
 CUSTOM = "custom"
 """The codec name of tensors compressed by a user's function."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensor:
-    """A compressed tensor: bytes of one of our codecs, or the uint8 tensor that a user's function returned."""
+    """A compressed tensor: bytes of one of our codecs, or the tensor that a user's function returned."""
 
     codec: str
     data: bytes | torch.Tensor
@@ -837,7 +835,7 @@ class CompressedTensor:
 
     @property
     def as_tensor(self) -> torch.Tensor:
-        """The compressed bytes as a uint8 tensor."""
+        """The compressed bytes as a uint8 tensor, or the tensor that a user's function returned."""
         if isinstance(self.data, torch.Tensor):
             return self.data
         return tensor_from_bytes(self.data, torch.uint8, (len(self.data),))
@@ -857,9 +855,8 @@ class CompressedListStorage(ListStorage):
         max_size: the capacity; None for 2^63 - 1.
         codec: `"zstd"`, or `"zlib"`, which TorchRL reads below Python 3.14.
         compression_level: the level of the codec.
-        compression_fn: replaces the codec: makes a uint8 vector from a tensor on `device`.
-        decompression_fn: undoes it: gets such a vector, and a dict with `shape`, `dtype` and `device`, and returns the
-            tensor.
+        compression_fn: replaces the codec: makes another tensor, of any type and shape, from a tensor on `device`.
+        decompression_fn: undoes it: gets that tensor, and a dict with the original's `shape`, `dtype` and `device`.
         device: the device of the tensors returned.
 
     Raises:
@@ -923,10 +920,10 @@ class CompressedListStorage(ListStorage):
         if self.compression_fn is None:
             return CompressedTensor(self.codec, self._codec.compress(tensor_bytes(tensor)), tensor.dtype, shape)
         data: Any = self.compression_fn(tensor.detach().to(self._place_of_tensors))
-        if not isinstance(data, torch.Tensor) or data.dtype != torch.uint8 or data.dim() != 1:
-            found = f"{data.dtype} {list(data.shape)}" if isinstance(data, torch.Tensor) else f"a {type(data).__name__}"
-            raise SchemaError(f"compression_fn returned {found}, expected a torch.uint8 vector")
-        return CompressedTensor(CUSTOM, _apart(data, tensor), tensor.dtype, shape)
+        if not isinstance(data, torch.Tensor) or data.layout != torch.strided or data.is_nested:
+            found = f"a {data.layout} tensor" if isinstance(data, torch.Tensor) else f"a {type(data).__name__}"
+            raise SchemaError(f"compression_fn returned {found}, expected a dense tensor")
+        return CompressedTensor(CUSTOM, _apart(data.detach(), tensor), tensor.dtype, shape)
 
     def unpacked(self, packed: CompressedTensor) -> torch.Tensor:
         """Decompress a tensor; CorruptDataError if its bytes are damaged."""
@@ -950,8 +947,8 @@ class CompressedListStorage(ListStorage):
     def _place_of_tensors(self) -> torch.device:
         return self.device or torch.device("cpu")
 
-    def compressed_tensor(self, document: Mapping[str, Any], data: _Bytes) -> CompressedTensor:
-        """Make a compressed tensor from its bytes and its record.
+    def compressed_tensor(self, document: Mapping[str, Any], data: torch.Tensor) -> CompressedTensor:
+        """Make a compressed tensor from a copy of its data and its record.
 
         TorchRL records no codec: the storage's `decompression_fn` is used, if there is one; otherwise the bytes show
         the codec.
@@ -963,19 +960,21 @@ class CompressedListStorage(ListStorage):
         dtype, shape = read_dtype(document.get("dtype")), read_shape(document.get("shape"))
         codec = document.get("codec")
         if codec is None:
-            codec = codec_of_bytes(data) if self.decompression_fn is None else CUSTOM
+            codec = codec_of_bytes(to_bytestream(data)) if self.decompression_fn is None else CUSTOM
         if codec == CUSTOM:
             if self.decompression_fn is None:
                 raise UsageError(
                     "the data was compressed by its writer's compression_fn, and this storage has no decompression_fn",
                     hint="create the storage with the function that undoes it",
                 )
-            vector = tensor_from_bytes(data, torch.uint8, (len(data),))
-            return CompressedTensor(CUSTOM, vector.to(self._place_of_tensors), dtype, shape)
+            return CompressedTensor(CUSTOM, data.to(self._place_of_tensors, copy=True), dtype, shape)
         if not isinstance(codec, str) or codec not in CODECS:
             raise FormatError(f"the codec {codec!r} is unknown; known: {', '.join(CODECS)}")
-        CODECS[codec]().refuse_too_few(data, byte_count(dtype, shape))
-        return CompressedTensor(codec, data, dtype, shape)
+        if data.dtype != torch.uint8 or data.dim() != 1:
+            raise FormatError(f"data of the codec {codec!r} is {data.dtype} {list(data.shape)}, expected a byte vector")
+        packed = to_bytestream(data)
+        CODECS[codec]().refuse_too_few(packed, byte_count(dtype, shape))
+        return CompressedTensor(codec, packed, dtype, shape)
 
     # State -----------------------------------------------------------------------------------------
 
@@ -1004,7 +1003,7 @@ class CompressedListStorage(ListStorage):
             return Tree(ObjectNode(state), [])
 
         def take(document: Mapping[str, Any], path: Path) -> CompressedTensor:
-            return self.compressed_tensor(document, to_bytestream(leaf_of_state(state, path)))
+            return self.compressed_tensor(document, leaf_of_state(state, path))
 
         return tree_from(about, take, portable=False)
 

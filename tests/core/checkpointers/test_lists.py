@@ -683,7 +683,7 @@ def test_missing_data(name: str, tmp_path: Path) -> None:
         ([1, 1], "gives the same data to two objects"),
         ([0, None], "lacks the data of an object that has tensors"),
         ({"0": 0}, "must be lists"),
-        ([1, 0], "does not describe a byte vector 'a'"),
+        ([1, 0], "does not describe a tensor 'a'"),
     ],
 )
 def test_hostile_indices(indices: object, message: str, tmp_path: Path) -> None:
@@ -701,7 +701,7 @@ def tagged(kind: str, value: object) -> dict[str, object]:
     [
         ({"type": "pickle"}, "'pickle' is not a known kind of item"),
         ({"type": "tensordict"}, "'fields' of a described item is None"),
-        ({"type": "mapping", "fields": {"../../x": {"type": "tensor"}}}, "does not describe a byte vector"),
+        ({"type": "mapping", "fields": {"../../x": {"type": "tensor"}}}, "does not describe a tensor"),
         ({"dtype": tagged("dtype", "__import__('os').abort()")}, "is not an element type of torch"),
         ({"dtype": {}}, "None is not an element type"),
         ({"shape": tagged("Size", [-1])}, "is not a shape"),
@@ -726,17 +726,17 @@ def test_compressed_hostile_descriptions(change: dict[str, object], message: str
         ("metadata.json", "{", "is not JSON"),
         ("metadata.json", "[" * 10**5, "nests deeper than 100 levels"),
         ("data_indices.json", "5", "must be lists"),
-        ("compressed_data/1/meta.json", "[]", "does not describe a byte vector 'data'"),
-        ("compressed_data/1/meta.json", '{"data":{"shape":[-4],"dtype":"torch.uint8"}}', "bytes, expected -4"),
+        ("compressed_data/1/meta.json", "[]", "does not describe a tensor 'data'"),
+        ("compressed_data/1/meta.json", '{"data":{"shape":[-4],"dtype":"torch.uint8"}}', "does not describe a tensor"),
         (
             "compressed_data/1/meta.json",
             '{"data":{"shape":5,"dtype":"torch.uint8"}}',
-            "does not describe a byte vector",
+            "does not describe a tensor",
         ),
         (
             "compressed_data/1/meta.json",
             '{"data":{"shape":[21],"dtype":"torch.int8"}}',
-            "does not describe a byte vector",
+            "expected a byte vector",
         ),
     ],
 )
