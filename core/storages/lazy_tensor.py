@@ -15,7 +15,9 @@ import fcntl
 import json
 import math
 import os
+import signal
 import tempfile
+import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -269,6 +271,17 @@ class MemoryMaps:
         if os.getpid() == self._owner:
             self.remove()
 
+    def remove_at_signals(self) -> None:
+        """Also remove the files if SIGTERM or SIGHUP ends the process, for which exit functions do not run.
+
+        A handler of the program is left alone, and only the main thread can set one.
+        """
+        _REMOVED_AT_SIGNALS.add(self)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    signal.signal(number, _remove_and_end)
+
     # Other processes -------------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -276,6 +289,20 @@ class MemoryMaps:
             return _of_state, (self.__dict__ | {"_owner": 0, "folder": None if self._temporary else self.folder},)
         contents = [tensor[: self._reserved].numpy().tobytes() for tensor in map(_bytes, self.open())]
         return _of_contents, (self._files, contents, self._reserved)
+
+
+_REMOVED_AT_SIGNALS: weakref.WeakSet[MemoryMaps] = weakref.WeakSet()
+
+
+def _remove_and_end(number: int, frame: Any) -> None:
+    """Remove files, and let the signal end the process as it does without a handler."""
+    try:
+        for maps in tuple(_REMOVED_AT_SIGNALS):
+            with contextlib.suppress(OSError):
+                maps.remove_if_owner()
+    finally:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def _of_state(state: dict[str, Any]) -> MemoryMaps:
@@ -444,6 +471,7 @@ class LazyTensorStorage(TensorStorage):
         """Remove the files when this storage is deleted, in this process only."""
         if maps.removes:
             weakref.finalize(self, maps.remove_if_owner)
+            maps.remove_at_signals()
 
     @property
     def initialized(self) -> bool:
@@ -685,8 +713,9 @@ class LazyMemmapStorage(LazyTensorStorage):
         device: only the CPU.
         existsok: whether existing files in the folder may be replaced.
         auto_cleanup: whether the files are removed with the storage, or when the process that made it exits. Default
-            only for a temporary folder. A process that a signal ends without a handler leaves the files behind.
-            `cleanup()` removes them at once.
+            only for a temporary folder. This includes the end by Ctrl-C, SIGTERM and SIGHUP (unless the program has a
+            handler of its own, or the storage was made in another thread than the main one); SIGKILL leaves the files
+            behind. `cleanup()` removes them at once.
         **options: the other arguments of `LazyTensorStorage`.
 
     Raises:

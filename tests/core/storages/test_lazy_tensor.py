@@ -7,6 +7,8 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
+import signal
 import weakref
 from pathlib import Path
 from typing import Any
@@ -542,7 +544,6 @@ import os, signal, sys, torch
 from rbtool import LazyMemmapStorage
 storage = LazyMemmapStorage(25, scratch_dir=sys.argv[1], auto_cleanup=True)
 storage.set(0, torch.ones(3))
-assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 child = os.fork()
 if not child:
     if sys.argv[2] == "exit":
@@ -559,6 +560,52 @@ def test_a_forked_child_never_removes_the_files_of_its_parent(tmp_path: Path, ho
     done = run_forked(LEAVING, tmp_path / "maps", how)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "maps").exists()  # the parent did, when it left
+
+
+ENDING = """
+import os, signal, sys, threading, torch
+from rbtool import LazyMemmapStorage, LazyTensorStorage
+number, before = signal.Signals[sys.argv[2]], sys.argv[3]
+signal.signal(number, signal.SIG_DFL)  # the process this was forked from may have made storages
+if before == "handled":
+    signal.signal(number, lambda number, frame: os._exit(7))
+elif before == "ignored":
+    signal.signal(number, signal.SIG_IGN)
+kept = []
+def make():
+    kept.append(LazyMemmapStorage(25, scratch_dir=sys.argv[1], auto_cleanup=True))
+    kept[0].set(0, torch.ones(3))
+if before == "thread":
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+else:
+    make()
+    kept.append(LazyMemmapStorage(25))
+    kept[1].set(0, torch.ones(3))
+    print(kept[1].scratch_dir, flush=True)
+os.kill(os.getpid(), number)
+os._exit(5)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(
+    ("before", "code", "left"), [("default", None, False), ("handled", 7, True), ("ignored", 5, True)]
+)
+def test_signals_that_end_the_process_remove_the_files(
+    tmp_path: Path, name: str, before: str, code: int | None, left: bool
+) -> None:
+    done = run_forked(ENDING, tmp_path / "maps", name, before)
+    assert done.returncode == (-signal.Signals[name] if code is None else code), done.stderr
+    temporary = Path(done.stdout.strip())
+    assert ((tmp_path / "maps").exists(), temporary.exists()) == (left, left)
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def test_a_storage_made_in_another_thread_sets_no_handler(tmp_path: Path) -> None:
+    done = run_forked(ENDING, tmp_path / "maps", "SIGTERM", "thread")
+    assert (done.returncode, (tmp_path / "maps").exists()) == (-signal.SIGTERM, True), done.stderr
 
 
 # Space ---------------------------------------------------------------------------------------------
