@@ -26,11 +26,12 @@ from tensordict import MemoryMappedTensor, TensorDict, is_tensor_collection
 from ..engine.ray_cluster import connect, imported_ray
 from ..errors import NetworkError, SchemaError, UsageError, refuse_misspelt
 from ..format.syncing import Durable
+from ..storages.columns import MappedView
 from .data_loader import NestLayout, NestPiece
 from .pytrees import map_tensors
 from .replay_buffer import ReplayBuffer, arguments_of
 
-_PLAIN = frozenset({torch.Tensor, MemoryMappedTensor})
+_PLAIN = frozenset({torch.Tensor, MemoryMappedTensor, MappedView})
 _ALIGNMENT = 64
 _SIZE_BYTES = 8
 

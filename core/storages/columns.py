@@ -15,13 +15,14 @@ import ctypes
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing.reduction import ForkingPickler
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDict, is_tensor_collection
+from tensordict import MemoryMappedTensor, TensorDict, is_tensor_collection
 from torch.autograd.graph import increment_version
 
 from ..errors import SchemaError
@@ -215,6 +216,62 @@ def renames(dtype: torch.dtype) -> bool:
     return dtype not in _KNOWN_TO_NUMPY
 
 
+class MappedView(MemoryMappedTensor):
+    """A view of rows in a memory-mapped file, of which it knows the name.
+
+    Its clones are plain tensors. A pickle holds the values, unlike that of a MemoryMappedTensor, which only names the
+    file: temporary files do not outlive their storage.
+    """
+
+    _filename = _handler = _mode = _index = None  # with a name here, `memmap(folder)` would refuse to copy
+    _path: str
+
+    @classmethod
+    def of(cls, view: torch.Tensor, filename: str) -> MappedView:
+        """Make one of a view; nothing is copied or mapped."""
+        found = view.as_subclass(cls)
+        found._path = filename
+        return found
+
+    @property
+    def filename(self) -> str:
+        """The path of the file."""
+        return self._path
+
+    def _index_wrap(self, tensor: torch.Tensor, item: Any, check: bool = False) -> torch.Tensor:
+        shares = not check or tensor.untyped_storage().data_ptr() == self.untyped_storage().data_ptr()
+        return MappedView.of(tensor, self._path) if shares else tensor
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.clone().__reduce_ex__(protocol)
+
+
+def _reopened(
+    path: str, dtype: torch.dtype, size: int, shape: torch.Size, strides: tuple[int, ...], offset: int
+) -> MappedView:
+    whole = torch.from_file(path, shared=True, size=size, dtype=torch.uint8).view(dtype)
+    return MappedView.of(whole.as_strided(shape, strides, offset), path)
+
+
+def _pass_on(view: MappedView) -> tuple[Any, ...]:
+    """Return what a child process unpickles: a view of the same rows in the same file."""
+    size = view.untyped_storage().nbytes()
+    return _reopened, (view.filename, view.dtype, size, view.shape, view.stride(), view.storage_offset())
+
+
+ForkingPickler.register(MappedView, _pass_on)
+
+
+def _file_of(leaf: torch.Tensor) -> str | None:
+    """Return the name of the file of a memory-mapped tensor; None if it has none."""
+    if not isinstance(leaf, MemoryMappedTensor):
+        return None
+    try:
+        return str(leaf.filename)
+    except RuntimeError:  # anonymous memory
+        return None
+
+
 class Columns:
     """The leaves of a storage, divided into rows along their first dimension.
 
@@ -223,7 +280,15 @@ class Columns:
     """
 
     def __init__(self, leaves: Sequence[torch.Tensor], names: Sequence[str], ndim: int) -> None:
-        self.leaves = list(leaves)
+        self.given = list(leaves)
+        """The leaves with their types, such as MemoryMappedTensor; `leaves` are plain then."""
+        self.files = [_file_of(leaf) for leaf in leaves]
+        """The paths of the files that leaves are maps of."""
+        # Views of memory-mapped tensors take six times as long as those of plain ones, so only users get them.
+        self.leaves = [
+            leaf if file is None else leaf.as_subclass(torch.Tensor)
+            for leaf, file in zip(leaves, self.files, strict=True)
+        ]
         self.names = list(names)
         self.dtypes = [leaf.dtype for leaf in leaves]
         self.ndim = ndim
@@ -232,6 +297,7 @@ class Columns:
         self.plain = [plain_column(leaf) for leaf in leaves]
         self.widths = [math.prod(column.shape[1:]) * column.element_size() for column in self.plain]
         """Bytes of one row, for each column."""
+        self._maps_files = any(file is not None for file in self.files)
         # NumPy does not have these types: their bits are gathered, and viewed as the type afterwards.
         self._renamed = [(number, dtype) for number, dtype in enumerate(self.dtypes) if renames(dtype)]
         self._widest = max(self.widths)
@@ -313,7 +379,11 @@ class Columns:
             raise IndexError(f"row is {index}, expected one of {rows} rows")
         found = [column[index] for column in self._of(rows)] if _forwards(index) else self._backwards(index, rows)
         batch = found[0].shape[: found[0].dim() - self.plain[0].dim() + self.ndim]
-        return self._typed(found), batch
+        found = self._typed(found)
+        if self._maps_files and _makes_views(index):
+            pairs = zip(found, self.files, strict=True)
+            found = [view if file is None else MappedView.of(view, file) for view, file in pairs]
+        return found, batch
 
     def _backwards(self, index: Index, rows: int) -> list[torch.Tensor]:
         """Read slices with a negative step, which torch cannot view: their rows are copied in reverse."""
@@ -581,6 +651,12 @@ def _forwards(index: Index) -> bool:
     if isinstance(index, tuple):
         return all(_forwards(part) for part in index)
     return not (isinstance(index, slice) and index.step is not None and index.step < 0)
+
+
+def _makes_views(index: Index) -> bool:
+    """Whether an index of ints and slices, which torch accepts as it is, selects views."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return _forwards(index) and not any(isinstance(part, torch.Tensor | np.ndarray | list) for part in parts)
 
 
 def _shaped(found: list[torch.Tensor], batch: torch.Size) -> list[torch.Tensor]:

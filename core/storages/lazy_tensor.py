@@ -35,7 +35,7 @@ from ..format.documents import Count, decode, load_json
 from ..format.manifest import HIDDEN
 from .base import Storage
 from .codec import byte_count, dtype_named
-from .columns import Columns, zeros
+from .columns import Columns, MappedView, zeros
 from .pytree import Path as Place
 from .pytree import (
     TensorDictNode,
@@ -342,7 +342,8 @@ def _mapped(path: Path, file: _LeafShape) -> torch.Tensor:
     found = path.stat().st_size if path.is_file() else 0
     if found < file.size:  # reading beyond the end of a mapped file would kill the process
         raise CorruptDataError(f"{path} has {found:,} bytes, expected {file.size:,}: it was cut or removed")
-    return mapped_tensor(path, file.dtype, file.shape, shared=True)
+    found = mapped_tensor(path, file.dtype, file.shape, shared=True)
+    return MappedView.of(found, str(path)) if file.size else found
 
 
 def mapped_tensor(

@@ -153,7 +153,7 @@ class TensorStorage(IndexedStorage):
         self.log.lend()
         if self._wrapped is None and self.initialized:
             columns = self.columns
-            self._wrapped = self.structure.unflatten(iter(columns.leaves), columns.lead)
+            self._wrapped = self.structure.unflatten(iter(columns.given), columns.lead)
         return self._wrapped
 
     def __len__(self) -> int:
@@ -478,7 +478,7 @@ class TensorStorage(IndexedStorage):
     def _begin_entries(self, brought: TreeSpec, values: Mapping[Path, torch.Tensor]) -> None:
         """Make zero columns, like `values`, for the entries that only `brought` has."""
         columns, declared = self.columns, self._declared or self.structure
-        known = dict(zip(self.structure.paths(), columns.leaves, strict=True))
+        known = dict(zip(self.structure.paths(), columns.given, strict=True))
         structure = self.structure.joined(brought.placed(torch.device(self.device)))
         leaves = [
             known[path]
@@ -522,7 +522,7 @@ class TensorStorage(IndexedStorage):
             declared.flatten(data)
         except SchemaError:
             return False
-        known = dict(zip(self.structure.paths(), self.columns.leaves, strict=True))
+        known = dict(zip(self.structure.paths(), self.columns.given, strict=True))
         self._take(declared, [known[path] for path in declared.paths()])
         return True
 
@@ -734,7 +734,7 @@ class TensorStorage(IndexedStorage):
             # torch cannot pickle wide unsigned integers, so their bits are sent as the signed type of the same width.
             columns = self.columns
             wide = [leaf.dtype in {torch.uint16, torch.uint32, torch.uint64} for leaf in columns.leaves]
-            pairs = zip(wide, columns.leaves, columns.plain, strict=True)
+            pairs = zip(wide, columns.given, columns.plain, strict=True)
             state["_leaves"] = [plain if is_wide else leaf for is_wide, leaf, plain in pairs]
             state["_dtypes"] = columns.dtypes
         return state

@@ -10,16 +10,20 @@ import pickle
 import shutil
 import signal
 import weakref
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from processes import run_forked
-from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, tensorclass
+from tensordict import LazyStackedTensorDict, MemoryMappedTensor, NonTensorData, TensorDict, tensorclass
 
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import CorruptDataError, FormatError, OutOfSpaceError, SchemaError, UsageError
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage, Schema
+from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.rows import same
 from rbtool.core.testing.storages import StorageFillTests, StorageTests
 
@@ -505,6 +509,73 @@ def test_existsok_replaces_files_and_whoever_has_them_keeps_theirs(tmp_path: Pat
 def test_other_devices_are_refused(device: Any) -> None:
     with pytest.raises(ValueError, match="memory maps are on the CPU"):
         LazyMemmapStorage(10, device=device)
+
+
+# Names of files ------------------------------------------------------------------------------------
+
+
+def memory_mapped(storage: Any) -> Any:
+    storage.set(range(5), steps(5))
+    return storage
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda storage: storage[:],
+        lambda storage: storage.get(3),
+        lambda storage: storage.get(slice(1, 4, 2)),
+        lambda storage: ReplayBuffer(storage=storage)[1:3],
+        lambda storage: storage._storage,
+        lambda storage: storage[:][1:],
+        lambda storage: storage[:].unbind(0)[2],
+        lambda storage: pickle.loads(ForkingPickler.dumps(storage[1:3])),
+    ],
+)
+def test_views_of_memory_maps_know_their_files(tmp_path: Path, lazy: bool, read: Any) -> None:
+    made = memory_mapped(LazyMemmapStorage(20, scratch_dir=tmp_path)) if lazy else None
+    storage = made or TensorStorage(steps(5).memmap_(tmp_path))
+    expected = TensorDict.load_memmap(tmp_path)
+    for key, leaf in read(storage).items(True, True):
+        assert isinstance(leaf, MemoryMappedTensor)
+        assert leaf.filename == expected.get(key).filename
+    read(storage)["observation"].fill_(7.0)
+    assert (storage[:]["observation"] == 7.0).any()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda storage: storage.get(torch.tensor([3, 1])),
+        lambda storage: storage[[0, 2]],
+        lambda storage: storage[torch.arange(5) < 3],
+        lambda storage: storage[::-1],
+        lambda storage: storage[:].clone(),
+        lambda storage: copy.deepcopy(storage[:]),
+        lambda storage: pickle.loads(pickle.dumps(storage[:])),
+        lambda storage: storage[:] + 1,
+        lambda storage: TensorDictReplayBuffer(storage=storage).sample(3),
+    ],
+)
+def test_copies_of_memory_maps_are_plain(read: Any) -> None:
+    found = read(memory_mapped(LazyMemmapStorage(20)))
+    assert {type(leaf) for leaf in found.values(True, True)} == {torch.Tensor}
+
+
+def test_what_is_read_from_memory_maps_can_be_saved_elsewhere(tmp_path: Path) -> None:
+    storage = memory_mapped(LazyMemmapStorage(20, scratch_dir=tmp_path / "maps"))
+    for number, rows in enumerate((storage[:], storage[1:3])):
+        saved = rows.memmap(tmp_path / str(number))
+        assert saved["observation"].filename.startswith(str(tmp_path / str(number)))
+        assert same(TensorDict.load_memmap(tmp_path / str(number)), rows)
+
+
+def test_entries_that_are_added_to_memory_maps_leave_the_names_of_the_others(tmp_path: Path) -> None:
+    storage = TensorStorage(steps(5).memmap_(tmp_path))
+    storage.add_entries({("value",): torch.ones(5)})
+    assert type(storage[:]["value"]) is torch.Tensor
+    assert storage[:]["observation"].filename == storage._storage["observation"].filename
 
 
 # Removing files ------------------------------------------------------------------------------------
