@@ -1166,8 +1166,9 @@ class ReplayBuffer:
             index: as for reading; a tuple of indices addresses the dimensions of `rb[:]`.
             data: the new elements. Data without the leading dimensions of the selection is repeated along them, as in
                 `rb[0:2] = rb[0]`; dimensions of size 1 are not expanded. For a list storage only a tensor or tensordict
-                without rows is repeated. If all elements are replaced in memory, the data may have new entries, and
-                `rb[key]` may be new; a tensor storage keeps a new entry until elements are written without it.
+                without rows is repeated. In memory, the data may have new entries, which are zero in all other
+                elements, and `rb[key]` may be new; a tensor storage keeps a new entry until elements are written
+                without it.
 
         Raises:
             IndexError: an element does not exist.

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
-from tensordict import LazyStackedTensorDict
 
 from ..errors import CorruptDataError, FormatError, OutOfSpaceError, SchemaError, UsageError, require_flags, warn_caller
 from ..format import fs
@@ -482,26 +481,6 @@ class LazyTensorStorage(TensorStorage):
         return self._columns is not None
 
     # Making tensors --------------------------------------------------------------------------------
-
-    def _initialize(self, index: Any, data: Any) -> None:
-        if isinstance(index, tuple):
-            raise SchemaError("single elements cannot be written to an empty storage", hint="write rows first")
-        rows = not isinstance(index, int)
-        if rows and isinstance(data, list | LazyStackedTensorDict):
-            if not len(data):
-                raise SchemaError(
-                    "the first write has no rows, expected at least one, which determines the structure of the storage"
-                )
-            data, rows = data[0] if isinstance(data, list) else data.unbind(0)[0], False
-        if isinstance(data, LazyStackedTensorDict):
-            data = data.contiguous()
-        structure = tree_spec_of(data, self.ndim if rows else self.ndim - 1)
-        leaves = structure.flatten(data)
-        if rows and not all(leaf.dim() for leaf in leaves):
-            raise SchemaError("the rows are a tensor without dimensions, expected a first dimension that counts rows")
-        if self.device == "auto" and leaves:
-            self.device = leaves[0].device
-        self._allocate(structure, [(leaf.dtype, leaf.shape[1:] if rows else leaf.shape) for leaf in leaves])
 
     def _allocate(self, structure: TreeSpec, rows: Sequence[tuple[torch.dtype, torch.Size]]) -> None:
         lanes = {shape[: self.ndim - 1] for _, shape in rows}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.context import get_spawning_popen
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -41,7 +42,8 @@ class TensorStorage(IndexedStorage):
     written must have the keys, element types and shapes of the stored data.
 
     Args:
-        storage: the data.
+        storage: the data. If it is a tensordict without entries, such as `TensorDict(batch_size=[100])`, the first
+            write makes the entries, with zeros in all other rows.
         max_size: if given, must be the number of rows or of elements.
         device: the data's device, or `"auto"`.
         ndim: how many leading dimensions count elements.
@@ -66,6 +68,8 @@ class TensorStorage(IndexedStorage):
 
     Added entries belong to the present rows: they disappear as soon as rows are written without them.
     """
+    _bare: Any = None
+    """A tensordict without entries, which the first write makes."""
 
     def __init__(
         self,
@@ -81,14 +85,19 @@ class TensorStorage(IndexedStorage):
             raise UsageError("a TensorStorage needs tensors to wrap, found None")
         self._begin(ndim)
         structure = tree_spec_of(storage, ndim)
-        self._take(structure, structure.flatten(storage))
-        lead = self.columns.lead
+        if _is_bare(structure):
+            self._bare, lead = storage, storage.batch_size[:ndim]
+            devices = [storage.device] if storage.device else []
+        else:
+            self._take(structure, structure.flatten(storage))
+            lead = self.columns.lead
+            devices = [leaf.device for leaf in self.columns.leaves]
         super().__init__(math.prod(lead), checkpointer, compilable)
         if max_size not in (None, lead[0], self.max_size):
             raise UsageError(f"max_size is {max_size}, but the tensors hold {self.max_size} elements")
-        found = self.columns.leaves[0].device
+        found = devices[0] if devices else torch.device("cpu")
         self.device = found if device == "auto" else torch.device(device)
-        if any(leaf.device.type != self.device.type for leaf in self.columns.leaves):
+        if any(one.type != self.device.type for one in devices):
             raise UsageError(f"the tensors are on {found}, not on {self.device}", hint='use device="auto"')
         self._wrapped = storage
         self._filled.value = lead[0]
@@ -138,10 +147,16 @@ class TensorStorage(IndexedStorage):
         return self._filled.value
 
     @property
+    def _lead(self) -> torch.Size:
+        """The size of the dimensions that count elements; SchemaError before the first write to a lazy storage."""
+        if self._columns is None and self._bare is not None:
+            return self._bare.batch_size[: self.ndim]  # type: ignore[no-any-return]
+        return self.columns.lead
+
+    @property
     def capacity_rows(self) -> int:
         """How many rows fit along dimension 0; SchemaError before the first write to a lazy storage."""
-        columns = self._columns or self.columns
-        return columns.lead[0]
+        return self._lead[0]
 
     @property
     def _storage(self) -> Any:  # the name in TorchRL's storages
@@ -151,23 +166,27 @@ class TensorStorage(IndexedStorage):
     def contents(self) -> Any:
         """All tensors in the structure of the data, including rows that are not valid; None before the first write."""
         self.log.lend()
-        if self._wrapped is None and self.initialized:
+        if not self.initialized:
+            return self._bare
+        if self._wrapped is None:
             columns = self.columns
             self._wrapped = self.structure.unflatten(iter(columns.given), columns.lead)
         return self._wrapped
 
     def __len__(self) -> int:
-        if self._columns is None and not self.initialized:
+        if self._columns is None and self._bare is None and not self.initialized:
             return 0
         rows = self._filled.value
-        return rows if self.ndim == 1 else rows * math.prod(self.columns.others)
+        return rows if self.ndim == 1 else rows * math.prod(self._lead[1:])
 
     @property
     def shape(self) -> torch.Size:
         """The number of valid rows, followed by the other dimensions that count elements; `[0]` before the
         first write.
         """
-        return torch.Size([self.rows, *self.columns.lead[1:]]) if self.initialized else torch.Size([0])
+        if self._bare is None and not self.initialized:
+            return torch.Size([0])
+        return torch.Size([self.rows, *self._lead[1:]])
 
     # Reading ---------------------------------------------------------------------------------------
 
@@ -186,6 +205,8 @@ class TensorStorage(IndexedStorage):
         """
         if type(index) is not torch.Tensor or index.dtype is not torch.int64:
             index = as_index(index, self.ndim)
+        if self._columns is None and self._bare is not None:
+            return self._bare[: self.rows][index]
         columns, structure = self._columns or self.columns, self._structure or self.structure
         found, batch = columns.read(index, self._filled.value)
         return structure.unflatten(iter(found), batch)
@@ -357,6 +378,16 @@ class TensorStorage(IndexedStorage):
 
     def write_cells(self, index: Any, data: Any, dim: int = 0, label: str | None = None) -> None:
         """Write at an index of several dimensions; see `set_cells`."""
+        before = self._structure, self._columns
+        self._take_in_new(index, data)
+        try:
+            self._write_cells(index, data, dim, label)
+        except BaseException:
+            if self._columns is not before[1]:
+                self._go_back(*before)
+            raise
+
+    def _write_cells(self, index: Any, data: Any, dim: int, label: str | None) -> None:
         structure, columns, kept = self.structure, self.columns, None
         depth = self.ndim + len(self._tail)
         if isinstance(index, tuple) and len(index) > depth:
@@ -466,7 +497,8 @@ class TensorStorage(IndexedStorage):
                     f"{'.'.join(path)!r} has the shape {list(value.shape)}, expected it to begin with "
                     f"{list(self.shape)}: a new entry needs values for all elements"
                 )
-        self._begin_entries(tree_spec_of(_nested(values, self.shape, self.structure), self.ndim), values)
+        brought = tree_spec_of(_nested(values, self.shape, self.structure), self.ndim)
+        self._begin_entries(brought, values, self.ndim)
         for path, value in values.items():
             self.editable(path).copy_(value)
 
@@ -475,34 +507,41 @@ class TensorStorage(IndexedStorage):
         """Whether entries can be added: there are rows, and no other process shares them."""
         return self.initialized and isinstance(self._structure, MappingNode) and self.rows > 0 and not self.shared
 
-    def _begin_entries(self, brought: TreeSpec, values: Mapping[Path, torch.Tensor]) -> None:
-        """Make zero columns, like `values`, for the entries that only `brought` has."""
+    def _begin_entries(self, brought: TreeSpec, values: Mapping[Path, torch.Tensor], lead: int) -> None:
+        """Make zero columns for the entries that only `brought` has, like `values`, whose first `lead` dimensions count
+        elements.
+        """
         columns, declared = self.columns, self._declared or self.structure
         known = dict(zip(self.structure.paths(), columns.given, strict=True))
         structure = self.structure.joined(brought.placed(torch.device(self.device)))
         leaves = [
             known[path]
             if path in known
-            else zeros(values[path].dtype, (*columns.lead, *values[path].shape[self.ndim :]), torch.device(self.device))
+            else zeros(values[path].dtype, (*columns.lead, *values[path].shape[lead:]), torch.device(self.device))
             for path in structure.paths()
         ]
         self._take(structure, leaves)
         self._declared = declared
 
     def _take_in_new(self, cursor: Any, data: Any) -> None:
-        """If the data replaces all rows, make columns for its new entries: see `create_entries`."""
+        """Make columns for new entries of data that replaces elements; they are zero in all others."""
         if not (self._takes_entries and (is_tensor_collection(data) or isinstance(data, Mapping))):
             return
-        index = as_index(cursor, self.ndim)
-        if isinstance(index, int | tuple) or rows_of(index, self.rows, self.columns.lead[0]) != slice(0, self.rows):
+        if is_tensor_collection(data):
+            lead = data.batch_dims - len(self._tail)
+            if lead < 0 or data.batch_size[lead:] != self._tail:
+                return
+        elif isinstance(index := as_index(cursor, self.ndim), tuple):
             return
+        else:
+            lead = self.ndim - isinstance(index, int)
         try:
-            brought = tree_spec_of(data, self.ndim)
+            brought = tree_spec_of(data, lead)
+            values = dict(zip(brought.paths(), brought.flatten(data), strict=True))
         except SchemaError:  # the write raises the error
             return
-        values = dict(zip(brought.paths(), brought.flatten(data), strict=True))
-        if values.keys() - set(self.structure.paths()) and all(v.dim() >= self.ndim for v in values.values()):
-            self._begin_entries(brought, values)
+        if values.keys() - set(self.structure.paths()) and all(value.dim() >= lead for value in values.values()):
+            self._begin_entries(brought, values, lead)
 
     def _taken_apart(self, data: Any) -> list[torch.Tensor]:
         """Return the tensors of data; SchemaError unless it has the entries that the rows have, or had at first."""
@@ -612,19 +651,45 @@ class TensorStorage(IndexedStorage):
 
     def _rows_to_fill(self, length: int) -> int:
         """Return the number of rows for `length` elements; SchemaError if they do not fit."""
-        lead = self.columns.lead
+        lead = self._lead
         rows, rest = divmod(length, math.prod(lead[1:]))
         if rest or not 0 <= rows <= lead[0]:
             raise SchemaError(f"{length} saved elements do not fit: this storage has room for {self.max_size}")
         return rows
 
-    # What lazy storages do otherwise ---------------------------------------------------------------
+    # The first write -------------------------------------------------------------------------------
 
     def _initialize(self, index: Any, data: Any) -> None:
         """Create the tensors for the first data."""
+        if isinstance(index, tuple):
+            raise SchemaError("single elements cannot be written to an empty storage", hint="write rows first")
+        rows = not isinstance(index, int)
+        if rows and isinstance(data, list | LazyStackedTensorDict):
+            if not len(data):
+                raise SchemaError(
+                    "the first write has no rows, expected at least one, which determines the structure of the storage"
+                )
+            data, rows = data[0] if isinstance(data, list) else data.unbind(0)[0], False
+        if isinstance(data, LazyStackedTensorDict):
+            data = data.contiguous()
+        structure = tree_spec_of(data, self.ndim if rows else self.ndim - 1)
+        leaves = structure.flatten(data)
+        if rows and not all(leaf.dim() for leaf in leaves):
+            raise SchemaError("the rows are a tensor without dimensions, expected a first dimension that counts rows")
+        if self.device == "auto" and leaves:
+            self.device = leaves[0].device
+        self._allocate(structure, [(leaf.dtype, leaf.shape[1:] if rows else leaf.shape) for leaf in leaves])
 
     def _allocate(self, structure: TreeSpec, rows: Sequence[tuple[torch.dtype, torch.Size]]) -> None:
         """Create tensors for rows of these types and shapes."""
+        lead = self._lead
+        self._take(
+            structure.placed(self._bare.device), [zeros(dtype, (lead[0], *row), self.device) for dtype, row in rows]
+        )
+        if self.columns.lead != lead:
+            raise SchemaError(f"such rows make tensors {list(self.columns.lead)}, expected {list(lead)}")
+
+    # What lazy storages do otherwise ---------------------------------------------------------------
 
     def _go_back(self, structure: TreeSpec | None, columns: Columns | None) -> None:
         """Restore the previous tensors, because the write for which new ones were made has failed."""
@@ -728,6 +793,11 @@ class TensorStorage(IndexedStorage):
         self.log.share_()
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._bare is not None and not self.initialized and get_spawning_popen() is not None:
+            raise SchemaError(
+                "a storage without entries cannot be passed to another process: both would make their own",
+                hint="write to it first",
+            )
         self.log.settle()
         state = super().__getstate__() | {"_columns": None, "_wrapped": None, "_filler": None}
         if self.initialized:
@@ -746,6 +816,12 @@ class TensorStorage(IndexedStorage):
             pairs = zip(leaves, dtypes, strict=True)
             typed = [leaf if leaf.dtype is dtype else leaf.view(dtype) for leaf, dtype in pairs]
             self._take(self._structure, typed)
+
+
+def _is_bare(structure: TreeSpec) -> bool:
+    """Whether a tensordict has no entries, but maybe nested tensordicts without any."""
+    plain = isinstance(structure, TensorDictNode) and structure.kind is None
+    return plain and next(structure.paths(), None) is None and next(structure.constants(), None) is None
 
 
 def _coordinates(mask: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, ...]:

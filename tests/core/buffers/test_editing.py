@@ -187,18 +187,55 @@ def test_new_entries_in_the_users_layout() -> None:
     assert torch.equal(buffer["twice"], 2 * data["a"])
 
 
+def with_ones(rows: int) -> TensorDict:
+    return with_values(rows).set("value", torch.ones(rows))
+
+
+@pytest.mark.parametrize("kind", [TensorStorage, LazyTensorStorage])
+@pytest.mark.parametrize(
+    ("write", "rows"),
+    [
+        (lambda buffer: buffer.__setitem__(slice(0, 3), with_ones(3)), [0, 1, 2]),
+        (lambda buffer: buffer.__setitem__(slice(1, 3), with_ones(1)[0]), [1, 2]),
+        (lambda buffer: buffer.write_all(with_ones(2)), [0, 1]),
+        (lambda buffer: buffer.__setitem__(3, with_ones(1)[0]), [3]),
+        (lambda buffer: buffer.__setitem__([2, 0], with_ones(2)), [0, 2]),
+        (lambda buffer: buffer.storage.__setitem__(torch.tensor([False, True, False, True]), with_ones(2)), [1, 3]),
+    ],
+)
+def test_some_elements_may_get_new_entries_that_are_zero_in_the_others(kind: Any, write: Any, rows: list[int]) -> None:
+    buffer = made(kind)
+    write(buffer)
+    value = buffer["value"]
+    assert value[rows].all()
+    assert not value[[row for row in range(len(value)) if row not in rows]].any()
+    assert buffer.sample(4)["value"].shape == value.shape
+
+
+def test_some_elements_of_several_dimensions_may_get_new_entries() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
+    data = TensorDict({"a": torch.arange(12).reshape(3, 4)}, [3, 4])
+    buffer.extend(data)
+    buffer[1, 2:] = TensorDict({"a": torch.tensor([7, 8]), "value": torch.ones(2, 5)}, [2])
+    assert buffer["value"].sum(-1).tolist() == [[0] * 4, [0, 0, 5, 5], [0] * 4]
+    assert buffer["a"][1].tolist() == [4, 5, 7, 8]
+    with pytest.raises(SchemaError):
+        buffer[1, 2:] = TensorDict({"a": torch.ones(2), "other": torch.ones(2)}, [2])
+    assert sorted(buffer[:].keys()) == ["a", "value"]
+
+
 @pytest.mark.parametrize(
     "act",
     [
-        lambda buffer: buffer.__setitem__(slice(0, 3), with_values(3)),
-        lambda buffer: buffer.write_all(with_values(2)),
         lambda buffer: buffer.extend(with_values()),
         lambda buffer: buffer.set_("value", torch.zeros(ROWS)),
         lambda buffer: buffer.__setitem__("value", torch.zeros(3)),
         lambda buffer: buffer.__setitem__(slice(None), with_values().exclude("a")),
+        lambda buffer: buffer.__setitem__(slice(1), with_values(1).exclude("a")),
+        lambda buffer: buffer.__setitem__(slice(1), with_values(1).set("a", torch.ones(1, 3))),
     ],
 )
-def test_a_new_entry_of_some_elements_is_refused(act: Callable[[ReplayBuffer], Any]) -> None:
+def test_a_new_entry_that_does_not_fit_is_refused(act: Callable[[ReplayBuffer], Any]) -> None:
     buffer = made(LazyTensorStorage)
     with pytest.raises((SchemaError, MissingKeyError)):
         act(buffer)

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 from collections import namedtuple
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, tensorclass
 
-from rbtool import LazyTensorStorage, TensorStorage
+from rbtool import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer, TensorStorage
 from rbtool.core.checkpointers.tensor import TensorStorageCheckpointer
 from rbtool.core.errors import SchemaError, UsageError
 from rbtool.core.storages.base import register_checkpointer
@@ -117,6 +119,90 @@ def test_the_device_is_that_of_the_data() -> None:
 def test_what_cannot_be_wrapped(data: object, message: str) -> None:
     with pytest.raises(SchemaError, match=message):
         TensorStorage(data)
+
+
+# A tensordict without entries --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_size", [None, 20])
+@pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
+def test_the_first_write_makes_the_entries_of_an_empty_tensordict(max_size: int | None, buffer: Any) -> None:
+    storage = TensorStorage(TensorDict(batch_size=[20]), max_size)
+    rb = buffer(storage=storage, batch_size=4)
+    assert (len(rb), storage.shape, storage.max_size, list(rb[3:].keys())) == (20, torch.Size([20]), 20, [])
+    assert rb.sample().batch_size == torch.Size([4])
+    assert rb.extend(steps(5)).tolist() == [0, 1, 2, 3, 4]
+    assert same(rb[:5].exclude("index"), steps(5))
+    assert not any(leaf[5:].any() for leaf in rb[:].values(True, True))
+    assert (len(rb), rb.sample()["next", "observation"].shape) == (20, torch.Size([4, 3]))
+    with pytest.raises(SchemaError, match="brings the new d"):
+        rb.extend(steps(2).set("d", torch.ones(2)))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda storage: storage.set(7, steps(8)[7]),
+        lambda storage: storage.__setitem__(slice(6, 8), steps(8)[6:]),
+        lambda storage: storage.set([7], [steps(8)[7]]),
+        lambda storage: storage.set(range(8), {"action": torch.arange(8)}),
+    ],
+)
+def test_any_write_may_be_the_first(write: Any) -> None:
+    storage = TensorStorage(TensorDict({"nested": TensorDict(batch_size=[20, 2])}, [20]))
+    assert storage._storage["nested"].batch_size == torch.Size([20, 2])
+    write(storage)
+    assert (len(storage), storage[7]["action"].any(), storage[8:]["action"].any()) == (20, True, False)
+
+
+def test_an_empty_tensordict_of_several_dimensions() -> None:
+    storage = TensorStorage(TensorDict(batch_size=[5, 3]), ndim=2)
+    assert (len(storage), storage.shape, storage.max_size) == (15, torch.Size([5, 3]), 15)
+    with pytest.raises(SchemaError, match=r"\[5, 4\], expected \[5, 3\]"):
+        storage.set(0, TensorDict({"a": torch.ones(4)}, [4]))
+    storage.set(
+        range(2), TensorDict({"a": torch.ones(2, 3), "b": TensorDict({"c": torch.ones(2, 3, 4)}, [2, 3, 4])}, [2, 3])
+    )
+    assert (storage[:]["a"].sum(), storage[:]["b"].batch_size) == (6, torch.Size([5, 3, 4]))
+
+
+def test_an_empty_tensordict_in_states_and_other_processes(tmp_path: Path) -> None:
+    bare, other = (TensorStorage(TensorDict(batch_size=[20])) for _ in range(2))
+    assert len(pickle.loads(pickle.dumps(bare))) == 20
+    with pytest.raises(SchemaError, match="nothing was ever written"):
+        bare.share()
+    child = multiprocessing.get_context("spawn").Process(target=print, args=(bare,))
+    with pytest.raises(SchemaError, match="cannot be passed to another process"):
+        child.start()
+    other.load_state_dict(bare.state_dict())
+    assert (len(other), other.shape) == (0, torch.Size([0]))  # what was saved has no rows
+    filled = TensorStorage(steps(20))
+    other.load_state_dict(filled.state_dict())
+    filled.dumps(tmp_path / "saved")
+    bare.loads(tmp_path / "saved")
+    for loaded in (bare, other):
+        assert same(loaded[:], filled[:])
+
+
+@pytest.mark.parametrize("data", [torch.zeros(3), steps(2).set("text", NonTensorStack("a", "b")), steps(0)])
+def test_a_first_write_that_fails_leaves_it_empty(data: Any) -> None:
+    storage = TensorStorage(TensorDict(batch_size=[20]))
+    with pytest.raises(SchemaError):
+        storage.set(range(2), data)
+    assert (len(storage), list(storage[:].keys()), list(storage._storage.keys())) == (20, [], [])
+    storage.set(range(2), steps(2))
+    assert same(storage[:2], steps(2))
+
+
+def test_ensembles_draw_from_empty_tensordicts() -> None:
+    buffers = [TensorDictReplayBuffer(storage=TensorStorage(TensorDict(batch_size=[20]))) for _ in range(4)]
+    for draws in (None, 2, 3):
+        ensemble = ReplayBufferEnsemble(*buffers, num_buffer_sampled=draws)
+        for buffer in buffers:
+            buffer.extend(steps(10))
+        batch = ensemble.sample(48)
+        shape = torch.Size([draws or 4, 48 // (draws or 4)])
+        assert (batch.shape, batch["index", "buffer_ids"].shape) == (shape, shape)
 
 
 def test_reading_keeps_the_kind() -> None:
