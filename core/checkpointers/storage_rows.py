@@ -34,7 +34,16 @@ from ..storages.cursors import last_row
 from ..storages.dataset import tensor_of
 from ..storages.list_storage import CompressedListStorage, ListStorage
 from ..storages.packed import PackedRecording, PackedStorage
-from ..storages.pytree import TensorDictNode, TreeSpec, in_order, is_tree, spec_from_json, spec_to_json, tree_spec_of
+from ..storages.pytree import (
+    TensorDictNode,
+    TreeSpec,
+    has_stacks,
+    in_order,
+    is_tree,
+    spec_from_json,
+    spec_to_json,
+    tree_spec_of,
+)
 from ..storages.tensor import TensorStorage
 from ..ted.schema import (
     DTYPES,
@@ -355,10 +364,10 @@ class StorageRows(EpisodeRows):
         done_keys: Sequence[KeyLike] | None = None,
         reward_keys: Sequence[KeyLike] | None = None,
     ) -> None:
-        if not is_tree(storage.structure):
+        if not is_tree(storage.structure) or has_stacks(storage.structure):
+            found = "lazy stacks" if has_stacks(storage.structure) else f"a {storage.structure}"
             raise SchemaError(
-                f"the storage holds a {storage.structure}, but only tensordicts can be saved as whole episodes",
-                hint=ELSEWHERE,
+                f"the storage holds {found}, but only tensordicts can be saved as whole episodes", hint=ELSEWHERE
             )
         keys, columns = list(storage.structure.paths()), storage.columns
         self.filled = FilledStorage(

@@ -33,6 +33,7 @@ from ..storages.pytree import (
     SUFFIX,
     ConstantNode,
     MappingNode,
+    StackNode,
     TensorDictNode,
     TensorNode,
     TreeSpec,
@@ -711,7 +712,7 @@ class Contents:
 def metadata_bytes(structure: TreeSpec | None, whole: Sequence[torch.Tensor], length: int) -> bytes:
     """Return `storage_metadata.json`, from which TorchRL reads the kind of data and its length."""
     entries = {}
-    nest = structure is not None and not is_tree(structure)
+    nest = structure is not None and not isinstance(structure, TensorDictNode | StackNode)
     if structure is not None and nest:
         names = [".".join(path) or single_name() for path in structure.paths()]
         entries = {

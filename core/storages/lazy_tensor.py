@@ -400,7 +400,9 @@ _ALIGNMENT = 64
 class LazyTensorStorage(TensorStorage):
     """Keeps up to `max_size` elements in tensors that are created, all zeros, when the first data is written.
 
-    Memory is only taken as rows are written.
+    Memory is only taken as rows are written. Lanes that differ in entries or shapes, such as those of several agents,
+    are written as a lazy stack of tensordicts, at the root or in an entry, along a dimension after those that count
+    elements. Each lane has tensors of its own, and rows are read as such stacks.
 
     Args:
         max_size: the capacity in elements. With `ndim` above 1 the tensors get as many rows as are needed for that many

@@ -23,7 +23,15 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
-from tensordict import NonTensorData, TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection, is_tensorclass
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensor_collection,
+    is_tensorclass,
+)
 
 from ..errors import FormatError, SchemaError
 from ..format.memmap.tree import require_own_files
@@ -173,6 +181,8 @@ class MappingNode(TreeSpec):
         kind = type(data)
         if kind is TensorDict:
             found = data._tensordict  # faster than items(), and needed at every write
+        elif kind is LazyStackedTensorDict:
+            found = self._stacked(data, prefix)
         elif kind is dict or is_tensor_collection(data) or isinstance(data, Mapping):
             found = dict(data.items())
         else:
@@ -185,6 +195,18 @@ class MappingNode(TreeSpec):
                 leaves.append(value)
             else:
                 child.flatten_into(leaves, value, (*prefix, str(key)))
+
+    def _stacked(self, data: LazyStackedTensorDict, prefix: Path) -> dict[Any, Any]:
+        """Stack the entries of a lazy stack; SchemaError if a part has other entries or shapes."""
+        for part in data.tensordicts:
+            if set(part.keys()) != self.children.keys():
+                raise self._other_entries(dict(part.items()), prefix)
+        try:
+            return dict(data.items())
+        except RuntimeError as error:
+            raise SchemaError(
+                f"{place(prefix)} is a lazy stack of tensordicts that differ in shape, expected parts of one shape"
+            ) from error
 
     def _other_entries(self, found: Mapping[Any, Any], prefix: Path) -> SchemaError:
         lacks = _list(key for key in self.children if key not in found)
@@ -286,6 +308,51 @@ class TensorDictNode(MappingNode):
         return TensorDictNode(children, self.tail, self.device, self.kind)
 
 
+class StackNode(TreeSpec):
+    """A lazy stack of tensordicts that differ in entries or shapes, along a dimension of each element.
+
+    Args:
+        children: the tensordicts.
+        dim: the dimension, counted from the first one that does not count elements.
+    """
+
+    def __init__(self, children: Iterable[TreeSpec], dim: int) -> None:
+        self.children = dict(enumerate(children))
+        self.dim = dim
+
+    def __str__(self) -> str:
+        return f"lazy stack of {len(self.children)} tensordicts"
+
+    @property
+    def tail(self) -> torch.Size:
+        """The batch size after the dimensions that count elements."""
+        part: Any = self.children[0]
+        return torch.Size([*part.tail[: self.dim], len(self.children), *part.tail[self.dim :]])
+
+    def flatten_into(self, leaves: list[torch.Tensor], data: Any, prefix: Path = ()) -> None:
+        dim = data.batch_dims - len(self.tail) + self.dim if isinstance(data, TensorDictBase) else -1
+        if dim < 0 or data.batch_size[dim] != len(self.children):
+            found = f" of batch size {list(data.batch_size)}" if isinstance(data, TensorDictBase) else ""
+            raise SchemaError(
+                f"{place(prefix)} is a {type(data).__name__}{found}, expected a {self} along dimension {dim}"
+            )
+        for (number, child), part in zip(self.children.items(), data.unbind(dim), strict=True):
+            child.flatten_into(leaves, part, (*prefix, str(number)))
+
+    def unflatten(self, leaves: Iterator[torch.Tensor], batch: torch.Size) -> Any:
+        parts = [child.unflatten(leaves, batch) for child in self.children.values()]
+        return LazyStackedTensorDict(*parts, stack_dim=len(batch) + self.dim)
+
+    def with_children(self, children: Mapping[Any, TreeSpec]) -> TreeSpec:
+        return StackNode(children.values(), self.dim)
+
+    def joined(self, other: TreeSpec, prefix: Path = ()) -> TreeSpec:
+        if not isinstance(other, StackNode) or (other.dim, len(other.children)) != (self.dim, len(self.children)):
+            raise SchemaError(f"{place(prefix)} is a {other}, expected a {self}")
+        pairs = zip(self.children.values(), other.children.values(), strict=True)
+        return StackNode((one.joined(two, (*prefix, str(n))) for n, (one, two) in enumerate(pairs)), self.dim)
+
+
 def entry_of(data: Any, key: Path) -> Any:
     """Return an entry of a tensordict, five times as fast as `get`; None if it is missing."""
     node = data
@@ -356,8 +423,10 @@ class SequenceNode(TreeSpec):
         return SequenceNode((one.joined(two, (*prefix, str(n))) for n, (one, two) in enumerate(pairs)), self.kind)
 
 
-def tree_spec_of(data: Any, lead: int = 0, prefix: Path = ()) -> TreeSpec:
+def tree_spec_of(data: Any, lead: int = 0, prefix: Path = (), *, dense: bool = True) -> TreeSpec:
     """Return the tree spec of rows, whose first `lead` dimensions count elements.
+
+    With `dense`, a lazy stack whose parts agree is described as the tensordict that its values make.
 
     Raises:
         SchemaError: something in the data is neither a tensor, nor a nest of tensors, nor a constant in a tensordict.
@@ -365,12 +434,19 @@ def tree_spec_of(data: Any, lead: int = 0, prefix: Path = ()) -> TreeSpec:
     if isinstance(data, torch.Tensor):
         return TensorNode()
     if isinstance(data, list | tuple):
-        parts = [tree_spec_of(item, lead, (*prefix, str(number))) for number, item in enumerate(data)]
+        parts = [tree_spec_of(item, lead, (*prefix, str(n)), dense=dense) for n, item in enumerate(data)]
         named = hasattr(data, "_fields")
         return SequenceNode(parts, type(data) if named else tuple if isinstance(data, tuple) else list)
     if isinstance(data, NonTensorData) and prefix:
         return ConstantNode(data.data, data.batch_size[lead:], data.device)
     if isinstance(data, TensorDictBase) and not isinstance(data, TensorDict) and not is_non_tensor(data):
+        if isinstance(data, LazyStackedTensorDict) and dense and _agree(data):
+            return tree_spec_of(data.contiguous(), lead, prefix)
+        if isinstance(data, LazyStackedTensorDict) and data.stack_dim >= lead:
+            parts = [
+                tree_spec_of(part, lead, (*prefix, str(n)), dense=dense) for n, part in enumerate(data.tensordicts)
+            ]
+            return StackNode(parts, data.stack_dim - lead)
         raise SchemaError(
             f"{place(prefix)} is a {type(data).__name__}, whose rows need not be contiguous in memory; "
             ".contiguous() copies them"
@@ -380,13 +456,31 @@ def tree_spec_of(data: Any, lead: int = 0, prefix: Path = ()) -> TreeSpec:
             f"{place(prefix)} is a {type(data).__name__}; only tensors, tensordicts and nests of them can be stored",
             hint="a ListStorage keeps any object",
         )
-    found = {key: tree_spec_of(item, lead, (*prefix, str(key))) for key, item in data.items()}
+    found = {key: tree_spec_of(item, lead, (*prefix, str(key)), dense=dense) for key, item in data.items()}
     if not is_tensor_collection(data):
         return MappingNode(found)
     if data.batch_dims < lead:
         shape, what = list(data.batch_size), f"its first {lead} dimension{'s' * (lead > 1)}"
         raise SchemaError(f"{place(prefix)} has the batch size {shape}, but {what} must count elements")
     return TensorDictNode(found, data.batch_size[lead:], data.device, type(data) if is_tensorclass(data) else None)
+
+
+def _agree(stack: LazyStackedTensorDict) -> bool:
+    """Whether all parts of a lazy stack have the same entries, types and shapes, without other lazy stacks."""
+    first, *others = map(_outline, stack.tensordicts)
+    return first is not None and all(other == first for other in others)
+
+
+def _outline(data: Any) -> Any:
+    """Describe entries, types and shapes of a tensordict; None if there is a lazy stack in it."""
+    if isinstance(data, torch.Tensor):
+        return data.dtype, data.shape
+    if is_non_tensor(data):
+        return type(data), data.batch_size, data.data
+    if isinstance(data, LazyStackedTensorDict):
+        return None
+    found = {key: _outline(value) for key, value in data.items()}
+    return None if None in found.values() else (type(data), data.batch_size, found)
 
 
 def place(path: Path) -> str:
@@ -400,6 +494,7 @@ def _list(names: Iterable[Any]) -> str:
 
 SUFFIX = ".memmap"
 _TENSORDICT = "<class 'tensordict._td.TensorDict'>"
+_STACK = "<class 'tensordict._lazy.LazyStackedTensorDict'>"
 _NON_TENSOR = "<class 'tensordict.tensorclass.NonTensorData'>"
 _FIELDS = "_tensordict"
 """The folder in which a tensorclass keeps its tensors."""
@@ -429,6 +524,8 @@ def spec_to_json(spec: TreeSpec) -> dict[str, Any]:
         kind = spec.kind.__name__ if spec.kind in _SEQUENCES.values() else "named tuple"
         named = {} if kind in _SEQUENCES else {"class": class_name(spec.kind)}
         return {"kind": kind, "entries": entries, **named}
+    if isinstance(spec, StackNode):
+        return {"kind": "stack", "dim": spec.dim, "entries": [spec_to_json(child) for child in spec.children.values()]}
     if not isinstance(spec, MappingNode):
         raise TypeError(f"a {type(spec).__name__} has no description")
     children = [[_key(key), spec_to_json(child)] for key, child in spec.children.items()]
@@ -471,6 +568,9 @@ def _spec(document: Mapping[str, Any], like: TreeSpec | None) -> TreeSpec:
             return SequenceNode(parts, _SEQUENCES[kind])
         known = like.kind if isinstance(like, SequenceNode) else None
         return SequenceNode(parts, class_named(document["class"], _is_named_tuple, known))
+    if kind == "stack":
+        known_parts = like.children if isinstance(like, StackNode) else {}
+        return _stack([_spec(entry, known_parts.get(number)) for number, entry in enumerate(entries)], document["dim"])
     counterparts = like.children if isinstance(like, MappingNode) else {}
     children = {key: _spec(child, counterparts.get(key)) for key, child in entries}
     if kind == "dict":
@@ -481,6 +581,15 @@ def _spec(document: Mapping[str, Any], like: TreeSpec | None) -> TreeSpec:
     if kind == "tensorclass":
         owner = class_named(document["class"], is_tensorclass, like.kind if isinstance(like, TensorDictNode) else None)
     return TensorDictNode(children, torch.Size(document["batch"]), _device(document), owner)
+
+
+def _stack(parts: list[TreeSpec], dim: Any) -> StackNode:
+    known = all(isinstance(part, TensorDictNode | StackNode) for part in parts)
+    if not parts or not known or type(dim) is not int or not 0 <= dim <= len(parts[0].tail):  # type: ignore[attr-defined]
+        raise FormatError(
+            f"a lazy stack of {', '.join(map(str, parts)) or 'nothing'} along dimension {dim} is impossible"
+        )
+    return StackNode(parts, dim)
 
 
 def _batch(node: TensorDictNode | ConstantNode) -> dict[str, Any]:
@@ -603,6 +712,11 @@ def is_tree(spec: TreeSpec) -> bool:
     return isinstance(spec, TensorDictNode)
 
 
+def has_stacks(spec: TreeSpec) -> bool:
+    """Whether there is a lazy stack in the data."""
+    return isinstance(spec, StackNode) or any(map(has_stacks, spec.children.values()))
+
+
 def single_name() -> str:
     """Return the file name of a bare tensor; the environment variable `SINGLE_TENSOR_BUFFER_NAME` overrides it."""
     return os.environ.get("SINGLE_TENSOR_BUFFER_NAME", "_-single-tensor-_")
@@ -637,7 +751,7 @@ def tree_documents(
         leaves: types and full shapes of its leaves.
         lead: the shape that counts elements.
     """
-    if not isinstance(spec, TensorDictNode):
+    if not isinstance(spec, TensorDictNode | StackNode):
         return {}
     documents: dict[str, Mapping[str, Any]] = {}
     _describe(spec, iter(leaves), list(lead), "", documents)
@@ -645,12 +759,18 @@ def tree_documents(
 
 
 def _describe(
-    node: TensorDictNode,
+    node: TreeSpec,
     leaves: Iterator[tuple[torch.dtype, Sequence[int]]],
     lead: list[int],
     folder: str,
     documents: dict[str, Mapping[str, Any]],
 ) -> None:
+    if isinstance(node, StackNode):
+        documents[f"{folder}meta.json"] = {"_type": _STACK, "stack_dim": len(lead) + node.dim}
+        for number, child in node.children.items():
+            _describe(child, leaves, lead, f"{folder}{number}/", documents)
+    if not isinstance(node, TensorDictNode):
+        return
     if node.kind:
         documents[f"{folder}meta.json"] = {"_type": str(node.kind)}
         folder += f"{_FIELDS}/"
@@ -664,8 +784,9 @@ def _describe(
         elif isinstance(child, ConstantNode):
             entries[key] = {"type": "NonTensorData"}
             documents[f"{inner}meta.json"] = _constant(child, key)
-        elif isinstance(child, TensorDictNode):
-            entries[key] = {"type": child.kind.__name__ if child.kind else "TensorDict"}
+        elif isinstance(child, TensorDictNode | StackNode):
+            kind = LazyStackedTensorDict if isinstance(child, StackNode) else child.kind or TensorDict
+            entries[key] = {"type": kind.__name__}
             _describe(child, leaves, lead, inner, documents)
     entries |= {"shape": [*lead, *node.tail], "device": "cpu", "_type": _TENSORDICT}
 

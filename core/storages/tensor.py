@@ -18,6 +18,7 @@ from .cursors import as_index, grown_rows, last_of_repeats, rows_named, rows_of
 from .pytree import (
     MappingNode,
     Path,
+    StackNode,
     TensorDictNode,
     TensorNode,
     TreeSpec,
@@ -84,7 +85,7 @@ class TensorStorage(IndexedStorage):
         if storage is None:
             raise UsageError("a TensorStorage needs tensors to wrap, found None")
         self._begin(ndim)
-        structure = tree_spec_of(storage, ndim)
+        structure = tree_spec_of(storage, ndim, dense=False)
         if _is_bare(structure):
             self._bare, lead = storage, storage.batch_size[:ndim]
             devices = [storage.device] if storage.device else []
@@ -321,7 +322,7 @@ class TensorStorage(IndexedStorage):
                 return None
             rows, single = rows_of(index, valid, columns.lead[0]), isinstance(index, int)
         grown = grown_rows(rows, valid)
-        if type(data) not in _WHOLE and not single and isinstance(data, list | LazyStackedTensorDict):
+        if type(data) not in _WHOLE and not single and _is_list(data):
             self._write_items(rows, data)
         else:
             self._write(rows, data, single)
@@ -404,7 +405,7 @@ class TensorStorage(IndexedStorage):
     @property
     def _tail(self) -> tuple[int, ...]:
         """The batch size of one element."""
-        return tuple(self.structure.tail) if isinstance(self.structure, TensorDictNode) else ()
+        return tuple(self.structure.tail) if isinstance(self.structure, TensorDictNode | StackNode) else ()
 
     def repeated(self, index: Any, data: Any) -> Any:
         """Return data repeated for each element at `index`, if it lacks leading dimensions; otherwise unchanged."""
@@ -664,14 +665,12 @@ class TensorStorage(IndexedStorage):
         if isinstance(index, tuple):
             raise SchemaError("single elements cannot be written to an empty storage", hint="write rows first")
         rows = not isinstance(index, int)
-        if rows and isinstance(data, list | LazyStackedTensorDict):
+        if rows and _is_list(data):
             if not len(data):
                 raise SchemaError(
                     "the first write has no rows, expected at least one, which determines the structure of the storage"
                 )
             data, rows = data[0] if isinstance(data, list) else data.unbind(0)[0], False
-        if isinstance(data, LazyStackedTensorDict):
-            data = data.contiguous()
         structure = tree_spec_of(data, self.ndim if rows else self.ndim - 1)
         leaves = structure.flatten(data)
         if rows and not all(leaf.dim() for leaf in leaves):
@@ -816,6 +815,11 @@ class TensorStorage(IndexedStorage):
             pairs = zip(leaves, dtypes, strict=True)
             typed = [leaf if leaf.dtype is dtype else leaf.view(dtype) for leaf, dtype in pairs]
             self._take(self._structure, typed)
+
+
+def _is_list(data: Any) -> bool:
+    """Whether data consists of rows one by one."""
+    return isinstance(data, list) or (isinstance(data, LazyStackedTensorDict) and not data.stack_dim)
 
 
 def _is_bare(structure: TreeSpec) -> bool:

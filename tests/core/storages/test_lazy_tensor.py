@@ -21,11 +21,14 @@ from tensordict import LazyStackedTensorDict, MemoryMappedTensor, NonTensorData,
 
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer
 from rbtool.core.errors import CorruptDataError, FormatError, OutOfSpaceError, SchemaError, UsageError
+from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage, Schema
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.rows import same
 from rbtool.core.testing.storages import StorageFillTests, StorageTests
+from rbtool.core.writers.round_robin import RoundRobinWriter
 
 
 @tensorclass
@@ -509,6 +512,132 @@ def test_existsok_replaces_files_and_whoever_has_them_keeps_theirs(tmp_path: Pat
 def test_other_devices_are_refused(device: Any) -> None:
     with pytest.raises(ValueError, match="memory maps are on the CPU"):
         LazyMemmapStorage(10, device=device)
+
+
+# Lanes that differ ---------------------------------------------------------------------------------
+
+
+def lanes(rows: int = 5, first: int = 0) -> LazyStackedTensorDict:
+    """Rows of two lanes with other shapes, the second with an entry of its own."""
+    numbers, ones = torch.arange(first, first + rows).float(), torch.ones(rows, 3, 8)
+    wide = numbers[:, None, None] + torch.zeros(4, 8)
+    left = TensorDict({"a": numbers, "x": wide, "next": {"b": numbers[:, None]}}, [rows])
+    right = TensorDict({"a": -numbers, "x": ones, "own": numbers, "next": {"b": ones[:, 0, :5]}}, [rows])
+    return LazyStackedTensorDict(left, right, stack_dim=1)
+
+
+def nested_lanes(rows: int = 5, first: int = 0) -> TensorDict:
+    done = torch.arange(first, first + rows)[:, None] % 3 == 2
+    return TensorDict({"agents": lanes(rows, first), "next": {"done": done}}, [rows])
+
+
+def same_lanes(one: Any, other: Any) -> bool:
+    if isinstance(one, LazyStackedTensorDict):
+        pairs = zip(one.tensordicts, other.tensordicts, strict=True)
+        return one.batch_size == other.batch_size and all(same(*pair) for pair in pairs)
+    return same_lanes(one["agents"], other["agents"]) and same(one.exclude("agents"), other.exclude("agents"))
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.parametrize("made", [lanes, nested_lanes])
+def test_lanes_that_differ_are_kept_apart(make: Any, made: Any) -> None:
+    buffer = TensorDictReplayBuffer(storage=make(10), batch_size=3, writer=RoundRobinWriter())
+    buffer.extend(made(5))
+    buffer.extend(made(5, 50))
+    assert same_lanes(buffer[:5], made(5))
+    assert same_lanes(buffer[5:], made(5, 50))
+    buffer.extend(made(1, 7))  # the ring begins anew
+    buffer[2] = made(1, 8)[0]
+    buffer[3:5] = made(2, 9)
+    for place, first in ((0, 7), (2, 8), (4, 10)):
+        assert same_lanes(buffer[place : place + 1], made(1, first))
+    for rows in ([made(1, 20)[0], made(1, 21)[0]], LazyStackedTensorDict(made(1, 20)[0], made(1, 21)[0])):
+        buffer.storage.set(range(6, 8), rows)
+        assert same_lanes(buffer[6:8], made(2, 20))
+    batch = buffer.sample()
+    stack = batch if made is lanes else batch["agents"]
+    assert isinstance(stack, LazyStackedTensorDict)
+    assert (stack.batch_size, stack[:, 1]["own"].shape, stack[:, 0]["x"].shape) == ((3, 2), (3,), (3, 4, 8))
+    assert torch.equal(stack[:, 0]["a"], -stack[:, 1]["a"])  # lanes of one row stay together
+    if made is nested_lanes:
+        assert same_lanes(buffer.sample(out=batch), batch)
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.parametrize("made", [lanes, nested_lanes])
+@pytest.mark.parametrize("way", ["folder", "state", "pickle"])
+def test_lanes_that_differ_are_saved(tmp_path: Path, make: Any, made: Any, way: str) -> None:
+    storage, other = make(10), make(7)
+    storage.set(range(5), made(5))
+    if way == "folder":
+        storage.dumps(tmp_path / "saved")
+        other.loads(tmp_path / "saved")
+    elif way == "state":
+        other.load_state_dict(storage.state_dict())
+    else:
+        other = pickle.loads(pickle.dumps(storage))
+    assert same_lanes(other[:], made(5))
+
+
+@pytest.mark.parametrize("made", [lanes, nested_lanes])
+def test_files_of_lanes_that_differ_are_those_of_a_lazy_stack(tmp_path: Path, made: Any) -> None:
+    storage = LazyMemmapStorage(5, scratch_dir=tmp_path)
+    storage.set(range(5), made(5))
+    assert same_lanes(TensorDict.load_memmap(tmp_path), made(5))
+
+
+def test_a_sampler_of_slices_finds_the_ends_beside_lanes_that_differ() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=SliceSampler(slice_len=3), batch_size=6)
+    buffer.extend(nested_lanes(9))
+    first = buffer.sample()["agents"][:, 0]["a"].view(2, 3)
+    assert torch.equal(first, first[:, :1] + torch.arange(3))
+    assert set(first[:, 0].tolist()) <= {0, 3, 6}
+
+
+WRONG_LANES = {
+    "another number": lambda: LazyStackedTensorDict(*lanes().tensordicts, lanes().tensordicts[0], stack_dim=1),
+    "a missing entry": lambda: LazyStackedTensorDict(
+        lanes().tensordicts[0], lanes().tensordicts[1].exclude("own"), stack_dim=1
+    ),
+    "the other order": lambda: LazyStackedTensorDict(*lanes().tensordicts[::-1], stack_dim=1),
+    "a tensordict": lambda: TensorDict({"a": torch.zeros(5, 2)}, [5, 2]),
+    "no lanes": lambda: TensorDict({"a": torch.zeros(5)}, [5]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_LANES)
+def test_other_lanes_are_refused_and_change_nothing(name: str) -> None:
+    storage = LazyTensorStorage(10)
+    storage.set(range(5), lanes())
+    with pytest.raises(SchemaError):
+        storage.set(range(5, 10), WRONG_LANES[name]())
+    assert same_lanes(storage[:], lanes())
+
+
+@pytest.mark.parametrize("part", [{"a": torch.ones(5), "own": torch.ones(5)}, {"a": torch.ones(5, 3)}])
+def test_nothing_of_lanes_that_differ_is_dropped_from_dense_rows(part: dict[str, torch.Tensor]) -> None:
+    """A lazy stack shows only the entries that its parts share."""
+    storage = LazyTensorStorage(10)
+    alike = [TensorDict({"a": torch.ones(5)}, [5])] * 2
+    storage.set(range(5), LazyStackedTensorDict(*alike, stack_dim=1))
+    assert type(storage[:]) is TensorDict
+    with pytest.raises(SchemaError, match=r"brings the new own|differ in shape"):
+        storage.set(range(5), LazyStackedTensorDict(alike[0], TensorDict(part, [5]), stack_dim=1))
+    assert (storage[:]["a"] == 1).all()
+
+
+def test_rows_with_lanes_that_differ_are_not_saved_as_episodes(tmp_path: Path) -> None:
+    storage = LazyTensorStorage(10)
+    storage.set(range(5), nested_lanes())
+    with pytest.raises(SchemaError, match="holds lazy stacks, but only tensordicts"):
+        FlatStorageCheckpointer().dumps(storage, tmp_path / "flat")
+
+
+def test_a_lazy_stack_of_lanes_is_wrapped_without_a_copy() -> None:
+    data = lanes()
+    storage = TensorStorage(data)
+    storage[0] = lanes(1, 50)[0]
+    assert (storage._storage is data, data[0, 0]["a"]) == (True, 50)
 
 
 # Names of files ------------------------------------------------------------------------------------
