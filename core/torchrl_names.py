@@ -49,16 +49,21 @@ DIFFERENT: Mapping[str, str] = {
     "HERReplayBuffer": "warns where no function computes terminations, so that stored flags belong to old goals",
     "History": "`append` and `extend` change this object alone, not one that it was indexed from; a chat template "
     "without a place for a role refuses it, where TorchRL drops the message",
-    "LazyMemmapStorage": "rows with other keys than the storage has are refused; `schema='open'` takes them",
-    "LazyTensorStorage": "rows with other keys than the storage has are refused; `schema='open'` takes them",
+    "LazyMemmapStorage": "rows with other keys than the storage has are refused, `schema='open'` takes them; a pickle "
+    "of `rb[:]` holds the values, in TorchRL the name of the file",
+    "LazyTensorStorage": "`extend` refuses rows with other keys than the storage has, `schema='open'` takes them",
     "LeRobotExperienceReplay": "the last step of a slice has its next row where that is stored; in TorchRL always NaN",
     "MCTSForest": "`get_tree` keeps the last step of a rollout, which TorchRL drops; an unknown root raises KeyError, "
     "not IndexError",
+    "MultiStep": "takes done flags and rewards with further dimensions",
+    "PrioritizedSampler": "grows to a larger storage, with a warning; TorchRL never draws the rows beyond",
+    "PrioritizedSliceSampler": "a `span` of a whole slice or more is refused",
     "QueryModule": "`in_keys` is a list; the `aggregator` is a SipHash if none is given, also with a `hash_module`",
     "RayReplayBuffer": "Ray is its only transport; `transport='distributed'` is refused",
     "RobotDatasetMetadata": "statistics given as integers become float32",
-    "SliceSampler": "`span=k` leaves up to k steps out, as with PrioritizedSliceSampler; in TorchRL slices have k "
-    "steps at least",
+    "Sequence": "also takes a ListStorage that holds tensordicts",
+    "SliceSampler": "`span=k` leaves up to k steps out, as with PrioritizedSliceSampler, in TorchRL slices have k "
+    "steps at least; a ListStorage of tensordicts and end flags with further dimensions are taken",
     "Stacked": "specs of one shape become a dense spec when they are stacked",
     "StackedComposite": "iterating yields keys, as of a Composite; `unbind` returns a tuple",
     "TensorDictMap": "has `out_keys` before the first write, too; a later value may lack or bring no entries",
