@@ -125,7 +125,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
         self._take_priorities(written)
         return written.index
 
-    def extend(self, tensordicts: Any = None, *, update_priority: bool | None = None, data: Any = None) -> torch.Tensor:
+    def extend(  # type: ignore[override]  # TorchRL's name for the data, and ours
+        self, tensordicts: Any = None, *, update_priority: bool | None = None, data: Any = None
+    ) -> torch.Tensor:
         """Write a batch and its priorities; see `ReplayBuffer.extend`.
 
         Args:

@@ -136,7 +136,7 @@ class Sampler(metaclass=_Samplers):
     """Source of random numbers, set by the buffer; None for torch's own generator. It is not pickled."""
 
     joined = False
-    """Whether its batches are joined with those of other samplers, which then need the same entries in every batch."""
+    """Whether batches of several samplers are joined, which then need the same entries in every batch."""
 
     _ran_out = False
 

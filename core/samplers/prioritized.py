@@ -66,8 +66,8 @@ class PrioritizedSampler(Sampler):
 
     Args:
         max_capacity: the number of elements, over all dimensions of the storage. It grows with storages whose number of
-            elements is known later: those of several dimensions, and unbounded lists. It also grows to a storage that
-            is larger, and the buffer warns once.
+            elements is known later: storages of several dimensions, and unbounded lists. It also grows to a larger
+            storage, and the buffer warns once.
         alpha: 0 draws uniformly. Assigning it transforms the present weights; from 0 it cannot, and warns.
         beta: how far the importance weights correct the probabilities: 0 not at all, 1 completely.
         eps: is added to every priority.
@@ -210,7 +210,7 @@ class PrioritizedSampler(Sampler):
         return self._priorities.tree
 
     def fit(self, storage: Storage) -> None:
-        """Grow to the capacity of this storage; growing to that of a later one is not worth a warning either."""
+        """Grow to the capacity of this storage, and later to a larger one without a warning."""
         self._fits = True
         self._make_room(storage)
 

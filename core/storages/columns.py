@@ -219,11 +219,14 @@ def renames(dtype: torch.dtype) -> bool:
 class MappedView(MemoryMappedTensor):
     """A view of rows in a memory-mapped file, of which it knows the name.
 
-    Its clones are plain tensors. A pickle holds the values, unlike that of a MemoryMappedTensor, which only names the
-    file: temporary files do not outlive their storage.
+    Its clones are plain tensors. A pickle holds the values, as temporary files do not outlive their storage; a
+    MemoryMappedTensor's only names the file.
     """
 
-    _filename = _handler = _mode = _index = None  # with a name here, `memmap(folder)` would refuse to copy
+    _filename: Any = None  # with a name here, `memmap(folder)` would refuse to copy
+    _handler: Any = None
+    _mode: Any = None
+    _index: Any = None
     _path: str
 
     @classmethod
@@ -233,7 +236,7 @@ class MappedView(MemoryMappedTensor):
         found._path = filename
         return found
 
-    @property
+    @property  # type: ignore[misc]  # it can be set there
     def filename(self) -> str:
         """The path of the file."""
         return self._path
@@ -284,7 +287,7 @@ class Columns:
         """The leaves with their types, such as MemoryMappedTensor; `leaves` are plain then."""
         self.files = [_file_of(leaf) for leaf in leaves]
         """The paths of the files that leaves are maps of."""
-        # Views of memory-mapped tensors take six times as long as those of plain ones, so only users get them.
+        # Viewing a memory-mapped tensor takes six times as long as viewing a plain one, so only users get them.
         self.leaves = [
             leaf if file is None else leaf.as_subclass(torch.Tensor)
             for leaf, file in zip(leaves, self.files, strict=True)

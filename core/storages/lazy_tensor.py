@@ -341,8 +341,8 @@ def _mapped(path: Path, file: _LeafShape) -> torch.Tensor:
     found = path.stat().st_size if path.is_file() else 0
     if found < file.size:  # reading beyond the end of a mapped file would kill the process
         raise CorruptDataError(f"{path} has {found:,} bytes, expected {file.size:,}: it was cut or removed")
-    found = mapped_tensor(path, file.dtype, file.shape, shared=True)
-    return MappedView.of(found, str(path)) if file.size else found
+    tensor = mapped_tensor(path, file.dtype, file.shape, shared=True)
+    return MappedView.of(tensor, str(path)) if file.size else tensor
 
 
 def mapped_tensor(
@@ -400,8 +400,8 @@ _ALIGNMENT = 64
 class LazyTensorStorage(TensorStorage):
     """Keeps up to `max_size` elements in tensors that are created, all zeros, when the first data is written.
 
-    Memory is only taken as rows are written. Lanes that differ in entries or shapes, such as those of several agents,
-    are written as a lazy stack of tensordicts, at the root or in an entry, along a dimension after those that count
+    Memory is only taken as rows are written. Lanes that differ in entries or shapes, for example of several agents, are
+    written as a lazy stack of tensordicts, at the root or in an entry, along a dimension after those that count
     elements. Each lane has tensors of its own, and rows are read as such stacks.
 
     Args:

@@ -180,8 +180,8 @@ class _Names:
         self.done_key, self.shift_key, self.is_full_key = done_key, shift_key, is_full_key
         self.done_keys: Any = done_keys
         self.reward_keys: Any = reward_keys
-        if self._keys:  # nothing was refused
-            self.done_keys, self.reward_keys = _as_set(done_keys), _as_set(reward_keys)
+        TorchrlKeys.of(vars(self))  # refuses what is not a key
+        self.done_keys, self.reward_keys = _as_set(done_keys), _as_set(reward_keys)
 
     @property
     def _keys(self) -> TorchrlKeys:
