@@ -40,7 +40,7 @@ from .trajectories import (
     boundary_key,
     stored_entry,
 )
-from .uniform import EpochSampler, fractions, inserted_at_random, permutation, singles
+from .uniform import EpochSampler, SamplerWithoutReplacement, fractions, inserted_at_random, permutation, singles
 
 Numbers: TypeAlias = NDArray[np.int64]
 
@@ -919,6 +919,9 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         epoch = TrajectoryEpoch(self.shuffle)
         epoch.load(self._saved())
         return super().__getstate__() | {"_epoch": epoch, "_followed": None}
+
+
+SamplerWithoutReplacement.register(SliceSamplerWithoutReplacement)  # as in TorchRL, where it is a subclass
 
 
 def _checked(numbers: Any, count: int) -> Numbers:

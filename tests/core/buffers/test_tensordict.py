@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from tensordict import TensorDict, tensorclass
 
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
-from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 from rbtool.core.errors import UsageError
 from rbtool.core.samplers.uniform import RandomSampler
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
@@ -79,6 +80,18 @@ def test_a_dict_of_arrays_and_tensors_becomes_a_tensordict(storage: Any) -> None
     ]  # fmt: skip
     assert rows["next", "more", "a"].tolist() == [0, 1, 2, 7]
     assert rows["next", "count"].tolist() == [0, 1, 2, 9]
+
+
+@pytest.mark.parametrize(
+    "kind", [TensorDictReplayBuffer, partial(TensorDictPrioritizedReplayBuffer, alpha=0.7, beta=0.5)]
+)
+@pytest.mark.parametrize("name", ["tensordicts", "data"])
+def test_the_data_has_the_name_of_torchrl_and_ours(kind: Any, name: str) -> None:
+    buffer = kind(storage=LazyTensorStorage(5))
+    data = TensorDict({"a": torch.arange(3)}, [3])
+    assert buffer.extend(**{name: data}).tolist() == buffer.extend(data).sub(3).remainder(5).tolist() == [0, 1, 2]
+    with pytest.raises(TypeError):
+        buffer.extend(tensordict=data)
 
 
 def test_a_dict_of_several_dimensions_has_those_of_the_storage() -> None:

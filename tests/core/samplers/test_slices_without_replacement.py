@@ -15,6 +15,7 @@ from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
+from rbtool.core.samplers.uniform import SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.testing.slice_samplers import Twin, episodes, rows_of
 
@@ -159,6 +160,8 @@ def test_what_cannot_be_drawn_changes_nothing() -> None:
 def test_slice_sampler_without_replacement_makes_this_one() -> None:
     sampler = SliceSampler(slice_len=2, replacement=False, shuffle=False, drop_last=True)
     assert type(sampler) is SliceSamplerWithoutReplacement
+    assert isinstance(sampler, SliceSampler)
+    assert isinstance(sampler, SamplerWithoutReplacement)
     assert (sampler.shuffle, sampler.drop_last) == (False, True)
     assert type(SliceSampler(slice_len=2, replacement=True)) is SliceSampler
 

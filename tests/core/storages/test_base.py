@@ -411,3 +411,19 @@ def test_steps_that_a_transform_holds_back_keep_every_bit(device: str | None) ->
     stored = buffer[:]
     for name in ("float16", "bfloat16", "float32", "float64", "pair"):
         assert bits(stored.select(name)) == bits(given.select(name))
+
+
+@pytest.mark.parametrize("name", ["index", "indices", "item"])
+def test_an_index_has_the_names_of_torchrl_too(name: str) -> None:
+    storage = rbtool.TensorStorage(torch.arange(5))
+    assert storage.get(**{name: torch.tensor([3, 1])}).tolist() == [3, 1]
+    assert rbtool.StorageEnsemble(storage, storage).get(**{name: 1}) is storage
+    with pytest.raises(TypeError):
+        storage.get(place=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("method", ["add", "extend"])
+def test_an_ensemble_refuses_data_under_the_name_of_torchrl(method: str) -> None:
+    ensemble = rbtool.StorageEnsemble(rbtool.TensorStorage(torch.arange(5)))
+    with pytest.raises(RuntimeError):
+        getattr(ensemble, method)(value=torch.zeros(1))
