@@ -16,7 +16,7 @@ from .text import Line, Styled
 if TYPE_CHECKING:
     from ..core.verbs.demo import DemoResult
 
-EXAMPLES = (Example("rbtool demo", "into ./rbtool-demo; under a minute"),)
+EXAMPLES = (Example("rbtool demo", "into ./rbtool-demo; about half a minute"),)
 
 
 def add(app: typer.Typer) -> None:
@@ -33,8 +33,9 @@ def demo(
 ) -> None:
     """See every step at work, on episodes recorded on the spot.
 
-    Plays CartPole and Pendulum, converts, preprocesses, checkpoints, inspects and samples. Prints the commands of one
-    of the two and what each of them proves; with -v both, and their results. No network.
+    Plays CartPole and Pendulum, converts, inspects, preprocesses, checks, saves, samples, survives a kill -9, trains a
+    clone and writes a report. Prints the commands of one of the two and what each of them proves; with -v both, and
+    their results. No network.
     """
     from ..core.verbs.demo import demo as run
 

@@ -1,12 +1,15 @@
-"""`demo`: record episodes with gymnasium and run every verb on them, from the source to training batches."""
+"""`demo`: record episodes with gymnasium and take them through the verbs: to a policy, a report, and over a crash."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shlex
+import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +107,33 @@ def scaled(rows, scale):
         part["observation"] = part["observation"] / torch.tensor(scale)
     return rows
 '''
+_TRAIN = '''"""Clone the policy of recorded episodes of CartPole: `python train.py DATASET`.
+
+Prints after how many steps the clone has which mean return, over ten episodes that it plays.
+"""
+
+import sys
+import tempfile
+
+import torch
+
+import rbtool
+
+torch.manual_seed(0)
+torch.set_num_threads(1)  # the network is too small for more
+model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+dataset = rbtool.load_dataset(sys.argv[1], batch_size=256, seed=0)
+act = lambda observation: int(model(torch.as_tensor(observation)).argmax())
+for step in range(121):
+    if step % 15 == 0:
+        with tempfile.TemporaryDirectory() as folder:
+            played = rbtool.record("CartPole-v1", folder + "/played", policy=act, episodes=10, seed=1000)
+            print(step, round(rbtool.inspect(played.path).returns.mean), flush=True)
+    batch = dataset.sample()
+    loss = torch.nn.functional.cross_entropy(model(batch["observation"]), batch["action"])
+    optimizer.zero_grad(), loss.backward(), optimizer.step()
+'''
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +200,8 @@ def demo(
         recorder.record(raw, progress)
     view.command(f"export {source.cache_variable}={_quoted(raw)} RBTOOL_HOME={_quoted(home / 'store')}")
     with recorder.cache_at(raw):
-        datasets = tuple(_DemoRun(home, source.name, one, view).run() for one in recorder.recordings)
+        runs = [_DemoRun(home, source.name, one, view) for one in recorder.recordings]
+        datasets = tuple(run.run(first=run is runs[0]) for run in runs)
     return DemoResult(
         folder=home,
         root=home / "store",
@@ -185,7 +216,8 @@ def _claim(home: Path) -> None:
     if home.exists() and not (home / _MARK).exists() and not (home.is_dir() and not any(home.iterdir())):
         raise UsageError(f"{home} already exists and is not from a demo; left unchanged", hint="name another folder")
     fs.make_folder(home)
-    for name, text in ((_MARK, "made by `rbtool demo`; remove the folder when you have seen it\n"), ("prep.py", _PREP)):
+    mark = "made by `rbtool demo`; remove the folder when you have seen it\n"
+    for name, text in ((_MARK, mark), ("prep.py", _PREP), ("train.py", _TRAIN)):
         if not (home / name).exists():
             fs.replace_file(home / name, text.encode())
 
@@ -214,8 +246,8 @@ class _DemoRun:
         self.root = home / "store"
         self.stored = f"{source}:{recording.id}"
 
-    def run(self) -> DemoDataset:
-        """Run all steps."""
+    def run(self, *, first: bool) -> DemoDataset:
+        """Run all steps; those of the first dataset alone are resumed, trained from and reported on."""
         name = self.recording.name
         self.view.dataset(self.stored)
         got = self._download()
@@ -226,6 +258,10 @@ class _DemoRun:
         checkpoints = self._save(normalised)
         self._load(checkpoints["flat"], self.home / "loaded" / name)
         self._sample(normalised)
+        if first:
+            self._resume(digest)
+            self._train()
+            self._report()
         return DemoDataset(
             name=self.stored,
             source=self.home / self.source / self.recording.id,
@@ -310,3 +346,61 @@ class _DemoRun:
         self._command("sample", dataset, "-n", "256", "--seed", "0")
         drawn = sample(dataset, 256, seed=0)
         self.view.proved(f"a training batch: {drawn.n} steps of {len(set(drawn.episodes))} episodes", drawn)
+
+    def _resume(self, digest: str) -> None:
+        """Kill a run of `preprocess` in the middle and continue it."""
+        from ..preprocess.preprocess import preprocess
+
+        function, dest = f"{self.home / 'prep.py'}:{self.recording.name}", self.home / "resumed" / self.recording.name
+        fs.remove(dest)
+        words = ["preprocess", self.stored, "--fn", function, "--dest", str(dest), "--chunk-size", "50", "--resume"]
+        self._command(*words)
+        finished = _killed([sys.executable, "-m", "rbtool", *words, "--root", str(self.root.absolute())], dest)
+        made = preprocess(self.stored, function, dest, chunk_size=50, resume=True, root=self.root)
+        same = "the same" if made.content_digest == digest else "another"
+        chunks = f"{finished:,} of {-(-made.steps // 50):,} chunks"
+        self.view.proved(f"killed with kill -9 after {chunks}, and resumed: {same} digest")
+
+    def _train(self) -> None:
+        """Run the training script, and show its curve."""
+        script, stored = self.home / "train.py", self.root / self.source / self.recording.id
+        self.view.command(shlex.join(["python", str(script), str(stored)]))
+        done = subprocess.run([sys.executable, script, stored], stdout=subprocess.PIPE, text=True, check=True)
+        returns = [int(line.split()[1]) for line in done.stdout.splitlines()]
+        curve = "".join(_BARS[value * (len(_BARS) - 1) // max(returns)] for value in returns)
+        self.view.proved(f"a clone of the policy that recorded it: mean return {returns[0]} {curve} {returns[-1]}")
+
+    def _report(self) -> None:
+        from .report import report
+
+        page = self.home / "report.html"
+        self._command("report", self.stored, "-o", page, replaces=page)
+        try:
+            report(self.stored, page, root=self.root, force=True)
+        except UsageError as error:  # of an extra that is not installed
+            self.view.proved(f"left out: {error}; {error.hint}")
+        else:
+            self.view.proved(f"all of it on one page: open {page} in a browser")
+
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+def _killed(command: Sequence[str], dest: Path) -> int:
+    """Run a command of `preprocess` and kill it after some chunks; return how many it has finished."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    finished = 0
+    try:
+        while process.poll() is None and finished < _ENOUGH:
+            time.sleep(0.001)
+            for journal in dest.parent.glob(".*/work/journal.jsonl"):
+                with contextlib.suppress(FileNotFoundError):  # the run has just ended
+                    finished = max(finished, journal.read_bytes().count(b"\n") - 1)
+    finally:
+        process.kill()
+        process.wait()
+    return finished
+
+
+_ENOUGH = 20
+"""The finished chunks after which the run is killed."""

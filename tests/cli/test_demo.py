@@ -27,11 +27,17 @@ def commands_shown(stderr: str) -> list[str]:
 def test_the_demo_goes_through_every_verb_and_fits_a_screen(demo):
     verbs = re.findall(r"^\$ rbtool (checkpoint \w+|\w+)", demo[1].stderr, re.MULTILINE)
     checkpoints = {f"checkpoint {verb}" for verb in ("save", "verify", "load")}
-    assert set(verbs) == {"download", "preprocess", "check", "inspect", "sample"} | checkpoints
+    assert set(verbs) == {"download", "preprocess", "check", "inspect", "sample", "report"} | checkpoints
     _, done = demo
     assert re.fullmatch(r"done in \d+ s; everything is in rbtool-demo", done.stdout.splitlines()[0])
     assert len((done.stderr + done.stdout).splitlines()) <= 40
     assert "  4 of 4 forms equal the dataset bit for bit\n" in done.stderr
+    line = r"  killed with kill -9 after (\d+) of (\d+) chunks, and resumed: the same digest\n"
+    killed, chunks = map(int, re.search(line, done.stderr).groups())
+    assert 0 < killed <= chunks
+    first, last = map(int, re.search(r": mean return (\d+) [ ▁-█]+ (\d+)\n", done.stderr).groups())
+    assert last > 3 * first
+    assert (demo[0] / "rbtool-demo/report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert "\nthe same with minari:pendulum/demo-v0\n" in done.stderr
     first, second = re.findall(r"; digest (xxh3\S+)$", done.stderr, re.MULTILINE)[-2:]
     assert first == second  # what was saved, and what came back
@@ -44,7 +50,9 @@ def test_a_second_run_shows_more_on_request(demo, shell):
     paths = re.findall(r"^  (?:recorded|converted|normalised|checkpoint|loaded) +(\S+)$", again.stdout, re.MULTILINE)
     assert len(paths) == 16
     assert all((folder / path).exists() for path in paths)
-    assert len(commands_shown(again.stderr)) == 2 * len(commands_shown(done.stderr)) - 1
+    assert (
+        len(commands_shown(again.stderr)) == 2 * len(commands_shown(done.stderr)) - 1 - 3
+    )  # one export, and what is done with the first alone
     assert "$ rbtool sample rbtool-demo/normalised/pendulum -n 256 --seed 0\n" in again.stderr
     assert "256 steps of rbtool-demo/normalised/pendulum" in again.stderr
 
@@ -58,10 +66,11 @@ def test_the_commands_to_go_on_with_work(demo, shell):
 def test_the_commands_shown_do_what_the_demo_did(demo, shell, tmp_path):
     folder, done = demo
     shutil.copytree(folder / "rbtool-demo" / "minari", tmp_path / "rbtool-demo" / "minari")
-    shutil.copy(folder / "rbtool-demo" / "prep.py", tmp_path / "rbtool-demo")
+    for script in ("prep.py", "train.py"):
+        shutil.copy(folder / "rbtool-demo" / script, tmp_path / "rbtool-demo")
     lines = [line for line in commands_shown(done.stderr) if "pendulum" not in line]
     again = shell(" && ".join(lines), tmp_path)
     assert again.returncode == 0, again.stderr
-    for made in ("store/minari/cartpole/demo-v0", "normalised/cartpole", "loaded/cartpole", "checkpoints/cartpole.h5"):
+    for made in ("store/minari/cartpole/demo-v0", "resumed/cartpole", "loaded/cartpole", "checkpoints/cartpole.h5"):
         first, second = (rbtool.inspect(place / "rbtool-demo" / made) for place in (folder, tmp_path))
         assert first.content_digest == second.content_digest
