@@ -50,8 +50,9 @@ DIFFERENT: Mapping[str, str] = {
     "History": "`append` and `extend` change this object alone, not one that it was indexed from; a chat template "
     "without a place for a role refuses it, where TorchRL drops the message",
     "LazyMemmapStorage": "rows with other keys than the storage has are refused, `schema='open'` takes them; a pickle "
-    "of `rb[:]` holds the values, in TorchRL the name of the file",
-    "LazyTensorStorage": "`extend` refuses rows with other keys than the storage has, `schema='open'` takes them",
+    "of `rb[:]` holds the values, in TorchRL the name of the file; text that differs between rows is refused",
+    "LazyTensorStorage": "`extend` refuses rows with other keys than the storage has, `schema='open'` takes them; text "
+    "that differs between rows, as in a History, is refused: a ListStorage or a LazyStackStorage keeps it",
     "LeRobotExperienceReplay": "the last step of a slice has its next row where that is stored; in TorchRL always NaN",
     "MCTSForest": "`get_tree` keeps the last step of a rollout, which TorchRL drops; an unknown root raises KeyError, "
     "not IndexError",
