@@ -24,6 +24,7 @@ from .core.buffers.schedulers import ParameterScheduler as ParameterScheduler
 from .core.buffers.schedulers import SchedulerList as SchedulerList
 from .core.buffers.schedulers import StepScheduler as StepScheduler
 from .core.buffers.tensordict import PrioritizedReplayBuffer as PrioritizedReplayBuffer
+from .core.buffers.tensordict import RemoteTensorDictReplayBuffer as RemoteTensorDictReplayBuffer
 from .core.buffers.tensordict import TensorDictPrioritizedReplayBuffer as TensorDictPrioritizedReplayBuffer
 from .core.buffers.tensordict import TensorDictReplayBuffer as TensorDictReplayBuffer
 from .core.buffers.trajectories import Trajectory as Trajectory
@@ -86,6 +87,7 @@ from .core.samplers.sample_units import Transition as Transition
 from .core.samplers.slices import SliceSampler as SliceSampler
 from .core.samplers.slices import SliceSamplerWithoutReplacement as SliceSamplerWithoutReplacement
 from .core.samplers.staleness import StalenessAwareSampler as StalenessAwareSampler
+from .core.samplers.streaming_slice import StreamingSliceSampler as StreamingSliceSampler
 from .core.samplers.stream import StreamSampler as StreamSampler
 from .core.samplers.stream import StreamSliceSampler as StreamSliceSampler
 from .core.samplers.trajectories import find_start_stop_traj as find_start_stop_traj

@@ -17,6 +17,7 @@ _CONVERTERS = "rbtool.converters"
 
 LEAVES: dict[str, str] = {
     "dataset_specs": "rbtool.core.specs.interop:dataset_specs",
+    "deployed_on_ray": "rbtool.core.buffers.ray_buffer:deployed_on_ray",
     "download": "rbtool.core.verbs.download:download",
     "foreign_form": "rbtool.core.torchrl.reader:TorchrlForm",
     "hub_address": "rbtool.core.remote.hub_address:HubAddress",

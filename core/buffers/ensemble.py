@@ -725,7 +725,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
             self._refresh()
             joint = self._joint()
             if joint is None:
-                return self._draw_counts(self._sampler.counts(self._storage.sizes, size) if counts is None else counts)
+                return self._draw_counts(self._chosen_counts(size) if counts is None else counts)
             exclusion = self._lineup.exclusion(joint)
             if exclusion is None:
                 draw, counts = self._draw_jointly(joint, size, counts)
@@ -735,6 +735,13 @@ class ReplayBufferEnsemble(ReplayBuffer):
             if draw is None:
                 return self._draw_counts(counts)
             return draw if draw.plain else self._completed_in_turn(draw)
+
+    def _chosen_counts(self, size: int) -> Counts:
+        """Draw how many elements each member contributes."""
+        sampler = self._sampler
+        with self._lineup.draws_and_writes if sampler.by_sampleable else contextlib.nullcontext():
+            sizes = sampler.sizes(self._storage, size)
+        return sampler.counts(sizes, size)
 
     def _draw_counts(self, counts: Sequence[tuple[int, int]]) -> Draw:
         """Draw the given number of elements from each member."""
@@ -798,7 +805,8 @@ class ReplayBufferEnsemble(ReplayBuffer):
         Returns:
             The draw (None if members have to draw one by one), and how many elements each member contributes.
         """
-        counts, drawn = self._sampler.draw_jointly(joint, self._storage.sizes, size, counts)
+        sizes = self._sampler.sizes(self._storage, size)
+        counts, drawn = self._sampler.draw_jointly(joint, sizes, size, counts)
         if drawn is None:
             return None, counts
         if self._joiner.policy is not None:

@@ -13,21 +13,31 @@ import os
 import pickle
 import sys
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
 
 import cloudpickle
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import MemoryMappedTensor, TensorDict, is_tensor_collection
+from torch.utils.data import get_worker_info
 
 from ..engine.ray_cluster import connect, imported_ray
-from ..errors import NetworkError, SchemaError, UsageError, refuse_misspelt
+from ..errors import (
+    NetworkError,
+    SchemaError,
+    UsageError,
+    WrongKindError,
+    refuse_misspelt,
+    require_flags,
+    require_keywords,
+)
 from ..format.syncing import Durable
 from ..storages.columns import MappedView
-from .data_loader import NestLayout, NestPiece
+from .data_loader import NestLayout, NestPiece, check_use, fetcher_asking, serve
 from .pytrees import map_tensors
 from .replay_buffer import ReplayBuffer, arguments_of
 
@@ -39,23 +49,26 @@ _SIZE_BYTES = 8
 class Parcel:
     """Wraps a value for sending; unpickling it gives the value itself. See `packed`."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, *, to_cpu: bool = False) -> None:
         self.value = value
+        self._to_cpu = to_cpu
 
     def __reduce__(self) -> tuple[Any, ...]:
-        document, buffers = packed(self.value)
+        document, buffers = packed(self.value, to_cpu=self._to_cpu)
         return opened, (document, *buffers)
 
 
-def packed(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+def packed(value: Any, *, to_cpu: bool = False) -> tuple[bytes, list[pickle.PickleBuffer]]:
     """Return a pickle, and the bytes of the tensors by reference.
 
-    Tensors on the CPU arrive as plain contiguous tensors without gradients. Functions and classes that cannot be
-    imported travel by value.
+    Tensors on the CPU, and with `to_cpu` all others, arrive as plain contiguous tensors on the CPU without gradients.
+    Functions and classes that cannot be imported travel by value.
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
+    pickler.to_cpu = to_cpu
+    pickler.dump(value)
     return stream.getvalue(), buffers
 
 
@@ -114,12 +127,15 @@ def _layout(document: bytes) -> NestLayout:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    to_cpu = False
+
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        if kind in _PLAIN and obj.is_cpu and obj.layout is torch.strided:
-            return _tensor, (pickle.PickleBuffer(_content(obj).data), obj.dtype, tuple(obj.shape))
+        if kind in _PLAIN and (obj.is_cpu or self.to_cpu) and obj.layout is torch.strided:
+            return _tensor, (pickle.PickleBuffer(_content(obj.cpu()).data), obj.dtype, tuple(obj.shape))
         if kind is TensorDict and not any(obj.names or ()):
-            return _tensordict, (dict(obj.items()), tuple(obj.batch_size), obj.device)
+            device = torch.device("cpu") if self.to_cpu and obj.device is not None else obj.device
+            return _tensordict, (dict(obj.items()), tuple(obj.batch_size), device)
         if kind is torch.Generator:
             return _generator, (obj.get_state(), str(obj.device))
         return super().reducer_override(obj)
@@ -163,6 +179,8 @@ def _generator(state: torch.Tensor, device: str) -> torch.Generator:
 
 
 _PARTS = frozenset({"sampler", "storage", "transform", "writer"})
+_OWNERS = frozenset({"client", "clients", "close", "shutdown", "start"})
+"""What a `RayReplayBuffer` has, and its clients lack."""
 _MASKS = ("mask", ("collector", "mask"))
 _END = "end of the iteration"
 # Ray sends up to 100 kB with the answer, and more through the object store, which doubles the time for 200 kB.
@@ -171,7 +189,7 @@ _DEFAULTS: dict[str, Any] = {"num_cpus": 1}
 _NO_OPTIONS: Mapping[str, Any] = {}
 
 
-class BufferLostError(NetworkError):
+class BufferLostError(NetworkError, RuntimeError):
     """The actor with the buffer is gone, and with it all elements since the last checkpoint."""
 
 
@@ -203,8 +221,12 @@ class _Host:
             return False, _portable(error)
 
 
-def _build(host: Any, kind: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    host.buffer = kind(**arguments)
+def _build(host: Any, kind: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+    host.buffer = kind(*arguments, **options)
+
+
+class _Itself:
+    """What the actor answers where a method of the buffer returns the buffer."""
 
 
 def _method(host: Any, name: str, *arguments: Any, **options: Any) -> Any:
@@ -214,7 +236,7 @@ def _method(host: Any, name: str, *arguments: Any, **options: Any) -> Any:
     ):  # it keeps references to its data, which must not be memory of the object store
         arguments = tuple(map_tensors(_copy, argument) for argument in arguments)
     found = getattr(buffer, name)(*arguments, **options)
-    return None if found is buffer else found
+    return _Itself if found is buffer else found
 
 
 def _copy(value: Any) -> Any:
@@ -289,14 +311,14 @@ class RemotePart:
     Attributes are read and set, and methods called, in the actor: `buffer.sampler.beta = 0.6`.
     """
 
-    def __init__(self, buffer: RayReplayBuffer, name: str) -> None:
+    def __init__(self, buffer: RayBufferClient, name: str) -> None:
         object.__setattr__(self, "_buffer", buffer)
         object.__setattr__(self, "_name", name)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        buffer: RayReplayBuffer = self._buffer
+        buffer: RayBufferClient = self._buffer
         path = (self._name, name)
         found = buffer._ask(_attribute, path)
         if isinstance(found, _Method):
@@ -317,71 +339,64 @@ class RemotePart:
         return f"RemotePart({self._buffer._ask(_method_of, (self._name, '__repr__'))})"
 
 
-class RayReplayBuffer:
-    """A buffer that lives in an actor of a Ray cluster; it has the methods of the buffer.
+_Arguments = ParamSpec("_Arguments")
+_Found = TypeVar("_Found")
 
-    The actor handles calls one after another, so the buffer can be passed to tasks and other actors. Errors are the
-    buffer's own. Batches travel through Ray's object store: on the actor's machine their tensors are views of it,
-    without a copy, and occupy it as long as they exist (`batch.clone()` releases it). `sampler`, `storage`, `writer`
-    and `transform` are `RemotePart`s, and `call(function)` runs anything in the actor. Paths of checkpoints are paths
-    on the actor's machine.
 
-    Args:
-        replay_buffer_cls: the class of the buffer; default `ReplayBuffer`.
-        remote_config: options of the actor, as for `ray.remote`; default `{"num_cpus": 1}`.
-        ray_init_config: options of `ray.init`, if Ray does not run in this process yet. By default the cluster of the
-            environment variable RAY_ADDRESS is used, otherwise a local Ray that listens on the loopback device only.
-        **arguments: arguments of the buffer's class. Parts given as callables are made in the actor:
-            `storage=partial(LazyTensorStorage, 1_000_000)`.
+def _there(
+    method: Callable[Concatenate[Any, _Arguments], _Found],
+) -> Callable[Concatenate[Any, _Arguments], _Found]:
+    """Return a method that calls this one of the buffer in the actor."""
 
-    Raises:
-        UsageError: (a ValueError) Ray is not installed, the cluster cannot be reached, or `max_restarts` is set: a
-            restarted actor would be empty.
-        BufferLostError: (a NetworkError, a ConnectionError) from any method, if the actor has died: make a new buffer,
-            and `loads` a checkpoint.
+    @functools.wraps(method)
+    def call(client: Any, /, *arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Found:
+        found: _Found = client._ask(_method, method.__name__, *arguments, **options)
+        return found
 
-    Names and behaviour follow TorchRL.
+    return call
+
+
+def _kept_there(name: str) -> Any:
+    """Make a property whose value the buffer in the actor has; `__setattr__` sets it there."""
+    return property(lambda client: client._ask(_attribute, (name,)), doc=getattr(ReplayBuffer, name).__doc__)
+
+
+class RayBufferClient:
+    """A small handle of the buffer in a Ray actor: it can be pickled, and has the methods of the buffer.
+
+    `RayReplayBuffer.client()` makes it. It does not end the actor, and makes no other clients. `isinstance` holds for
+    the class of the buffer in the actor.
     """
 
-    service_backend = "ray"
+    _lost = ""
+    _to_cpu = True
+    _kind: type = ReplayBuffer
 
-    def __init__(
-        self,
-        *,
-        replay_buffer_cls: Callable[..., Any] = ReplayBuffer,
-        ray_init_config: Mapping[str, Any] | None = None,
-        remote_config: Mapping[str, Any] | None = None,
-        transport: str = "auto",
-        transport_options: Mapping[str, Any] | None = None,
-        **arguments: Any,
-    ) -> None:
-        refuse_misspelt(RayReplayBuffer, arguments, arguments_of(replay_buffer_cls))
-        if transport not in {"auto", "ray"} or transport_options:
-            raise UsageError(f"transport is {transport!r}, expected 'auto' or 'ray', without options")
-        config = _DEFAULTS | dict(remote_config or {})
-        if config.get("max_restarts"):
-            raise UsageError("max_restarts cannot be set: a restarted actor would have an empty buffer")
-        self._ray = ray = imported_ray("a RayReplayBuffer")
-        if not ray.is_initialized():
-            connect(ray, **dict(ray_init_config or {}))
-        self._actor = ray.remote(**config)(_Host).remote(sys.path)
-        self._lost = ""
+    def __init__(self, actor: Any, kind: type, *, to_cpu: bool) -> None:
+        self._actor, self._kind, self._to_cpu = actor, kind, to_cpu
+        self._ray = imported_ray("a RayReplayBuffer")
         self._parts: dict[int | None, int] = {}  # batch size → number of parts it is sent in
         self._priority_key: Any = None
-        try:
-            self._ask(_build, replay_buffer_cls, arguments)
-        except BaseException:
-            self.shutdown()
-            raise
+
+    @property  # type: ignore[misc]  # nobody sets it
+    def __class__(self) -> Any:
+        return self._kind
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(type(self))})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reached, (type(self), self._actor, self._kind, self._to_cpu, self._lost)
 
     # The actor -------------------------------------------------------------------------------------
 
     def _ask(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         self._require_actor()
-        done, found = self._get(self._actor.answer.remote(Parcel((function, arguments, options))))
+        work = Parcel((function, arguments, options), to_cpu=self._to_cpu)
+        done, found = self._get(self._actor.answer.remote(work))
         if not done:
             raise found
-        return found
+        return self if found is _Itself else found
 
     def _require_actor(self) -> None:
         if not self._lost and not self._ray.is_initialized():  # otherwise the call would start another Ray
@@ -419,41 +434,31 @@ class RayReplayBuffer:
             return False
         return True
 
-    def shutdown(self) -> None:
-        """End the actor, and with it the buffer; Ray keeps running."""
-        if self._ray.is_initialized() and not self._lost:
-            self._ray.kill(self._actor)
-        self._lost = self._lost or "shutdown() was called"
+    # Parts and state --------------------------------------------------------------------------------
 
-    close = shutdown
+    batch_size: int | None = _kept_there("batch_size")
+    dim_extend: int = _kept_there("dim_extend")
+    write_count: int = _kept_there("write_count")
 
-    def start(self) -> RayReplayBuffer:
-        """Return this buffer; its actor already runs."""
-        return self
-
-    client = start
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_actor": self._actor, "_lost": self._lost}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._parts, self._priority_key = {}, None
-        self._ray = imported_ray("a RayReplayBuffer")
+    stats = _there(ReplayBuffer.stats)
+    state_dict = _there(ReplayBuffer.state_dict)
+    load_state_dict = _there(ReplayBuffer.load_state_dict)
+    set_rng = _there(ReplayBuffer.set_rng)
+    set_sampler = _there(ReplayBuffer.set_sampler)
+    set_storage = _there(ReplayBuffer.set_storage)
+    set_writer = _there(ReplayBuffer.set_writer)
+    append_transform = _there(ReplayBuffer.append_transform)
+    insert_transform = _there(ReplayBuffer.insert_transform)
 
     # Writing ---------------------------------------------------------------------------------------
 
-    def add(self, data: Any) -> Any:
-        """Write one element and return its index; see the buffer's method."""
-        return self._ask(_method, "add", data)
-
-    def extend(self, data: Any, **options: Any) -> Any:
-        """Write a batch of elements and return their indices; see the buffer's method."""
-        return self._ask(_method, "extend", data, **options)
-
-    def update_priority(self, index: Any, priority: Any) -> None:
-        """Set the priority of elements."""
-        self._ask(_method, "update_priority", index, priority)
+    add = _there(ReplayBuffer.add)
+    extend = _there(ReplayBuffer.extend)
+    write_all = _there(ReplayBuffer.write_all)
+    empty = _there(ReplayBuffer.empty)
+    mark_update = _there(ReplayBuffer.mark_update)
+    update_if_present = _there(ReplayBuffer.update_if_present)
+    update_priority = _there(ReplayBuffer.update_priority)
 
     def update_tensordict_priority(self, data: Any) -> None:
         """Set the priorities of a sampled batch's elements; only its index, mask and priorities are sent."""
@@ -466,6 +471,11 @@ class RayReplayBuffer:
         self._ask(_method, "__setitem__", index, data)
 
     # Reading ---------------------------------------------------------------------------------------
+
+    can_sample = _there(ReplayBuffer.can_sample)
+    next = _there(ReplayBuffer.next)
+    query = _there(ReplayBuffer.query)
+    read_all_in_order = _there(ReplayBuffer.read_all_in_order)
 
     def sample(self, batch_size: int | None = None, **options: Any) -> Any:
         """Draw a batch; with `return_info`, return a pair `(batch, info)`. UsageError (a ValueError) for `out`."""
@@ -497,6 +507,11 @@ class RayReplayBuffer:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches until the end of an epoch, or without end if the sampler has no epochs."""
+        if (fetcher := fetcher_asking(self)) is not None:
+            worker = get_worker_info()
+            workers = 0 if worker is None else worker.num_workers
+            check_use(self.sampler, workers, batches_again=fetcher.auto_collation)
+            serve(fetcher)
         name = uuid.uuid4().hex
         self._ask(_iterate, name)
         return self._batches(name)
@@ -531,7 +546,7 @@ class RayReplayBuffer:
     # Everything else -------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
+        if name.startswith("_") or name in _OWNERS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name in _PARTS:
             return RemotePart(self, name)
@@ -548,3 +563,148 @@ class RayReplayBuffer:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._lost or self._ask(_method, '__repr__')})"
+
+
+def _reached(kind: type[RayBufferClient], actor: Any, of: type, to_cpu: bool, lost: str) -> RayBufferClient:
+    """Return the unpickled handle of an actor."""
+    found: RayBufferClient = object.__new__(kind)
+    RayBufferClient.__init__(found, actor, of, to_cpu=to_cpu)
+    found._lost = lost
+    return found
+
+
+class RayReplayBuffer(RayBufferClient):
+    """A buffer that lives in an actor of a Ray cluster; it has the methods of the buffer.
+
+    The actor handles calls one after another, so the buffer can be passed to tasks and other actors. `isinstance` holds
+    for the class of the buffer, and `ReplayBuffer(…, service_backend="ray")` of any class makes one. Errors are the
+    buffer's own. Batches travel through Ray's object store: on the actor's machine their tensors are views of it,
+    without a copy, and occupy it as long as they exist (`batch.clone()` releases it). `sampler`, `storage`, `writer`
+    and `transform` are `RemotePart`s, and `call(function)` runs anything in the actor. Paths of checkpoints are paths
+    on the actor's machine.
+
+    Args:
+        replay_buffer_cls: the class of the buffer; default `ReplayBuffer`.
+        remote_config: options of the actor, as for `ray.remote`; default `{"num_cpus": 1}`.
+        ray_init_config: options of `ray.init`, if Ray does not run in this process yet. By default the cluster of the
+            environment variable RAY_ADDRESS is used, otherwise a local Ray that listens on the loopback device only.
+        transport, transport_options: `"auto"` or `"ray"`, without options: data goes through Ray.
+        *arguments, **options: arguments of the buffer's class. Parts given as callables are made in the actor:
+            `storage=partial(LazyTensorStorage, 1_000_000)`. Data on a GPU arrives there on the CPU, unless
+            `remote_config` has `num_gpus`.
+
+    Raises:
+        UsageError: (a ValueError) Ray is not installed, the cluster cannot be reached, the transport is another one, or
+            `max_restarts` is set: a restarted actor would be empty.
+        BufferLostError: (a ConnectionError and a RuntimeError) from any method, if the actor has died or was shut down:
+            make a new buffer, and `loads` a checkpoint.
+
+    Names and behaviour follow TorchRL.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        replay_buffer_cls: Callable[..., Any] = ReplayBuffer,
+        ray_init_config: Mapping[str, Any] | None = None,
+        remote_config: Mapping[str, Any] | None = None,
+        transport: str = "auto",
+        transport_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        refuse_misspelt(RayReplayBuffer, options, arguments_of(replay_buffer_cls))
+        if again := options.keys() & {"service_backend", "service_backend_options", "use_ray_service"}:
+            raise UsageError(f"{', '.join(sorted(again))} is for other classes: a RayReplayBuffer lives in Ray already")
+        if transport not in ("auto", "ray") or transport_options:
+            raise UsageError(
+                f"transport is {transport!r} and transport_options is {transport_options!r}, expected 'auto' or 'ray', "
+                "without options",
+                hint="leave both out: Ray's object store passes batches without a copy on the machine of the actor",
+            )
+        config = _DEFAULTS | dict(remote_config or {})
+        if config.get("max_restarts"):
+            raise UsageError("max_restarts cannot be set: a restarted actor would have an empty buffer")
+        ray = imported_ray("a RayReplayBuffer")
+        if not ray.is_initialized():
+            connect(ray, **dict(ray_init_config or {}))
+        actor = ray.remote(**config)(_Host).remote(sys.path)
+        super().__init__(actor, _class_of(replay_buffer_cls), to_cpu=not config.get("num_gpus"))
+        try:
+            self._ask(_build, replay_buffer_cls, arguments, options)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    @property
+    def transport_kind(self) -> str:
+        """How data reaches the buffer: `"ray"`, through Ray's object store."""
+        return "ray"
+
+    @property
+    def service_backend(self) -> str:
+        """Where the buffer lives: `"ray"` for an actor."""
+        return "ray"
+
+    def start(self) -> Self:
+        """Return this buffer, whose actor runs since it was made; BufferLostError if it has ended."""
+        self._require_actor()
+        return self
+
+    def client(self) -> RayBufferClient:
+        """Return a small handle of the same buffer, for another process; BufferLostError if the actor has ended."""
+        self._require_actor()
+        return RayBufferClient(self._actor, self._kind, to_cpu=self._to_cpu)
+
+    def clients(self, count: int) -> list[RayBufferClient]:
+        """Return several handles, see `client`.
+
+        Raises:
+            WrongKindError: (a TypeError) the number is not an int.
+            UsageError: (a ValueError) it is below 1.
+        """
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise WrongKindError(f"the number of clients is {count!r}, expected an int")
+        if count < 1:
+            raise UsageError(f"the number of clients is {count}, expected a number from 1")
+        return [self.client() for _ in range(count)]
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the actor, and with it the buffer; Ray keeps running.
+
+        Args:
+            timeout: has no effect, as nothing is waited for; it exists for code that also uses other buffers.
+        """
+        if self._ray.is_initialized() and not self._lost:
+            self._ray.kill(self._actor)
+        self._lost = self._lost or "shutdown() was called"
+
+    close = shutdown
+
+
+def _class_of(maker: Any) -> type:
+    """Return the class of the buffers that a function makes, as far as it is known."""
+    while isinstance(maker, functools.partial):
+        maker = maker.func
+    return maker if isinstance(maker, type) else ReplayBuffer
+
+
+_SERVICE = ("ray_init_config", "remote_config")
+
+
+def deployed_on_ray(kind: type, arguments: Sequence[Any], options: Mapping[str, Any]) -> RayReplayBuffer:
+    """Make the buffer of this class that `service_backend="ray"`, or the older `use_ray_service`, asks for.
+
+    Raises:
+        UsageError: (a ValueError) the two contradict each other, or see `RayReplayBuffer`.
+        TypeError: `service_backend_options` has another entry.
+    """
+    given = dict(options)
+    backend, older = given.pop("service_backend", None), given.pop("use_ray_service", None) or False
+    require_flags(use_ray_service=older)
+    if backend not in (None, "ray"):
+        raise UsageError(f"use_ray_service is {older} and service_backend is {backend!r}, expected one of them")
+    if older:
+        warnings.warn('use_ray_service=True is deprecated: write service_backend="ray"', FutureWarning, stacklevel=3)
+    service = dict(given.pop("service_backend_options", None) or {})
+    require_keywords("service_backend_options", service, _SERVICE)
+    return RayReplayBuffer(*arguments, replay_buffer_cls=kind, **service, **given)

@@ -33,6 +33,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 # Checkpointers are found by the class of the storage, once this package is imported.
 from .. import checkpointers as _checkpointers  # noqa: F401
+from ..declarations import from_leaf
 from ..engine.ray_cluster import imported_ray
 from ..errors import (
     FormatError,
@@ -130,6 +131,11 @@ class ReplayBuffer:
             forked or spawned children may continue the same ring one after the other.
         compilable: whether the default writer counts in plain ints, which other processes do not see.
         delayed_init: whether the parts are made only when one is first needed; default only with `transform_factory`.
+        service_backend: `"direct"`, the default: the buffer is in this process. `"ray"` makes a `RayReplayBuffer` whose
+            actor has a buffer of this class and these arguments.
+        service_backend_options: with `"ray"`, a dict with `ray_init_config` and `remote_config`, as for that class.
+        transport, transport_options: how data reaches the buffer: `"auto"` or the name of the backend, without options.
+        use_ray_service: True is the older form of `service_backend="ray"`, with a FutureWarning.
 
     Raises:
         UsageError: (a ValueError) arguments contradict each other.
@@ -179,6 +185,7 @@ class ReplayBuffer:
     """The number of processes with a copy of this buffer."""
     _revision = 0
     _ended = False
+    _closed = False
     carries_info: ClassVar[bool] = False
     """Whether batches carry the sampler's info as entries."""
     draws_apart: ClassVar[bool] = False
@@ -213,7 +220,7 @@ class ReplayBuffer:
         require_flags(compilable=compilable or False, delayed_init=delayed_init or False)
         self._sample_unit = checked_unit(sample_unit)
         self._consumed_after = newer.pop(_CONSUME, None)
-        _refuse_newer(type(self), newer)
+        _check_deployment(type(self), newer)
         self._check_arguments(prefetch, batch_size, dim_extend, shared, transform, transform_factory)
         self._batch_size = batch_size
         self._pin_memory = pin_memory
@@ -240,6 +247,12 @@ class ReplayBuffer:
         call_at_fork(self, self._before_fork, self._after_fork)
         if not (transform_factory is not None if delayed_init is None else delayed_init):
             self._build()
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        if options.get("service_backend") == "ray" or options.get("use_ray_service"):
+            made: Self = from_leaf("deployed_on_ray")(cls, arguments, options)
+            return made
+        return super().__new__(cls)
 
     @staticmethod
     def _check_arguments(
@@ -333,6 +346,7 @@ class ReplayBuffer:
         if sampler.follows_updates:
             self._storage.attach(self._listener)
         self._notify_sampler = sampler.follows_writes and not sampler.writes_are_updates
+        self._write_error = sampler.write_error(self._storage)
         if isinstance(self._writer, RoundRobinWriter):
             self._writer.reuse = sampler.freed if isinstance(sampler, ConsumingSampler) else None
         self._set_generators(self._rng)
@@ -687,13 +701,19 @@ class ReplayBuffer:
         """Draw with rows, without the lock that other processes may be waiting for.
 
         This is safe if nothing was written since the last draw, because then whatever the sampler derived from the rows
-        is complete. Samplers with epochs are excluded, as they must not draw twice.
+        is complete. Samplers that must not draw twice, such as those with epochs, are excluded.
 
         Returns:
             None if it is not safe, or if a write interfered.
         """
         sampler, storage, guard, seen = self._drawing, self._storage, self._guard, self._seen
-        if not self.shared or sampler.has_epochs or (before := guard.sequence) & 1 or storage.log.now != seen:
+        if (
+            not self.shared
+            or sampler.has_epochs
+            or self._sampler.draws_once
+            or (before := guard.sequence) & 1
+            or storage.log.now != seen
+        ):
             return None
         try:
             with self._sampling:
@@ -821,13 +841,29 @@ class ReplayBuffer:
                 same number of elements delivers what was drawn.
         """
         require_flags(return_info=return_info)
-        size = self._batch_size if batch_size is None else batch_size
-        if size is None:
-            raise SchemaError("sample() needs a batch size", hint="pass batch_size to sample() or to the buffer")
+        size = self._size_of(batch_size)
         if batch_size is not None and self._batch_size not in (None, batch_size) and not quiet():
             warn_caller(f"a batch of {batch_size} is drawn, the buffer's batch_size is {self._batch_size}")
         draw, batch = self._deliver(size, out)
         return (batch, draw.info) if return_info else batch
+
+    def _size_of(self, batch_size: int | None) -> int:
+        size = self._batch_size if batch_size is None else batch_size
+        if size is None:
+            raise SchemaError("sample() needs a batch size", hint="pass batch_size to sample() or to the buffer")
+        return size
+
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Return whether there are enough elements for `sample(batch_size)`; nothing is drawn.
+
+        For loops that wait for data: with slices, a few elements may not be enough.
+
+        Raises:
+            SchemaError: (a RuntimeError) the batch size is unknown.
+        """
+        size = self._size_of(batch_size)
+        with self.paused():
+            return self.sampler.can_sample(self.storage, size)
 
     def sample_with(
         self,
@@ -1037,6 +1073,8 @@ class ReplayBuffer:
         with self._guard:
             if self._unshared:
                 self._share_rows()
+            if self._write_error is not None:
+                raise self._write_error.with_traceback(None)
             index = self._writer.add(data)
             if self._unshared:
                 self._share_rows()
@@ -1110,6 +1148,8 @@ class ReplayBuffer:
         with self._guard:
             if self._unshared:
                 self._share_rows()
+            if self._write_error is not None:
+                raise self._write_error.with_traceback(None)
             index = self._writer.extend(data)
             if self._unshared:
                 self._share_rows()
@@ -1669,8 +1709,19 @@ class ReplayBuffer:
     # Rows in memory maps or shared memory are common to all processes, with their length, cursor and count. Of other
     # rows a forked child has a private copy, and may not write to it if the buffer is `shared`.
 
+    @property
+    def service_backend(self) -> str:
+        """Where the buffer lives: `"direct"` for this process."""
+        return "direct"
+
     def start(self) -> Self:
-        """Return this buffer, which needs no start; it exists for code that also uses a `RayReplayBuffer`."""
+        """Return this buffer, which needs no start; it exists for code that also uses a `RayReplayBuffer`.
+
+        Raises:
+            SchemaError: (a RuntimeError) `shutdown` was called.
+        """
+        if self._closed:
+            raise SchemaError("the buffer was shut down, and is not started again", hint="make a new one")
         return self
 
     def client(self) -> Self:
@@ -1680,7 +1731,7 @@ class ReplayBuffer:
     @property
     def is_alive(self) -> bool:
         """Whether `shutdown` was not called."""
-        return not self._ended
+        return not self._closed
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Wait for batches being prepared ahead, and end their threads; the elements stay.
@@ -1696,7 +1747,7 @@ class ReplayBuffer:
         """
         if self._prefetcher is not None:
             self._prefetcher.finish(self._sampling, timeout)
-        self._ended = True
+        self._closed = True
 
     @property
     def revision(self) -> object:
@@ -1880,6 +1931,7 @@ class ReplayBuffer:
                 self._share_rows()
 
 
+setattr(ReplayBuffer.__new__, "__wrapped__", ReplayBuffer.__init__)  # noqa: B010  # whose arguments `inspect` shows
 IterableDataset.register(ReplayBuffer)  # else a DataLoader reads single rows, without the sampler
 
 
@@ -1970,13 +2022,14 @@ def _check_consumption(writer: Writer, *, prefetches: bool, shared: bool) -> Non
         raise UsageError("consume_after_n_samples excludes shared: only one process can consume elements")
 
 
-_NEWER = {
-    "service_backend": "direct",
-    "service_backend_options": None,
-    "transport": "auto",
-    "transport_options": None,
+_DEPLOYMENT: Mapping[str, tuple[Any, ...]] = {
+    "service_backend": ("direct", None),
+    "service_backend_options": (None, {}),
+    "transport": ("auto", "direct"),
+    "transport_options": (None, {}),
+    "use_ray_service": (False, None),
 }
-"""Arguments of TorchRL's buffers that are not supported, with the values that are accepted."""
+"""The arguments that say where a buffer lives, and their values for a buffer in this process."""
 
 
 _CONSUME = "consume_after_n_samples"
@@ -2003,16 +2056,22 @@ class _Listener:
 
 def arguments_of(kind: Callable[..., Any]) -> list[str]:
     """Return the names of all arguments of a class of buffers, or of a function that makes one."""
-    return [*keywords_of(kind), _CONSUME, *_NEWER]
+    return [*keywords_of(kind), _CONSUME, *_DEPLOYMENT]
 
 
-def _refuse_newer(kind: type[Any], given: dict[str, Any]) -> None:
-    """Raise UnsupportedError for unsupported arguments of TorchRL, TypeError for unknown arguments."""
+def _check_deployment(kind: type[Any], given: dict[str, Any]) -> None:
+    """Raise UsageError for arguments of a buffer that is not in this process, TypeError for unknown arguments."""
     for argument, value in given.items():
-        if argument not in _NEWER:
+        if argument not in _DEPLOYMENT:
             raise unknown_keyword(kind.__name__, argument, arguments_of(kind))
-        if value != _NEWER[argument]:
-            raise UnsupportedError(f"{argument} is {value!r}, which rbtool does not support yet: leave it out")
+        if argument == "service_backend" and value not in _DEPLOYMENT[argument]:
+            raise UsageError(f"Unsupported service backend {value!r}, expected 'direct' or 'ray'")
+        if value not in _DEPLOYMENT[argument]:
+            expected = " or ".join(map(repr, _DEPLOYMENT[argument]))
+            raise UsageError(
+                f"{argument} is {value!r}, expected {expected} for a buffer in this process",
+                hint='service_backend="ray" makes a buffer for several processes and machines',
+            )
 
 
 def _made(given: Any, kind: type[Any], name: str, default: Callable[[], Any] | None = None) -> Any:

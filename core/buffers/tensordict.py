@@ -289,6 +289,18 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return batch
 
 
+class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
+    """A `TensorDictReplayBuffer` by the name of TorchRL's class for `torch.distributed.rpc`.
+
+    It is the same buffer. Every buffer can be called through RPC where it lives: `reference.rpc_sync().sample(32)`,
+    with `reference` an RRef. A `RayReplayBuffer` serves several machines, too, and copies batches less often.
+
+    >>> from rbtool import LazyTensorStorage
+    >>> RemoteTensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=4).batch_size
+    4
+    """
+
+
 def _joined(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Stack coordinates, given as one tensor for each dimension, along a new last dimension."""
     return torch.stack(parts, -1) if len(parts) > 1 else parts[0].unsqueeze(-1)

@@ -67,6 +67,7 @@ class Sampler(metaclass=_Samplers):
     - `begin_epoch()`: another process draws the rest of the epoch;
     - `check_storage(storage)`: which storages are refused;
     - `check_batch_size(batch_size)`: which batch sizes are refused for every storage;
+    - `sampleable(storage, batch_size)`: from how much a batch can be drawn now;
     - `draw_rows(storage, batch_size)`: for samplers that read the rows they draw;
     - `write_state(folder, state)`, `read_state(folder)`: for a file format of its own.
 
@@ -116,6 +117,9 @@ class Sampler(metaclass=_Samplers):
 
     has_epochs: ClassVar[bool] = False
     """Whether it draws in epochs, and sets `ran_out` at the end of one."""
+
+    draws_once: ClassVar[bool] = False
+    """Whether a draw that is repeated, because a write came in between, would lose elements; so also with epochs."""
 
     replacement: ClassVar[bool] = True
     """Whether an element may be drawn again before all others have been."""
@@ -217,6 +221,10 @@ class Sampler(metaclass=_Samplers):
     def check_batch_size(self, batch_size: int) -> None:
         """Raise SchemaError or UsageError for a batch size that the sampler cannot draw from any storage."""
 
+    def write_error(self, storage: Storage) -> Exception | None:
+        """Return the error of each write to a storage that the sampler could not follow; None for any other."""
+        return None
+
     def save_state(self) -> dict[str, Any]:
         """Return the state: tensors, numbers, bools and None, by name.
 
@@ -241,6 +249,19 @@ class Sampler(metaclass=_Samplers):
     def elements(self, storage: Storage) -> int:
         """Return how many elements of a storage can be drawn."""
         return len(storage)
+
+    def sampleable(self, storage: Storage, batch_size: int | None = None) -> int:
+        """Return from how many elements, or slices, a batch of this size is drawn; 0 while they are too few for one.
+
+        Args:
+            storage: the storage to draw from. Nothing is drawn, and nobody writes to it meanwhile.
+            batch_size: how many elements a batch has; default as few as possible.
+        """
+        return self.elements(storage) if storage.has_rows else 0
+
+    def can_sample(self, storage: Storage, batch_size: int | None = None) -> bool:
+        """Return whether there are enough elements for a batch; see `sampleable`."""
+        return self.sampleable(storage, batch_size) > 0
 
     @property
     def exhausted(self) -> bool:

@@ -58,7 +58,7 @@ _KEPT = 1 << 16
 """The division of a batch into parts is cached up to this many rows in total."""
 
 
-_SIZE = "size"
+_SIZE, _SAMPLEABLE = "size", "sampleable"
 _STATE = "ensemble"
 
 
@@ -75,8 +75,9 @@ class SamplerEnsemble(Sampler):
 
     Args:
         *samplers: one for each member.
-        p: the weights of the members, which are normalised; `"size"` for their numbers of elements at each draw; None
-            for equal weights. Can be assigned during training.
+        p: the weights of the members, which are normalised; `"size"` for their numbers of elements at each draw;
+            `"sampleable"` for the numbers of what they can draw, such as possible slices, so that members without any
+            wait; None for equal weights. Can be assigned during training.
         temperature: weights are raised to `1 / temperature`: 1 keeps them, a high value makes them equal. Can be
             assigned during training.
         sample_from_all: whether each member contributes once to every batch.
@@ -143,14 +144,16 @@ class SamplerEnsemble(Sampler):
 
     @property
     def p(self) -> Any:
-        """The weights of the members: a copy, float64 `[members]` with sum 1; `"size"`; or None for equal weights."""
+        """The weights of the members: a copy, float64 `[members]` with sum 1; `"size"` or `"sampleable"`; or None for
+        equal weights.
+        """
         return self._p.clone() if isinstance(self._p, torch.Tensor) else self._p
 
     @p.setter
     def p(self, weights: Any) -> None:
         if weights is not None and self.sample_from_all:
             raise SchemaError("weights cannot be used with sample_from_all=True, which draws each member once")
-        self._p = weights if weights is None or _is_size(weights) else normalised(weights, len(self.members))
+        self._p = weights if weights is None or _is_word(weights) else normalised(weights, len(self.members))
         self._known: tuple[list[int], list[float]] = ([], [])
 
     @property
@@ -170,14 +173,14 @@ class SamplerEnsemble(Sampler):
         self._known = ([], [])
 
     def shares(self, sizes: Sequence[int]) -> NDArray[np.float64]:
-        """Return the probability of each member, float64 `[members]`, given their numbers of elements.
+        """Return the probability of each member, float64 `[members]`, given their `sizes`.
 
         Raises:
             SchemaError: (a RuntimeError) a member without elements has a weight.
         """
         if self._p is None:
             weights = np.ones(len(self.members))
-        elif _is_size(self._p):
+        elif _is_word(self._p):
             weights = np.array(sizes, np.float64)
         else:
             weights = self._p.numpy().copy()
@@ -186,8 +189,9 @@ class SamplerEnsemble(Sampler):
             without = empty or range(len(sizes))
             named = ", ".join(map(str, without))
             which = f"member {named} has" if len(without) == 1 else f"members {named} have"
+            what = "nothing that can be drawn yet" if self.by_sampleable else "no elements"
             raise SchemaError(
-                f"Cannot sample from an empty storage: {which} no elements",
+                f"Cannot sample from an empty storage: {which} {what}",
                 hint="write to it first, or set its weight to 0",
             )
         if self._temperature != 1.0:
@@ -195,6 +199,35 @@ class SamplerEnsemble(Sampler):
             logs = np.log(weights[positive]) / self._temperature
             weights[positive] = np.exp(logs - logs.max())
         return np.asarray(weights / weights.sum())
+
+    @property
+    def by_sampleable(self) -> bool:
+        """Whether members are weighed by what they can draw."""
+        return isinstance(self._p, str) and self._p == _SAMPLEABLE
+
+    def sizes(self, storage: StorageEnsemble, batch_size: int) -> Sequence[int]:
+        """Return the numbers of the members' elements, or with `p="sampleable"` of what they can draw."""
+        return self._ready(storage, batch_size) if self.by_sampleable else storage.sizes
+
+    def _ready(self, storage: StorageEnsemble, batch_size: int | None) -> list[int]:
+        """Return from how many elements or slices each member draws its part of a batch, 0 if it cannot."""
+        each = None
+        if batch_size is not None and self.batch == "stack":
+            each = batch_size // self._check_size(batch_size, self.unit)
+        return [one.sampleable(leaf, each) for one, leaf in zip(self.members, storage.members, strict=True)]
+
+    def sampleable(self, storage: Storage, batch_size: int | None = None) -> int:
+        """Return the sum over the members; 0 if one that may be chosen has too little for its part of a batch."""
+        self.check_storage(storage)
+        assert isinstance(storage, StorageEnsemble)
+        ready = self._ready(storage, batch_size)
+        if self.by_sampleable:
+            return sum(ready)
+        try:
+            chosen = self.shares(storage.sizes) > 0
+        except SchemaError:  # a member with a weight is empty
+            return 0
+        return sum(ready) if np.array(ready)[chosen].all() else 0
 
     def counts(self, sizes: Sequence[int], batch_size: int) -> Counts:
         """Draw which members contribute to a batch, and how many elements each."""
@@ -318,13 +351,13 @@ class SamplerEnsemble(Sampler):
         assert isinstance(storage, StorageEnsemble)
         joint, counts = self.joint(storage), None
         if joint is not None and not joint.reads_rows:
-            counts, drawn = self.draw_jointly(joint, storage.sizes, batch_size)
+            counts, drawn = self.draw_jointly(joint, self.sizes(storage, batch_size), batch_size)
             if drawn is not None:
                 rows, info = drawn
                 index = index_of(rows, storage, self.batch)
                 return index, {key: value.view(index.get(INDEX).shape) for key, value in info.items()}
         parts = []
-        for member, count in self.counts(storage.sizes, batch_size) if counts is None else counts:
+        for member, count in self.counts(self.sizes(storage, batch_size), batch_size) if counts is None else counts:
             sampler, leaf = self.members[member], storage.members[member]
             unit = self.unit_of_member(member)
             parts += draw_fully(member, count, self.batch, unit, partial(sampler.sample, leaf))
@@ -338,7 +371,7 @@ class SamplerEnsemble(Sampler):
 
     def part(self, chosen: Sequence[int]) -> SamplerEnsemble:
         """Return an ensemble of some members with their weights, and as many parts as `num_buffer_sampled` says."""
-        some_weights = self._p if self._p is None or _is_size(self._p) else self._p[list(chosen)]
+        some_weights = self._p if self._p is None or _is_word(self._p) else self._p[list(chosen)]
         found = type(self)(
             *(self.members[member] for member in chosen),
             p=some_weights,
@@ -370,9 +403,10 @@ class SamplerEnsemble(Sampler):
         return {**states, **self.weights_state()}
 
     def weights_state(self) -> dict[str, Any]:
-        """Return `p`, float64 `[members]` or None, `by_size` and `temperature`."""
-        by_size = _is_size(self._p)
-        return {"p": None if by_size else self.p, "by_size": by_size, "temperature": self._temperature}
+        """Return `p`, float64 `[members]` or None, `by_size`, `by_sampleable` and `temperature`."""
+        word = self._p if _is_word(self._p) else None
+        words = {"by_size": word == _SIZE, "by_sampleable": word == _SAMPLEABLE}
+        return {"p": None if word else self.p, **words, "temperature": self._temperature}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load a state. If a member refuses its part, or the number of members differs, nothing is changed."""
@@ -383,13 +417,13 @@ class SamplerEnsemble(Sampler):
         """Load what `weights_state` returned; a state without weights, such as TorchRL's, leaves them as they are."""
         if "temperature" in state:
             self.temperature = state["temperature"]
-            self.p = _SIZE if state["by_size"] else state["p"]
+            self.p = _SIZE if state["by_size"] else _SAMPLEABLE if state.get("by_sampleable") else state["p"]
 
     def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
         """Write each member's state to a folder with its number, and the weights to `ensemble`."""
         for number, member in enumerate(self.members):
             member.dumps(folder / str(number))
-        write_values(folder / _STATE, {name: state[name] for name in ("p", "by_size", "temperature")})
+        write_values(folder / _STATE, {name: state[name] for name in self.weights_state()})
 
     def read_weights(self, folder: Path) -> dict[str, Any]:
         """Read the weights that `write_state` wrote; empty if there are none."""
@@ -454,8 +488,8 @@ def _shortens(sampler: Sampler) -> bool:
     return not getattr(sampler, "strict_length", True) or any(getattr(sampler, "span", ()))
 
 
-def _is_size(weights: Any) -> bool:
-    return isinstance(weights, str) and weights == _SIZE
+def _is_word(weights: Any) -> bool:
+    return isinstance(weights, str) and weights in (_SIZE, _SAMPLEABLE)
 
 
 def _check_draws(draws: Any, form: BatchForm) -> None:

@@ -201,6 +201,10 @@ class PrioritizedSampler(Sampler):
         index = numbers if storage.ndim == 1 else torch.unravel_index(numbers, storage.shape)
         return index, {"priority_weight": weights}
 
+    def sampleable(self, storage: Storage, batch_size: int | None = None) -> int:
+        """Return the number of elements; 0 if the weights of all are 0."""
+        return len(storage) if storage.has_rows and 0 < self.tree_of(storage).total < math.inf else 0
+
     def tree_of(self, storage: Storage, length: int = -1) -> PriorityTree:
         """Return the tree with the weights of a storage's elements; `length` is the storage's, if the caller
         knows it.
@@ -970,6 +974,15 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         steps = slice_len if size.numel() == count * slice_len else length
         info["priority_weight"] = torch.from_numpy(np.repeat(drawn["priority_weight"].numpy(), steps)).view(size)
         return places, info
+
+    def sampleable(self, storage: Storage, batch_size: int | None = None) -> int:
+        """Return the number of possible slices; 0 if the weights of all are 0."""
+        found = SliceSampler.sampleable(self, storage, batch_size)
+        if not found:
+            return 0
+        self.on_attach(storage)
+        tree = self._mark_starts(self.trajectories(storage), storage, self._measure_of(batch_size)[1])
+        return found if 0 < tree.total < math.inf else 0
 
     def _mark_starts(self, table: TrajectoryTable, storage: Storage, slice_len: int) -> StartTree:
         """Bring the legal starts up to date with the trajectory table of a storage."""

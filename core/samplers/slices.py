@@ -217,25 +217,35 @@ class SliceSampler(Sampler):
         eligible = table.eligible(self._rule(slice_len))
         if not eligible.count:
             self._refuse_short(table, slice_len)
-        places: Chances | Singles
-        by_start = self.weight == "step"
-        if by_start:
-            chances, places = np.split(fractions(2 * count, self.generator), 2)
-        else:
-            chances, places = self._chosen(eligible, count, table.capacity), self._places(count, table.capacity)
+        chances, places = self._chances(eligible, count, table.capacity)
         if eligible.rule.is_plain and storage.ndim == 1:
-            runs = eligible.table(table.capacity, by_start=by_start)
+            runs = eligible.table(table.capacity, by_start=self.weight == "step")
             single = places.dtype == np.float32
             rows = runs.draw(np.concatenate([chances, places]), eligible.rule, single=single)
             parts = [rows.reshape(count, slice_len) if self.batched else rows]
             return self._indexed(storage, parts, self._whole(count, slice_len), masked=self.batched)
-        if by_start:
+        return self._assemble(storage, table, *self._slices_at(eligible, chances, places), slice_len)
+
+    def _chances(self, eligible: LaneRuns, count: int, rows: int) -> tuple[Chances, Chances | Singles]:
+        """Draw two random numbers for each slice; see `_slices_at`."""
+        if self.weight == "step":
+            chances, places = np.split(fractions(2 * count, self.generator), 2)
+            return chances, places
+        return self._chosen(eligible, count, rows), self._places(count, rows)
+
+    def _slices_at(
+        self, eligible: LaneRuns, chances: Chances, places: Chances | Singles
+    ) -> tuple[Numbers, Numbers, Numbers | None]:
+        """Return lanes, first steps and lengths (None: all are whole) of slices chosen by random numbers in [0, 1).
+
+        The first ones choose starts, with `weight="step"`, or trajectories, in which the second ones choose starts.
+        """
+        if self.weight == "step":
             lane, first, length, place = eligible.by_start(scaled(chances, eligible.start_count))
         else:
             lane, first, length = eligible.by_number(scaled(chances, eligible.count))
             place = scaled(places, eligible.rule.starts(length))
-        start, taken = eligible.rule.slices(first, length, place)
-        return self._assemble(storage, table, lane, start, taken, slice_len)
+        return lane, *eligible.rule.slices(first, length, place)
 
     def _chosen(self, eligible: LaneRuns, count: int, rows: int) -> Chances:
         """Draw trajectories with the numbers that TorchRL draws: from the same seed come the same slices.
@@ -256,6 +266,12 @@ class SliceSampler(Sampler):
         """Raise SchemaError if the batch size is not a multiple, UsageError if `span` is a whole slice or more."""
         self._overhangs(self._measure(batch_size)[1])
 
+    def sampleable(self, storage: Storage, batch_size: int | None = None) -> int:
+        """Return the number of possible slices."""
+        if not storage.has_rows:
+            return 0
+        return self.trajectories(storage).eligible(self._rule(self._measure_of(batch_size)[1])).start_count
+
     def draw_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
         """Draw slices and read their rows, which also provide the flags of the info."""
         with self._marks.reading() as marks:
@@ -264,6 +280,10 @@ class SliceSampler(Sampler):
     def _measure(self, batch_size: int) -> tuple[int, int]:
         """Return the number of slices and their length; SchemaError if the batch size is not a multiple."""
         return self.measure.of(batch_size)
+
+    def _measure_of(self, batch_size: int | None) -> tuple[int, int]:
+        """Return the same for a batch size that may be None, for as few steps as possible."""
+        return self._measure(self.slice_len or self.num_slices or 1 if batch_size is None else batch_size)
 
     def trajectories(self, storage: Storage) -> TrajectoryTable:
         """Return the trajectory table of a storage, up to date; SchemaError if the storage is empty."""
@@ -849,6 +869,12 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
             return sys.maxsize
         left = len(self._epoch)
         return left // self._slices if self.drop_last else -(-left // self._slices)
+
+    def sampleable(self, storage: Storage, batch_size: int | None = None) -> int:
+        """Return how many trajectories are long enough; 0 if they are too few for a batch, with `drop_last`."""
+        count, slice_len = self._measure_of(batch_size)
+        found = self.trajectories(storage).eligible(self._rule(slice_len)).count if storage.has_rows else 0
+        return 0 if self.drop_last and found < count else found
 
     def epoch_size(self, storage: Storage, batch_size: int) -> tuple[int, int]:
         """Return how many trajectories an epoch has, and how many slices a batch has."""

@@ -24,6 +24,10 @@ _ROUNDS = 4
 """How often elements drawn twice are redrawn before falling back to an exact draw over all elements."""
 
 
+class NothingFreshError(SchemaError):
+    """All elements are too stale."""
+
+
 class StalenessAwareSampler(Sampler):
     """Draws elements with probabilities that fall with their staleness, and none that are too stale.
 
@@ -113,6 +117,15 @@ class StalenessAwareSampler(Sampler):
             return row, info
         return (row, *torch.unravel_index(torch.from_numpy(runs.lane[run]), storage.shape[1:])), info
 
+    def sampleable(self, storage: Storage, batch_size: int | None = None) -> int:
+        """Return how many elements are not too stale."""
+        if not storage.has_rows:
+            return 0
+        try:
+            return self._runs(storage).elements
+        except NothingFreshError:
+            return 0
+
     def _runs(self, storage: Storage) -> _Runs:
         """Return the runs of versions that can be drawn, with their weights."""
         table = self._table(storage)
@@ -144,7 +157,7 @@ class StalenessAwareSampler(Sampler):
         if self.max_staleness >= 0:
             kept &= staleness <= self.max_staleness
         if not kept.any():
-            raise SchemaError(
+            raise NothingFreshError(
                 f"none of the {int(length.sum()):,} elements can be drawn: the least staleness is "
                 f"{staleness.min():g} at version {self.consumer_version}, and max_staleness is {self.max_staleness:g}",
                 hint="write newer elements, or raise max_staleness",

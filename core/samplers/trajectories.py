@@ -258,9 +258,8 @@ class BoundaryChoice:
         ids = (self._ids,) if self._ids is not None else _IDS
         if self._ids in (None, ("episode",)) and self._flags is None and storage.episode_lengths() is not None:
             return EpisodeBoundaries()
-        by_ids = next((IdBoundaries(key) for key in ids if has_entry(storage, key)), None)
         flags = (DONE,) if self._flags is None else self._flags
-        by_flags = FlagBoundaries(flags) if any(has_entry(storage, key) for key in flags) else None
+        by_ids, by_flags = self._stored(storage, ids, flags)
         wanted, other = (by_ids, by_flags) if self._ids is not None or self._flags is None else (by_flags, by_ids)
         if wanted is None and other is not None and (self._ids is not None or self._flags is not None):
             self._warn_once(storage, flags if self._ids is None else ids, other)
@@ -269,6 +268,21 @@ class BoundaryChoice:
             names = ", ".join(".".join(key) for key in (*ids, *flags))
             raise MissingKeyError(f"trajectories cannot be separated: the storage has none of {names}")
         return found
+
+    @staticmethod
+    def _stored(
+        storage: Storage, ids: Sequence[Key], flags: tuple[Key, ...]
+    ) -> tuple[IdBoundaries | None, FlagBoundaries | None]:
+        by_ids = next((IdBoundaries(key) for key in ids if has_entry(storage, key)), None)
+        return by_ids, FlagBoundaries(flags) if any(has_entry(storage, key) for key in flags) else None
+
+    def sources(self, storage: Storage) -> tuple[BoundarySource, ...]:
+        """Return the source for a storage, and one of the other kind (ids or flags) if that is stored, too."""
+        chosen = self.source(storage)
+        if not isinstance(chosen, IdBoundaries | FlagBoundaries):
+            return (chosen,)
+        stored = self._stored(storage, _IDS if self._ids is None else (self._ids,), self._flags or (DONE,))
+        return chosen, *(one for one in stored if one is not None and one != chosen)
 
     def _warn_once(self, storage: Storage, missing: Sequence[Key], found: BoundarySource) -> None:
         if self._warned:

@@ -230,6 +230,11 @@ class SamplerWithoutReplacement(EpochSampler):
             return sys.maxsize
         return len(left) // self._batch_size if self.drop_last else -(-len(left) // self._batch_size)
 
+    def sampleable(self, storage: Storage, batch_size: int | None = None) -> int:
+        """Return the number of elements; 0 if they are too few for a batch, with `drop_last`."""
+        found = super().sampleable(storage)
+        return 0 if self.drop_last and found < (batch_size or 1) else found
+
     def epoch_size(self, storage: Storage, batch_size: int) -> tuple[int, int]:
         """Return the number of elements, and the batch size."""
         return len(storage), batch_size

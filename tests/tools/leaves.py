@@ -48,6 +48,7 @@ _LEAVES = {
     "recording": Leaf(
         ("core/recording", "core/verbs/record", "cli/record"), "recording environments: wrappers and `rbtool record`"
     ),
+    "ray buffers": Leaf(("core/buffers/ray_buffer",), "`RayReplayBuffer`: buffers in actors of a Ray cluster"),
     "remote": Leaf(("core/remote",), "transfers over the network: HTTP, hubs, buckets"),
     "streams": Leaf(
         ("core/streams", "core/verbs/streams", "cli/streams"),

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,19 @@ import pytest
 import torch
 from source_tree import ROOT
 from tensordict import NonTensorData, TensorDict
+from torch.utils.data import DataLoader
 from waiting import HANG
 
+from rbtool.core.buffers.ensemble import ReplayBufferEnsemble
 from rbtool.core.buffers.ray_buffer import BufferLostError, Parcel, RayReplayBuffer, joined, opened_small, small, split
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 from rbtool.core.errors import NetworkError, SchemaError, UsageError
 from rbtool.core.samplers.slices import SliceSampler
-from rbtool.core.samplers.uniform import SamplerWithoutReplacement
+from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.writers.round_robin import TensorDictRoundRobinWriter
 
 # Parcels ------------------------------------------------------------------------------------------
 
@@ -185,8 +189,43 @@ def test_a_missing_ray_is_an_error_with_its_installation(make: Any, monkeypatch:
 def test_wrong_arguments_need_no_ray() -> None:
     with pytest.raises(UsageError, match="max_restarts"):
         RayReplayBuffer(remote_config={"max_restarts": -1})
-    with pytest.raises(UsageError, match="transport is 'distributed'"):
+    with pytest.raises(UsageError, match="transport is 'distributed'") as caught:
         RayReplayBuffer(transport="distributed")
+    assert caught.value.hint.startswith("leave both out: Ray's object store passes batches")
+    with pytest.raises(UsageError, match="service_backend is for other classes"):
+        RayReplayBuffer(service_backend="ray")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "message"),
+    [
+        ({"service_backend": "ray", "transport": "direct"}, ValueError, "transport is 'direct'"),
+        (
+            {"service_backend": "ray", "transport_options": {"timeout": 3}},
+            ValueError,
+            "transport_options is .*'timeout'",
+        ),
+        ({"service_backend": "ray", "service_backend_options": {"cpus": 3}}, TypeError, "argument 'cpus'"),
+        ({"service_backend": "direct", "use_ray_service": True}, ValueError, "expected one of them"),
+        ({"use_ray_service": "no"}, ValueError, "use_ray_service is 'no', expected True or False"),
+    ],
+)
+def test_wrong_options_of_the_service_need_no_ray(given: dict[str, Any], kind: type, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        TensorDictReplayBuffer(storage=LazyTensorStorage(8), **given)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tensors_of_a_gpu_are_sent_to_the_cpu() -> None:
+    data = TensorDict({"a": torch.arange(3), "text": NonTensorData("x", [3])}, [3], device="cuda")
+    buffers: list[pickle.PickleBuffer] = []
+    document = pickle.dumps(Parcel(data, to_cpu=True), protocol=5, buffer_callback=buffers.append)
+    found = pickle.loads(document, buffers=buffers)
+    assert (found.device, found["a"].device, found["a"].tolist()) == (
+        torch.device("cpu"),
+        torch.device("cpu"),
+        [0, 1, 2],
+    )
 
 
 # One Ray for all that has to pass before a change is taken -------------------------------------------
@@ -395,6 +434,99 @@ def test_as_remote_makes_a_class_of_actors(ray: Any, buffer: RayReplayBuffer) ->
     assert index.tolist() == list(range(6))
     assert set(ray.get(actor.sample.remote()).tolist()) <= set(range(6))
     ray.kill(actor)
+
+
+@pytest.mark.slow
+def test_any_class_of_buffers_is_made_in_ray_by_its_service_backend(ray: Any) -> None:
+    options = {"ray_init_config": OPTIONS, "remote_config": {"num_cpus": 1}}
+    made: list[Any] = [
+        TensorDictPrioritizedReplayBuffer(
+            alpha=1.0, beta=0.4, storage=partial(LazyTensorStorage, 10), service_backend="ray",
+            service_backend_options=options, transport="ray",
+        )
+    ]  # fmt: skip
+    with pytest.warns(FutureWarning, match='write service_backend="ray"'):
+        made.append(TensorDictReplayBuffer(storage=partial(LazyTensorStorage, 10), use_ray_service=True))
+    for buffer, kind in zip(made, (TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer), strict=True):
+        assert (type(buffer), buffer.service_backend, buffer.transport_kind) == (RayReplayBuffer, "ray", "ray")
+        assert [isinstance(buffer, one) for one in (kind, ReplayBuffer, RayReplayBuffer)] == [True] * 3
+        assert not isinstance(buffer, ReplayBufferEnsemble)
+        assert buffer.call(lambda buffer: type(buffer).__name__) == kind.__name__
+        assert buffer.extend(rows(0, 4)).tolist() == [0, 1, 2, 3]
+        assert {"call", "clients", "dim_extend", "stats", "transport_kind"} <= set(dir(buffer))
+        with pytest.raises(AttributeError):
+            buffer.service_backend = "direct"
+        buffer.shutdown()
+
+
+@pytest.mark.slow
+def test_the_members_of_a_buffer_are_those_in_the_actor(ray: Any) -> None:
+    writer = partial(TensorDictRoundRobinWriter, track_generations=True)
+    buffer = remote(TensorDictReplayBuffer, 10, writer=writer, sampler=SamplerWithoutReplacement, batch_size=5)
+    assert (buffer.dim_extend, buffer.batch_size, buffer.write_count) == (0, 5, 0)
+    buffer.extend(rows(0, 10).set("episode", torch.arange(10) // 5))
+    assert buffer.stats()["utilization"] == 1.0
+    batch = buffer.next()
+    patch = {"number": torch.full((5,), 7)}
+    result = buffer.update_if_present(index=batch["index"], generation=batch["index_generation"], patch=patch)
+    assert result.updated.all()
+    assert buffer.read_all_in_order(3).shape == (3,)
+    assert sorted(buffer["number"].tolist()).count(7) >= 5
+    buffer.write_all(rows(50, 2).set("episode", torch.zeros(2, dtype=torch.int64)))
+    assert buffer[:2]["number"].tolist() == [50, 51]
+    assert [int(one["number"][-1] >= 0) for one in buffer.query(lambda one: one.length == 5)] == [1, 1]
+    buffer.mark_update(torch.arange(2))
+    assert isinstance(buffer.set_sampler(RandomSampler()), SamplerWithoutReplacement)
+    buffer.set_rng(torch.Generator().manual_seed(3))
+    state = buffer.state_dict()
+    first = buffer.sample()["index"]
+    buffer.load_state_dict(state)
+    assert torch.equal(buffer.sample()["index"], first)
+    assert buffer.append_transform(lambda batch: batch.set("twice", 2 * batch["number"])) is buffer
+    batch = buffer.sample()
+    assert torch.equal(batch["twice"], 2 * batch["number"])
+    buffer.empty()
+    assert (len(buffer), buffer.write_count) == (0, 0)
+    buffer.dim_extend = 0
+    with pytest.raises(UsageError, match="dim_extend is 3"):
+        buffer.dim_extend = 3
+    buffer.close()
+
+
+@pytest.mark.slow
+def test_a_loader_yields_the_batches_of_the_actor(ray: Any, buffer: RayReplayBuffer) -> None:
+    for batch in islice(DataLoader(buffer, batch_size=None), 3):  # type: ignore[arg-type]
+        check(batch)
+    with pytest.raises(SchemaError, match="cannot make batches of the batches"):
+        next(iter(DataLoader(buffer, batch_size=4)))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_clients_are_small_and_leave_the_actor_to_its_owner(ray: Any) -> None:
+    buffer = remote(TensorDictReplayBuffer, 100, batch_size=8)
+    document = ray.cloudpickle.dumps(buffer.client())
+    assert len(document) < 2_000
+    client = pickle.loads(document)
+    client.extend(rows(0, 20))
+    assert (len(client), len(buffer), client.write_count, client.batch_size) == (20, 20, 20, 8)
+    check(client.sample())
+    assert isinstance(client, TensorDictReplayBuffer)
+    client.empty()
+    assert [len(one) for one in buffer.clients(2)] == [0, 0]
+    for name in ("start", "client", "clients", "close", "shutdown"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(client, name)
+    for count, kind in ((True, TypeError), (2.0, TypeError), (0, ValueError)):
+        with pytest.raises(kind, match="the number of clients is"):
+            buffer.clients(count)  # type: ignore[arg-type]
+    assert buffer.start() is buffer
+    buffer.close()
+    buffer.shutdown(timeout=1.0)
+    for call in (buffer.start, buffer.client, buffer.sample, lambda: buffer.clients(1), client.sample):
+        with pytest.raises(RuntimeError, match="the actor with the buffer is gone"):
+            call()
+    assert not buffer.is_alive
+    assert not client.is_alive
 
 
 CLUSTER = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import multiprocessing
 import pickle
@@ -877,19 +878,54 @@ def test_that_a_ranking_has_no_slices_is_said_first() -> None:
 
 
 @pytest.mark.parametrize("kind", [rbtool.ReplayBuffer, TensorDictReplayBuffer, rbtool.PrioritizedReplayBuffer])
-@pytest.mark.parametrize("given", [{"transport": "shm"}, {"service_backend": "ray"}])
-def test_arguments_that_are_not_built_yet_are_refused_in_a_sentence(kind: Any, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"service_backend": "thread"}, "Unsupported service backend 'thread', expected 'direct' or 'ray'"),
+        ({"service_backend": 3}, "Unsupported service backend 3, expected"),
+        (
+            {"service_backend_options": {"remote_config": {}}},
+            "service_backend_options is .* for a buffer in this process",
+        ),
+        ({"transport": "ray"}, "transport is 'ray', expected 'auto' or 'direct' for a buffer in this process"),
+        ({"transport": None}, "transport is None, expected"),
+        ({"transport_options": {"timeout": 3}}, "transport_options is {'timeout': 3}, expected None or {}"),
+    ],
+)
+def test_a_buffer_in_this_process_refuses_what_is_for_others(kind: Any, given: dict[str, Any], message: str) -> None:
     more = {"alpha": 1.0, "beta": 1.0} if kind is rbtool.PrioritizedReplayBuffer else {}
-    (name,) = given
-    with pytest.raises(NotImplementedError, match=f"{name} is .*, which rbtool does not support yet") as error:
+    with pytest.raises(ValueError, match=message):
         kind(storage=LazyTensorStorage(8), **more, **given)
-    assert isinstance(error.value, ValueError)
     with pytest.raises(TypeError, match="unexpected keyword argument 'bogus'"):
         kind(storage=LazyTensorStorage(8), **more, bogus=1)
 
 
+def test_a_buffer_that_was_shut_down_is_not_started_again_and_can_be_written() -> None:
+    buffer: Any = rbtool.RemoteTensorDictReplayBuffer(
+        storage=LazyTensorStorage(8), sampler=SamplerWithoutReplacement(), batch_size=2
+    )
+    buffer.extend(TensorDict({"a": torch.arange(2)}, [2]))
+    assert (buffer.start(), buffer.client(), buffer.service_backend) == (buffer, buffer, "direct")
+    buffer.next()
+    assert buffer.is_alive  # at the end of an epoch, too
+    with pytest.raises(AttributeError):
+        buffer.service_backend = "ray"
+    buffer.shutdown()
+    buffer.shutdown()
+    with pytest.raises(RuntimeError, match="shut down"):
+        buffer.start()
+    buffer.extend(TensorDict({"a": torch.arange(2)}, [2]))
+    assert (buffer.is_alive, len(buffer), len(buffer.sample())) == (False, 4, 2)
+
+
+def test_the_arguments_of_buffers_are_shown() -> None:
+    names = inspect.signature(rbtool.ReplayBuffer).parameters.keys()
+    assert {"storage", "sampler", "batch_size"} < set(names)
+
+
 def test_values_of_newer_arguments_that_ask_for_nothing_are_taken() -> None:
-    nothing: dict[str, Any] = {"consume_after_n_samples": None, "sample_unit": None, "transport": "auto"}
+    nothing: dict[str, Any] = {"consume_after_n_samples": None, "sample_unit": None, "use_ray_service": False}
+    nothing |= {"transport": "direct", "transport_options": {}, "service_backend_options": {}}
     assert not len(TensorDictReplayBuffer(storage=LazyTensorStorage(8), service_backend="direct", **nothing))
 
 
