@@ -87,9 +87,9 @@ from .core.samplers.sample_units import Transition as Transition
 from .core.samplers.slices import SliceSampler as SliceSampler
 from .core.samplers.slices import SliceSamplerWithoutReplacement as SliceSamplerWithoutReplacement
 from .core.samplers.staleness import StalenessAwareSampler as StalenessAwareSampler
-from .core.samplers.streaming_slice import StreamingSliceSampler as StreamingSliceSampler
 from .core.samplers.stream import StreamSampler as StreamSampler
 from .core.samplers.stream import StreamSliceSampler as StreamSliceSampler
+from .core.samplers.streaming_slice import StreamingSliceSampler as StreamingSliceSampler
 from .core.samplers.trajectories import find_start_stop_traj as find_start_stop_traj
 from .core.samplers.uniform import ConsumingSampler as ConsumingSampler
 from .core.samplers.uniform import RandomSampler as RandomSampler

@@ -60,13 +60,15 @@ DIFFERENT: Mapping[str, str] = {
     "PrioritizedSampler": "grows to a larger storage, with a warning; TorchRL never draws the rows beyond",
     "PrioritizedSliceSampler": "a `span` of a whole slice or more is refused",
     "QueryModule": "`in_keys` is a list; the `aggregator` is a SipHash if none is given, also with a `hash_module`",
-    "RayReplayBuffer": "Ray is its only transport; `transport='distributed'` is refused",
+    "RayReplayBuffer": "Ray is its only transport: `transport='distributed'` is refused; after `close()` methods raise "
+    "a RuntimeError, in TorchRL errors of Ray",
     "RobotDatasetMetadata": "statistics given as integers become float32",
     "Sequence": "also takes a ListStorage that holds tensordicts",
     "SliceSampler": "`span=k` leaves up to k steps out, as with PrioritizedSliceSampler, in TorchRL slices have k "
     "steps at least; a ListStorage of tensordicts and end flags with further dimensions are taken",
     "Stacked": "specs of one shape become a dense spec when they are stacked",
     "StackedComposite": "iterating yields keys, as of a Composite; `unbind` returns a tuple",
+    "StreamingSliceSampler": "only `add` and `extend` make windows; in TorchRL `mark_update` does, too",
     "TensorDictMap": "has `out_keys` before the first write, too; a later value may lack or bring no entries",
     "Trajectory": "one of a buffer reads and transforms entries when they are used; a stack of several has no `length`",
     "Tree": "the root has a hash, and `vertices(key_type='hash')` are keyed by hashes",

@@ -33,6 +33,7 @@ from rbtool import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
     StorageEnsemble,
+    StreamingSliceSampler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     ToTensorImage,
@@ -334,6 +335,41 @@ def test_an_empty_member_is_named_unless_its_weight_is_zero() -> None:
         assert set(member_of(ReplayBufferEnsemble(*members, p=p).sample(4)).flatten().tolist()) == {0}
     with pytest.raises(RuntimeError, match="members 0, 1 have no elements"):
         ReplayBufferEnsemble(*rings(0, 0), p="size").sample(4)
+
+
+@pytest.mark.parametrize("batch", ["stack", "exact"])
+@pytest.mark.parametrize("sampler", [SliceSampler, StreamingSliceSampler])
+def test_members_are_weighed_by_what_they_can_draw(batch: Any, sampler: Any, tmp_path: Path) -> None:
+    members = [
+        TensorDictReplayBuffer(storage=LazyTensorStorage(40), sampler=sampler(slice_len=4, strict_length=True))
+        for _ in range(3)
+    ]
+    buffer = ReplayBufferEnsemble(*members, p="sampleable", batch=batch, batch_size=12, generator=seeded())
+
+    def write(member: int, count: int) -> None:
+        members[member].extend(numbers(count).set("episode", torch.zeros(count, dtype=torch.int64)))
+
+    write(0, 3)
+    assert not buffer.can_sample()
+    with pytest.raises(SchemaError, match="members 0, 1, 2 have nothing that can be drawn yet"):
+        buffer.sample()
+    write(0, 1)  # one slice
+    write(1, 7)  # four
+    assert buffer.can_sample()
+    assert buffer.sampler.sampleable(buffer.storage, 12) == 5
+    shares = torch.cat([buffer.sample()["source_id"].flatten() for _ in range(400)]).bincount(minlength=3) / 4800
+    assert shares[2] == 0
+    assert abs(float(shares[0]) - 0.2) < 0.04
+    buffer.dumps(tmp_path / "saved")
+    buffer.p = None
+    assert not buffer.can_sample()  # of equal weights, also of the empty one
+    buffer.loads(tmp_path / "saved")
+    assert (buffer.p, buffer.can_sample()) == ("sampleable", True)
+    write(2, 3)
+    buffer.p = "size"
+    assert not buffer.can_sample()  # three steps are too few
+    buffer.p = [0, 1, 0]
+    assert buffer.can_sample()
 
 
 def test_an_ensemble_cannot_be_written_to_and_its_members_can() -> None:

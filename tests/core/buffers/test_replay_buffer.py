@@ -35,10 +35,13 @@ from rbtool.core.buffers.tensordict import (
 from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
 from rbtool.core.loading.torch_dataset import torch_dataset
+from rbtool.core.samplers.base import Sampler
 from rbtool.core.samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
 from rbtool.core.samplers.prompt_groups import PromptGroupSampler
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
+from rbtool.core.samplers.staleness import StalenessAwareSampler
 from rbtool.core.samplers.stream import StreamSampler, StreamSliceSampler
+from rbtool.core.samplers.streaming_slice import StreamingSliceSampler
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import CompressedListStorage, LazyStackStorage, ListStorage
@@ -916,6 +919,63 @@ def test_a_buffer_that_was_shut_down_is_not_started_again_and_can_be_written() -
         buffer.start()
     buffer.extend(TensorDict({"a": torch.arange(2)}, [2]))
     assert (buffer.is_alive, len(buffer), len(buffer.sample())) == (False, 4, 2)
+
+
+SAMPLERS: dict[str, Callable[[], Sampler]] = {
+    "uniform": RandomSampler,
+    "consuming": ConsumingSampler,
+    "whole epochs": lambda: SamplerWithoutReplacement(drop_last=True),
+    "slices": lambda: SliceSampler(slice_len=4),
+    "a number of slices": lambda: SliceSampler(num_slices=2),
+    "short slices": lambda: SliceSampler(slice_len=4, strict_length=False),
+    "epochs of slices": lambda: SliceSamplerWithoutReplacement(slice_len=4, drop_last=True),
+    "new slices": lambda: StreamingSliceSampler(slice_len=4),
+    "prioritized": lambda: PrioritizedSampler(14, 1.0, 1.0),
+    "prioritized slices": lambda: PrioritizedSliceSampler(14, 1.0, 1.0, slice_len=4),
+    "fresh": lambda: StalenessAwareSampler(max_staleness=4),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_a_buffer_can_sample_if_and_only_if_a_batch_can_be_drawn(kind: str) -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(14), sampler=SAMPLERS[kind](), batch_size=8)
+    if isinstance(buffer.sampler, StalenessAwareSampler):
+        buffer.sampler.consumer_version = 8
+    answers = []
+    for number in range(14):  # trajectories of 1, 4 and 9 steps
+        able = buffer.can_sample()
+        assert able is buffer.can_sample(8) is (buffer.sampler.sampleable(buffer.storage, 8) > 0)
+        try:
+            drawn = len(buffer.sample()) > 0
+        except (SchemaError, UsageError):
+            drawn = False
+        assert able is drawn
+        answers.append(able)
+        done = torch.tensor([[number in (0, 4)]])
+        step = {"policy_version": number, "next": {"done": done}}
+        buffer.extend(TensorDict(step, []).expand(1))
+    assert answers[0] is False
+    assert answers == sorted(answers)
+    assert answers[-1] is True
+
+
+def test_nothing_can_be_sampled_by_priorities_of_zero() -> None:
+    for sampler in (PrioritizedSampler(9, 1.0, 1.0, eps=0), PrioritizedSliceSampler(9, 1.0, 1.0, eps=0, slice_len=2)):
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(9), sampler=sampler, batch_size=4)
+        buffer.extend(TensorDict({"next": {"done": torch.zeros(9, 1, dtype=torch.bool)}}, [9]))
+        assert buffer.can_sample()
+        buffer.update_priority(torch.arange(9), 0.0)
+        assert not buffer.can_sample()
+
+
+def test_whether_a_batch_can_be_drawn_needs_its_size() -> None:
+    buffer = ReplayBuffer(sampler=SliceSampler(slice_len=2))
+    with pytest.raises(RuntimeError, match="needs a batch size"):
+        buffer.can_sample()
+    buffer.extend([TensorDict({"episode": torch.tensor(0)})] * 2)
+    assert buffer.can_sample(4)
+    with pytest.raises(RuntimeError, match="not divisible by slice_len=2"):
+        buffer.can_sample(3)
 
 
 def test_the_arguments_of_buffers_are_shown() -> None:
