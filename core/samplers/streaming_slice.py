@@ -201,7 +201,7 @@ class StreamingSliceSampler(SliceSampler):
         """Cut what was written since the last call; with `index`, the rows that were written just now.
 
         Returns:
-            The table of trajectories, and the difference between its numbers of steps and those of windows.
+            The table of trajectories, and by how much its numbers of steps are ahead of the numbers here.
         """
         table, now = self.trajectories(storage), storage.log.now
         ahead = table.newest - now.rows + 1
