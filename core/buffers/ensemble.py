@@ -359,8 +359,8 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
     `rb[i]` is a member, `rb[1:]` and `rb[[0, 2]]` are ensembles of some members with their weights, and `rb[:, rows]`
     is a stack of these rows of all members, without transforms. `len(rb)` is the number of members. Writing to the
-    ensemble itself raises EnsembleWriteError (a RuntimeError and a TypeError): write to a member, `rb[i].extend(data)`.
-    A checkpoint holds all members.
+    ensemble itself needs a `routing_key` or a `routing_dim`, otherwise it raises EnsembleWriteError (a RuntimeError and
+    a TypeError): write to a member, `rb[i].extend(data)`. A checkpoint holds all members.
 
     Args:
         *rbs: the members. Instead of them, `storages`, `samplers` and `writers` can be given.
@@ -373,11 +373,15 @@ class ReplayBufferEnsemble(ReplayBuffer):
         source_key: another name for `"source_id"`; None leaves it out.
         generator: chooses members, and rows in members without a seed of their own.
         collate_fns: one for each member, instead of its own.
+        routing_key: the entry with the number of the member to which `extend` and `add` write an element, int64.
+        routing_dim: instead, the dimension of written data of which each member gets one entry, such as the
+            environments of a batched one.
         **arguments: further arguments of `ReplayBuffer`.
 
     Raises:
         SchemaError: (a RuntimeError) both buffers and parts are given, or both `p` and `sample_from_all`.
-        UsageError: (a ValueError) the weights are invalid, or k does not divide the batch size.
+        UsageError: (a ValueError) the weights are invalid, k does not divide the batch size, or both ways of routing
+            are given.
 
     >>> import torch
     >>> from rbtool import LazyTensorStorage, TensorDictReplayBuffer
@@ -425,9 +429,16 @@ class ReplayBufferEnsemble(ReplayBuffer):
         batch: BatchForm = "stack",
         schema: Policy | None = None,
         source_key: str | None = SOURCE_ID,
+        routing_key: str | tuple[str, ...] | None = None,
+        routing_dim: int | None = None,
         **arguments: Any,
     ) -> None:
         require_flags(sample_from_all=sample_from_all, shared=shared)
+        if routing_key is not None and routing_dim is not None:
+            raise UsageError(f"routing_key is {routing_key!r} and routing_dim is {routing_dim}: give one of them")
+        self.routing_key, self.routing_dim = routing_key, routing_dim
+        if any(isinstance(member, ReplayBufferEnsemble) for member in rbs) and (routing_key or routing_dim is not None):
+            raise UsageError("elements are not routed to members that are ensembles: give these a routing of their own")
         given = {"p": p, "sample_from_all": sample_from_all, "num_buffer_sampled": num_buffer_sampled,
                  "temperature": temperature, "batch": batch}  # fmt: skip
         parts = {"storages": storages, "samplers": samplers, "writers": writers}
@@ -635,7 +646,78 @@ class ReplayBufferEnsemble(ReplayBuffer):
     def _refused(self, *arguments: Any, **named: Any) -> NoReturn:
         refuse_write(self)
 
-    add = extend = __setitem__ = write_all = flush = set_ = set_at_ = update_ = mark_update = _refused
+    __setitem__ = write_all = flush = set_ = set_at_ = update_ = mark_update = _refused
+
+    def add(self, data: Any) -> Any:
+        """Write an element to the member that `routing_key` says, or one to each along `routing_dim`; see `extend`."""
+        return self._written(data, lambda member, part: member.add(part), 0)
+
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
+        """Write each row to the member that `routing_key` or `routing_dim` says.
+
+        The members write one after the other: if one refuses its part, those before it have written theirs.
+
+        Args:
+            data: a tensordict. With `routing_dim`, the other dimensions are as the members take them.
+            update_priority: see `TensorDictReplayBuffer.extend`.
+
+        Returns:
+            A tensordict `[n]`: `"buffer_ids"`, int64 `[n]`, the members; `"index"`, int64 `[n]` or `[n, ndim]`, the
+            elements there; and `"index_generation"`, int64 `[n]`, which is -1 where the writer does not track it. They
+            are in the order of the data, flattened; of the members, if these have transforms that hold data back.
+
+        Raises:
+            EnsembleWriteError: (a RuntimeError and a TypeError) the ensemble has no routing.
+            UsageError: (a ValueError) the data is not a tensordict, or has other members or dimensions.
+            MissingKeyError: (a KeyError) the entry `routing_key` is missing.
+        """
+        options = {} if update_priority is None else {"update_priority": update_priority}
+        return self._written(data, lambda member, part: member.extend(part, **options), 1)
+
+    def _written(self, data: Any, write: Callable[[ReplayBuffer, Any], Any], rows: int) -> TensorDict:
+        """Write the parts of data with `rows` dimensions of rows, 0 or 1."""
+        if self.routing_key is None and self.routing_dim is None:
+            refuse_write(self)
+        if not is_tensor_collection(data):
+            raise UsageError(f"only tensordicts are routed to members, found a {type(data).__name__}")
+        data = self._inward(data, self._transform.inv)
+        found, places = [], []
+        for number, part, place in () if data is None else self._parts_of(data, rows):
+            member = self._members[number]
+            index = write(member, part)
+            index = torch.zeros(0) if index is None else torch.as_tensor(index)
+            if index.numel():  # a writer may reject an element, a transform hold it back
+                index = index if index.dim() else index.unsqueeze(0)
+                ids, generations = torch.full((len(index),), number), member.writer.generations_of(index)
+                found.append([ids, index, generations])
+                places.append(place)
+        parts = [torch.cat(some) for some in zip(*found, strict=True)] or [torch.zeros(0, dtype=torch.int64)] * 3
+        order = torch.cat(places).argsort() if places else parts[0]
+        whole = TensorDict(dict(zip((BUFFER_IDS, INDEX, "index_generation"), parts, strict=True)), [len(parts[0])])
+        return whole[order] if len(order) == len(whole) else whole
+
+    def _parts_of(self, data: Any, rows: int) -> list[tuple[int, Any, torch.Tensor]]:
+        """Return the members that get a part of the data, their parts, and the places of these in the flat data."""
+        if (dim := self.routing_dim) is not None:
+            if not 0 <= dim < data.ndim or data.shape[dim] != len(self):
+                raise UsageError(
+                    f"the data has the shape {list(data.shape)}, expected {len(self)} in dimension {dim}: one for each "
+                    "member"
+                )
+            places = torch.arange(data.numel()).view(data.shape).movedim(dim, 0)
+            places = places.reshape(len(self), data.numel() // len(self))
+            return list(zip(range(len(self)), data.unbind(dim), places, strict=True))
+        key: Any = self.routing_key
+        if (ids := data.get(key, None)) is None:
+            raise MissingKeyError(f"the data has no entry {key!r}, which says to which member it goes")
+        ids = torch.as_tensor(ids)
+        if ids.is_floating_point() or ids.numel() != (len(data) if rows else 1):
+            raise UsageError(f"{key!r} is {ids.dtype} {list(ids.shape)}, expected the number of a member for each row")
+        ids = ids.reshape(-1)
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(self):
+            raise UsageError(f"{key!r} is from {ids.min()} to {ids.max()}, the members are 0 to {len(self) - 1}")
+        chosen = [(number, (ids == number).nonzero()[:, 0]) for number in ids.unique().tolist()]
+        return [(number, data[place] if rows else data, place) for number, place in chosen]
 
     def read_all_in_order(self, end: int | None = None) -> NoReturn:
         """Raise UnsupportedError (a NotImplementedError): rows have an order only within a member."""

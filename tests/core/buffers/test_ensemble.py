@@ -36,7 +36,9 @@ from rbtool import (
     StreamingSliceSampler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
     ToTensorImage,
+    UsageError,
     WriterEnsemble,
 )
 from rbtool.core.testing.datasets import write_packed, write_walks
@@ -370,6 +372,106 @@ def test_members_are_weighed_by_what_they_can_draw(batch: Any, sampler: Any, tmp
     assert not buffer.can_sample()  # three steps are too few
     buffer.p = [0, 1, 0]
     assert buffer.can_sample()
+
+
+# Routing -------------------------------------------------------------------------------------------
+
+
+def test_rows_are_written_to_the_members_that_they_name() -> None:
+    writers = [TensorDictRoundRobinWriter(track_generations=number == 1) for number in range(3)]
+    members = [TensorDictReplayBuffer(storage=LazyTensorStorage(3), writer=writer) for writer in writers]
+    buffer = ReplayBufferEnsemble(*members, routing_key="env")
+    env = torch.tensor([2, 1, 1, 2, 1, 1])
+    found = buffer.extend(numbers(6).set("env", env))
+    assert found.batch_size == (6,)
+    assert found["buffer_ids"].tolist() == env.tolist()
+    assert found["index"].tolist() == [0, 0, 1, 1, 2, 0]
+    assert found["index_generation"].tolist() == [-1, 1, 0, -1, 0, 1]
+    assert [len(member) for member in members] == [0, 3, 2]
+    assert members[1][:]["a"].tolist() == [5, 2, 4]
+    found = buffer.add(numbers(1, 7)[0].set("env", 0))
+    assert (found["buffer_ids"].tolist(), found["index"].tolist()) == ([0], [0])
+    assert members[0][:]["a"].tolist() == [7]
+    assert buffer.write_count == 7
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_each_member_gets_one_entry_along_a_dimension(dim: int) -> None:
+    members = [TensorDictReplayBuffer(storage=LazyTensorStorage(9)) for _ in range(3)]
+    buffer = ReplayBufferEnsemble(*members, routing_dim=dim)
+    data = numbers(6).reshape(3, 2) if dim == 0 else numbers(6).reshape(3, 2).transpose(0, 1)
+    found = buffer.extend(data)
+    assert [member[:]["a"].tolist() for member in members] == [[0, 1], [2, 3], [4, 5]]
+    flat = data["a"].reshape(-1)
+    assert found["buffer_ids"].tolist() == (flat // 2).tolist()
+    assert found["index"].tolist() == (flat % 2).tolist()
+    if dim == 0:
+        assert buffer.add(data[:, 0])["index"].tolist() == [2, 2, 2]
+        assert [member[2]["a"].item() for member in members] == [0, 2, 4]
+
+
+def test_what_members_hold_back_or_reject_is_left_out() -> None:
+    members = [
+        TensorDictReplayBuffer(storage=LazyTensorStorage(9), transform=rbtool.MultiStepTransform(n_steps=2, gamma=0.9)),
+        TensorDictReplayBuffer(storage=LazyTensorStorage(1), writer=rbtool.TensorDictMaxValueWriter(rank_key="a")),
+    ]
+    buffer = ReplayBufferEnsemble(*members, routing_key="env")
+    row = numbers(1, 5).set("env", torch.zeros(1, dtype=torch.int64))
+    row["next"] = TensorDict({"reward": torch.ones(1, 1), "done": torch.zeros(1, 1, dtype=torch.bool)}, [1])
+    row["next", "terminated"] = row["next", "done"]
+    assert buffer.extend(row).shape == (0,)
+    assert buffer.add(numbers(1, 5)[0].set("env", 1))["index"].tolist() == [0]
+    assert buffer.add(numbers(1, 4)[0].set("env", 1)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("routing", "data", "error", "message"),
+    [
+        ({"routing_key": "env"}, numbers(2), KeyError, "no entry 'env'"),
+        (
+            {"routing_key": "env"},
+            numbers(2).set("env", torch.tensor([0, 3])),
+            ValueError,
+            "from 0 to 3, the members are",
+        ),
+        ({"routing_key": "env"}, numbers(2).set("env", torch.tensor([0, -1])), ValueError, "from -1 to 0"),
+        ({"routing_key": "env"}, numbers(2).set("env", torch.zeros(2)), ValueError, r"torch.float32 \[2\]"),
+        ({"routing_key": "env"}, numbers(2).set("env", torch.zeros(2, 2).long()), ValueError, r"\[2, 2\]"),
+        ({"routing_key": "env"}, torch.arange(3), ValueError, "found a Tensor"),
+        ({"routing_dim": 0}, numbers(2), ValueError, r"shape \[2\], expected 3 in dimension 0"),
+        ({"routing_dim": 1}, numbers(3), ValueError, "in dimension 1"),
+        ({}, numbers(3), RuntimeError, "cannot be written to"),
+    ],
+)
+def test_data_without_a_way_to_the_members_is_refused(
+    routing: dict[str, Any], data: Any, error: type[Exception], message: str
+) -> None:
+    buffer = ReplayBufferEnsemble(*rings(0, 0, 0), **routing)
+    with pytest.raises(error, match=message):
+        buffer.extend(data)
+    assert buffer.write_count == 0
+
+
+def test_there_is_one_way_to_the_members() -> None:
+    with pytest.raises(UsageError, match="give one of them"):
+        ReplayBufferEnsemble(*rings(0, 0), routing_key="env", routing_dim=0)
+    with pytest.raises(UsageError, match="not routed to members that are ensembles"):
+        ReplayBufferEnsemble(ReplayBufferEnsemble(*rings(0, 0)), routing_key="env")
+
+
+def test_environments_are_streams_of_their_own() -> None:
+    members = [
+        TensorDictReplayBuffer(storage=LazyTensorStorage(30), sampler=StreamingSliceSampler(slice_len=3))
+        for _ in range(2)
+    ]
+    buffer = ReplayBufferEnsemble(*members, routing_dim=0, p="sampleable", batch="exact", batch_size=6)
+    step = TensorDict({"a": torch.tensor([0, 100]), "next": {"done": torch.zeros(2, 1, dtype=torch.bool)}}, [2])
+    for number in range(6):
+        assert buffer.can_sample() is (number > 2)
+        buffer.add(step.clone().set("a", step["a"] + number))
+    batch = torch.cat([buffer.sample()["a"] for _ in range(40)]).view(-1, 3)
+    assert bool((batch.diff() == 1).all())
+    assert {(0, 1, 2), (3, 4, 5), (100, 101, 102), (103, 104, 105)} <= set(map(tuple, batch.tolist()))
 
 
 def test_an_ensemble_cannot_be_written_to_and_its_members_can() -> None:
