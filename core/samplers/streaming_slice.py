@@ -122,7 +122,7 @@ class StreamingSliceSampler(SliceSampler):
     >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, batch_size=6)
     >>> done = torch.tensor([0, 0, 0, 0, 1, 0, 0, 0], dtype=torch.bool).view(8, 1)
     >>> index = buffer.extend(TensorDict({"next": {"done": done}}, [8]))
-    >>> buffer.sample()["index"].tolist()
+    >>> buffer.sample()["index"].flatten().tolist()
     [0, 1, 2, 5, 6, 7]
     """
 
