@@ -129,7 +129,6 @@ def test_torchrl_fails_on_our_own_form(tmp_path: Path, written: bool) -> None:
 
 
 EXPONENTS: dict[str, Any] = {"alpha": 0.7, "beta": 0.5, "eps": 1e-6}
-LATER = {"service_backend", "service_backend_options", "transport", "transport_options"}
 
 
 def filled(home: Any, kind: Any, **more: Any) -> Any:
@@ -208,13 +207,45 @@ def test_a_uniform_folder_of_theirs_in_our_prioritised_buffer(tmp_path: Path) ->
 def test_every_argument_of_theirs_is_one_of_ours(kind: Any) -> None:
     their = inspect.signature(getattr(data, kind.__name__).__init__).parameters
     for name, parameter in their.items():
-        if name == "self" or name in LATER or parameter.kind is parameter.VAR_KEYWORD:
+        if name == "self" or parameter.kind is parameter.VAR_KEYWORD:
             continue
         value = {"alpha": 0.5, "beta": 0.5, "batch_size": 4}.get(name, parameter.default)
         assert kind(**{"alpha": 0.7, "beta": 0.4} | {name: value}) is not None
         mine = inspect.signature(kind.__init__).parameters
         if name in mine:
             assert mine[name].default == parameter.default
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"service_backend": "thread"}, {"service_backend": 3}, {"service_backend": None}, {"transport": None},
+        {"transport": "ray"}, {"transport": "direct"}, {"transport_options": {"timeout": 3}}, {"transport_options": {}},
+        {"service_backend_options": {}}, {"service_backend_options": {"remote_config": {}}},
+        {"use_ray_service": False}, {"use_ray_service": True, "service_backend": "direct"},
+        {"service_backend": "ray", "service_backend_options": {"cpus": 3}},
+    ],
+)  # fmt: skip
+def test_what_buffers_refuse_of_a_service_is_what_theirs_refuse(given: dict[str, Any]) -> None:
+    found: list[type | None] = []
+    for home in (rbtool, data):
+        try:
+            home.RemoteTensorDictReplayBuffer(storage=home.LazyTensorStorage(4), **given)
+            found.append(None)
+        except Exception as error:
+            found.append(next(kind for kind in (ValueError, TypeError, Exception) if isinstance(error, kind)))
+    assert found[0] is found[1]
+
+
+def test_a_buffer_that_was_shut_down_is_not_started_here_or_there() -> None:
+    for home in (rbtool, data):
+        buffer = home.ReplayBuffer(storage=home.LazyTensorStorage(4))
+        assert (buffer.start(), buffer.client(), buffer.service_backend) == (buffer, buffer, "direct")
+        buffer.shutdown()
+        buffer.extend(torch.arange(2))
+        with pytest.raises(RuntimeError):
+            buffer.start()
+        assert not buffer.is_alive
 
 
 # Collectors of TorchRL fill our buffers of one to three dimensions ---------------------------------
