@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-browser test-peer test-ray coverage lint pictures docs bench clean
+.PHONY: help demo test test-all test-browser test-peer test-ray coverage lint pictures release docs bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -96,6 +96,9 @@ lint: $(READY) ## check style and types
 	@$(BIN)/python -m pip install -qq --no-deps --target build/lint/installed build/lint/wheel/*.whl
 	cd build/lint/installed && ../../../$(BIN)/mypy --strict --config-file ../../../pyproject.toml \
 		--python-executable ../../../$(BIN)/python --cache-dir ../../../.mypy_cache -p rbtool
+
+release: $(READY) ## build the wheel and the source distribution, check and tag them; DRY=--dry-run tags nothing
+	.ci/release $(DRY)
 
 pictures: $(READY) ## draw the terminal of the README from real runs
 	$(BIN)/python docs/tools/pictures.py
