@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict
 from waiting import HANG
 
 import rbtool
@@ -328,3 +328,76 @@ def test_collectors_fill_the_buffers_of_both_alike() -> None:
         for library in ("torchrl.data", "rbtool")
     ]
     assert found[0].stdout == found[1].stdout != ""
+
+
+def _episodes(*lengths: int) -> TensorDict:
+    done = torch.cat([torch.arange(length) == length - 1 for length in lengths])[:, None]
+    ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    return TensorDict({"episode": ids, "next": {"done": done, "reward": torch.ones(len(ids), 1)}}, [len(ids)])
+
+
+def _keys_of_slices(home: Any, lengths: tuple[int, ...], *left_out: str) -> Any:
+    sampler = home.SliceSampler(slice_len=3, pad_output=True, strict_length=False)
+    buffer = home.TensorDictReplayBuffer(storage=home.LazyTensorStorage(20), sampler=sampler, batch_size=6)
+    buffer.extend(_episodes(*lengths).exclude(*left_out))
+    before = sampler.traj_key, sampler.end_key
+    return before, ("collector", "mask") in buffer.sample().keys(True), sampler.traj_key, sampler.end_key
+
+
+def _views(home: Any, folder: Path) -> Any:
+    buffer = home.ReplayBuffer(storage=home.LazyMemmapStorage(5, scratch_dir=folder), batch_size=2)
+    buffer.extend(torch.arange(4))
+    reads = (buffer[:], buffer[1], buffer[1:3], buffer.storage.get(slice(2)), buffer.storage._storage)
+    seen = [(isinstance(read, MemoryMappedTensor), Path(read.filename).name, read.shape) for read in reads]
+    return seen, type(buffer.sample())
+
+
+def _lanes(home: Any, kind: str) -> Any:
+    left, right = (TensorDict({"x": torch.ones(5, count)}, [5]) for count in (4, 3))
+    buffer = home.TensorDictReplayBuffer(storage=getattr(home, kind)(10), batch_size=3)
+    buffer.extend(LazyStackedTensorDict(left, right.set("own", torch.ones(5)), stack_dim=1))
+    parts = buffer[:], buffer.sample(), buffer[0]
+    return [(type(part), part.batch_size, [sorted(one.keys()) for one in part.tensordicts]) for part in parts]
+
+
+def _empty(home: Any) -> Any:
+    buffer = home.TensorDictReplayBuffer(storage=home.TensorStorage(TensorDict(batch_size=[9])), batch_size=4)
+    before, index = len(buffer), buffer.extend(_episodes(3)).tolist()
+    return before, index, len(buffer), buffer[:]["next", "reward"].flatten().tolist(), buffer.sample().batch_size
+
+
+def _new_entry(home: Any) -> Any:
+    buffer = home.ReplayBuffer(storage=home.LazyTensorStorage(9), batch_size=4)
+    buffer.extend(_episodes(5))
+    buffer[3:4] = _episodes(1).set("value", torch.ones(1))
+    return buffer[:]["value"].tolist()
+
+
+def _dense_rewards(home: Any) -> Any:
+    rewards, td = home.DensifyReward(), _episodes(2, 3)
+    return rewards(td) is td, rewards.in_keys, rewards.out_keys, td["next", "reward"].flatten().tolist()
+
+
+def _not_built(home: Any) -> Any:
+    made = (
+        home.ReplayBuffer(storage=one, delayed_init=True) for one in (home.ListStorage(5), lambda: home.ListStorage(5))
+    )
+    return [buffer.stats() for buffer in made]
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        *(partial(_keys_of_slices, lengths=lengths) for lengths in ((5, 5), (2, 5))),
+        lambda home: _keys_of_slices(home, (5, 5), "episode"),
+        *(partial(_lanes, kind=kind) for kind in ("LazyTensorStorage", "LazyMemmapStorage")),
+        _empty, _new_entry, _dense_rewards, _not_built,
+        lambda home: isinstance(home.SliceSampler(slice_len=2, replacement=False), home.SamplerWithoutReplacement),
+    ],
+)  # fmt: skip
+def test_what_users_see_is_the_same(act: Any) -> None:
+    assert act(rbtool) == act(data)
+
+
+def test_views_of_memory_maps_are_the_same(tmp_path: Path) -> None:
+    assert _views(rbtool, tmp_path / "ours") == _views(data, tmp_path / "theirs")
