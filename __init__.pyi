@@ -97,6 +97,7 @@ from .core.samplers.uniform import SamplerWithoutReplacement as SamplerWithoutRe
 from .core.specs.base import DEVICE_TYPING as DEVICE_TYPING
 from .core.specs.base import Box as Box
 from .core.specs.base import BoxList as BoxList
+from .core.specs.base import CategoricalBox as CategoricalBox
 from .core.specs.base import Stacked as Stacked
 from .core.specs.base import TensorSpec as TensorSpec
 from .core.specs.bounded import Bounded as Bounded
@@ -110,7 +111,6 @@ from .core.specs.categorical import ACTION_SPACE_MAP as ACTION_SPACE_MAP
 from .core.specs.categorical import Binary as Binary
 from .core.specs.categorical import BinaryBox as BinaryBox
 from .core.specs.categorical import Categorical as Categorical
-from .core.specs.categorical import CategoricalBox as CategoricalBox
 from .core.specs.categorical import MultiCategorical as MultiCategorical
 from .core.specs.categorical import MultiOneHot as MultiOneHot
 from .core.specs.categorical import OneHot as OneHot

@@ -13,6 +13,7 @@ number (in an expanded view, which takes no memory), and dimensions of that size
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 import os
@@ -63,16 +64,16 @@ def changed_parameter(parameter: torch.Tensor, shape: torch.Size, change: ShapeC
 def expansion(shape: torch.Size, sizes: Sequence[int]) -> ShapeChange:
     """Repeat along new leading dimensions and along dimensions of size 1.
 
-    -1 keeps the size of an existing dimension; as a new dimension it is one of unknown size.
+    -1 makes a new dimension, or one of size 1, one of unknown size; it keeps the size of any other dimension.
     """
     added = len(sizes) - len(shape)
     target = [*sizes[: max(added, 0)]]
     for size, own in zip(sizes[max(added, 0) :], shape, strict=False):
-        target.append(own if size == -1 else size)
+        target.append(own if size == -1 and own != 1 else size)
     fits = all(size == own or own == 1 for size, own in zip(target[max(added, 0) :], shape, strict=False))
     if added < 0 or not fits or any(size < -1 for size in target):
         raise UsageError(f"a spec of shape {list(shape)} cannot be expanded to {list(sizes)}")
-    kept = [-1 if size == own else size for size, own in zip(target[max(added, 0) :], shape, strict=False)]
+    kept = [-1 if size == own else _sized([size])[0] for size, own in zip(target[added:], shape, strict=True)]
     wide, count = [*_sized(target[:added]), *kept], len(shape)
     return ShapeChange(
         lambda tensor: tensor.expand([*wide, *[-1] * (tensor.dim() - count)]),
@@ -130,8 +131,8 @@ def unflattening(shape: torch.Size, dim: int, sizes: Sequence[int]) -> ShapeChan
     )
 
 
-def indexing(shape: torch.Size, index: Any) -> ShapeChange:
-    """Index like a tensor, by ints, slices, None, Ellipsis, lists, masks and tensors.
+def index_parts(shape: torch.Size, index: Any) -> tuple[Any, ...]:
+    """Return an index with a part for each dimension, without an Ellipsis.
 
     IndexError if there are more indices than dimensions, and for objects that are not an index.
     """
@@ -142,7 +143,25 @@ def indexing(shape: torch.Size, index: Any) -> ShapeChange:
         raise IndexError(f"index {index!r} does not fit a spec of shape {list(shape)}")
     place = dots[0] if dots else len(parts)
     parts[place : place + 1] = [slice(None)] * (len(shape) - used)
-    whole = tuple(parts)
+    return tuple(parts)
+
+
+def indexing(whole: tuple[Any, ...]) -> ShapeChange:
+    """Index like a tensor, by ints, slices, None, lists, masks and tensors; steps of slices may be negative."""
+
+    def apply(tensor: torch.Tensor) -> torch.Tensor:
+        parts, mirrored, place = [], [], 0
+        for part in whole:
+            if isinstance(part, slice) and part.step is not None and part.step < 0:
+                last = tensor.shape[place] - 1
+                rows = range(*part.indices(last + 1))
+                part = slice(last - rows.start, last - rows.stop, -rows.step)
+                mirrored.append(place)
+            parts.append(part)
+            place += _dims_used(part)
+        if mirrored:  # dimensions that are only expanded look the same backwards
+            tensor = _core(tensor).flip(mirrored).expand(tensor.shape)
+        return tensor[tuple(parts)]
 
     def names_of(names: Names) -> Names | None:
         if any(isinstance(part, torch.Tensor) for part in whole):
@@ -155,7 +174,7 @@ def indexing(shape: torch.Size, index: Any) -> ShapeChange:
                 kept.append(name)
         return kept
 
-    return ShapeChange(lambda tensor: tensor[whole], names_of)
+    return ShapeChange(apply, names_of)
 
 
 _Part = TypeVar("_Part", bound="Changeable")
@@ -254,14 +273,18 @@ def _solved(sizes: Sequence[int], total: int, what: str) -> list[int]:
 
 
 def _index_part(part: Any) -> Any:
-    if part is None or part is Ellipsis or isinstance(part, slice):
+    if part is None or part is Ellipsis:
         return part
+    if isinstance(part, slice):
+        return slice(None) if not part.start and part.stop is None and part.step in (None, 1) else part
     if isinstance(part, bool | np.bool_):
         raise IndexError("a spec is not indexed by True or False; a mask is a list or a tensor of them")
     if isinstance(part, list | range | np.ndarray | torch.Tensor):
         tensor = torch.as_tensor(list(part) if isinstance(part, range) else part, device="cpu")
         if not tensor.numel() and tensor.is_floating_point():  # an empty list
             return tensor.long()
+        if not tensor.dim() and not tensor.is_floating_point() and tensor.dtype is not torch.bool:
+            return int(tensor)
         return tensor.long() if tensor.dtype is torch.uint8 else tensor
     try:
         return operator.index(part)
@@ -281,6 +304,10 @@ class NotInSpecError(SchemaError, AssertionError):
 
 class SpecTypeError(SchemaError, TypeError):
     """A value or an argument has a type that the spec does not accept."""
+
+
+class SpecValueError(SchemaError, UsageError):
+    """A value or an argument contradicts the spec, such as a bound that its element type cannot hold."""
 
 
 class UndefinedForSpecError(UsageError, NotImplementedError):
@@ -307,6 +334,11 @@ def as_shape(shape: ShapeLike) -> torch.Size:
     if min(sizes, default=0) < -1:
         raise UsageError(f"a shape has the sizes {list(sizes)}, expected sizes from 0, or -1 for any")
     return sizes
+
+
+def as_batch(shape: ShapeLike | None) -> torch.Size:
+    """Convert the shape of a batch of values to `torch.Size`; None is a single value."""
+    return _NO_BATCH if shape is None or shape == () else as_shape(shape)
 
 
 def as_count(number: Any, name: str) -> int:
@@ -373,12 +405,42 @@ def batch_of(shape: Sequence[int], trailing: Sequence[int]) -> torch.Size | None
 class Box(Counterpart):
     """A set of values."""
 
+    def to(self, dest: DeviceLike | torch.dtype) -> Self:
+        """Return this set with its tensors on another device, or of another element type."""
+        return copy.copy(self)
+
+    def clone(self) -> Self:
+        """Return an independent copy."""
+        return copy.copy(self)
+
+
+@dataclass(frozen=True, slots=True)
+class CategoricalBox(Box):
+    """The numbers 0 to `n - 1`; `n` is -1 while the number of categories is not set."""
+
+    n: int
+
 
 @dataclass(frozen=True, slots=True)
 class BoxList(Box):
     """One set of values for each column."""
 
-    boxes: tuple[Box, ...]
+    boxes: Sequence[Box]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "boxes", tuple(self.boxes))
+
+    @classmethod
+    def from_nvec(cls, nvec: torch.Tensor) -> BoxList:
+        """Return the sets of numbers below the elements of a tensor, one for each entry of its last dimension."""
+        columns = nvec.unbind(-1)
+        return cls([cls.from_nvec(column) if column.dim() else CategoricalBox(int(column)) for column in columns])
+
+    def to(self, dest: DeviceLike | torch.dtype) -> BoxList:
+        return BoxList([box.to(dest) for box in self.boxes])
+
+    def clone(self) -> BoxList:
+        return BoxList([box.clone() for box in self.boxes])
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -407,6 +469,8 @@ class TensorSpec(Counterpart):
 
     domain: str | None = None
     """`continuous`, `discrete` or `composite`; None for data that are not tensors."""
+    _LAST_IS_ONE: ClassVar[bool] = False
+    """Whether the last dimension holds one event, such as a one-hot row, and is neither indexed nor unbound."""
 
     # Properties ------------------------------------------------------------------------------------
 
@@ -426,9 +490,19 @@ class TensorSpec(Counterpart):
         """The element type of values; None if there is no single one."""
 
     @property
-    def space(self) -> Box | None:
-        """The set of legal values, apart from shape, element type and device."""
-        return None
+    def space(self) -> Any:
+        """The set of legal values, apart from shape, element type and device: a Box, or None if there is none.
+
+        Assigning bounds to a Bounded, or a number of categories to a Categorical, changes the spec. Any other box that
+        is assigned is only kept.
+        """
+        return self.__dict__["_space"] if "_space" in self.__dict__ else self._box()
+
+    @space.setter
+    def space(self, box: Box | None) -> None:
+        self.__dict__.pop("_space", None)
+        if not self._takes(box):
+            self.__dict__["_space"] = box
 
     @property
     def ndim(self) -> int:
@@ -440,35 +514,35 @@ class TensorSpec(Counterpart):
 
     # Values ----------------------------------------------------------------------------------------
 
-    def rand(self, shape: ShapeLike = (), *, generator: torch.Generator | None = None) -> Any:
+    def rand(self, shape: ShapeLike | None = None, *, generator: torch.Generator | None = None) -> Any:
         """Draw a random member of shape `[*shape, *spec.shape]`; unknown sizes become 1."""
-        return self._draw(as_shape(shape) if shape != () else _NO_BATCH, generator)
+        return self._draw(as_batch(shape), generator)
 
-    def sample(self, shape: ShapeLike = (), *, generator: torch.Generator | None = None) -> Any:
+    def sample(self, shape: ShapeLike | None = None, *, generator: torch.Generator | None = None) -> Any:
         """Draw a random member; the same as `rand`."""
         return self.rand(shape, generator=generator)
 
-    def zero(self, shape: ShapeLike = ()) -> Any:
+    def zero(self, shape: ShapeLike | None = None) -> Any:
         """Return a value of zeros, which need not be a member."""
-        return self._fill(as_shape(shape), 0)
+        return self._fill(as_batch(shape), 0)
 
-    def zeros(self, shape: ShapeLike = ()) -> Any:
+    def zeros(self, shape: ShapeLike | None = None) -> Any:
         return self.zero(shape)
 
-    def one(self, shape: ShapeLike = ()) -> Any:
+    def one(self, shape: ShapeLike | None = None) -> Any:
         """Return a value of ones, which need not be a member."""
-        return self._fill(as_shape(shape), 1)
+        return self._fill(as_batch(shape), 1)
 
-    def ones(self, shape: ShapeLike = ()) -> Any:
+    def ones(self, shape: ShapeLike | None = None) -> Any:
         return self.one(shape)
 
     @abstractmethod
-    def is_in(self, value: Any) -> bool:
+    def is_in(self, val: Any) -> bool:
         """Return whether a value has the element type and trailing shape of this spec, and only legal elements."""
 
-    def contains(self, value: Any) -> bool:
-        """Return whether a value is a member; the same as `is_in` and `in`."""
-        return self.is_in(value)
+    def contains(self, item: Any) -> bool:
+        """Return whether a value is a member; the same as `is_in`."""
+        return self.is_in(item)
 
     def __contains__(self, value: Any) -> bool:
         return self.is_in(value)
@@ -480,14 +554,14 @@ class TensorSpec(Counterpart):
             raise NotInSpecError(f"{brief(value)} is not in {spec}", hint="project(value) returns the nearest member")
 
     @abstractmethod
-    def project(self, value: Any) -> Any:
+    def project(self, val: Any) -> Any:
         """Return the value if it is a member, else a new value: the nearest member."""
 
-    def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
+    def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
         """Convert numbers, lists or arrays to a tensor of this spec; tensors are returned unchanged.
 
         Args:
-            value: the data; if the number of elements fits, it is reshaped to the spec's shape.
+            val: the data; if the number of elements fits, it is reshaped to the spec's shape.
             ignore_device: leave the tensor on the CPU.
 
         Raises:
@@ -496,15 +570,14 @@ class TensorSpec(Counterpart):
                 CHECK_SPEC_ENCODE is 1.
         """
         require_flags(ignore_device=ignore_device)
-        found = self._encode(value, ignore_device)
+        found = self._encode(val, ignore_device)
         if checks_encoding():
             self._check_encoded(found)
         return found
 
     @suggests_keywords()
     def memoize_encode(self, mode: bool = True) -> None:
-        """Cache the results of `encode` for ints and other hashable values. Experimental: emits a warning."""
-        warnings.warn("memoize_encode is experimental and may change", stacklevel=2)
+        """Cache the results of `encode` for ints and other hashable values; False stops that."""
         self._memoize(mode)
 
     def erase_memoize_cache(self) -> None:
@@ -513,16 +586,16 @@ class TensorSpec(Counterpart):
             spec.erase_memoize_cache()
 
     @suggests_keywords()
-    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+    def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
         """Return the value as NumPy arrays.
 
         Args:
-            value: a member of the spec.
+            val: a member of the spec.
             safe: check the value against the spec first; by default if the environment variable CHECK_SPEC_ENCODE is 1.
         """
         if checks_encoding() if safe is None else safe:
-            self.assert_is_in(value)
-        return self._to_numpy(value)
+            self.assert_is_in(val)
+        return self._to_numpy(val)
 
     @abstractmethod
     def type_check(self, value: Any, key: Any = None) -> None:
@@ -537,8 +610,8 @@ class TensorSpec(Counterpart):
         """Return all members of one event, stacked along dimension 0."""
         raise UndefinedForSpecError(f"the values of {type(self).__name__} cannot be listed")
 
-    def index(self, index: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Select from `tensor`, which has one entry for each value of the domain."""
+    def index(self, index: torch.Tensor, tensor_to_index: torch.Tensor) -> torch.Tensor:
+        """Select from `tensor_to_index`, which has one entry for each value of the domain."""
         raise UndefinedForSpecError(f"{type(self).__name__} has no numbered values to index with")
 
     # Shape -----------------------------------------------------------------------------------------
@@ -575,12 +648,31 @@ class TensorSpec(Counterpart):
         place = normal_dim(dim, self.ndim)
         if self.shape[place] == -1:
             raise UndefinedForSpecError(f"dimension {dim} of {list(self.shape)} has no known size to unbind")
-        lead = (slice(None),) * place
-        return tuple(self._changed(indexing(self.shape, (*lead, number))) for number in range(self.shape[place]))
+        self._expect_divisible(place)
+        lead, rest = (slice(None),) * place, (slice(None),) * (self.ndim - place - 1)
+        return tuple(self._changed(indexing((*lead, number, *rest))) for number in range(self.shape[place]))
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the spec of the part that the same index selects from a value."""
-        return self._changed(indexing(self.shape, index))
+        """Return the spec of the part that the same index selects from a value.
+
+        A dimension of unknown size has any element. IndexError for a slice of it, whose size is unknown too, and for
+        elements of a last dimension that holds categories.
+        """
+        shape, place = self.shape, 0
+        parts = index_parts(shape, index)
+        for part in parts:
+            is_slice, used = isinstance(part, slice), _dims_used(part)
+            if is_slice and part != slice(None) and shape[place] == -1:
+                raise IndexError(f"dimension {place} of {list(shape)} has an unknown size, and so has a slice of it")
+            place += used
+            if self._LAST_IS_ONE and used and place == len(shape) and not (is_slice and part == slice(None)):
+                raise IndexError(f"index {index!r} divides one event of a {type(self).__name__} of shape {list(shape)}")
+        return self._changed(indexing(parts))
+
+    def _expect_divisible(self, place: int) -> None:
+        """Raise UsageError for a dimension that cannot be divided into its elements."""
+        if self._LAST_IS_ONE and place == self.ndim - 1:
+            raise UsageError(f"the last dimension of a {type(self).__name__} holds the categories of one event")
 
     @abstractmethod
     def make_neg_dim(self, dim: int) -> None:
@@ -655,6 +747,14 @@ class TensorSpec(Counterpart):
     @abstractmethod
     def _to_numpy(self, value: Any) -> Any:
         """Return a value as NumPy arrays without checking it."""
+
+    def _box(self) -> Box | None:
+        """Return the set of legal values, unless another box was assigned to `space`."""
+        return None
+
+    def _takes(self, box: Any) -> bool:
+        """Change the spec to an assigned box; return whether this kind of spec does."""
+        return False
 
     def _memoize(self, mode: bool) -> None:
         """Turn the cache of encoded values on or off."""
@@ -773,13 +873,16 @@ class LeafSpec(TensorSpec):
         """Assign another shape. Parameters are repeated if they can be, and otherwise wait to be assigned."""
         self._shape = as_shape(shape)
         for name, tensor in self._parameters().items():
-            inner = tensor.shape[tensor.dim() - self._INNER_DIMS.get(name, 0) :]
-            fitting, elements = (*concrete(self._shape), *inner), tensor.reshape(-1, *inner)
-            lead = len(fitting) - tensor.dim()
-            if lead >= 0 and fitting[lead:] == tensor.shape:
-                setattr(self, name, tensor.expand(fitting))
-            elif len(elements) and same_value(elements, elements[:1].expand_as(elements)):  # alike everywhere
-                setattr(self, name, elements[0].expand(fitting).clone())
+            lead = tensor.dim() - self._INNER_DIMS.get(name, 0)
+            core, fitting = tensor, torch.Size((*concrete(self._shape), *tensor.shape[lead:]))
+            for dim in range(lead):
+                first = core[(slice(None),) * dim + (slice(1),)]
+                if same_value(first.expand_as(core), core):  # alike along this dimension
+                    core = first
+            if core.dim() > len(fitting) and core.shape[: core.dim() - len(fitting)].numel() == 1:
+                core = core.flatten(0, core.dim() - len(fitting))
+            if batch_of(fitting, [-1 if size == 1 else size for size in core.shape]) is not None:
+                setattr(self, name, core.expand(fitting).clone())
 
     @property
     def device(self) -> torch.device:
@@ -813,16 +916,16 @@ class LeafSpec(TensorSpec):
     def _nearest(self, value: torch.Tensor) -> torch.Tensor:
         """Return the member nearest to a tensor of the right trailing shape and any type."""
 
-    def is_in(self, value: Any) -> bool:
+    def is_in(self, val: Any) -> bool:
         """Return whether a value is a tensor with this spec's element type and trailing shape, and only legal elements.
 
         The device does not matter.
         """
-        if not isinstance(value, torch.Tensor) or value.dtype != self._dtype:
+        if not isinstance(val, torch.Tensor) or val.dtype != self._dtype:
             return False
-        if batch_of(value.shape, self._shape) is None:
+        if batch_of(val.shape, self._shape) is None:
             return False
-        return self._are_members(value)
+        return self._are_members(val)
 
     def _are_members(self, value: torch.Tensor) -> bool:
         """Return whether all elements of a tensor of the right type and trailing shape are legal."""
@@ -833,21 +936,21 @@ class LeafSpec(TensorSpec):
         found = self._members(value)
         return found.reshape([*batch, -1]).all(-1) if found.dim() else found.expand(batch)
 
-    def project(self, value: Any) -> torch.Tensor:
+    def project(self, val: Any) -> torch.Tensor:
         """Return the value itself if it is a member, else a new tensor of the nearest legal elements.
 
         NaN becomes the legal value nearest to zero. SpecTypeError if the value is not a tensor, or is complex while the
         spec is real; SchemaError if its trailing shape differs.
         """
-        if not isinstance(value, torch.Tensor):
-            raise SpecTypeError(f"cannot project a {type(value).__name__}, expected a tensor")
-        if self.is_in(value):
-            return value
-        if batch_of(value.shape, self._shape) is None:
-            raise SchemaError(f"a tensor of shape {list(value.shape)} does not end with the spec's {list(self._shape)}")
-        if value.is_complex() and not self._dtype.is_complex:
-            raise SpecTypeError(f"the tensor is {value.dtype}, which has no nearest {self._dtype}")
-        return self._nearest(value)
+        if not isinstance(val, torch.Tensor):
+            raise SpecTypeError(f"cannot project a {type(val).__name__}, expected a tensor")
+        if self.is_in(val):
+            return val
+        if batch_of(val.shape, self._shape) is None:
+            raise SchemaError(f"a tensor of shape {list(val.shape)} does not end with the spec's {list(self._shape)}")
+        if val.is_complex() and not self._dtype.is_complex:
+            raise SpecTypeError(f"the tensor is {val.dtype}, which has no nearest {self._dtype}")
+        return self._nearest(val)
 
     def _encode(self, value: Any, ignore_device: bool) -> torch.Tensor:
         if (
@@ -1014,11 +1117,15 @@ def to_array(value: torch.Tensor) -> np.ndarray[Any, Any]:
 
 def fresh(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
     """Copy a tensor; expanded dimensions stay expanded and are copied once."""
-    core = tensor
+    return _core(tensor).to(device or tensor.device, copy=True).expand(tensor.shape)
+
+
+def _core(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor that exist in memory: expanded dimensions have size 1."""
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
-            core = core.narrow(dim, 0, 1)
-    return core.to(device or tensor.device, copy=True).expand(tensor.shape)
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def same_value(one: Any, other: Any) -> bool:
@@ -1083,6 +1190,11 @@ class LazyStack(TensorSpec):
         return self._dim
 
     @property
+    def dim(self) -> int:
+        """The same as `stack_dim`."""
+        return self._dim
+
+    @property
     def shape(self) -> torch.Size:
         """The sizes of one value: the members' common sizes, -1 where they differ, and the number of members."""
         columns = zip(*(spec.shape for spec in self._specs), strict=True)
@@ -1099,9 +1211,8 @@ class LazyStack(TensorSpec):
         found: torch.dtype | None = self._common([spec.dtype for spec in self._specs])
         return found
 
-    @property
-    def space(self) -> Box | None:
-        """The sets of values of the members; None if a member has none."""
+    def _box(self) -> Box | None:
+        """Return the sets of values of the members; None if a member has none."""
         spaces = [space for spec in self._specs if (space := spec.space) is not None]
         return BoxList(tuple(spaces)) if len(spaces) == len(self._specs) else None
 
@@ -1134,7 +1245,9 @@ class LazyStack(TensorSpec):
         parts = self._parts(value)
         if parts is None:
             found = list(value.shape) if isinstance(getattr(value, "shape", None), torch.Size) else type(value).__name__
-            raise SchemaError(f"a value of shape {found} does not end with the {list(self.shape)} of a stack of specs")
+            raise SpecValueError(
+                f"a value of shape {found} does not end with the {list(self.shape)} of a stack of specs"
+            )
         return parts
 
     def _place_in(self, value: Any) -> int:
@@ -1149,18 +1262,18 @@ class LazyStack(TensorSpec):
     def _fill(self, shape: torch.Size, value: int) -> Any:
         return self._joined([spec._fill(shape, value) for spec in self._specs], len(shape) + self._dim)
 
-    def is_in(self, value: Any) -> bool:
+    def is_in(self, val: Any) -> bool:
         """Return whether each part of a value (a stack, or a sequence of parts) is a member of its spec."""
-        parts = self._parts(value)
+        parts = self._parts(val)
         return parts is not None and all(spec.is_in(part) for spec, part in zip(self._specs, parts, strict=True))
 
-    def project(self, value: Any) -> Any:
+    def project(self, val: Any) -> Any:
         """Return the value if it is a member, else a value whose parts are the nearest members of their specs."""
-        parts = self._expected_parts(value)
+        parts = self._expected_parts(val)
         found = [spec.project(part) for spec, part in zip(self._specs, parts, strict=True)]
         if all(one is other for one, other in zip(found, parts, strict=True)):
-            return value
-        return found if isinstance(value, list | tuple) else self._joined(found, self._place_in(value))
+            return val
+        return found if isinstance(val, list | tuple) else self._joined(found, self._place_in(val))
 
     def _encode(self, value: Any, ignore_device: bool) -> Any:
         from tensordict import is_non_tensor  # imported late: it takes as long as torch, and tensors do not need it
@@ -1173,20 +1286,29 @@ class LazyStack(TensorSpec):
 
     def _piece(self, value: Any, number: int) -> Any:
         """Return the part of numbers, lists or arrays that belongs to one member."""
-        if not self._dim and isinstance(value, list | tuple) and len(value) == len(self._specs):
-            return value[number]
+        if isinstance(value, list | tuple) and len(value) == len(self._specs):
+            shapes = {np.shape(part) for part in value} if self._dim else set()
+            if len(shapes) != 1 or len(shapes.pop()) < self._dim:  # the members' own values, as `to_numpy` returns them
+                return value[number]
         array = np.asarray(value)
         if array.ndim <= self._dim or array.shape[self._dim] != len(self._specs):
             count, shape = len(self._specs), list(array.shape)
             raise SchemaError(f"a value of shape {shape} needs {count} parts in dimension {self._dim}, one per spec")
         return array.take(number, axis=self._dim)
 
+    @suggests_keywords()
+    def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
+        """Return the parts of a value as one array, or as a list of arrays if they differ in shape; nests as dicts.
+
+        The arguments are as for other specs. SpecValueError (a ValueError) if the number of parts differs.
+        """
+        self._expected_parts(val)
+        return super().to_numpy(val, safe)
+
     def _to_numpy(self, value: Any) -> Any:
-        """Return one array, or a list of arrays if the parts differ in shape."""
         parts = self._expected_parts(value)
         arrays = [spec._to_numpy(part) for spec, part in zip(self._specs, parts, strict=True)]
-        alike = all(isinstance(array, np.ndarray) and array.shape == arrays[0].shape for array in arrays)
-        return np.stack(arrays, self._place_in(value)) if alike else arrays
+        return _joined_arrays(arrays, self._place_in(value))
 
     def type_check(self, value: Any, key: Any = None) -> None:
         if isinstance(value, torch.Tensor):
@@ -1210,6 +1332,14 @@ class LazyStack(TensorSpec):
         return self._specs
 
     # Shape -----------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the spec of the part that the same index selects: a member itself if the index selects all of it."""
+        parts = index_parts(self.shape, index)
+        rest = {*map(str, parts[: self._dim]), *map(str, parts[self._dim + 1 :])}
+        if len(parts) == self.ndim and isinstance(parts[self._dim], int) and rest <= {str(slice(None))}:
+            return self._specs[parts[self._dim]]
+        return self._changed(indexing(parts))
 
     def _changed(self, change: ShapeChange) -> Any:
         return changed_stack(self._specs, self.shape, self._dim, change, self._restacked)
@@ -1256,6 +1386,15 @@ class LazyStack(TensorSpec):
         lines = [f"{spec!r}".replace("\n", "\n    ") for spec in self._specs]
         lines += [f"shape={self.shape}", f"stack_dim={self._dim}", f"device={self.device}", f"dtype={self.dtype}"]
         return f"{type(self).__name__}(\n    " + ",\n    ".join(lines) + ")"
+
+
+def _joined_arrays(parts: Sequence[Any], dim: int) -> Any:
+    """Stack arrays, or those that dicts have in common; arrays that differ in shape stay a list."""
+    if all(isinstance(part, dict) for part in parts):
+        shared = [name for name in parts[0] if all(name in part for part in parts)]
+        return {name: _joined_arrays([part[name] for part in parts], dim) for name in shared}
+    alike = all(isinstance(part, np.ndarray) and part.shape == parts[0].shape for part in parts)
+    return np.stack(parts, dim) if alike else [*parts]
 
 
 class Stacked(LazyStack):
@@ -1379,6 +1518,7 @@ def _unsqueeze(spec: TensorSpec, dim: int, *, out: Any = None) -> TensorSpec:
 def _index_select(spec: TensorSpec, dim: int, index: torch.Tensor, *, out: Any = None) -> TensorSpec:
     _expect_no_out(out)
     place = normal_dim(dim, spec.ndim)
+    spec._expect_divisible(place)
     picked: TensorSpec = spec[(*[slice(None)] * place, index)]
     return picked
 

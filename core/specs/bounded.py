@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from .base import (
     LeafSpec,
     ShapeLike,
     SpecTypeError,
+    SpecValueError,
     as_dtype,
     batched,
     combinations,
@@ -26,21 +27,44 @@ from .base import (
 )
 
 
-@dataclass(slots=True, eq=False)
 class ContinuousBox(Box):
     """Numbers between two bounds, both included.
 
     The box of a Bounded has the spec's own bounds: edits in place and assignments take effect.
+
+    Args:
+        low, high: the bounds.
+        device: moves the bounds; by default they stay where they are.
     """
+
+    __slots__ = ("_of", "high", "low")  # as attributes of this class, they hide those of TorchRL's
 
     low: torch.Tensor
     high: torch.Tensor
-    _of: Bounded | None = field(default=None, repr=False)
+
+    def __init__(self, low: torch.Tensor, high: torch.Tensor, device: DeviceLike | None = None) -> None:
+        self._of: Bounded | None = None
+        self.low, self.high = (bound if device is None else bound.to(device) for bound in (low, high))
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
-        if name != "_of" and getattr(self, "_of", None) is not None:
+        if name in ("low", "high") and self._of is not None:
             setattr(self._of, f"_{name}", value)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the bounds."""
+        return self.low.device
+
+    def to(self, dest: DeviceLike | torch.dtype) -> ContinuousBox:
+        return ContinuousBox(self.low.to(dest), self.high.to(dest))
+
+    def clone(self) -> ContinuousBox:
+        return ContinuousBox(self.low.clone(), self.high.clone())
+
+    def unbind(self, dim: int = 0) -> tuple[ContinuousBox, ...]:
+        """Return the boxes along one dimension of the bounds."""
+        return tuple(map(ContinuousBox, self.low.unbind(dim), self.high.unbind(dim)))
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter((self.low, self.high))
@@ -48,13 +72,21 @@ class ContinuousBox(Box):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ContinuousBox):
             return NotImplemented
-        return same_value(self.low, other.low) and same_value(self.high, other.high)
+        return _close(self.low, other.low) and _close(self.high, other.high)
 
     def __hash__(self) -> int:
         return hash((ContinuousBox, self.low.dtype, self.low.dim()))
 
     def __repr__(self) -> str:
         return f"ContinuousBox(low={_brief(self.low)}, high={_brief(self.high)})"
+
+
+def _close(bound: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two bounds are equal; those of a float type may differ by a rounding."""
+    rounds = bound.is_floating_point() and bound.device.type != "meta"
+    if rounds and (bound.dtype, bound.device, bound.shape) == (other.dtype, other.device, other.shape):
+        return torch.allclose(bound, other)
+    return same_value(bound, other)
 
 
 def _brief(bound: torch.Tensor) -> str:
@@ -88,8 +120,7 @@ class BoxSpec(LeafSpec):
     def high(self) -> torch.Tensor:
         """The largest legal value of each element."""
 
-    @property
-    def space(self) -> ContinuousBox:
+    def _box(self) -> ContinuousBox:
         return ContinuousBox(self.low, self.high)
 
     def _family(self) -> type[LeafSpec]:
@@ -100,7 +131,7 @@ class BoxSpec(LeafSpec):
             return False
         if (self._shape, self._device, self._dtype) != (other._shape, other._device, other._dtype):
             return False
-        return self.space == other.space
+        return _close(self.low, other.low) and _close(self.high, other.high)
 
 
 Bound: TypeAlias = float | list[Any] | np.ndarray[Any, Any] | torch.Tensor
@@ -114,7 +145,7 @@ class Bounded(BoxSpec):
     both are, they are normal. NaN is not a member.
 
     Args:
-        low, high: numbers, or arrays that broadcast to `shape`. They may be infinite.
+        low, high: numbers, or arrays that broadcast to `shape`. They may be infinite, and anything for the type bool.
         shape: by default the common shape of the bounds.
         device: by default torch's default device.
         dtype: by default torch's default float type. With an integer type, members are the whole numbers between the
@@ -123,6 +154,7 @@ class Bounded(BoxSpec):
 
     Raises:
         UsageError (a ValueError): a bound is NaN, or `low` is above `high`.
+        SpecValueError (a ValueError and a RuntimeError): the element type cannot hold a bound.
 
     >>> import torch
     >>> from rbtool import Bounded
@@ -200,13 +232,15 @@ class Bounded(BoxSpec):
     def high(self) -> torch.Tensor:
         return self._high
 
-    @property
-    def space(self) -> ContinuousBox:
-        return ContinuousBox(self._low, self._high, self)
+    def _box(self) -> ContinuousBox:
+        box = super()._box()
+        box._of = self
+        return box
 
-    @space.setter
-    def space(self, box: ContinuousBox) -> None:
-        self._low, self._high = box
+    def _takes(self, box: Any) -> bool:
+        if isinstance(box, ContinuousBox):
+            self._low, self._high = box.low, box.high
+        return isinstance(box, ContinuousBox)
 
     # Values ----------------------------------------------------------------------------------------
 
@@ -434,7 +468,7 @@ def _broadcast(low: torch.Tensor, high: torch.Tensor) -> torch.Size:
 
 
 def _saturated(bound: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a bound as int64, infinity as the type's limit; UsageError for finite numbers beyond the limits."""
+    """Return a bound as int64, infinity as the type's limit; SpecValueError for finite numbers beyond the limits."""
     least, largest = (int(limit) for limit in type_limits(dtype))
     if bound.is_floating_point():
         wide = bound.double()
@@ -447,8 +481,10 @@ def _saturated(bound: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         beyond = (whole_bound < least) | (whole_bound > largest)
         if bound.dtype is torch.uint64:
             beyond |= bound.view(torch.int64) < 0  # torch cannot compare uint64
+    if dtype is torch.bool:
+        return whole_bound.clamp(least, largest)
     if bool(beyond.any()):
-        raise UsageError(f"a bound is beyond the range of {dtype}, {least} to {largest}")
+        raise SpecValueError(f"a bound is beyond the range of {dtype}, {least} to {largest}")
     return whole_bound
 
 

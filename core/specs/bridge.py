@@ -103,7 +103,8 @@ def _remade(spec: Any, classes: Mapping[str, Any]) -> Any:
         case "NonTensor":
             found |= {"example_data": spec.example_data}
             # TorchRL calls batched what has no dimensions of features; ours then has a datum for each element.
-            found |= {"batched": True} if spec.batched and is_own(spec) else {"feature_dims": spec.feature_dims}
+            features = {"feature_dims": min(spec.feature_dims, len(spec.shape))}
+            found |= {"batched": True} if spec.batched and is_own(spec) else features
     return kind(dtype=spec.dtype, **found)
 
 

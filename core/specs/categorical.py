@@ -15,6 +15,7 @@ from ..errors import SchemaError, UsageError, require_flags, suggests_keywords
 from .base import (
     Box,
     BoxList,
+    CategoricalBox,
     DeviceLike,
     LeafSpec,
     NotInSpecError,
@@ -49,13 +50,6 @@ from .bounded import (
 
 
 @dataclass(frozen=True, slots=True)
-class CategoricalBox(Box):
-    """The numbers 0 to `n - 1`; `n` is -1 while the number of categories is not set."""
-
-    n: int
-
-
-@dataclass(frozen=True, slots=True)
 class BinaryBox(Box):
     """Rows of `n` bits."""
 
@@ -78,11 +72,11 @@ class CategoriesSpec(LeafSpec):
         return nearest_categories(value, *self._legal()).to(self._dtype)
 
     @suggests_keywords()
-    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+    def to_categorical(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return the value, which already consists of category numbers; `safe` checks it against the spec."""
         if safe:
-            self.assert_is_in(value)
-        return value
+            self.assert_is_in(val)
+        return val
 
     def to_categorical_spec(self) -> Self:
         return self
@@ -149,24 +143,28 @@ class Categorical(CategoriesSpec):
             mask = mask_over(mask, (*concrete(self._shape), self.n), (self.n,), self._device)
         self._mask = mask
 
-    @property
-    def space(self) -> Box:
+    def _box(self) -> Box:
         return CategoricalBox(self._n)
+
+    def _takes(self, box: Any) -> bool:
+        if isinstance(box, CategoricalBox):
+            self._n = box.n
+        return isinstance(box, CategoricalBox)
 
     # Values ----------------------------------------------------------------------------------------
 
-    def is_in(self, value: Any) -> bool:
+    def is_in(self, val: Any) -> bool:
         """Return whether a value is a tensor of this element type and trailing shape with legal categories only."""
-        if not isinstance(value, torch.Tensor) or value.dtype != self._dtype:
+        if not isinstance(val, torch.Tensor) or val.dtype != self._dtype:
             return False
-        if value.shape or self._shape or self._n == -1 or value.is_complex() or value.device.type == "meta":
-            return super().is_in(value)
-        number, mask = value.item(), self._mask
+        if val.shape or self._shape or self._n == -1 or val.is_complex() or val.device.type == "meta":
+            return super().is_in(val)
+        number, mask = val.item(), self._mask
         return 0 <= number < self._n and number == int(number) and (mask is None or bool(mask[int(number)]))
 
     def _are_members(self, value: torch.Tensor) -> bool:
         mask = self._mask
-        if self._n == -1 or not (value.is_floating_point() or value.dtype in WHOLE_TYPES):
+        if self._n < 1 or not (value.is_floating_point() or value.dtype in WHOLE_TYPES):
             return (mask is None and self._n == 2 and value.dtype is torch.bool) or super()._are_members(value)
         numbers = (value.floor() if value.is_floating_point() else value).clamp(0, self._n - 1)
         if not torch.equal(numbers, value):
@@ -204,6 +202,7 @@ class Categorical(CategoriesSpec):
             shift = max(0, 33 - self._n.bit_length())  # torch draws 64 bits for ranges from 2**32
             drawn = torch.randint(self._n << shift, size, device=self._device, generator=generator)
             return drawn.bitwise_right_shift_(shift).to(self._dtype)
+        expect_categories([self.n])
         counts = torch.tensor(self.n, device=self._device).expand(concrete(self._shape))
         return draw_categories(counts, self._mask, size, generator).to(self._dtype)
 
@@ -226,25 +225,25 @@ class Categorical(CategoriesSpec):
         shape = concrete(self._shape)
         return values.to(self._dtype).reshape(-1, *[1] * len(shape)).expand(-1, *shape).clone()
 
-    def index(self, index: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Select from the last dimension of `tensor`, which has one entry for each category.
+    def index(self, index: torch.Tensor, tensor_to_index: torch.Tensor) -> torch.Tensor:
+        """Select from the last dimension of `tensor_to_index`, which has one entry for each category.
 
-        `index` is one category, or categories whose leading dimensions broadcast to the leading ones of `tensor`.
+        `index` is one category, or categories whose leading dimensions broadcast to those of `tensor_to_index`.
         """
         number = index.to(torch.int64)
         if not number.dim():
-            return tensor[..., number]
-        return tensor.gather(-1, number.expand(*tensor.shape[:-1], number.shape[-1]))
+            return tensor_to_index[..., number]
+        return tensor_to_index.gather(-1, number.expand(*tensor_to_index.shape[:-1], number.shape[-1]))
 
     @suggests_keywords()
-    def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+    def to_one_hot(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return the one-hot form of a value, bool `[*value.shape, n]`.
 
         NotInSpecError if the value is not a member; `safe=False` skips that check.
         """
         if safe is not False:
-            self.assert_is_in(value)
-        return one_hot(value, self.n)
+            self.assert_is_in(val)
+        return one_hot(val, self.n)
 
     def to_one_hot_spec(self) -> OneHot:
         """Return the spec of the values that `to_one_hot` returns."""
@@ -279,6 +278,8 @@ class Binary(Categorical):
             [1, 1]], dtype=torch.int8)
     """
 
+    _LAST_IS_ONE = True
+
     def __init__(
         self,
         n: int | None = None,
@@ -304,9 +305,11 @@ class Binary(Categorical):
         sizes = concrete(self._shape)
         return sizes[-1] if sizes else 1
 
-    @property
-    def space(self) -> Box:
+    def _box(self) -> Box:
         return BinaryBox(self.bits)
+
+    def _takes(self, box: Any) -> bool:
+        return False  # the number of bits is the last size
 
     def cardinality(self) -> float:
         """Count the rows of bits."""
@@ -317,7 +320,7 @@ class Binary(Categorical):
         """List the rows of bits along dimension 0; `use_mask` leaves out those with a bit that is not legal."""
         sizes = concrete(self._shape)
         rows = combinations([2] * self.bits, self._device).to(self._dtype)
-        listed = rows.reshape(-1, *[1] * (len(sizes) - 1), *sizes[-1:]).expand(-1, *sizes)
+        listed = rows.reshape(len(rows), *[1] * (len(sizes) - 1), *sizes[-1:]).expand(-1, *sizes)
         if use_mask and self._mask is not None:
             listed = listed[self._members(listed).flatten(1).all(1)]
         return listed.clone()
@@ -346,7 +349,6 @@ class MultiCategorical(CategoriesSpec):
 
     _PARAMETERS = ("_nvec", "_allowed")
     _INNER_DIMS: ClassVar = {"_allowed": 1}
-    _FACTS = ("_remove_singleton",)
 
     def __init__(
         self,
@@ -372,7 +374,7 @@ class MultiCategorical(CategoriesSpec):
             raise UsageError(f"an nvec of shape {found} does not go with the shape {list(sizes)}") from None
         for count in self._nvec.unique().tolist():
             expect_countable(count, self._dtype)
-        self._all_small = bool((self._nvec <= FEWER_THAN_FLOATS).all())
+        self._all_small = bool(((self._nvec > 0) & (self._nvec <= FEWER_THAN_FLOATS)).all())
         self._remove_singleton = remove_singleton
         self._allowed: torch.Tensor | None = None
         self.update_mask(mask)
@@ -387,9 +389,8 @@ class MultiCategorical(CategoriesSpec):
         """Whether a spec of shape `[1]` draws values without that dimension."""
         return self._remove_singleton
 
-    @property
-    def space(self) -> Box:
-        return _box_list(self._nvec)
+    def _box(self) -> Box:
+        return BoxList.from_nvec(self._nvec) if self._nvec.dim() else CategoricalBox(int(self._nvec))
 
     def _row(self) -> list[int]:
         """Categories of the columns; UsageError if the rows differ."""
@@ -429,7 +430,7 @@ class MultiCategorical(CategoriesSpec):
     def _drops_last(self) -> bool:
         return self._remove_singleton and self._shape == (1,)
 
-    def rand(self, shape: ShapeLike = (), *, generator: torch.Generator | None = None) -> torch.Tensor:
+    def rand(self, shape: ShapeLike | None = None, *, generator: torch.Generator | None = None) -> torch.Tensor:
         drawn: torch.Tensor = super().rand(shape, generator=generator)
         return drawn.squeeze(-1) if self._drops_last() else drawn
 
@@ -437,24 +438,25 @@ class MultiCategorical(CategoriesSpec):
         size = batched(shape, self._shape)
         if self._allowed is None and self._all_small and self._device.type != "mps":  # which has no float64
             return small_integers(self._nvec, size, self._dtype, generator)
+        expect_categories(self._nvec.flatten().tolist())
         return draw_categories(self._nvec, self._allowed, size, generator).to(self._dtype)
 
-    def is_in(self, value: Any) -> bool:
+    def is_in(self, val: Any) -> bool:
         """Whether a value is a tensor of this element type and trailing shape, with every number in its range."""
-        return super().is_in(value.unsqueeze(-1) if self._lacks_last(value) else value)
+        return super().is_in(val.unsqueeze(-1) if self._lacks_last(val) else val)
 
     def _are_members(self, value: torch.Tensor) -> bool:
         if self._allowed is None and value.dtype in WHOLE_TYPES:
             return bool(((value >= 0) & (value < self._nvec.to(value.device))).all())
         return super()._are_members(value)
 
-    def project(self, value: Any) -> torch.Tensor:
+    def project(self, val: Any) -> torch.Tensor:
         """Return the value if it is a member, else a new tensor with the nearest legal category of each element."""
-        if not self._lacks_last(value):
-            return super().project(value)
-        wide = value.unsqueeze(-1)
+        if not self._lacks_last(val):
+            return super().project(val)
+        wide = val.unsqueeze(-1)
         found = super().project(wide)
-        return value if found is wide else found.squeeze(-1)
+        return val if found is wide else found.squeeze(-1)
 
     def _lacks_last(self, value: Any) -> bool:
         return self._drops_last() and isinstance(value, torch.Tensor) and batch_of(value.shape, self._shape) is None
@@ -466,29 +468,27 @@ class MultiCategorical(CategoriesSpec):
     @suggests_keywords()
     def enumerate(self, use_mask: bool = False) -> torch.Tensor:
         """List the values of one event along dimension 0; `use_mask` leaves out those that are not legal."""
-        sizes = self._nvec.shape
-        if self._rows_alike():
-            rows = combinations(self._row(), self._device).reshape(-1, *[1] * (len(sizes) - 1), *sizes[-1:])
-        else:
-            rows = combinations(self._nvec.flatten().tolist(), self._device).reshape(-1, *sizes)
+        sizes, alike = self._nvec.shape, self._rows_alike()
+        rows = combinations(self._row() if alike else self._nvec.flatten().tolist(), self._device)
+        rows = rows.reshape(len(rows), *([*[1] * (len(sizes) - 1), *sizes[-1:]] if alike else sizes))
         listed = rows.to(self._dtype).expand(-1, *sizes)
         if use_mask and self._allowed is not None:
             listed = listed[self._members(listed).flatten(1).all(1)]
         return listed.clone()
 
-    def index(self, index: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Pick from the last dimension of `tensor` by numbers whose leading dimensions broadcast to its own."""
-        return tensor.gather(-1, index.to(torch.int64).expand(*tensor.shape[:-1], index.shape[-1]))
+    def index(self, index: torch.Tensor, tensor_to_index: torch.Tensor) -> torch.Tensor:
+        """Select from the last dimension of `tensor_to_index`; leading dimensions of `index` broadcast to its own."""
+        return tensor_to_index.gather(-1, index.to(torch.int64).expand(*tensor_to_index.shape[:-1], index.shape[-1]))
 
     @suggests_keywords()
-    def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+    def to_one_hot(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return truth values in which each column's own category is True, column after column.
 
         The shape is `[*batch, sum(nvec)]`. NotInSpecError if the value is not a member; `safe=False` skips that check.
         """
         if safe is not False:
-            self.assert_is_in(value)
-        full = value.unsqueeze(-1) if self._lacks_last(value) or not self._nvec.dim() else value
+            self.assert_is_in(val)
+        full = val.unsqueeze(-1) if self._lacks_last(val) or not self._nvec.dim() else val
         return torch.cat([one_hot(full[..., column], count) for column, count in enumerate(self._row())], -1)
 
     def to_one_hot_spec(self) -> MultiOneHot:
@@ -498,6 +498,12 @@ class MultiCategorical(CategoriesSpec):
         return MultiOneHot(counts, shape, self._device, mask=self.mask)
 
     # Shape -----------------------------------------------------------------------------------------
+
+    def unbind(self, dim: int = 0) -> tuple[Self, ...]:
+        """Return the specs along one dimension; UsageError for the last one, in which all columns are one event."""
+        if normal_dim(dim, self.ndim) == self.ndim - 1:
+            raise UsageError("the columns of a MultiCategorical are one event", hint="index the spec to select columns")
+        return super().unbind(dim)
 
     def _stack(self, specs: Sequence[Any], dim: int) -> LeafSpec:
         if len({allowed.shape[-1] for spec in specs if (allowed := spec._allowed) is not None}) > 1:
@@ -512,16 +518,16 @@ class MultiCategorical(CategoriesSpec):
         return self._twin(_dtype=dtype)
 
 
-def _box_list(counts: torch.Tensor) -> Box:
-    if not counts.dim():
-        return CategoricalBox(int(counts))
-    return BoxList(tuple(_box_list(part) for part in counts.unbind(-1)))
+def expect_categories(counts: Sequence[int]) -> None:
+    """Raise SchemaError if there is a column without categories, so that a spec has no members."""
+    if 0 in counts:
+        raise SchemaError(f"the numbers of categories are {list(counts)}: without categories there is nothing to draw")
 
 
 def expect_countable(n: int, dtype: torch.dtype) -> int:
     """Return a number of categories, or raise UsageError if an element type cannot number them."""
-    if n < 1:
-        raise UsageError(f"n is {n}, expected 1 or more categories, or -1 to leave it open")
+    if n < 0:
+        raise UsageError(f"n is {n}, expected a number of categories, or -1 to leave it open")
     if n - 1 > (1 / torch.finfo(dtype).eps if dtype.is_floating_point else type_limits(dtype)[1]):
         raise UsageError(f"n is {n}, expected no more categories than {dtype} can number")
     return n
@@ -624,6 +630,7 @@ class _OneHotSpec(LeafSpec):
     domain = "discrete"
     _PARAMETERS = ("_mask",)
     _FACTS = ("_counts", "_use_register")
+    _LAST_IS_ONE = True
 
     def __init__(
         self,
@@ -636,8 +643,8 @@ class _OneHotSpec(LeafSpec):
     ) -> None:
         require_flags(use_register=use_register)
         self._counts = tuple(as_count(count, "a number of categories") for count in counts)
-        if not self._counts or min(self._counts) < 1:
-            raise UsageError(f"the categories are {list(self._counts)}, expected 1 or more in each column")
+        if not self._counts or min(self._counts) < 0:
+            raise UsageError(f"the categories are {list(self._counts)}, expected their number in each column")
         total = sum(self._counts)
         sizes = as_shape((total,) if shape is None else shape)
         if sizes[-1:] != (total,):
@@ -671,8 +678,9 @@ class _OneHotSpec(LeafSpec):
         if self._mask is None:
             layout = self._layout_on(self._device)
             lead = torch.Size([*size[:-1], len(self._counts)])
-            if len(self._counts) == 1 and self._counts[0] <= FEW and generator is None:
+            if len(self._counts) == 1 and 0 < self._counts[0] <= FEW and generator is None:
                 return self._rows(torch.randint(self._counts[0], lead, device=self._device))
+            expect_categories(self._counts)
             return self._rows(small_integers(layout.counts, lead, torch.int64, generator))
         draws = torch.rand(size, device=self._device, generator=generator)  # the largest of even draws is even
         return self._rows(self._largest(draws.masked_fill_(~self._mask, -1.0)))
@@ -700,6 +708,8 @@ class _OneHotSpec(LeafSpec):
     def _members(self, value: torch.Tensor) -> torch.Tensor:
         """Return for each row whether it is legal; bool `[..., 1]`."""
         is_set = value if value.dtype is torch.bool else value != 0
+        if 0 in self._counts:
+            return is_set.new_zeros(*value.shape[:-1], 1)
         if len(self._counts) == 1:
             found = is_set.sum(-1, keepdim=True) == 1
         else:
@@ -712,7 +722,8 @@ class _OneHotSpec(LeafSpec):
         return found
 
     def _are_members(self, value: torch.Tensor) -> bool:
-        if len(self._counts) > 1 or not (value.is_floating_point() or value.dtype in WHOLE_TYPES):
+        simple = value.is_floating_point() or value.dtype in WHOLE_TYPES
+        if not simple or len(self._counts) > 1 or not self._counts[0]:
             return super()._are_members(value)
         if not torch.equal(self._rows(value.argmax(-1, keepdim=True)), value):
             return False
@@ -720,6 +731,7 @@ class _OneHotSpec(LeafSpec):
 
     def _nearest(self, value: torch.Tensor) -> torch.Tensor:
         """Set the largest legal element of each column, the first of equal ones; NaN is below all numbers."""
+        expect_categories(self._counts)
         if value.is_floating_point():
             scores = value.double().nan_to_num(_LEAST)  # infinity becomes the largest number: what is illegal is below
             return self._rows(self._largest(self._legal_scores(scores, -math.inf)))
@@ -807,12 +819,12 @@ class _OneHotSpec(LeafSpec):
         return torch.Size([*self._shape[:-1], len(self._counts)])
 
     @suggests_keywords()
-    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+    def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
         """Return the category numbers, or the values registered for them.
 
         NotInSpecError if the value is not a member; `safe=False` skips that check.
         """
-        return super().to_numpy(torch.as_tensor(value), safe is not False)
+        return super().to_numpy(torch.as_tensor(val), safe is not False)
 
     def _to_numpy(self, value: Any) -> Any:
         numbers = self.to_categorical(torch.as_tensor(value), safe=False)
@@ -829,20 +841,20 @@ class _OneHotSpec(LeafSpec):
         return np.asarray(known).reshape(numbers.shape)
 
     @suggests_keywords()
-    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+    def to_categorical(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return category numbers, int64 `[*batch, *shape[:-1]]`, and a dimension of columns if there are several.
 
         NotInSpecError if the value is not a member; `safe=False` skips that check.
         """
-        numbers = self._numbers(value, safe)
+        numbers = self._numbers(val, safe)
         return numbers if len(self._number_shape) == self.ndim else numbers.squeeze(-1)
 
     @suggests_keywords()
-    def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+    def to_one_hot(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return the value, which is one-hot already; `safe` checks it against the spec."""
         if safe:
-            self.assert_is_in(value)
-        return value
+            self.assert_is_in(val)
+        return val
 
     def to_one_hot_spec(self) -> Self:
         return self
@@ -856,19 +868,19 @@ class _OneHotSpec(LeafSpec):
         """Return the rows along dimension 0, each filling the whole shape; `use_mask` leaves out masked ones."""
         sizes = concrete(self._shape)
         rows = self._rows(combinations(self._counts, self._device))
-        listed = rows.reshape(-1, *[1] * (len(sizes) - 1), sizes[-1]).expand(-1, *sizes)
+        listed = rows.reshape(len(rows), *[1] * (len(sizes) - 1), sizes[-1]).expand(-1, *sizes)
         if use_mask and self._mask is not None:
             listed = listed[self._members(listed).flatten(1).all(1)]
         return listed.clone()
 
-    def index(self, index: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Select from the last dimension of `tensor`, which has one entry for each category of each column.
+    def index(self, index: torch.Tensor, tensor_to_index: torch.Tensor) -> torch.Tensor:
+        """Select from the last dimension of `tensor_to_index`, which has one entry for each category of each column.
 
-        `index` are one-hot rows whose leading dimensions broadcast to the leading ones of `tensor`. The result has one
+        `index` are one-hot rows whose leading dimensions broadcast to those of `tensor_to_index`. The result has one
         entry per column.
         """
         numbers = self._numbers(index, None) + self._layout_on(index.device).starts
-        return tensor.gather(-1, numbers.expand(*tensor.shape[:-1], numbers.shape[-1]))
+        return tensor_to_index.gather(-1, numbers.expand(*tensor_to_index.shape[:-1], numbers.shape[-1]))
 
     # Shape, copies ---------------------------------------------------------------------------------
 
@@ -944,8 +956,7 @@ class OneHot(_OneHotSpec):
         """Number of categories."""
         return self._counts[0]
 
-    @property
-    def space(self) -> Box:
+    def _box(self) -> Box:
         return CategoricalBox(self.n)
 
     @property
@@ -988,13 +999,12 @@ class MultiOneHot(_OneHotSpec):
         """The number of categories of each column, int64."""
         return torch.tensor(self._counts)
 
-    @property
-    def space(self) -> Box:
-        return BoxList(tuple(CategoricalBox(count) for count in self._counts))
+    def _box(self) -> Box:
+        return BoxList([CategoricalBox(count) for count in self._counts])
 
     def to_categorical_spec(self) -> MultiCategorical:
         """Return the spec of the category numbers."""
-        return MultiCategorical(self._counts, self._number_shape, self._device, mask=self._mask, remove_singleton=False)
+        return MultiCategorical(self._counts, self._number_shape, self._device, mask=self._mask)
 
 
 _WORDS: dict[str, tuple[str, ...]] = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
@@ -17,6 +18,7 @@ from .base import (
     ShapeChange,
     ShapeLike,
     SpecTypeError,
+    SpecValueError,
     Stacked,
     TensorSpec,
     as_device,
@@ -26,6 +28,7 @@ from .base import (
     changed_shape,
     combinations,
     concrete,
+    indexing,
     make_neg_dim_of_all,
     normal_dim,
     stack_densely,
@@ -37,7 +40,11 @@ from .non_tensor import NonTensor
 
 
 class LockedSpecError(UsageError, RuntimeError):
-    """A locked Composite cannot be changed."""
+    """A locked Composite cannot be changed, nor unlocked while one that holds it is locked with it."""
+
+
+class ReservedNameError(UsageError, MissingKeyError, AttributeError):
+    """A name belongs to a property of a Composite, and cannot be the name of an entry."""
 
 
 Key: TypeAlias = str | tuple[str, ...]
@@ -140,6 +147,10 @@ class Composite(TensorSpec):
     """
 
     domain = "composite"
+    _locked = False
+    _locks_nested = False
+    _holders: tuple[weakref.ref[Composite], ...] = ()
+    """Composites that locked this one together with themselves, as far as they still exist."""
 
     def __init__(
         self,
@@ -159,21 +170,20 @@ class Composite(TensorSpec):
             raise UsageError("shape and batch_size are both set, expected one: they mean the same")
         size = batch_size if shape is None else shape
         if isinstance(size, TensorSpec):
-            raise UsageError("an entry cannot be named 'shape': that is a property of the spec")
+            raise ReservedNameError("an entry cannot be named 'shape': that is a property of the spec")
         self._shape = as_shape(() if size is None else size)
         self._device = None if device is None else as_device(device)
         self._specs: dict[str, Entry] = {}
-        self._locked = False
         self._names: list[str | None] | None = None
         self.data_cls = data_cls
         self.step_mdp_static = step_mdp_static
-        if names is not None:
-            self.names = names
         for entries in (*args, kwargs):
             if entries is not None and not isinstance(entries, Mapping | Composite):
                 raise SchemaError(f"the argument of Composite is a {type(entries).__name__}, expected a dict of specs")
             for key, spec in entries.items() if entries else ():
                 self.set(key, spec)
+        if names is not None:
+            self.names = names
 
     # Shape, device, names --------------------------------------------------------------------------
 
@@ -219,7 +229,10 @@ class Composite(TensorSpec):
 
     @property
     def names(self) -> list[str | None]:
-        """The names of the dimensions; None for a dimension without a name."""
+        """The names of the dimensions; None for a dimension without a name.
+
+        Nested Composites get names that are assigned, or that the constructor is given. None removes names here only.
+        """
         return list(self._names) if self._names is not None else [None] * self.ndim
 
     @names.setter
@@ -227,28 +240,33 @@ class Composite(TensorSpec):
         if names is not None and len(names) != self.ndim:
             raise UsageError(f"names has {len(names)}, expected one for each of {self.ndim} dimensions")
         self._names = None if names is None or not any(names) else list(names)
+        for inner in self._nested() if names is not None else ():
+            inner.names = [*names, *[None] * (inner.ndim - self.ndim)]
 
     # Entries ---------------------------------------------------------------------------------------
 
-    def set(self, key: Key, spec: Any) -> Self:
-        """Set an entry, in place, and create nested Composites as needed. Nothing changes if it does not fit."""
-        path = as_path(key)
+    def set(self, name: Key, spec: Any) -> Self:
+        """Set an entry, in place, and create nested Composites as needed. Nothing changes if it does not fit.
+
+        ReservedNameError (an AttributeError) for the names of properties: shape, device, dtype and space.
+        """
+        path = as_path(name)
         if path is None:
-            raise SpecTypeError(f"{key!r} is not a key, expected a name or a tuple of names")
-        self._expect_unlocked()
-        name, rest = path[0], path[1:]
-        if name in _RESERVED:
-            raise UsageError(f"an entry cannot be named {name!r}: that is a property of the spec")
-        if not rest:
-            self._specs[name] = self._fitting(name, self._as_spec(name, spec), self._shape)
-            return self
-        inner = self._specs.get(name)
-        if inner is not None and not isinstance(inner, Composite):
-            raise UsageError(f"{name!r} is a {type(inner).__name__}, which has no entry {rest[0]!r}")
+            raise SpecTypeError(f"{name!r} is not a key, expected a name or a tuple of names")
+        first, rest = path[0], path[1:]
+        if first in _RESERVED:
+            raise ReservedNameError(f"an entry cannot be named {first!r}: that is a property of the spec")
+        inner = self._specs.get(first) if rest else None
         if inner is None:
-            inner = type(self)(shape=self._shape, device=self._device)
-        inner.set(rest, spec)
-        self._specs[name] = inner
+            self._expect_unlocked()
+        elif not isinstance(inner, Composite):
+            raise UsageError(f"{first!r} is a {type(inner).__name__}, which has no entry {rest[0]!r}")
+        if not rest:
+            self._specs[first] = self._fitting(first, self._as_spec(first, spec), self._shape)
+        elif inner is None:
+            self._specs[first] = type(self)(shape=self._shape, device=self._device).set(rest, spec)
+        else:
+            inner.set(rest, spec)
         return self
 
     def _as_spec(self, name: str, spec: Any) -> Entry:
@@ -271,9 +289,9 @@ class Composite(TensorSpec):
             raise SchemaError(f"the entry {name!r} is on {entry.device}, the Composite on {self._device}")
         return entry.to(self._device)
 
-    def get(self, key: Key, default: Any = _NO_DEFAULT) -> Any:
+    def get(self, item: Key, default: Any = _NO_DEFAULT) -> Any:
         """Return an entry, or `default` if there is none; without a default MissingKeyError (a KeyError) is raised."""
-        path: tuple[Any, ...] = as_path(key) or (key,)
+        path: tuple[Any, ...] = as_path(item) or (item,)
         name, rest = path[0], path[1:]
         found: Any = self._specs.get(name, _MISSING)
         if rest:
@@ -283,12 +301,14 @@ class Composite(TensorSpec):
         if default is not _NO_DEFAULT:
             return default
         known = ", ".join(map(repr, self._specs)) or "none"
-        raise MissingKeyError(f"no entry {key!r}; the entries are {known}")
+        kind = ReservedNameError if path[-1] in _RESERVED else MissingKeyError
+        raise kind(f"no entry {item!r}; the entries are {known}")
 
     def pop(self, key: Key, default: Any = _NO_DEFAULT) -> Any:
         """Remove an entry and return it, or `default` if it does not exist; MissingKeyError without a default."""
-        self._expect_unlocked()
         path = as_path(key) or (key,)
+        if not path[1:]:
+            self._expect_unlocked()
         if not path[1:] and path[0] in self._specs:
             return self._specs.pop(path[0])
         parent = self.get(path[:-1], None) if path[1:] else None
@@ -296,11 +316,10 @@ class Composite(TensorSpec):
             return parent.pop(path[-1])
         return self.get(key) if default is _NO_DEFAULT else default  # get raises the error
 
-    def update(self, entries: Mapping[Any, Any] | Composite) -> Self:
+    def update(self, dict_or_spec: Mapping[Any, Any] | Composite) -> Self:
         """Set several entries, in place, nested Composites recursively. Nothing changes if one does not fit."""
-        self._expect_unlocked()
         for target in (self._branches(), self):  # on a copy first: either all entries change or none
-            _merge(target, entries)
+            _merge(target, dict_or_spec)
         return self
 
     def separates(self, *keys: Key, default: Any = None) -> Self:
@@ -406,7 +425,7 @@ class Composite(TensorSpec):
 
     @is_locked.setter
     def is_locked(self, locked: bool) -> None:
-        self._with_lock(locked)
+        self.lock_() if locked else self.unlock_()
 
     @property
     def locked(self) -> bool:
@@ -416,21 +435,56 @@ class Composite(TensorSpec):
     def lock_(self, recurse: bool | None = None) -> Self:
         """Lock the entries: changing them raises LockedSpecError (a RuntimeError) from now on.
 
-        Nested Composites are locked, too, unless `recurse` is False.
+        Nested Composites are locked, too, unless `recurse` is False. They cannot be unlocked by themselves then.
         """
-        return self._with_lock(True, recurse is not False)
+        self._locked = True
+        if recurse is not False:
+            self._locks_nested = True
+            self._hold_nested()
+            for inner in self._nested():
+                inner.lock_()
+        return self
 
     @suggests_keywords()
     def unlock_(self, recurse: bool | None = None) -> Self:
-        """Allow changes again, also in nested Composites unless `recurse` is False."""
-        return self._with_lock(False, recurse is not False)
+        """Allow changes again, also in nested Composites unless `recurse` is False.
 
-    def _with_lock(self, locked: bool, recurse: bool = True) -> Self:
-        self._locked = locked
-        for entry in self._specs.values() if recurse else ():
-            if isinstance(entry, Composite):
-                entry.is_locked = locked
+        LockedSpecError (a RuntimeError) if a Composite that stays locked has locked one of them together with itself.
+        """
+        group = [self] if recurse is False else self._group()
+        known = {id(one) for one in group}
+        if any(id(holder) not in known for one in group for holder in one._lockers()):
+            raise LockedSpecError(
+                "a Composite cannot be unlocked while one that holds it is locked", hint="unlock_() the outer one"
+            )
+        for one in group:
+            one._locked = one._locks_nested = False
         return self
+
+    def _nested(self) -> list[Composite]:
+        return [inner for inner in self._within() if isinstance(inner, Composite)]
+
+    def _group(self) -> list[Composite]:
+        """Return this Composite and all that are nested in it."""
+        return [self, *(one for inner in self._nested() for one in inner._group())]
+
+    def _hold_nested(self) -> None:
+        for inner in self._nested():
+            others = [holder for holder in inner._holders if holder() is not None and holder() is not self]
+            inner._holders = (*others, weakref.ref(self))
+
+    def _lockers(self) -> list[Composite]:
+        """Return the Composites that hold this one and have locked it together with themselves."""
+        alive = [found for holder in self._holders if (found := holder()) is not None and found._locks_nested]
+        return [holder for holder in alive if any(inner is self for inner in holder._nested())]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_holders": ()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._locks_nested:
+            self._hold_nested()
 
     def _expect_unlocked(self) -> None:
         if self._locked:
@@ -480,35 +534,43 @@ class Composite(TensorSpec):
             return TensorDict._new_unsafe(entries, batch_size=size, device=device, nested=False)  # type: ignore[arg-type]
         return TensorDict(entries, batch_size=size, device=device, names=names)
 
-    def is_in(self, value: Any) -> bool:
-        """Return whether a tensordict or dict has all entries, each a member of its spec, and is a `data_cls` if set.
+    def is_in(self, val: Any) -> bool:
+        """Return whether each entry of a tensordict or dict is a member of its spec, and it is a `data_cls` if set.
 
-        Additional entries are ignored, and an entry whose spec is None may have any value or be missing.
+        Additional entries are ignored, and an entry whose spec is None may have any value or be missing. For any other
+        missing entry, MissingKeyError (a KeyError) names it.
         """
-        if self.data_cls is not None and type(value) is not self.data_cls:
+        if self.data_cls is not None and type(val) is not self.data_cls:
             return False
-        if not is_nest(value):
+        if not is_nest(val):
             return False
-        found = entries_of(value)
+        found = entries_of(val)
         optional = self.data_cls is not None  # fields that are None are not among the entries of a tensorclass
-        return all(
-            entry is None or ((optional or name in found) and entry.is_in(found.get(name)))
-            for name, entry in self._specs.items()
-        )
+        for name, entry in self._specs.items():
+            if entry is None:
+                continue
+            if not entry.is_in(found[name] if name in found else None if optional else _expected(found, name)):
+                return False
+        return True
 
     def __contains__(self, value: Any) -> bool:
         """Return whether a key exists, or a value is a member."""
-        return value in self.keys(include_nested=True) if as_path(value) else self.is_in(value)
+        if as_path(value):
+            return value in self.keys(include_nested=True)
+        try:
+            return self.is_in(value)
+        except MissingKeyError:
+            return False
 
-    def project(self, value: Any) -> Any:
+    def project(self, val: Any) -> Any:
         """Replace each entry that is not a member by the nearest one, in place, and return the value.
 
         MissingKeyError if an entry is missing; nothing is changed then.
         """
-        if not is_nest(value):
-            raise SpecTypeError(f"cannot project a {type(value).__name__}, expected a tensordict")
-        _put(self._projections(value, ()))
-        return value
+        if not is_nest(val):
+            raise SpecTypeError(f"cannot project a {type(val).__name__}, expected a tensordict")
+        _put(self._projections(val, ()))
+        return val
 
     def _projections(self, value: Any, prefix: tuple[str, ...]) -> list[tuple[Any, Any, Any]]:
         """Return the projected entries, each with its nest and its key, without changing the value."""
@@ -560,35 +622,40 @@ class Composite(TensorSpec):
                 arrays[name] = to_array(item) if isinstance(item, torch.Tensor) else item
         return arrays
 
-    def type_check(self, value: Any, key: Any = None) -> None:
-        """Raise SpecTypeError (a TypeError) unless all entries, or the one at `key`, have the right element types.
+    def type_check(self, value: Any, selected_keys: Key | Iterable[Key] | None = None) -> None:
+        """Raise SpecTypeError (a TypeError) unless the entries have the right element types.
 
-        MissingKeyError if an entry is missing.
+        Args:
+            value: a tensordict or a dict.
+            selected_keys: the entries to check; by default all. With the key of an entry, `value` is that entry.
+
+        Raises:
+            MissingKeyError (a KeyError): an entry is missing.
         """
-        if key is not None and not (is_nest(value) and key not in self):  # else TorchRL names the value itself
-            entry = self.get(key)
+        if as_path(selected_keys) and not (is_nest(value) and selected_keys not in self):
+            entry = self.get(selected_keys)  # otherwise TorchRL names the value itself
             if entry is not None:
-                entry.type_check(value, None if isinstance(entry, Composite) else key)
+                entry.type_check(value, None if isinstance(entry, Composite) else selected_keys)
             return
         if not is_nest(value):
             raise SpecTypeError(f"the value is a {type(value).__name__}, expected a tensordict")
         found = entries_of(value)
-        for name, entry in self._specs.items():
+        for name in self._specs if selected_keys is None or as_path(selected_keys) else selected_keys:
+            entry = self.get(name)
             if entry is not None:
-                item = _expected(found, name)
-                entry.type_check(item, None if isinstance(entry, Composite) else name)
+                entry.type_check(_expected(found, name), None if isinstance(entry, Composite) else name)
 
-    def rand_update(self, value: TensorDictBase, *, generator: torch.Generator | None = None) -> TensorDictBase:
+    def rand_update(self, val: TensorDictBase, *, generator: torch.Generator | None = None) -> TensorDictBase:
         """Replace the entries that this spec has by random members, in place, in a tensordict."""
-        return value.update(self.rand(self._batch(value), generator=generator))
+        return val.update(self.rand(self._batch(val), generator=generator))
 
-    def zeros_update(self, value: TensorDictBase) -> TensorDictBase:
+    def zeros_update(self, val: TensorDictBase) -> TensorDictBase:
         """Replace the entries that this spec has by zeros, in place, in a tensordict."""
-        return value.update(self.zero(self._batch(value)))
+        return val.update(self.zero(self._batch(val)))
 
-    def ones_update(self, value: TensorDictBase) -> TensorDictBase:
+    def ones_update(self, val: TensorDictBase) -> TensorDictBase:
         """Replace the entries that this spec has by ones, in place, in a tensordict."""
-        return value.update(self.one(self._batch(value)))
+        return val.update(self.one(self._batch(val)))
 
     def _batch(self, value: TensorDictBase) -> torch.Size:
         batch = batch_of(value.batch_size, self.shape)
@@ -612,7 +679,7 @@ class Composite(TensorSpec):
     def refine_names(self, *names: Any) -> Self:
         """Name dimensions without a name, in place; Ellipsis stands for dimensions that keep their names.
 
-        UsageError if a dimension already has another name.
+        SpecValueError (a RuntimeError) if a dimension already has another name.
         """
         given = list(names)
         fits = len(given) - 1 <= self.ndim if given.count(...) == 1 else len(given) == self.ndim
@@ -624,7 +691,9 @@ class Composite(TensorSpec):
             given[place : place + 1] = self.names[place : place + rest]
         for old, new in zip(self.names, given, strict=True):
             if old is not None and old != new:
-                raise UsageError(f"the dimension {old!r} cannot be renamed {new!r}: refine_names only names new ones")
+                raise SpecValueError(
+                    f"the dimension {old!r} cannot be renamed {new!r}: refine_names only names new ones"
+                )
         self.names = given
         return self
 
@@ -690,7 +759,8 @@ class Composite(TensorSpec):
     def _twin(self, entries: dict[str, Entry], shape: torch.Size, **changes: Any) -> Self:
         """Return an unlocked copy of this Composite with other entries, which must fit."""
         twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__ | {"_locked": False} | changes, _specs=entries, _shape=shape)
+        unlocked = {"_locked": False, "_locks_nested": False, "_holders": ()}
+        twin.__dict__.update(self.__dict__ | unlocked | changes, _specs=entries, _shape=shape)
         if len(twin.names) != len(shape):
             twin.names = None
         return twin
@@ -721,8 +791,6 @@ class Composite(TensorSpec):
 
 
 def _merge(target: Composite, entries: Mapping[Any, Any] | Composite) -> None:
-    if target.is_locked:
-        raise LockedSpecError("a locked Composite cannot be changed", hint="unlock_() first")
     for key, spec in entries.items():
         inner = target.get(key, None)
         if isinstance(inner, Composite) and isinstance(spec, Mapping | Composite):
@@ -884,14 +952,18 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         is_leaf: Callable[[type], bool] | None = None,
         step_mdp_static_only: bool = False,
     ) -> View[Key]:
-        """A view of the keys that all members have."""
+        """A view of the keys that all members have, in the order of the alphabet."""
         views = [
             spec.keys(include_nested, leaves_only, is_leaf=is_leaf, step_mdp_static_only=step_mdp_static_only)
             for spec in self._specs
         ]
-        return View(
-            lambda: ((key, None) for key in views[0] if all(key in view for view in views[1:])), lambda key, _: key
-        )
+
+        def shared() -> Iterator[tuple[Key, Entry]]:
+            others = [{*view} for view in views[1:]]
+            found = [key for key in views[0] if all(key in keys for keys in others)]
+            return ((key, None) for key in sorted(found, key=lambda key: as_path(key) or ()))
+
+        return View(shared, lambda key, _: key)
 
     def _selected(self, selection: Selection, prefix: tuple[str, ...] = ()) -> Iterator[tuple[Key, Entry]]:
         for key in self.keys(
@@ -903,22 +975,22 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
             path = (*prefix, *(key if isinstance(key, tuple) else (key,)))
             yield (path if len(path) > 1 else path[0]), self.get(key)
 
-    def get(self, key: Key, default: Any = _NO_DEFAULT) -> Any:
+    def get(self, item: Key, default: Any = _NO_DEFAULT) -> Any:
         """Return the stack of the members' entries under a key, or `default` if a member lacks it.
 
         MissingKeyError (a KeyError) without a default; SchemaError (a RuntimeError) if the entries differ in their
         number of dimensions, or some are None.
         """
-        found = [spec.get(key, _MISSING) for spec in self._specs]
+        found = [spec.get(item, _MISSING) for spec in self._specs]
         if any(entry is _MISSING for entry in found):
             if default is not _NO_DEFAULT:
                 return default
             known = ", ".join(map(repr, self.keys())) or "none"
-            raise MissingKeyError(f"not all members have an entry {key!r}; they have {known} in common")
+            raise MissingKeyError(f"not all members have an entry {item!r}; they have {known} in common")
         if all(entry is None for entry in found):
             return None
         if any(entry is None for entry in found):
-            raise SchemaError(f"the entry {key!r} is None in some of the members only")
+            raise SchemaError(f"the entry {item!r} is None in some of the members only")
         if all(isinstance(entry, Composite) for entry in found):
             return StackedComposite(*found, dim=self._dim)
         try:
@@ -926,21 +998,29 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         except SchemaError:
             return Stacked.mixed(found, self._dim)
 
-    def set(self, key: Key, spec: Any) -> Self:
+    def set(self, name: Key, spec: Any) -> Self:
         """Set an entry of all members, in place: each gets its part along the stacked dimension. All change or none."""
         self._expect_unlocked()
-        spec, name = as_own(spec), (as_path(key) or (repr(key),))[-1]
+        spec, last = as_own(spec), (as_path(name) or (repr(name),))[-1]
         if isinstance(spec, Mapping):
             spec = Composite(spec, shape=self.shape)
         if isinstance(spec, TensorSpec) and spec.shape[: self.ndim] != self.shape:
-            spec = reshaped_entry(name, spec, self.shape)
+            spec = reshaped_entry(last, spec, self.shape)
         if spec is not None and not isinstance(spec, TensorSpec):
-            raise SpecTypeError(f"the entry {name!r} is a {type(spec).__name__}, expected a spec, a dict or None")
+            raise SpecTypeError(f"the entry {last!r} is a {type(spec).__name__}, expected a spec, a dict or None")
         parts = [None] * len(self._specs) if spec is None else spec.unbind(self._dim)
         for members in (self._branches().specs, self._specs):  # on copies first
             for member, part in zip(members, parts, strict=True):
-                member.set(key, part)
+                member.set(name, part)
         return self
+
+    def __delitem__(self, key: Key) -> None:
+        """Remove an entry from all members that have it; MissingKeyError (a KeyError) if none does."""
+        self._expect_unlocked()
+        if all(spec.get(key, _MISSING) is _MISSING for spec in self._specs):
+            self.get(key)  # raises the error
+        for spec in self._specs:
+            spec.pop(key, None)
 
     def pop(self, key: Key, default: Any = _NO_DEFAULT) -> Any:
         """Remove an entry that all members have from them, and return the stack of these entries."""
@@ -951,12 +1031,12 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
                 spec.pop(key)
         return found
 
-    def update(self, entries: Mapping[Any, Any] | Composite) -> Self:
+    def update(self, dict_or_spec: Mapping[Any, Any] | Composite) -> Self:
         """Set several entries of all members, in place, nested Composites recursively. All change or none."""
         self._expect_unlocked()
         for members in (self._branches().specs, self._specs):  # on copies first
             for number, member in enumerate(members):
-                member.update(_part_of(entries, self._dim, number))
+                member.update(_part_of(dict_or_spec, self._dim, number))
         return self
 
     def empty(self) -> Self:
@@ -969,7 +1049,11 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         return all(spec.is_empty(recurse) for spec in self._specs)
 
     def __len__(self) -> int:
-        return len(self.keys())
+        """Return the first size, as of values; `len(stack.keys())` counts the entries."""
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.get(index) if as_path(index) else LazyStack.__getitem__(self, index)
 
     @property
     def exclusive_keys(self) -> tuple[tuple[Key, ...], ...]:
@@ -985,12 +1069,6 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
             for key in keys
         ]
         return "exclusive_keys={\n    " + ",\n    ".join(lines) + "}" if lines else "exclusive_keys={}"
-
-    def _with_lock(self, locked: bool, recurse: bool = True) -> Self:
-        self._locked = locked
-        for spec in self._specs:
-            spec._with_lock(locked, recurse)
-        return self
 
     def _expect_unlocked(self) -> None:
         if self._locked or any(spec.is_locked for spec in self._specs):
@@ -1016,12 +1094,12 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         projected: Any = torch.stack(found, place)
         return [(item, value, key) for key, item in projected.items(True, True) if not _same(item, value.get(key))]
 
-    def project(self, value: Any) -> Any:
+    def project(self, val: Any) -> Any:
         """Replace each entry that is not a member by the nearest one, in place, and return the value."""
-        if not isinstance(value, list | tuple) and (not is_tensor_collection(value) or is_non_tensor(value)):
-            raise SpecTypeError(f"cannot project a {type(value).__name__}, expected a tensordict")
-        _put(self._projections(value, ()))
-        return value
+        if not isinstance(val, list | tuple) and (not is_tensor_collection(val) or is_non_tensor(val)):
+            raise SpecTypeError(f"cannot project a {type(val).__name__}, expected a tensordict")
+        _put(self._projections(val, ()))
+        return val
 
     def _encode(self, value: Any, ignore_device: bool) -> Any:
         """Convert one dict per member, or one dict of stacked data, to a tensordict; entries may be missing."""
@@ -1048,12 +1126,12 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         for spec, part in zip(self._specs, self._expected_parts(value), strict=True):
             spec._check_encoded(part)
 
-    def type_check(self, value: Any, key: Any = None) -> None:
-        if key is not None:
-            Composite.type_check(self, value, key)
+    def type_check(self, value: Any, selected_keys: Key | Iterable[Key] | None = None) -> None:
+        if as_path(selected_keys):
+            Composite.type_check(self, value, selected_keys)
             return
         for spec, part in zip(self._specs, self._expected_parts(value), strict=True):
-            spec.type_check(part)
+            spec.type_check(part, selected_keys)
 
     # Shape, device, copies -------------------------------------------------------------------------
 
@@ -1209,7 +1287,7 @@ def _blank(name: str, owners: Sequence[TensorSpec], lead: int) -> TensorSpec:
         return first.clone()
     empty = differing if any(differing) else [place >= lead for place in range(first.ndim)]
     try:
-        blank: TensorSpec = first[tuple(slice(0, 0) if is_empty else slice(None) for is_empty in empty)]
+        blank = first._changed(indexing(tuple(slice(0, 0) if is_empty else slice(None) for is_empty in empty)))
     except UsageError:  # one-hot specs cannot be empty in their last dimension
         sizes = [0 if is_empty else size for size, is_empty in zip(first.shape, empty, strict=True)]
         blank = Unbounded(sizes, first.device, first.dtype)

@@ -36,15 +36,16 @@ from .bridge import as_own
 class NonTensor(TensorSpec):
     """Any data except tensors, such as text, with a batch shape; draws, zeros and ones all return the example.
 
-    Values are tensordict's NonTensorData, or a NonTensorStack if the data differ between elements.
+    Values are tensordict's NonTensorData, with a NonTensorStack of them for the dimensions that are not part of the
+    datum, and if the data differ between elements.
 
     Args:
         shape: the batch shape.
         device: the device that values report.
         example_data: one datum for every element; None by default.
-        batched: `example_data` is nested sequences with a datum for each element of `shape`.
-        feature_dims: how many of the last dimensions belong to the datum itself. UsageError (a ValueError) together
-            with `batched`.
+        batched: `example_data` is nested sequences with a datum for each element of `shape`, or one for all of them.
+        feature_dims: how many of the last dimensions belong to the datum itself; by default all, and none if the spec
+            is `batched`. UsageError (a ValueError) together with `batched`.
 
     >>> from rbtool import NonTensor
     >>> NonTensor((), example_data="pick up the cup").rand().data
@@ -62,33 +63,52 @@ class NonTensor(TensorSpec):
     ) -> None:
         if batched is not None:
             require_flags(batched=batched)
-        if batched and feature_dims is not None:
-            raise UsageError("batched and feature_dims are both set, expected at most one of them")
+            if feature_dims is not None:
+                raise UsageError("batched and feature_dims are both set, expected at most one of them")
         self._shape = as_shape(shape)
         self._device = None if device is None else as_device(device)
         self._dtype = None if dtype is None else as_dtype(dtype, torch.float32)
         if feature_dims is not None and not 0 <= feature_dims <= len(self._shape):
             raise UsageError(f"feature_dims is {feature_dims}, but the shape has {len(self._shape)} dimensions")
         self._example = example_data
-        self._feature_dims = feature_dims or 0
-        self._places = _data_of(example_data, self._shape) if batched else None
+        self._batched = bool(batched)
+        self._feature_dims = (0 if batched else len(self._shape)) if feature_dims is None else feature_dims
+        nested = (
+            batched and isinstance(example_data, Sequence | np.ndarray) and not isinstance(example_data, str | bytes)
+        )
+        self._places = _data_of(example_data, self._shape) if nested else None
 
     @property
     def shape(self) -> torch.Size:
         return self._shape
 
+    @shape.setter
+    def shape(self, shape: ShapeLike) -> None:
+        size = as_shape(shape)
+        if self._places is not None:
+            self._places = _data_of(self.example_data, size)
+        self._shape = size
+
     @property
     def device(self) -> torch.device | None:
         return self._device
+
+    @device.setter
+    def device(self, device: DeviceLike | None) -> None:
+        self._device = None if device is None else as_device(device)
 
     @property
     def dtype(self) -> torch.dtype | None:
         return self._dtype
 
+    @dtype.setter
+    def dtype(self, dtype: torch.dtype | None) -> None:
+        self._dtype = dtype
+
     @property
     def batched(self) -> bool:
-        """Whether the example has a datum for each element of the shape."""
-        return self._places is not None
+        """Whether no dimension belongs to the datum, because the spec was made so."""
+        return self._batched
 
     @property
     def feature_dims(self) -> int:
@@ -110,19 +130,21 @@ class NonTensor(TensorSpec):
 
     def _wrapped(self, shape: torch.Size) -> Any:
         size = batched(shape, self._shape)
-        if self._places is None or not size.numel():
+        lead = size[: len(size) - self._feature_dims]
+        if not size.numel() or (self._places is None and not (self._feature_dims and lead)):
             return NonTensorData(self._example, batch_size=size, device=self._device)
-        return _stacked(np.broadcast_to(self._places, size), self._device)
+        places = np.broadcast_to(_repeated(self._example, ()), lead) if self._places is None else self._places
+        return _stacked(np.broadcast_to(places, lead), size[len(lead) :], self._device)
 
-    def is_in(self, value: Any) -> bool:
+    def is_in(self, val: Any) -> bool:
         """Return whether a value is anything but a tensor or a nest of tensors."""
-        if isinstance(value, torch.Tensor):
+        if isinstance(val, torch.Tensor):
             return False
-        return bool(is_non_tensor(value)) or not is_tensor_collection(value)
+        return bool(is_non_tensor(val)) or not is_tensor_collection(val)
 
-    def project(self, value: Any) -> Any:
+    def project(self, val: Any) -> Any:
         """Return the value if it is a member, else the example."""
-        return value if self.is_in(value) else self._wrapped(torch.Size())
+        return val if self.is_in(val) else self._wrapped(torch.Size())
 
     def _encode(self, value: Any, ignore_device: bool) -> Any:
         """Wrap a value as NonTensorData of this shape; wrapped values are returned unchanged."""
@@ -151,9 +173,10 @@ class NonTensor(TensorSpec):
 
     def _changed(self, change: ShapeChange) -> Self:
         shape = changed_shape(self._shape, change)
-        features = min(self._feature_dims, len(shape))
         if self._places is None:
-            return self._twin(_shape=shape, _feature_dims=features)
+            return self._twin(_shape=shape, _feature_dims=min(self._feature_dims, len(shape)))
+        if -1 in shape:
+            raise UsageError("a batched NonTensor has one datum for each element, so all sizes are fixed")
         numbers = change.apply(torch.arange(self._places.size).reshape(self._places.shape))
         places = np.empty(shape, dtype=object)
         places.reshape(-1)[:] = self._places.reshape(-1)[numbers.reshape(-1).numpy()]
@@ -162,15 +185,12 @@ class NonTensor(TensorSpec):
     def _stack(self, specs: Sequence[Any], dim: int) -> NonTensor:
         """Stack specs; examples that differ make a batched one."""
         shape = torch.Size([*self._shape[:dim], len(specs), *self._shape[dim:]])
-        if any(spec.feature_dims != self._feature_dims for spec in specs):
-            raise SchemaError("NonTensor specs that differ in feature_dims cannot be stacked")
-        alike = all(same_value(spec.example_data, self.example_data) for spec in specs)
-        if alike and not any(spec.batched for spec in specs):
-            return self._twin(_shape=shape)
+        if all(spec._places is None and same_value(spec.example_data, self.example_data) for spec in specs):
+            return self._twin(_shape=shape, _feature_dims=min(spec.feature_dims for spec in specs))
         if -1 in self._shape:
             raise SchemaError("NonTensor specs of unknown size cannot be stacked while their examples differ")
-        places = [(_data_of if spec.batched else _repeated)(spec.example_data, self._shape) for spec in specs]
-        return self._twin(_shape=shape, _places=np.stack(places, dim), _example=None)
+        places = [_repeated(spec.example_data, self._shape) if spec._places is None else spec._places for spec in specs]
+        return self._twin(_shape=shape, _places=np.stack(places, dim), _example=None, _batched=True, _feature_dims=0)
 
     def make_neg_dim(self, dim: int) -> None:
         if self._places is not None:
@@ -193,10 +213,10 @@ class NonTensor(TensorSpec):
     def _equals(self, other: object) -> bool:
         if not isinstance(other, NonTensor):
             return False
-        facts = ("_shape", "_device", "_dtype", "_feature_dims", "batched")
-        return all(getattr(self, fact) == getattr(other, fact) for fact in facts) and same_value(
-            self.example_data, other.example_data
-        )
+        if (self._shape, self._device, self._dtype) != (other._shape, other._device, other._dtype):
+            return False
+        nested = self._places is not None, other._places is not None
+        return nested[0] is nested[1] and same_value(self.example_data, other.example_data)
 
     def __hash__(self) -> int:
         return hash((NonTensor, self.ndim))
@@ -219,8 +239,6 @@ def _data_of(nested: Any, shape: torch.Size) -> np.ndarray[Any, Any]:
     """Return the data in nested sequences as an object array; UsageError if their shape differs."""
     if -1 in shape:
         raise UsageError(f"a batched NonTensor has one datum for each element, but its shape is {list(shape)}")
-    if nested is None:
-        return _repeated(None, shape)
     places = np.empty(shape, dtype=object)
     for number, place in enumerate(np.ndindex(*shape)):
         datum = nested
@@ -232,10 +250,21 @@ def _data_of(nested: Any, shape: torch.Size) -> np.ndarray[Any, Any]:
     return places
 
 
-def _stacked(places: np.ndarray[Any, Any], device: torch.device | None) -> Any:
+def _stacked(places: np.ndarray[Any, Any], features: torch.Size, device: torch.device | None) -> Any:
+    """Stack data of the shape `features` each."""
     if not places.ndim:
-        return NonTensorData(places.item(), batch_size=(), device=device)
-    return NonTensorStack(*(_stacked(places[row, ...], device) for row in range(len(places))), stack_dim=0)
+        return NonTensorData(places.item(), batch_size=features, device=device)
+    return NonTensorStack(*(_stacked(places[row, ...], features, device) for row in range(len(places))), stack_dim=0)
+
+
+def _of_all(name: str) -> Any:
+    """Return a property in which all alternatives agree; they change together."""
+
+    def assign(spec: Choice, value: Any) -> None:
+        for choice in spec.choices:
+            setattr(choice, name, value)
+
+    return property(lambda spec: getattr(spec.choices[0], name), assign)
 
 
 class Choice(TensorSpec):
@@ -280,27 +309,12 @@ class Choice(TensorSpec):
         """The number of alternatives."""
         return len(self._choices)
 
-    @property
-    def shape(self) -> torch.Size:
-        return self._choices[0].shape
+    shape, device, dtype, domain = map(_of_all, ("shape", "device", "dtype", "domain"))
 
-    @property
-    def device(self) -> torch.device | None:
-        return self._choices[0].device
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        return self._choices[0].dtype
-
-    @property
-    def domain(self) -> str | None:  # type: ignore[override]  # which of the alternatives it is
-        return self._choices[0].domain
-
-    @property
-    def space(self) -> BoxList | None:
-        """The set of values of each alternative; None if they have none."""
+    def _box(self) -> BoxList | None:
+        """Return the set of values of each alternative; None if they have none."""
         spaces = [choice.space for choice in self._choices]
-        return None if None in spaces else BoxList(tuple(space for space in spaces if space is not None))
+        return None if None in spaces else BoxList(spaces)
 
     # Values ----------------------------------------------------------------------------------------
 
@@ -318,37 +332,35 @@ class Choice(TensorSpec):
     def _fill(self, shape: torch.Size, value: int) -> Any:
         return self._choices[0].one(shape) if value else self._choices[0].zero(shape)
 
-    def is_in(self, value: Any) -> bool:
+    def is_in(self, val: Any) -> bool:
         """Return whether a value, or each one of a batch, is a member of one of the alternatives."""
-        batch, leaves = self._batch(value), [choice for choice in self._choices if isinstance(choice, LeafSpec)]
-        if batch and leaves and isinstance(value, torch.Tensor) and value.dtype == self.dtype and value.numel():
-            return _hold_all(leaves, value, batch)
-        if any(_holds(choice, value) for choice in self._choices):
+        batch, leaves = self._batch(val), [choice for choice in self._choices if isinstance(choice, LeafSpec)]
+        if batch and leaves and isinstance(val, torch.Tensor) and val.dtype == self.dtype and val.numel():
+            return _hold_all(leaves, val, batch)
+        if any(_holds(choice, val) for choice in self._choices):
             return True
-        return bool(batch) and all(self.is_in(part) for part in value.unbind(0))
+        return bool(batch) and all(self.is_in(part) for part in val.unbind(0))
 
     def _batch(self, value: Any) -> torch.Size | None:
         shape = getattr(value, "shape", None)
         return batch_of(shape, self.shape) if isinstance(shape, torch.Size) else None
 
-    def project(self, value: Any) -> Any:
+    def project(self, val: Any) -> Any:
         """Return the value if it is a member, else the nearest member of the alternatives (of the first on a tie).
 
         Values that are not tensors are projected to the first alternative.
         """
-        if self.is_in(value):
-            return value
-        if not isinstance(value, torch.Tensor):
+        if self.is_in(val):
+            return val
+        if not isinstance(val, torch.Tensor):
             return (
-                self._choices[0].zero()
-                if self.dtype is None and is_non_tensor(value)
-                else self._choices[0].project(value)
+                self._choices[0].zero() if self.dtype is None and is_non_tensor(val) else self._choices[0].project(val)
             )
-        batch = self._batch(value)
+        batch = self._batch(val)
         if batch is None:
-            raise SchemaError(f"a tensor of shape {list(value.shape)} does not end with the spec's {list(self.shape)}")
-        found = [choice.project(value) for choice in self._choices]
-        gaps = [(one.double() - value.double().nan_to_num()).square().reshape([*batch, -1]).sum(-1) for one in found]
+            raise SchemaError(f"a tensor of shape {list(val.shape)} does not end with the spec's {list(self.shape)}")
+        found = [choice.project(val) for choice in self._choices]
+        gaps = [(one.double() - val.double().nan_to_num()).square().reshape([*batch, -1]).sum(-1) for one in found]
         which = torch.stack(gaps).argmin(0)
         return _selected(found, which.reshape([*batch, *[1] * self.ndim]))
 
@@ -393,8 +405,8 @@ class Choice(TensorSpec):
         first = places.clone().scatter_reduce_(0, inverse, places, "amin", include_self=False)
         return rows[first[: int(inverse.max()) + 1].sort().values]
 
-    def index(self, index: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        return self._choices[0].index(index, tensor)
+    def index(self, index: torch.Tensor, tensor_to_index: torch.Tensor) -> torch.Tensor:
+        return self._choices[0].index(index, tensor_to_index)
 
     # Shape, device, copies -------------------------------------------------------------------------
 
@@ -440,7 +452,7 @@ def _as_spec(choice: Any) -> TensorSpec:
 def _holds(choice: TensorSpec, value: Any) -> bool:
     """Return whether a value is a member of an alternative; non-tensor data must equal the example."""
     if not isinstance(choice, NonTensor):
-        return choice.is_in(value)
+        return value in choice  # False for a nest that lacks entries of this alternative
     return choice.is_in(value) and same_value(choice.to_numpy(value), choice.example_data)
 
 

@@ -149,12 +149,17 @@ def test_sharp_edge_3_a_missing_key_raises_unless_there_is_a_default() -> None:
     assert spec.pop(("inner", "b"), 4) == 4
 
 
-def test_sharp_edge_4_a_value_without_an_entry_is_no_member() -> None:
+def test_a_missing_entry_is_named() -> None:
     spec = spec_of()
-    assert spec.is_in({"action": torch.zeros(2)}) is False
     value = spec.rand()
     del value["inner", "deep", "bits"]
-    assert spec.is_in(value) is False
+    for missing, name in ((value, "bits"), ({"action": torch.zeros(2)}, "inner")):
+        for ask in (spec.is_in, spec.contains, spec.project, spec.assert_is_in):
+            with pytest.raises(KeyError, match=f"no entry .*'{name}'"):
+                ask(missing)
+        assert missing not in spec
+    assert Composite(a=None).is_in({})
+    assert not Choice([Composite(a=Unbounded(())), Composite(b=Unbounded(()))]).is_in({"c": torch.zeros(())})
 
 
 def test_sharp_edge_5_composites_share_no_state() -> None:
@@ -512,14 +517,14 @@ def agents() -> Any:
 def test_stack_keys_are_those_that_all_members_have() -> None:
     spec = agents()
     assert isinstance(spec, Composite)
-    assert list(spec.keys(True, True)) == ["obs", ("inner", "x"), "hold"]
-    assert (len(spec), "only" in spec, "obs" in spec, spec["hold"]) == (4 - 1, False, True, None)
-    assert [key for key, _ in spec.items()] == list(spec) == ["obs", "inner", "hold"]
+    assert list(spec.keys(True, True)) == ["hold", ("inner", "x"), "obs"]
+    assert (len(spec), "only" in spec, "obs" in spec, spec["hold"]) == (2, False, True, None)
+    assert [key for key, _ in spec.items()] == list(spec) == ["hold", "inner", "obs"]
     assert spec["inner", "x"].shape == (2,)
     assert spec.exclusive_keys == (("only",), (("inner", "y"),))
     assert "'only'" in spec.repr_exclusive_keys()
     assert spec.get("only", 3) == 3
-    with pytest.raises(KeyError, match="'obs', 'inner', 'hold' in common"):
+    with pytest.raises(KeyError, match="'hold', 'inner', 'obs' in common"):
         spec["only"]
 
 
@@ -568,7 +573,7 @@ def test_a_locked_stack_is_not_changed() -> None:
             change()
     assert spec.unlock_().set("new", None)["new"] is None
     member = agents().lock_(recurse=False).specs[0]
-    assert (member.is_locked, member["inner"].is_locked) == (True, False)
+    assert (member.is_locked, member["inner"].is_locked) == (False, False)
     assert not agents().lock_().clone().is_locked
 
 
@@ -581,8 +586,14 @@ def test_values_of_a_stacked_composite() -> None:
     assert not spec.is_in(drawn)
     assert spec.project(drawn) is drawn
     assert spec.is_in(drawn)
-    lists = spec.to_numpy(spec.rand())
-    assert (lists[0]["obs"].shape, lists[1]["obs"].shape) == ((3,), (4,))
+    arrays = spec.to_numpy(spec.rand())
+    assert [array.shape for array in arrays["obs"]] == [(3,), (4,)]
+    assert (list(arrays), arrays["inner"]["x"].shape) == (["obs", "inner"], (2,))
+    with pytest.raises(AssertionError):
+        spec.to_numpy(spec.one() * 3, safe=True)
+    for safe in (True, False):
+        with pytest.raises(ValueError, match="of a stack of specs"):
+            spec.to_numpy([*spec.rand().unbind(0), spec[0].rand()], safe)
     assert spec.encode({"inner": {"x": [2, 4]}})["inner", "x"].tolist() == [2, 4]
     with pytest.raises(TypeError, match="expected"):
         spec.project(3)
@@ -627,8 +638,7 @@ def test_names_and_devices_of_a_stack() -> None:
 
 def test_encoded_values_of_members_can_be_remembered() -> None:
     spec = agents()
-    with pytest.warns(UserWarning, match="experimental"):
-        spec.memoize_encode()
+    assert spec.memoize_encode() is None
     assert spec.encode([{"inner": {"x": 1}}, {"inner": {"x": 4}}])["inner", "x"].tolist() == [1, 4]
     spec.erase_memoize_cache()
 
