@@ -42,10 +42,11 @@ MISSING: Mapping[str, str] = {
 
 DIFFERENT: Mapping[str, str] = {
     "Binary": "`space` is a BinaryBox of as many members; in TorchRL it is a CategoricalBox of 2",
-    "Bounded": "with `dtype=torch.bool` both values are drawn, in TorchRL always True; bounds that the type cannot "
-    "hold are refused; integers have a finite `cardinality()`",
+    "Bounded": "with `dtype=torch.bool` bounds are cut to False and True, and both values are drawn, in TorchRL always "
+    "True; other bounds that the type cannot hold are refused; integers have a finite `cardinality()`",
     "Choice": "`cardinality()` and `enumerate()` have each value once; TorchRL counts duplicates",
-    "Composite": "assigning `device` moves the entries, in TorchRL it does nothing; a locked one refuses `del`, `pop`",
+    "Composite": "assigning `device` moves the entries, in TorchRL it does nothing; a locked one refuses `del`, `pop`; "
+    "`get` of a missing key raises KeyError; `refine_names` keeps names under an Ellipsis; an empty one has one value",
     "HERReplayBuffer": "warns where no function computes terminations, so that stored flags belong to old goals",
     "History": "`append` and `extend` change this object alone, not one that it was indexed from; a chat template "
     "without a place for a role refuses it, where TorchRL drops the message",
@@ -59,6 +60,9 @@ DIFFERENT: Mapping[str, str] = {
     "MultiStep": "takes done flags and rewards with further dimensions",
     "PrioritizedSampler": "grows to a larger storage, with a warning; TorchRL never draws the rows beyond",
     "PrioritizedSliceSampler": "a `span` of a whole slice or more is refused",
+    "NonTensor": "equality compares shapes, too; with `batched`, a nested example has a datum for each element",
+    "OneHot": "an index counts the dimension of categories, as for values: `spec[..., 0]` raises IndexError; `reshape` "
+    "and `unflatten` cannot change that dimension",
     "QueryModule": "`in_keys` is a list; the `aggregator` is a SipHash if none is given, also with a `hash_module`",
     "RayReplayBuffer": "Ray is its only transport: `transport='distributed'` is refused; after `close()` methods raise "
     "a RuntimeError, in TorchRL errors of Ray",
@@ -67,9 +71,11 @@ DIFFERENT: Mapping[str, str] = {
     "SliceSampler": "`span=k` leaves up to k steps out, as with PrioritizedSliceSampler, in TorchRL slices have k "
     "steps at least; a ListStorage of tensordicts and end flags with further dimensions are taken",
     "Stacked": "specs of one shape become a dense spec when they are stacked",
-    "StackedComposite": "iterating yields keys, as of a Composite; `unbind` returns a tuple",
+    "StackedComposite": "iterating yields keys, as of a Composite; `unbind` returns a tuple; `reshape`, `encode` and "
+    "all indices work",
     "StreamingSliceSampler": "only `add` and `extend` make windows; in TorchRL `mark_update` does, too",
     "TensorDictMap": "has `out_keys` before the first write, too; a later value may lack or bring no entries",
+    "TensorSpec": "`expand(-1)` keeps sizes other than 1; a list of True and False is a mask, as in torch",
     "Trajectory": "one of a buffer reads and transforms entries when they are used; a stack of several has no `length`",
     "Tree": "the root has a hash, and `vertices(key_type='hash')` are keyed by hashes",
     "UniformActionTokenizer": "bounds that differ from `action_dim` in number are refused",

@@ -336,11 +336,6 @@ def as_shape(shape: ShapeLike) -> torch.Size:
     return sizes
 
 
-def as_batch(shape: ShapeLike | None) -> torch.Size:
-    """Convert the shape of a batch of values to `torch.Size`; None is a single value."""
-    return _NO_BATCH if shape is None or shape == () else as_shape(shape)
-
-
 def as_count(number: Any, name: str) -> int:
     """Convert a whole number of Python, NumPy or torch to int; SpecTypeError (a TypeError) for anything else."""
     if isinstance(number, bool) or not hasattr(number, "__index__"):
@@ -516,7 +511,7 @@ class TensorSpec(Counterpart):
 
     def rand(self, shape: ShapeLike | None = None, *, generator: torch.Generator | None = None) -> Any:
         """Draw a random member of shape `[*shape, *spec.shape]`; unknown sizes become 1."""
-        return self._draw(as_batch(shape), generator)
+        return self._draw(_NO_BATCH if shape is None else as_shape(shape), generator)
 
     def sample(self, shape: ShapeLike | None = None, *, generator: torch.Generator | None = None) -> Any:
         """Draw a random member; the same as `rand`."""
@@ -524,14 +519,14 @@ class TensorSpec(Counterpart):
 
     def zero(self, shape: ShapeLike | None = None) -> Any:
         """Return a value of zeros, which need not be a member."""
-        return self._fill(as_batch(shape), 0)
+        return self._fill(_NO_BATCH if shape is None else as_shape(shape), 0)
 
     def zeros(self, shape: ShapeLike | None = None) -> Any:
         return self.zero(shape)
 
     def one(self, shape: ShapeLike | None = None) -> Any:
         """Return a value of ones, which need not be a member."""
-        return self._fill(as_batch(shape), 1)
+        return self._fill(_NO_BATCH if shape is None else as_shape(shape), 1)
 
     def ones(self, shape: ShapeLike | None = None) -> Any:
         return self.one(shape)

@@ -627,3 +627,83 @@ def test_shape_type_and_device_can_be_assigned(make: Make, shape: tuple[int, ...
     expected = expected.to(torch.float64).to("meta")
     assert (type(spec), spec.device.type) == (type(expected), "meta")
     assert spec == expected
+
+
+@every
+@pytest.mark.parametrize("draw", ["rand", "sample", "zero", "zeros", "one", "ones"])
+def test_none_is_the_shape_of_one_value(make: Make, shape: tuple[int, ...], draw: str) -> None:
+    spec = make(shape)
+    assert [sizes(getattr(spec, draw)(batch)) for batch in (None, [2], torch.Size([2]))] == [
+        sizes(getattr(spec, draw)(batch)) for batch in ((), (2,), (2,))
+    ]
+
+
+@every
+def test_values_go_by_the_names_of_torchrl(make: Make, shape: tuple[int, ...]) -> None:
+    spec = make(shape)
+    value = spec.rand()
+    assert (spec.is_in(val=value), spec.contains(item=value), spec.project(val=value) is value) == (True, True, True)
+    assert spec.is_in(spec.encode(val=spec.to_numpy(val=value)))
+
+
+@every
+def test_steps_may_be_negative(make: Make, shape: tuple[int, ...]) -> None:
+    spec: Any = make(shape).expand(5, 2, *make(shape).shape)
+    for index, count in ((slice(10, 1, -1), 3), (slice(None, None, -1), 5), (slice(4, 0, -2), 2), (slice(0, 3, -1), 0)):
+        assert (spec[index].shape, spec[:, ::-1].shape) == ((count, *spec.shape[1:]), spec.shape)
+    with pytest.raises(ValueError, match="zero"):
+        spec[::0]
+
+
+def test_negative_steps_reverse_what_belongs_to_the_elements() -> None:
+    rows = torch.arange(20.0).reshape(5, 4)
+    spec = Bounded(rows, rows + 1)
+    assert torch.equal(spec[::-2, 3:0:-1].low, rows.flip(0)[::2].flip(1)[:, :3])
+    assert torch.equal(spec.expand(-1, 5, 4)[0, ::-1].low, rows.flip(0))
+    members = [Unbounded((size,)) for size in (3, 4, 5)]
+    assert list(torch.stack(members)[::-1].unbind()) == members[::-1]
+    assert [spec.shape for spec in torch.stack(members)[:, ::-2].unbind()] == [(2,), (2,), (3,)]
+
+
+@every
+def test_a_size_of_one_can_become_unknown(make: Make, shape: tuple[int, ...]) -> None:
+    known = make(shape)
+    spec = known.expand(3, 1, *known.shape).expand(3, -1, *known.shape)
+    assert (spec.shape, sizes(spec.rand())) == ((3, -1, *known.shape), (3, 1, *known.shape))
+    assert spec.is_in(known.expand(3, 7, *known.shape).rand()) or isinstance(spec, Choice)
+    assert (spec[0].shape, spec[:, 9].shape, spec[1, 7]) == ((-1, *known.shape), (3, *known.shape), known)
+    assert spec[0, [3, 4, 5]].shape == (3, *known.shape)
+    assert spec[:, :].shape == spec.clone().shape == spec.expand(3, -1, *known.shape).shape == spec.shape
+    with pytest.raises(IndexError, match=r"dimension 1 of .*has an unknown size"):
+        spec[0, 1:2]
+    assert known.expand(3, *known.shape).expand(-1, *known.shape).shape == (3, *known.shape)
+
+
+@every
+def test_a_box_that_says_nothing_is_kept(make: Make, shape: tuple[int, ...]) -> None:
+    spec = make(shape)
+    if not isinstance(spec, LeafSpec):
+        return
+    spec.space = None
+    assert spec.space is None
+    assert spec.is_in(spec.rand())
+    spec.domain = "other"
+    assert spec.domain == "other"
+
+
+def test_a_new_shape_keeps_what_differs_along_other_dimensions() -> None:
+    spec = MultiCategorical([[2, 3], [2, 3]])
+    spec.shape = torch.Size([5, 2])
+    assert spec == MultiCategorical([2, 3], (5, 2))
+    assert spec.is_in(spec.rand())
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_a_member_of_a_stack_is_indexed_itself(dim: int) -> None:
+    members = [Unbounded((2, size)) for size in (3, 4)]
+    stack: Any = torch.stack(members, dim)
+    assert stack.dim == stack.stack_dim == dim % 3
+    lead = [slice(None)] * stack.dim
+    for index in ((*lead, 1), (*lead, torch.tensor(-1), ...), (*lead, 1, *[slice(None)] * (2 - stack.dim))):
+        assert stack[index] is members[1]
+    assert stack[(*lead, slice(1, 2))].unbind(dim)[0] == members[1]

@@ -16,6 +16,7 @@ from rbtool.core.specs.bounded import (
     Bounded,
     BoundedContinuous,
     BoundedDiscrete,
+    ContinuousBox,
     Unbounded,
     UnboundedContinuous,
     UnboundedDiscrete,
@@ -398,3 +399,54 @@ def test_assigned_types_change_what_is_drawn() -> None:
     spec.dtype = torch.float32
     assert type(spec) is BoundedContinuous
     assert not bool((spec.rand() == spec.rand().round()).all())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "bounds"),
+    [(-1, 1, [0, 1]), (0, 1, [0, 1]), (-1.0, 2.5, [0, 1]), (3, 9, [1, 1]), (-9, -2, [0, 0]), (-INF, INF, [0, 1])],
+)
+def test_bounds_of_bools_are_cut_to_false_and_true(low: float, high: float, bounds: list[int]) -> None:
+    spec = Bounded(low, high, (4,), dtype=torch.bool)
+    assert [spec.low.int().unique().tolist(), spec.high.int().unique().tolist()] == [[bound] for bound in bounds]
+    assert (type(spec), spec.domain) == (BoundedDiscrete, "discrete")
+    assert {*spec.rand((200,)).flatten().tolist()} == {*map(bool, bounds)}
+    assert (bool(spec.zero().any()), bool(spec.one().all())) == (False, True)
+    cast = Bounded(low, high, (4,)).to(torch.bool)
+    for same in (spec.clone(), spec.expand(2, 4)[1], torch.stack([spec, spec]).unbind()[0], cast):
+        assert same == spec
+
+
+@pytest.mark.parametrize("error", [ValueError, RuntimeError])
+def test_bounds_beyond_the_type_are_refused_as_torchrl_does(error: type[Exception]) -> None:
+    with pytest.raises(error, match="beyond the range of torch"):
+        Bounded(0, 300, (2,), dtype=torch.int8)
+
+
+def test_boxes_are_moved_copied_and_unbound() -> None:
+    box = ContinuousBox(torch.zeros(3), torch.ones(3))
+    assert (box, box.device) == (ContinuousBox(torch.zeros(3), torch.ones(3), "cpu"), torch.device("cpu"))
+    assert (box.to(torch.float64).low.dtype, box.to("meta").device.type) == (torch.float64, "meta")
+    copy = box.clone()
+    copy.low += 0.5
+    assert (box.low.sum(), copy == box, [*map(float, box.unbind()[2])]) == (0, False, [0, 1])
+    assert box == ContinuousBox(torch.zeros(3), torch.ones(3) + 1e-7)
+    assert box != box.to(torch.float64)
+    million = torch.tensor(10**6)
+    assert ContinuousBox(million, million) != ContinuousBox(million, million + 1)
+
+
+def test_a_new_box_has_new_bounds() -> None:
+    spec = Bounded(0, 1, (3,))
+    spec.space = ContinuousBox(torch.full((3,), 2.0), torch.full((3,), 3.0))
+    assert (spec.low.tolist(), spec.project(torch.zeros(3)).tolist()) == ([2, 2, 2], [2, 2, 2])
+    assert spec == Bounded(2, 3, (3,))
+    spec.space.high += 1
+    assert spec == Bounded(2, 4, (3,))
+
+
+def test_a_box_does_not_bound_an_unbounded() -> None:
+    spec = Unbounded((3,))
+    spec.space = ContinuousBox(torch.zeros(3), torch.ones(3))
+    assert spec.space.high.tolist() == [1, 1, 1]
+    assert (spec == Unbounded((3,)), spec == Bounded(0, 1, (3,)), Bounded(0, 1, (3,)) == spec) == (True, False, False)
+    assert spec.is_in(torch.full((3,), 5.0))

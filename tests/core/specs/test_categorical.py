@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rbtool
-from rbtool.core.specs.base import BoxList, Stacked
+from rbtool.core.specs.base import BoxList, CategoricalBox, Stacked
 from rbtool.core.specs.categorical import (
     ACTION_SPACE_MAP,
     Binary,
     BinaryBox,
     Categorical,
-    CategoricalBox,
     MultiCategorical,
     MultiOneHot,
     OneHot,
@@ -482,3 +481,89 @@ def test_the_sets_of_values_are_public() -> None:
     assert rbtool.MultiCategorical([2, 3]).space == rbtool.BoxList((rbtool.CategoricalBox(2), rbtool.CategoricalBox(3)))
     assert isinstance(rbtool.Binary(2).space, rbtool.Box)
     assert rbtool.Binary(2).space == rbtool.BinaryBox(2)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: OneHot(0), (0,)), (lambda: MultiOneHot([0]), (0,)), (lambda: MultiOneHot([0, 3]), (3,)),
+        (lambda: Categorical(0), ()), (lambda: MultiCategorical([0]), (1,)), (lambda: MultiCategorical([0, 3]), (2,)),
+        (lambda: Categorical(0, (2,)), (2,)), (lambda: OneHot(0, dtype=torch.int64), (0,)),
+    ],
+)  # fmt: skip
+def test_without_categories_there_are_no_members(make: Any, shape: tuple[int, ...]) -> None:
+    spec = make()
+    assert (spec.shape, spec[None].shape, spec.clone() == make()) == (shape, (1, *shape), True)
+    assert (spec.cardinality(), len(spec.enumerate())) == (0, 0)
+    values = [spec.zero(), spec.one(), spec.one((2,)), torch.full_like(spec.zero(), -1)]
+    assert [spec.is_in(value) for value in values] == [False] * 4
+    for generator in (None, torch.Generator()):
+        with pytest.raises(RuntimeError):
+            spec.rand(generator=generator)
+
+
+def test_a_binary_without_bits_has_one_empty_row() -> None:
+    assert (Binary(0)[None].shape, Binary(0).cardinality(), Binary(0).enumerate().shape) == ((1, 0), 1, (1, 0))
+
+
+@pytest.mark.parametrize("spec", [OneHot(4, (3, 4)), MultiOneHot([2, 2], (3, 4)), Binary(4, (3, 4))])
+def test_one_event_is_not_indexed(spec: Any) -> None:
+    for index in ((0, 1), (..., 0), (..., slice(2)), torch.ones(3, 4, dtype=torch.bool), (slice(None), [0, 1])):
+        with pytest.raises(IndexError, match="divides one event"):
+            spec[index]
+    assert [spec[index].shape for index in (0, (0, ...), (..., 0, slice(None)), (None, 1))] == [(4,)] * 3 + [(1, 4)]
+    with pytest.raises(IndexError):
+        torch.index_select(spec, 0, torch.tensor([7]))
+    assert torch.index_select(spec, 0, torch.tensor([2, 2])).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    "spec", [OneHot(4, (3, 4)), MultiOneHot([2, 2], (3, 4)), Binary(4, (3, 4)), MultiCategorical([2, 3, 4, 5], (3, 4))]
+)
+def test_one_event_is_not_unbound(spec: Any) -> None:
+    with pytest.raises(ValueError, match="event"):
+        spec.unbind(-1)
+    assert [part.shape for part in spec.unbind()] == [(4,)] * 3
+    if isinstance(spec, MultiCategorical):
+        assert spec[..., 1].nvec.tolist() == [3, 3, 3]
+    else:
+        with pytest.raises(ValueError, match="event"):
+            torch.index_select(spec, -1, torch.tensor([0]))
+
+
+@pytest.mark.parametrize("counts", [[2, 3], [[2, 3], [4, 5]], [[[2], [3]]]])
+def test_lists_of_boxes_are_made_of_counts(counts: Any) -> None:
+    box = BoxList.from_nvec(torch.tensor(counts))
+    assert box == MultiCategorical(counts).space == box.clone() == box.to("cpu")
+    assert (len(box), [*box], hash(box)) == (torch.tensor(counts).shape[-1], [*box.boxes], hash(box.clone()))
+
+
+@pytest.mark.parametrize("box", [CategoricalBox(3), BinaryBox(3), BoxList([CategoricalBox(3)])])
+def test_boxes_of_categories_are_copied(box: Any) -> None:
+    assert box == box.clone() == box.to(torch.float32) == box.to("meta")
+
+
+def test_a_new_box_has_a_new_number_of_categories() -> None:
+    spec = Categorical(3, (50,))
+    spec.space = CategoricalBox(7)
+    assert (spec, spec.n) == (Categorical(7, (50,)), 7)
+    assert spec.is_in(spec.rand() * 0 + 6)
+
+
+@pytest.mark.parametrize("counts", [[2, 3], [5], [2, 3, 4]])
+def test_numbers_of_rows_have_the_spec_of_columns(counts: list[int]) -> None:
+    rows = MultiOneHot(counts, (4, sum(counts)))
+    numbers = rows.to_categorical_spec()
+    assert numbers == MultiCategorical(counts, (4, len(counts)))
+    assert numbers.is_in(rows.to_categorical(rows.rand()))
+    assert numbers.to_one_hot_spec() == rows
+    assert MultiCategorical(counts) == MultiCategorical(counts, remove_singleton=False)
+
+
+def test_conversions_go_by_the_names_of_torchrl() -> None:
+    bits, numbers = torch.tensor([False, True, False]), torch.tensor(1)
+    assert OneHot(3).to_categorical(val=bits) == Categorical(3).to_categorical(val=numbers) == numbers
+    assert torch.equal(Categorical(3).to_one_hot(val=numbers), OneHot(3).to_one_hot(val=bits))
+    assert MultiCategorical([2, 1]).to_one_hot(val=torch.tensor([1, 0])).tolist() == [False, True, True]
+    assert Categorical(3).index(index=numbers, tensor_to_index=torch.arange(3) * 2) == 2
+    assert OneHot(3).index(index=bits, tensor_to_index=torch.arange(3) * 2) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -320,6 +321,58 @@ def test_composites_are_locked_at_one_level() -> None:
     assert (spec.is_locked, spec["inner"].is_locked) == (False, True)
 
 
+def test_nested_entries_are_written_below_a_lock_of_one_level() -> None:
+    spec = Composite(a=Composite(x=Unbounded(())), b=Composite()).lock_(recurse=False)
+    spec["a", "x"] = Categorical(3)
+    spec["a", "new"] = Unbounded(())
+    spec.update({"a": {"x": Categorical(4)}})
+    assert (spec["a", "x"], list(spec["a"])) == (Categorical(4), ["x", "new"])
+    assert spec.pop(("a", "new")) == Unbounded(())
+    for change in (lambda: spec.set(("c", "x"), None), lambda: spec.set("a", None), lambda: spec.update({"c": None})):
+        with pytest.raises(RuntimeError, match="locked"):
+            change()
+    assert not spec["a"].lock_().unlock_().is_locked
+    assert list(spec) == ["a", "b"]
+
+
+@pytest.mark.parametrize("recurse", [None, True, False])
+@pytest.mark.parametrize("name", ["a", ("a", "b")])
+def test_what_was_locked_together_is_unlocked_together(recurse: bool | None, name: Any) -> None:
+    root = Composite(a=Composite(b=Composite(x=Unbounded(()))))
+    for spec in (root.lock_(), pickle.loads(pickle.dumps(root)), copy.deepcopy(root)):
+        with pytest.raises(RuntimeError, match="while one that holds it is locked"):
+            spec[name].unlock_(recurse)
+        assert (spec.is_locked, spec["a", "b"].is_locked) == (True, True)
+        assert spec.unlock_(recurse=False)[name].is_locked
+        spec["a"].unlock_()
+        assert not spec[name].is_locked
+        assert not spec.lock_().unlock_()["a", "b"].is_locked
+    for spec in (root.lock_().clone(), root.expand(3), root.to("cpu")):
+        assert (spec.is_locked, spec["a", "b"].is_locked, spec["a"].unlock_().is_locked) == (False, False, False)
+
+
+def test_two_roots_lock_what_they_share() -> None:
+    inner = Composite(x=Unbounded(()))
+    roots = [Composite(a=inner), Composite(b=Composite(c=inner))]
+    for root in roots:
+        root.lock_()
+    for root in roots:
+        with pytest.raises(RuntimeError, match="locked"):
+            root.unlock_()
+        assert [inner.is_locked, *(one.is_locked for one in roots)] == [True, True, True]
+    del root
+    roots.pop()
+    gc.collect()
+    roots[0].unlock_()
+    assert not inner.is_locked
+    apart = Composite(a=inner).lock_(recurse=False)
+    assert (inner.lock_().unlock_().is_locked, apart.is_locked) == (False, True)
+    other = Composite(a=inner)
+    other.lock_().unlock_(recurse=False).pop("a")
+    other.lock_()
+    assert not inner.unlock_().is_locked
+
+
 def test_entries_are_separated() -> None:
     spec = spec_of()
     apart = spec.separates("action", ("inner", "number"), "absent")
@@ -348,12 +401,70 @@ def test_names_of_dimensions_follow_the_shape() -> None:
     assert spec[0].names == [None]
     assert spec[[0, 1]].names == [None, None]
     assert spec.refine_names(..., "batch").names == ["time", "batch"]
-    with pytest.raises(ValueError, match="renamed"):
-        spec.refine_names("other", ...)
+    for error in (ValueError, RuntimeError):
+        for names in (("other", ...), (None, "batch")):
+            with pytest.raises(error, match="renamed"):
+                spec.refine_names(*names)
     with pytest.raises(ValueError, match="2 dimensions"):
         spec.refine_names("time")
     with pytest.raises(ValueError, match="names has 1"):
         spec.names = ["time"]
+
+
+def test_nested_entries_get_the_names() -> None:
+    inner = Composite(m=Composite(shape=(3, 4)), x=Unbounded((3, 4)), shape=(3, 4), names=["a", "b"])
+    spec = Composite(n=inner, shape=(3,), names=["time"])
+    assert (spec["n"].names, spec["n", "m"].names) == (["time", None], ["time", None])
+    assert spec.rand()["n"].names == ["time", None]
+    spec["later"] = Composite(shape=(3, 4), names=["a", "b"])
+    assert spec["later"].names == ["a", "b"]
+    assert spec._has_names()
+    spec._erase_names()
+    assert (spec._has_names(), spec.names, spec["n"].names) == (False, [None], ["time", None])
+    spec.refine_names("step")
+    assert (spec["n"].names, spec["later"].names) == (["step", None], ["step", None])
+
+
+@pytest.mark.parametrize("name", ["shape", "device", "dtype", "space"])
+def test_names_of_properties_are_reserved(name: str) -> None:
+    spec = Composite(a=Composite(b=Unbounded(())))
+    changes: list[Callable[[], Any]] = [
+        lambda: spec.set(name, None), lambda: spec.__setitem__(name, Unbounded(())), lambda: spec.__setitem__(name, 5),
+        lambda: spec.__setitem__(("a", name), Unbounded(())), lambda: Composite({name: Unbounded(())}),
+        lambda: spec[name], lambda: spec.get(name), lambda: spec["a", name],
+    ]  # fmt: skip
+    for change in changes:
+        with pytest.raises(AttributeError, match=name):
+            change()
+    for error in (ValueError, KeyError):
+        with pytest.raises(error):
+            del spec[name]
+    assert spec.get(name, 3) == spec.pop(name, 3) == 3
+    for allowed in ("domain", "names", "data_cls", "keys"):
+        spec[allowed] = Unbounded(())
+    assert list(spec) == ["a", "domain", "names", "data_cls", "keys"]
+
+
+def test_arguments_go_by_the_names_of_torchrl() -> None:
+    for spec in (Composite(a=Unbounded((2, 3)), shape=(2,)), torch.stack([Composite(a=Unbounded((3,))), Composite()])):
+        spec.set(name="b", spec=Unbounded((2, 3)))
+        assert spec.update(dict_or_spec={"c": Unbounded((2, 4))}) is spec
+        assert (spec.get(item="b"), spec.get(item="d", default=None)) == (Unbounded((2, 3)), None)
+        assert spec.get(item="c").shape == (2, 4)
+    for method in ("rand_update", "zeros_update", "ones_update"):
+        assert getattr(Composite(a=Unbounded(())), method)(val=TensorDict())["a"].shape == ()
+
+
+@pytest.mark.parametrize("make", [dict, TensorDict])
+def test_some_entries_are_type_checked(make: Any) -> None:
+    spec = Composite(a=Unbounded((3,)), b=Unbounded((2,)), n=Composite(c=Unbounded(())))
+    value = make({"a": torch.zeros(3), "b": torch.zeros(2, dtype=torch.int64)})
+    spec.type_check(value=value, selected_keys=["a"])
+    spec.type_check(value, {"a"})
+    with pytest.raises(TypeError, match="'b' is of type torch"):
+        spec.type_check(value, selected_keys=["a", "b"])
+    with pytest.raises(KeyError, match="no entry 'n'"):
+        spec.type_check(value, selected_keys=["n"])
 
 
 def test_shape_changes_reach_nested_entries() -> None:
@@ -526,6 +637,40 @@ def test_stack_keys_are_those_that_all_members_have() -> None:
     assert spec.get("only", 3) == 3
     with pytest.raises(KeyError, match="'hold', 'inner', 'obs' in common"):
         spec["only"]
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_a_stack_has_its_members_themselves(dim: int) -> None:
+    members = [Composite({"a": Unbounded((3,)), name: Unbounded((3, 2))}, shape=(3,)) for name in "xy"]
+    spec = torch.stack(members, dim)
+    lead = [slice(None)] * spec.dim
+    assert (spec.dim, spec.stack_dim, len(spec)) == (dim % 2, dim % 2, spec.shape[0])
+    assert (spec.expand(4, *spec.shape).dim, len(spec.expand(4, *spec.shape))) == (spec.dim + 1, 4)
+    assert all(spec[(*lead, number, ...)] is member for number, member in enumerate(members))
+    spec[(*lead, 0)]["new"] = Unbounded((3,))
+    assert "new" in members[0]
+    other = spec.clone()
+    assert other == spec
+    del other[(*lead, 0)]["new"]
+    assert other != spec
+    other = spec.clone()
+    members[1]["y"] = Bounded(0, 1, (3, 2))
+    other[(*lead, 1)]["y"] = Bounded(0, 1, (3, 2))
+    assert other == spec
+    other[(*lead, 1)]["y"].space.low += 0.5
+    assert other != spec
+
+
+@pytest.mark.parametrize("key", ["obs", "only", ("inner", "x"), ("inner", "y"), "inner"])
+def test_an_entry_is_deleted_where_it_is(key: Any) -> None:
+    spec: Any = agents()
+    owners = [member for member in spec.specs if key in member]
+    others = [[other for other in member.keys(True, True) if other != key and other[0] != key] for member in spec.specs]
+    del spec[key]
+    assert owners
+    assert [list(member.keys(True, True)) for member in spec.specs] == others
+    with pytest.raises(KeyError, match="not all members have"):
+        del spec[key]
 
 
 def test_stack_entries_are_set_in_all_members() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorData, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from rbtool.core.specs.base import Stacked
 from rbtool.core.specs.bounded import Bounded, Unbounded
@@ -229,3 +229,67 @@ def test_a_batch_of_a_choice_of_stacks_is_in_value_by_value() -> None:
     spec = Choice([torch.stack([Categorical(n), Categorical(n + 1)]) for n in (2, 3)])
     assert spec.is_in(torch.tensor([[1, 2], [2, 3]]))
     assert not spec.is_in(torch.tensor([[1, 2], [3, 3]]))
+
+
+def form(value: Any) -> tuple[Any, ...]:
+    """The shape of the stack of a value, and the batch size of its parts."""
+    lead: tuple[int, ...] = ()
+    while isinstance(value, NonTensorStack):
+        lead, value = (*lead, len(value)), value[0]
+    return lead, tuple(value.batch_size)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dims", "batch", "expected"),
+    [
+        ({}, 2, (), ((), (3, 4))),
+        ({}, 2, (2,), ((2,), (3, 4))),
+        ({"feature_dims": 1}, 1, (), ((3,), (4,))),
+        ({"feature_dims": 1}, 1, (2, 5), ((2, 5, 3), (4,))),
+        ({"feature_dims": 0}, 0, (2,), ((), (2, 3, 4))),
+        ({"batched": True}, 0, (2,), ((), (2, 3, 4))),
+    ],
+)
+def test_the_last_dimensions_are_those_of_the_datum(arguments: Any, dims: int, batch: Any, expected: Any) -> None:
+    spec = NonTensor((3, 4), example_data="x", **arguments)
+    assert (spec.feature_dims, spec.batched) == (dims, "batched" in arguments)
+    for drawn in (spec.rand(batch), spec.zero(batch), spec.one(batch), spec.clone().rand(batch)):
+        assert form(drawn) == expected
+        assert drawn.batch_size == (*batch, 3, 4)
+        assert spec.is_in(drawn)
+    for changed in (spec.expand(2, 3, 4), spec.unsqueeze(0), spec.to("cpu"), spec[None], torch.stack([spec, spec])):
+        assert (changed.feature_dims, changed.batched) == (dims, spec.batched)
+    assert spec[0, 0].feature_dims == 0
+
+
+def test_batches_of_data_in_a_composite() -> None:
+    spec = Composite(text=NonTensor((3,), example_data="x"), shape=(3,))
+    assert form(spec.rand().get("text")) == ((), (3,))
+    assert form(spec.rand((2,)).get("text")) == ((2,), (3,))
+    assert spec.rand((2,))[1]["text"] == "x"
+
+
+def test_one_datum_for_a_batch() -> None:
+    assert NonTensor((3,), batched=True, example_data="x").example_data == "x"
+    for flag in (True, False):
+        with pytest.raises(ValueError, match="both set"):
+            NonTensor((3, 4), batched=flag, feature_dims=1)
+
+
+@pytest.mark.parametrize("spec", [NonTensor((3,), example_data="x"), Choice([Unbounded((3,)), Unbounded((3,))])])
+def test_attributes_are_assigned(spec: Any) -> None:
+    for name, value in {"shape": torch.Size([5]), "device": torch.device("meta"), "dtype": torch.float64}.items():
+        setattr(spec, name, value)
+        assert getattr(spec, name) == value
+    assert (spec.rand((2,)).shape, spec.zero().device) == ((2, 5), torch.device("meta"))
+    spec.space, spec.domain = None, "other"
+    assert (spec.space, spec.domain) == (None, "other")
+
+
+def test_a_batched_example_keeps_its_shape() -> None:
+    spec = NonTensor((2,), example_data=["a", "b"], batched=True)
+    with pytest.raises(ValueError, match="nested sequences"):
+        spec.shape = torch.Size([3])
+    with pytest.raises(ValueError, match="all sizes are fixed"):
+        spec.expand(-1, 2)
+    assert spec.rand().tolist() == ["a", "b"]
