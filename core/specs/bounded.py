@@ -37,7 +37,7 @@ class ContinuousBox(Box):
         device: moves the bounds; by default they stay where they are.
     """
 
-    __slots__ = ("_of", "high", "low")  # as attributes of this class, they hide those of TorchRL's
+    __slots__ = ("_of", "high", "low")  # as attributes of this class, they hide the ones of TorchRL's
 
     low: torch.Tensor
     high: torch.Tensor
@@ -82,7 +82,7 @@ class ContinuousBox(Box):
 
 
 def _close(bound: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two bounds are equal; those of a float type may differ by a rounding."""
+    """Return whether two bounds are equal, apart from rounding if they are floats."""
     rounds = bound.is_floating_point() and bound.device.type != "meta"
     if rounds and (bound.dtype, bound.device, bound.shape) == (other.dtype, other.device, other.shape):
         return torch.allclose(bound, other)

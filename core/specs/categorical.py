@@ -228,7 +228,7 @@ class Categorical(CategoriesSpec):
     def index(self, index: torch.Tensor, tensor_to_index: torch.Tensor) -> torch.Tensor:
         """Select from the last dimension of `tensor_to_index`, which has one entry for each category.
 
-        `index` is one category, or categories whose leading dimensions broadcast to those of `tensor_to_index`.
+        `index` is one category, or categories whose leading dimensions broadcast to its own.
         """
         number = index.to(torch.int64)
         if not number.dim():
@@ -876,7 +876,7 @@ class _OneHotSpec(LeafSpec):
     def index(self, index: torch.Tensor, tensor_to_index: torch.Tensor) -> torch.Tensor:
         """Select from the last dimension of `tensor_to_index`, which has one entry for each category of each column.
 
-        `index` are one-hot rows whose leading dimensions broadcast to those of `tensor_to_index`. The result has one
+        `index` are one-hot rows whose leading dimensions broadcast to its own. The result has one
         entry per column.
         """
         numbers = self._numbers(index, None) + self._layout_on(index.device).starts

@@ -240,8 +240,8 @@ class Composite(TensorSpec):
         if names is not None and len(names) != self.ndim:
             raise UsageError(f"names has {len(names)}, expected one for each of {self.ndim} dimensions")
         self._names = None if names is None or not any(names) else list(names)
-        for inner in self._nested() if names is not None else ():
-            inner.names = [*names, *[None] * (inner.ndim - self.ndim)]
+        for inner in self._nested() if self._names else ():
+            inner.names = [*self.names, *[None] * (inner.ndim - self.ndim)]
 
     # Entries ---------------------------------------------------------------------------------------
 
@@ -632,18 +632,20 @@ class Composite(TensorSpec):
         Raises:
             MissingKeyError (a KeyError): an entry is missing.
         """
-        if as_path(selected_keys) and not (is_nest(value) and selected_keys not in self):
-            entry = self.get(selected_keys)  # otherwise TorchRL names the value itself
+        key = as_path(selected_keys)
+        if key and not (is_nest(value) and key not in self.keys(True)):  # otherwise TorchRL names the value itself
+            entry = self.get(key)
             if entry is not None:
                 entry.type_check(value, None if isinstance(entry, Composite) else selected_keys)
             return
         if not is_nest(value):
             raise SpecTypeError(f"the value is a {type(value).__name__}, expected a tensordict")
         found = entries_of(value)
-        for name in self._specs if selected_keys is None or as_path(selected_keys) else selected_keys:
-            entry = self.get(name)
-            if entry is not None:
-                entry.type_check(_expected(found, name), None if isinstance(entry, Composite) else name)
+        for name in self._specs if key or selected_keys is None else selected_keys:
+            if self.get(name) is not None:
+                first, *rest = as_path(name) or ()
+                entry, inner = self.get(first), [tuple(rest)] if rest else None
+                entry.type_check(_expected(found, first), inner if isinstance(entry, Composite) else first)
 
     def rand_update(self, val: TensorDictBase, *, generator: torch.Generator | None = None) -> TensorDictBase:
         """Replace the entries that this spec has by random members, in place, in a tensordict."""

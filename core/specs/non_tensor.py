@@ -133,7 +133,7 @@ class NonTensor(TensorSpec):
         lead = size[: len(size) - self._feature_dims]
         if not size.numel() or (self._places is None and not (self._feature_dims and lead)):
             return NonTensorData(self._example, batch_size=size, device=self._device)
-        places = np.broadcast_to(_repeated(self._example, ()), lead) if self._places is None else self._places
+        places = _repeated(self._example, torch.Size()) if self._places is None else self._places
         return _stacked(np.broadcast_to(places, lead), size[len(lead) :], self._device)
 
     def is_in(self, val: Any) -> bool:

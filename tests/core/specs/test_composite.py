@@ -465,6 +465,13 @@ def test_some_entries_are_type_checked(make: Any) -> None:
         spec.type_check(value, selected_keys=["a", "b"])
     with pytest.raises(KeyError, match="no entry 'n'"):
         spec.type_check(value, selected_keys=["n"])
+    value["n"] = make({"c": torch.zeros(3, dtype=torch.int64)})
+    spec.type_check(value, selected_keys=["a"])
+    for keys in (["n"], [("n", "c")], None):
+        with pytest.raises(TypeError, match="is of type"):
+            spec.type_check(value, selected_keys=keys)
+    with pytest.raises(KeyError, match="no entry"):
+        spec.type_check(value, selected_keys=[("a", "c")])
 
 
 def test_shape_changes_reach_nested_entries() -> None:
