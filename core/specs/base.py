@@ -464,7 +464,7 @@ class TensorSpec(Counterpart):
 
     domain: str | None = None
     """`continuous`, `discrete` or `composite`; None for data that are not tensors."""
-    _LAST_IS_ONE: ClassVar[bool] = False
+    _LAST_IS_EVENT: ClassVar[bool] = False
     """Whether the last dimension holds one event, such as a one-hot row, and is neither indexed nor unbound."""
 
     # Properties ------------------------------------------------------------------------------------
@@ -660,13 +660,13 @@ class TensorSpec(Counterpart):
             if is_slice and part != slice(None) and shape[place] == -1:
                 raise IndexError(f"dimension {place} of {list(shape)} has an unknown size, and so has a slice of it")
             place += used
-            if self._LAST_IS_ONE and used and place == len(shape) and not (is_slice and part == slice(None)):
+            if self._LAST_IS_EVENT and used and place == len(shape) and not (is_slice and part == slice(None)):
                 raise IndexError(f"index {index!r} divides one event of a {type(self).__name__} of shape {list(shape)}")
         return self._changed(indexing(parts))
 
     def _expect_divisible(self, place: int) -> None:
         """Raise UsageError for a dimension that cannot be divided into its elements."""
-        if self._LAST_IS_ONE and place == self.ndim - 1:
+        if self._LAST_IS_EVENT and place == self.ndim - 1:
             raise UsageError(f"the last dimension of a {type(self).__name__} holds the categories of one event")
 
     @abstractmethod

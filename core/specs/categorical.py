@@ -278,7 +278,7 @@ class Binary(Categorical):
             [1, 1]], dtype=torch.int8)
     """
 
-    _LAST_IS_ONE = True
+    _LAST_IS_EVENT = True
 
     def __init__(
         self,
@@ -630,7 +630,7 @@ class _OneHotSpec(LeafSpec):
     domain = "discrete"
     _PARAMETERS = ("_mask",)
     _FACTS = ("_counts", "_use_register")
-    _LAST_IS_ONE = True
+    _LAST_IS_EVENT = True
 
     def __init__(
         self,
