@@ -757,6 +757,13 @@ def transform_that_masks_actions() -> None:
     assert set(masked.rollout(4)["action"].tolist()) <= {0, 2}
 
 
+def transform_that_takes_several_actions() -> None:
+    for spec in (actions(rb)[kind] for kind in ("bounded", "one_hot", "categorical")):
+        env = envs.TransformedEnv(make_env(spec), envs.MultiAction())
+        assert env.action_spec.shape == (-1, *spec.shape)
+        assert env.rollout(3)["action"].shape == (3, 1, *spec.shape)
+
+
 def transform_that_discretises_actions() -> None:
     env = _transformed(envs.ActionDiscretizer(num_intervals=3))
     assert isinstance(env.action_spec, rb.TensorSpec)
