@@ -43,11 +43,15 @@ $(RAY_READY): $(READY)
 	$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[ray]'
 	@touch $@
 
-# TorchRL asks for an older tensordict and changes how processes start: it lies beside, for the tests that ask it.
+# TorchRL asks for an older tensordict and changes how processes start, and d3rlpy asks for an older gymnasium: other
+# libraries lie beside, for the tests that ask them.
 PEER_READY := .venv/.peer-ready
-PEERS := 'torchrl==0.14.1' 'hoptorch==0.1.4' 'tensordict==$(OLDER_TENSORDICT)'
+PEERS := 'torchrl==0.14.1' 'hoptorch==0.1.4' 'tensordict==$(OLDER_TENSORDICT)' 'stable-baselines3==2.9.2' \
+	'd3rlpy==2.8.1' 'dataclasses-json==0.6.7' 'gym==0.26.2' 'gym-notices==0.1.0' 'joblib==1.6.0' 'marshmallow==4.4.0' \
+	'narwhals==2.29.0' 'scikit-learn==1.9.1' 'scipy==1.17.1' 'structlog==26.1.0' 'threadpoolctl==3.8.0' \
+	'typing-inspect==0.9.0'
 
-$(PEER_READY): $(READY)
+$(PEER_READY): $(READY) Makefile
 	$(BIN)/python -m pip install -qq --no-deps --upgrade --target .venv/peer $(PEERS)
 	@touch $@
 
@@ -63,8 +67,8 @@ test: $(READY) ## run the tests but the slow ones, and try the wheel in an empty
 test-ray: $(RAY_READY) ## run the tests that need Ray, but the slow ones
 	$(BIN)/python -m pytest -m "not slow" $(RAY_TESTS)
 
-test-peer: $(PEER_READY) ## compare with TorchRL, which this installs beside the environment
-	PYTHONPATH=.venv/peer $(BIN)/python -c "import torchrl.data" # without it, each test would be skipped
+test-peer: $(PEER_READY) ## compare with other libraries, which this installs beside the environment
+	PYTHONPATH=.venv/peer $(BIN)/python -c "import torchrl.data, stable_baselines3, d3rlpy" # without, tests are skipped
 	PYTHONPATH=.venv/peer $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m peer
 
 # Ray leaves threads behind, after which no process forks by default: its tests run in a process of their own.

@@ -72,11 +72,22 @@ def __dir__() -> Iterable[str]:
     return sorted({*__all__, *_RENAMED})
 
 
+def _own_module(inner: str) -> Any:
+    """The spec of a module of `rbtool.converters`; None if this installation lacks it."""
+    from importlib.util import find_spec
+
+    try:
+        return find_spec(f".converters.{inner}", __name__)
+    except ModuleNotFoundError:
+        return None
+
+
 class _DeepPaths:
     """Finds TorchRL's modules, such as `rbtool.data.replay_buffers.samplers`; each offers all names of rbtool.
 
     So code that imports from TorchRL's deep paths changes one word. Type checkers do not see these modules:
-    `rbtool migrate` makes `from rbtool import …` of such imports.
+    `rbtool migrate` makes `from rbtool import …` of such imports. `rbtool.adapters` and the modules in it are those of
+    `rbtool.converters.adapters`.
     """
 
     @staticmethod
@@ -90,6 +101,7 @@ class _DeepPaths:
         from .core.torchrl_names import MODULES
 
         known = not MODULES.isdisjoint({f"torchrl.{inner}", f"torchrl.data.{inner}"})
+        known = known or (inner.startswith("adapters") and _own_module(inner) is not None)
         return ModuleSpec(name, _DeepPaths, is_package=True) if known else None  # type: ignore[arg-type]
 
     @staticmethod
@@ -99,7 +111,15 @@ class _DeepPaths:
     @staticmethod
     def exec_module(module: Any) -> None:
         """Give a module what it offers."""
-        module.__getattr__, module.__dir__, module.__all__ = __getattr__, __dir__, __all__
+        inner = module.__name__.removeprefix(f"{__name__}.")
+        if inner.startswith("adapters."):
+            sys.modules[module.__name__] = importlib.import_module(f".converters.{inner}", __name__)
+        elif inner == "adapters":
+            own = importlib.import_module(f".converters.{inner}", __name__)
+            module.__doc__, module.__all__ = own.__doc__, own.__all__
+            module.__getattr__, module.__dir__ = lambda name: getattr(own, name), lambda: own.__all__
+        else:
+            module.__getattr__, module.__dir__, module.__all__ = __getattr__, __dir__, __all__
 
 
 sys.meta_path.append(_DeepPaths)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Replay buffers that d3rlpy dumps: HDF5 files are read."""
+"""Replay buffers that d3rlpy dumps: HDF5 files are read and exported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ FORMATS = (
         package=__name__,
         order=22,
         reader="reader:D3rlpyReader",
+        sink="export:D3rlpyExporter",
         title="d3rlpy",
+        written="HDF5 for ReplayBuffer.load",
+        opened=(
+            "",
+            "from d3rlpy import dataset as d; print(d.ReplayBuffer.load(open({}, 'rb'), d.InfiniteBuffer()).size())",
+        ),
         found="HDF5 with columns, num_episodes and version at the root",
         ends="the arrays of an episode; terminated states how",
         final="no",

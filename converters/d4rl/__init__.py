@@ -1,4 +1,4 @@
-"""D4RL's flat HDF5 files: read, downloaded, and opened as buffers."""
+"""D4RL's flat HDF5 files: read, downloaded, exported, and opened as buffers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ FORMATS = (
         order=1,
         reader="reader:D4rlReader",
         source="source:D4rlSource",
+        sink="export:D4rlExporter",
         title="D4RL",
+        written="flat HDF5",
+        opened=("", "import h5py; h5py.File({}).visititems(print)"),
         example=("hopper-medium-v2", "hopper-medium"),
         cache_variable="D4RL_DATASET_DIR",
         found="HDF5 with observations, actions, rewards and terminals at the root",

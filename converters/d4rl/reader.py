@@ -50,7 +50,7 @@ from ...core.ted.schema import (
     safe_part,
     ted_fields,
 )
-from ..files.hdf5 import h5_file_at, other_files_note, plain_value, require_whole_h5
+from ..files.hdf5 import MARK, h5_file_at, other_files_note, plain_value, require_whole_h5
 from ..files.readers import (
     BLOCK_BYTES,
     DAMAGED,
@@ -331,7 +331,8 @@ class D4rlFile:
 
     def _look_around(self) -> _Gathered:
         found = _Gathered()
-        attributes = {str(name): self._values.attribute(self._file["/"].id, name) for name in self._file.attrs}
+        names = [str(name) for name in self._file.attrs if name != MARK]
+        attributes = {name: self._values.attribute(self._file["/"].id, name) for name in names}
         if attributes:
             found.metadata["attributes"] = {name: plain_value(value) for name, value in sorted(attributes.items())}
         for path, item in datasets_in(self._file):

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from ...core.errors import CorruptDataError
+import numpy as np
+
+from ...core.errors import CorruptDataError, SchemaError
 from ...core.format.contracts import Array
-from ...core.format.converter import Chosen
-from ...core.ted.schema import Field, Key
+from ...core.format.converter import Chosen, Sink
+from ...core.format.manifest import Dropped
+from ...core.progress import counted
+from ...core.ted.episodes import Final
+from ...core.ted.schema import (
+    EPISODE,
+    NEXT,
+    NEXT_DONE,
+    NEXT_TERMINATED,
+    NEXT_TRUNCATED,
+    Field,
+    Key,
+    Role,
+    field_named,
+    state_keys,
+)
 
 FORMAT = "rbtool export"
 """Identifies a file or folder as an export."""
@@ -55,3 +71,86 @@ def decoded(characters: Array, lengths: Array, name: str) -> list[str]:
         return [row[:size].tobytes().decode() for row, size in zip(characters, lengths.tolist(), strict=True)]
     except UnicodeDecodeError as error:
         raise CorruptDataError(f"{name} is text, but not UTF-8: {error.reason}") from error
+
+
+def leaves_of(fields: tuple[Field, ...], role: Role) -> list[Field]:
+    """Return the leaves with observations or actions: those below that key or, where there are none, of that role.
+
+    SchemaError where there are none at all, or for an observation that is not known after each step.
+    """
+    found = [field for field in fields if field.key[0] == role]
+    found = found or [field for field in fields if field.role == role and field.key[0] != NEXT]
+    if not found:
+        raise SchemaError(f"there are no {role}s among {', '.join(field.name for field in fields)}")
+    states = state_keys(fields) if role == "observation" else [field.key for field in found]
+    for field in found:
+        if field.key not in states:
+            raise SchemaError(f"{field.name} is an observation, and there is none after each step")
+    return found
+
+
+def only_leaf(fields: tuple[Field, ...], role: Role, what: str) -> Field:
+    """Return the one leaf with observations or actions; SchemaError where there are several, which `what` lacks."""
+    found = leaves_of(fields, role)
+    if len(found) > 1:
+        names = ", ".join(field.name for field in found)
+        raise SchemaError(
+            f"{what} has one array of {role}s, and there are {names}",
+            hint="make one vector of them: rbtool preprocess SRC DEST "
+            + ("--flatten" if role == "observation" else f"--cat {role}={names.replace(' ', '')}"),
+        )
+    return found[0]
+
+
+class RowSink(Sink):
+    """An export with rows of some leaves, each of which `prepare()` gives a place; others are named as left out."""
+
+    def place(self, keys: Iterable[Key], implied: Iterable[Key] = ()) -> None:
+        """Say which leaves the file has rows of, and which are `implied` by those."""
+        self._placed = tuple(dict.fromkeys(keys))
+        for field in self.chosen.fields:
+            if field.key not in {*self._placed, *implied, EPISODE, NEXT_DONE}:
+                state = field.key[0] == NEXT and field.key[1:] in self._placed
+                why = "it is stored as known before the step alone" if state else "it has no place there"
+                self.dropped.append(Dropped(field.name, why))
+
+    def size(self) -> int:
+        self.check()
+        return self.chosen.steps * sum(field_named(self.chosen.fields, key).row_bytes for key in self._placed)
+
+    @property
+    def is_without_ends(self) -> bool:
+        """Whether what came after a step is the following row, and for each last step nothing is known of it."""
+        table = self.chosen.table
+        return bool(len(table) and (table.final == Final.REPEATED).all() and not table.explicit_next.any())
+
+    def note_repeated(self) -> None:
+        """Note how many next observations are written that no source had."""
+        if count := int((self.chosen.table.final == Final.REPEATED).sum()):
+            self.notes.append(
+                f"the last observation of {counted(count, 'episode')} is there once more, as the one after the last "
+                "step, which the source did not have"
+            )
+
+    def note_unnumbered(self, kept: Collection[str] = ()) -> None:
+        """Note which of the numbers, seeds and texts of episodes are lost; texts called `kept` are not."""
+        table, texts = self.chosen.table, self.chosen.text or ()
+        lost = ["seeds"] * bool(table.has_seed.any()) + ["texts"] * any(set(text) - {*kept} for text in texts)
+        if lost:
+            self.notes.append(f"{' and '.join(lost)} of episodes have no place there")
+        if table.episode.tolist() != list(range(len(table))):
+            self.notes.append("episodes have no numbers there: they are counted from 0")
+
+    def note_both(self) -> None:
+        """Note how many episodes end terminated and truncated, where one of them is all that can be said."""
+        both = int((self.chosen.table.terminated & self.chosen.table.truncated).sum())
+        if both:
+            self.notes.append(f"{counted(both, 'episode')} that ended terminated and truncated: terminated there")
+
+    def flags_inside(self) -> int:
+        """Count the flags that are set in steps that are not the last of an episode."""
+        found = 0
+        for key in (NEXT_TERMINATED, NEXT_TRUNCATED):
+            found += sum(int(np.count_nonzero(rows)) for rows in self.chosen.chunks(key, 1))
+            found -= int(getattr(self.chosen.table, key[-1]).sum())
+        return found

@@ -25,6 +25,8 @@ from ...core.format.files import FETCH_AGAIN
 from ...core.ted.schema import dtype_name
 from .readers import DAMAGED, ColumnForm, ColumnPath, StoredColumn, column_name, reading
 
+MARK = "rbtool_export"
+"""The attribute of a file that names the format in which rbtool wrote it; readers pass over it."""
 _UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)
 _SHOWN = 3
 _SUFFIXES = frozenset({".hdf5", ".h5", ".hdf"})

@@ -50,7 +50,8 @@ from ...core.ted.schema import (
     state_keys,
 )
 from ..files.exports import ExportColumn, columns_of, decoded
-from .metadata import HDF5_FILE, METADATA_FILE, parse_space, space_of_fields, space_of_json
+from ..files.spaces import space_of_fields, space_of_json
+from .metadata import HDF5_FILE, METADATA_FILE, parse_space
 
 _DERIVED = frozenset(
     {"total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding", "observation_space",

@@ -1,4 +1,4 @@
-"""HDF5 files in robomimic's layout, as MimicGen, LIBERO and Isaac Lab write it too: read and downloaded."""
+"""HDF5 files in robomimic's layout, as MimicGen, LIBERO and Isaac Lab write it too: read, downloaded and exported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ FORMATS = (
         order=2,
         reader="reader:RobomimicReader",
         source="source:RobomimicSource",
+        sink="export:RobomimicExporter",
         title="robomimic",
+        written="HDF5 with a group an episode",
+        opened=("", "import h5py; print(list(h5py.File({})['data']))"),
         example=("lift/ph/low_dim", "lift ph low_dim"),
         found="HDF5 with groups data/demo_N",
         ends="the group; terminated where dones and a sparse reward or success are set, else truncated, or --ends",

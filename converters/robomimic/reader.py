@@ -39,6 +39,7 @@ from ..files.episode_groups import (
     single_forms,
 )
 from ..files.hdf5 import (
+    MARK,
     GroupFile,
     StoredGroup,
     h5_file_at,
@@ -54,6 +55,8 @@ ACTIONS: ColumnPath = ("actions",)
 REWARDS: ColumnPath = ("rewards",)
 DONES: ColumnPath = ("dones",)
 INITIAL = "initial_state"
+TERMINATED = "terminated"
+"""The attribute by which an export of rbtool states how an episode ends: robomimic has one flag for all ends."""
 _OBS, _NEXT_OBS, _STATES = "obs", "next_obs", "states"
 _SINGLE = frozenset({ACTIONS, REWARDS, DONES})
 _NESTED = frozenset({_OBS, _NEXT_OBS, _STATES, INITIAL})
@@ -208,6 +211,8 @@ class FileAttributes:
     def _values(self, group: StoredGroup, where: str) -> dict[str, Any]:
         found = {}
         for name in group.attribute_names():
+            if name == MARK:
+                continue
             value = group.attribute(name)
             if isinstance(value, np.ndarray) and value.size > _FEW_NUMBERS:
                 self.dropped.append(Dropped(f"{where}@{name}", "it is an attribute with many values"))
@@ -217,12 +222,16 @@ class FileAttributes:
 
 
 class DemoAttributes:
-    """Attributes of demonstrations: short ones are text of the episode, long ones documents that equal ones share."""
+    """Attributes of demonstrations: short ones are text of the episode, long ones documents that equal ones share.
 
-    def __init__(self) -> None:
+    In a file that rbtool has `exported`, `terminated` has the end of a demonstration that states it, by its name.
+    """
+
+    def __init__(self, *, exported: bool) -> None:
+        self._exported = exported
         self.documents: dict[str, bytes] = {}
         self.dropped: dict[str, str] = {}
-        self.seed: int | None = None
+        self.terminated: dict[str, bool] = {}
         self._by_content: dict[tuple[str, bytes], str] = {}
         self._taken = 0
 
@@ -240,6 +249,8 @@ class DemoAttributes:
                 claimed = _count(plain)
             elif name == "seed" and isinstance(plain, int) and not isinstance(plain, bool):
                 seed = plain
+            elif name == TERMINATED and self._exported and isinstance(plain, bool):
+                self.terminated[demo] = plain
             else:
                 self._put(text, demo, name, plain)
         return text, seed, claimed
@@ -442,7 +453,7 @@ class _Demos:
     def __init__(self, file: GroupFile) -> None:
         self._file = file
         self._found: dict[int, _Demo] = {}
-        self.attributes = DemoAttributes()
+        self.attributes = DemoAttributes(exported=MARK in file.group(b"/", "the file").attribute_names())
         self.survey = GroupSurvey(is_required, (ACTIONS, REWARDS, DONES), most_more_rows)
         self._empty: list[str] = []
         self._claims = 0
@@ -498,10 +509,13 @@ class _Demos:
             name = f"demo_{number}"
             found[number] = GroupEpisode(
                 number, name, 0, _group(number), demo.steps, places=demo.places,
-                terminated=self._is_terminated(demo) if ends is None else ends == "terminated",
+                terminated=self._ends_terminated(name, demo) if ends is None else ends == "terminated",
                 seed=demo.seed, text=demo.text, problem=demo.problem or self.survey.problems.get(name),
             )  # fmt: skip
         return found
+
+    def _ends_terminated(self, name: str, demo: _Demo) -> bool:
+        return self.attributes.terminated.get(name, self._is_terminated(demo))
 
     def _is_terminated(self, demo: _Demo) -> bool:
         return demo.done and ((self._sparse and demo.last_reward == 1) or _has_succeeded(demo))
@@ -523,6 +537,8 @@ class _Demos:
         count, demos = len(self._found), self._found.values()
         if ends is not None:
             yield f"all episodes end {ends}, as --ends states"
+        elif self.attributes.terminated:
+            yield f"the attribute {TERMINATED} states how episodes end, as an export of rbtool has it"
         elif not self._has_dones:
             successes = sum(map(_has_succeeded, demos))
             also = f", also the {successes:,} of {count:,} with success" if successes else ""

@@ -1,4 +1,4 @@
-"""Replay buffers of Stable-Baselines3: pickles and npz files of their arrays are read."""
+"""Replay buffers of Stable-Baselines3: pickles and npz files of their arrays are read, pickles exported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ FORMATS = (
         package=__name__,
         order=23,
         reader="reader:Sb3Reader",
+        sink="export:Sb3Exporter",
         title="Stable-Baselines3",
+        written="a pickle for load_replay_buffer",
+        opened=("", "from stable_baselines3.common.save_util import load_from_pkl; print(load_from_pkl({}).size())"),
         found="pickles of a buffer; npz with observations, actions, rewards and dones of a column an environment",
         ends="dones, of which timeouts are time limits; without timeouts --ends interprets them",
         final="where stored",

@@ -47,7 +47,7 @@ EPISODE_START, EPISODE_LENGTH = "ep_start", "ep_length"
 """What the buffer of hindsight experience replay (HER) knows of each row: where its episode starts, and its length."""
 _SINGLE = (ACTIONS, REWARDS, DONES)
 _OPTIONAL = (TIMEOUTS, EPISODE_START, EPISODE_LENGTH)
-_CLASS = re.compile(rb"stable_baselines3\.(common\.buffers|her\.)")
+_CLASS = re.compile(rb"stable_baselines3\.(common\.buffers|her\.)|rbtool\.converters\.adapters\.sb3")
 _HEAD = 4096
 
 
