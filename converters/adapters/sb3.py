@@ -24,14 +24,14 @@ from ...core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from ...core.ted.episodes import rows_equal
 from ...core.ted.schema import ACTION, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Key, field_named, row_bytes
 
-_Theirs: Any
+_Theirs: Any = object
+_missing: ImportError | None = None
 try:
-    from stable_baselines3.common.buffers import ReplayBuffer as _Theirs
-    from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+    from stable_baselines3.common import buffers, type_aliases
 except ImportError as error:
-    _Theirs, _missing = object, error
+    _missing = error
 else:
-    _missing = None
+    _Theirs = buffers.ReplayBuffer
 
 Parts: TypeAlias = dict[str, Array]
 """Observations by the part of a Dict space; those of any other space are the part `""`."""
@@ -74,6 +74,18 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         SchemaError: (a RuntimeError) there are files in `scratch_dir`, and `existsok` is not set.
     """
 
+    buffer_size: int
+    pos: int
+    full: bool
+    optimize_memory_usage: bool
+    handle_timeout_termination: bool
+    observations: Any
+    next_observations: Any
+    actions: Array
+    rewards: Array
+    dones: Array
+    timeouts: Array
+
     def __init__(
         self,
         buffer_size: int,
@@ -93,7 +105,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         self.buffer_size = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-        self._in_files = scratch_dir is not None
+        self._in_files: bool = scratch_dir is not None
         self._make_storage(scratch_dir, existsok)
 
     def _make_storage(self, scratch_dir: str | os.PathLike[str] | None, existsok: bool) -> None:
@@ -116,7 +128,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         self.storage.empty()  # the tensors stay
         self.__dict__.update(_arrays_of(self.storage.contents))
         self._next: dict[int, Parts] = {}
-        self._apart = np.zeros((self.buffer_size, self.n_envs), bool)
+        self._apart: Array = np.zeros((self.buffer_size, self.n_envs), bool)
 
     def _forms(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
         """Element type and shape of an observation, by part."""
@@ -220,8 +232,8 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         ]
         action, done, reward = (torch.from_numpy(one).to(self.device) for one in (*others, rewards))
         if isinstance(self.obs_shape, dict):
-            return DictReplayBufferSamples(states[0], action, states[1], done, reward)
-        return ReplayBufferSamples(states[0][_ALL], action, states[1][_ALL], done, reward)
+            return type_aliases.DictReplayBufferSamples(states[0], action, states[1], done, reward)
+        return type_aliases.ReplayBufferSamples(states[0][_ALL], action, states[1][_ALL], done, reward)
 
     def _states_after(self, places: Array) -> Parts:
         """The observations after steps, by part, `[n, …]`; `places` count rows of all environments."""
