@@ -34,7 +34,7 @@ else:
     _Theirs = buffers.ReplayBuffer
 
 Parts: TypeAlias = dict[str, Array]
-"""Observations by the part of a Dict space; those of any other space are the part `""`."""
+"""Observations by the part of a Dict space; for any other space there is one part, `""`."""
 
 _CHUNK_BYTES = 16 << 20
 _ALL = ""
@@ -45,8 +45,8 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
 
     `storage` is a storage of rbtool with dimensions `[rows, n_envs]`. Its elements are steps of TED: `observation`,
     `action`, and under `next` `observation`, `reward`, `done` and `truncated`. `observations`, `next_observations`,
-    `actions`, `rewards`, `dones` and `timeouts` are NumPy arrays in the same memory. After the same `np.random.seed`,
-    batches are those of the buffers of Stable-Baselines3.
+    `actions`, `rewards`, `dones` and `timeouts` are NumPy arrays in the same memory. After the same `np.random.seed`
+    it draws the batches that the buffers of Stable-Baselines3 draw.
 
     What it adds:
 
@@ -293,7 +293,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
     ) -> Self:
         """Make a buffer with the steps of a dataset; `buffer_size` is by default what they need.
 
-        The other arguments are those of the buffer and of `add_dataset`.
+        The other arguments are as for the buffer and for `add_dataset`.
         """
         if buffer_size is None:
             with open_episodes(find_dataset(dataset)) as reader:
@@ -307,7 +307,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
 
         With several environments each gets an equal share of the steps, in the order of the dataset; what is left over
         is left out, with a warning. The algorithms of Stable-Baselines3 store actions of a Box scaled from its bounds
-        to -1 and 1: those of a dataset are scaled in that way, unless it was made of a buffer of Stable-Baselines3.
+        to -1 and 1: here, too, they are scaled, unless the dataset was made of a buffer of Stable-Baselines3.
 
         Args:
             dataset: a path, `source:id`, or the buffer of a dataset. Parts of a Dict space are `observation.NAME`.

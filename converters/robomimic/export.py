@@ -8,10 +8,9 @@
       states               state; as groups, with initial_state, where there is a state after each step too
       NAME                 info.NAME
     mask/NAME              the splits of a dataset that was converted from robomimic
-    attributes of data     total, and env_args: those of the source, or the name of the dataset
+    attributes of data     total, and env_args: the source's, or the name of the dataset
 
-robomimic has one flag for the end of an episode. The attribute `terminated` of each group says which end it was: rbtool
-reads it, robomimic passes over it.
+robomimic has one flag for the end of an episode. The attribute `rbtool_export` of each group says which end it was.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from ...core.ted.schema import (
     state_keys,
 )
 from ..files.exports import leaves_of, only_leaf
+from ..files.hdf5 import MARK
 from ..files.hdf5_exports import H5Sink
-from .reader import TERMINATED
 
 _DONES: Key = (NEXT, "info", "dones")
 _FLAT = "flat"
@@ -125,7 +124,7 @@ class RobomimicExporter(H5Sink):
         if table.has_seed[position]:
             demo.attrs["seed"] = int(table.seed[position])
         demo.attrs["num_samples"] = int(table.length[position])
-        demo.attrs[TERMINATED] = bool(table.terminated[position])
+        demo.attrs[MARK] = "terminated" if table.terminated[position] else "truncated"
 
     def _write_attributes(self, h5: h5py.File, data: h5py.Group) -> None:
         """Write the attributes of the file and of `data`, and the splits."""

@@ -55,8 +55,6 @@ ACTIONS: ColumnPath = ("actions",)
 REWARDS: ColumnPath = ("rewards",)
 DONES: ColumnPath = ("dones",)
 INITIAL = "initial_state"
-TERMINATED = "terminated"
-"""The attribute by which an export of rbtool states how an episode ends: robomimic has one flag for all ends."""
 _OBS, _NEXT_OBS, _STATES = "obs", "next_obs", "states"
 _SINGLE = frozenset({ACTIONS, REWARDS, DONES})
 _NESTED = frozenset({_OBS, _NEXT_OBS, _STATES, INITIAL})
@@ -224,11 +222,10 @@ class FileAttributes:
 class DemoAttributes:
     """Attributes of demonstrations: short ones are text of the episode, long ones documents that equal ones share.
 
-    In a file that rbtool has `exported`, `terminated` has the end of a demonstration that states it, by its name.
+    `terminated` says how demonstrations end, by their names, where an export of rbtool states it.
     """
 
-    def __init__(self, *, exported: bool) -> None:
-        self._exported = exported
+    def __init__(self) -> None:
         self.documents: dict[str, bytes] = {}
         self.dropped: dict[str, str] = {}
         self.terminated: dict[str, bool] = {}
@@ -249,8 +246,8 @@ class DemoAttributes:
                 claimed = _count(plain)
             elif name == "seed" and isinstance(plain, int) and not isinstance(plain, bool):
                 seed = plain
-            elif name == TERMINATED and self._exported and isinstance(plain, bool):
-                self.terminated[demo] = plain
+            elif name == MARK:
+                self.terminated[demo] = plain == "terminated"
             else:
                 self._put(text, demo, name, plain)
         return text, seed, claimed
@@ -453,7 +450,7 @@ class _Demos:
     def __init__(self, file: GroupFile) -> None:
         self._file = file
         self._found: dict[int, _Demo] = {}
-        self.attributes = DemoAttributes(exported=MARK in file.group(b"/", "the file").attribute_names())
+        self.attributes = DemoAttributes()
         self.survey = GroupSurvey(is_required, (ACTIONS, REWARDS, DONES), most_more_rows)
         self._empty: list[str] = []
         self._claims = 0
@@ -538,7 +535,7 @@ class _Demos:
         if ends is not None:
             yield f"all episodes end {ends}, as --ends states"
         elif self.attributes.terminated:
-            yield f"the attribute {TERMINATED} states how episodes end, as an export of rbtool has it"
+            yield f"the attribute {MARK} states how episodes end"
         elif not self._has_dones:
             successes = sum(map(_has_succeeded, demos))
             also = f", also the {successes:,} of {count:,} with success" if successes else ""

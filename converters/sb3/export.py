@@ -6,7 +6,7 @@ a full one would not say where its oldest row is.
 
 A dataset that was made of a buffer with several environments gets as many again, if each has as many steps; any other
 dataset is the buffer of one environment, episode after episode. The algorithms of Stable-Baselines3 store actions of a
-Box scaled from its bounds to -1 and 1, and so are those of other datasets here.
+Box scaled from its bounds to -1 and 1: actions of all other datasets are scaled in that way.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Sb3Exporter(RowSink):
                 yield 2.0 * ((rows.reshape(*rows.shape[:2], -1) - low) / (high - low)) - 1.0
 
     def _flags(self, key: Key, progress: Callable[[int], None]) -> Iterator[Array]:
-        """Yield `dones` for the key of one flag, and `timeouts` for that of the other."""
+        """Yield `dones` for the key of `terminated`, and `timeouts` for the key of `truncated`."""
         both = (self._chunks(one, progress if one == key else None) for one in (NEXT_TERMINATED, NEXT_TRUNCATED))
         reason, done = self.chosen.table.end_reason, 0
         opened = [reason[positions[-1]] == EndReason.END_OF_FILE for positions in self._environments]
@@ -218,7 +218,7 @@ class Sb3Exporter(RowSink):
 
 
 class _Column:
-    """The rows of a leaf of one environment: those of its episodes, at `positions` of the chosen ones."""
+    """The rows of a leaf of one environment, whose episodes are at `positions` of the chosen ones."""
 
     def __init__(self, chosen: Chosen, key: Key, positions: Sequence[int]) -> None:
         self._reader, self._key = chosen.reader, key

@@ -152,7 +152,7 @@ class TestRobomimic(LibrarySinkTests):
                     ("info", "success"): "success", ("next", "reward"): "rewards",
                 }.items()
             }  # fmt: skip
-            terminated = [demo["dones"][()] * demo.attrs["terminated"] for demo in demos]
+            terminated = [demo["dones"][()] * (demo.attrs["rbtool_export"] == "terminated") for demo in demos]
         found["next", "reward"] = found["next", "reward"][:, None]
         found["next", "terminated"] = np.concatenate(terminated)[:, None].astype(bool)
         with open_steps(path.parent / "walks") as reader:  # of an episode with both flags, one is there
