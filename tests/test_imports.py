@@ -45,8 +45,7 @@ NUMPY_ONLY = (
     "rbtool.core.torchrl.reader", "rbtool.core.torchrl.writer",
 )  # fmt: skip
 TORCH = {"tensordict", "torch", "torchrl"}
-# What opens a dataset as a buffer, or makes a buffer of another library, which the other modules of its converter do not
-# import.
+# What opens a dataset as a buffer, or as another library's, which the other modules of its converter do not import.
 BUFFERS_OF_CONVERTERS = (
     "rbtool.converters.lerobot.replay", "rbtool.converters.adapters.d3rlpy", "rbtool.converters.adapters.sb3",
 )  # fmt: skip
