@@ -128,6 +128,7 @@ def _format_lines(formats: Sequence[ReadableFormat], width: int | None) -> list[
             "last observation": one.final,
             "needs": f"pip install 'rbtool[{one.extra}]'" if one.extra else "",
             "remote": f"rbtool download {one.name} ID" if one.remote else "",
+            "export": f"rbtool export DATASET DEST --to {one.name}" if one.exported else "",
         }
         lines.append([Styled(one.name, "bold"), f"  {one.title}" if one.title else ""])
         for label, text in facts.items():

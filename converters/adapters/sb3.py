@@ -158,10 +158,11 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
 
     def add(self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: Sequence[Any]) -> None:
         """Add a step of each environment."""
-        for rows, state in ((self._before, obs), (self._after, next_obs)):
-            for part, values in self._each(state).items():
+        for parts, state in ((self._before, obs), (self._after, next_obs)):
+            given = self._each(state)
+            for part, rows in parts.items():
                 # Discrete observations come without the last dimension
-                rows[part][0] = np.reshape(values, rows[part].shape[1:]) if rows[part].shape[2:] == (1,) else values
+                rows[0] = np.reshape(given[part], rows.shape[1:]) if rows.shape[2:] == (1,) else given[part]
         row = self._row_arrays
         row["actions"][0] = np.reshape(action, (self.n_envs, self.action_dim))
         row["rewards"][0], row["dones"][0] = reward, done
@@ -315,8 +316,9 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
                 Stable-Baselines3.
 
         Raises:
-            SchemaError: (a RuntimeError) fields are missing, or their types and shapes do not fit the spaces; or there
-                are more steps than the buffer has room for. Nothing is added then.
+            MissingKeyError: (a KeyError) a field is missing; nothing is added.
+            SchemaError: (a RuntimeError) types and shapes do not fit the spaces, or there are more steps than the
+                buffer has room for; nothing is added.
         """
         with open_episodes(find_dataset(dataset)) as reader:
             source = _Dataset(reader, self, scale_actions)
@@ -348,7 +350,7 @@ class _Dataset:
         space, ours = buffer.action_space, reader.manifest.request.source == "sb3"
         if hasattr(space, "low") and (not ours if scale_actions is None else scale_actions):
             low, high = (bound.reshape(-1) for bound in (space.low, space.high))
-            if np.isfinite(low).all() and np.isfinite(high).all():
+            if low.dtype.kind == "f" and np.isfinite(low).all() and np.isfinite(high).all():
                 self._bounds = low, high
         for part, (dtype, shape) in buffer._forms().items():
             for key in _keys_of(part):

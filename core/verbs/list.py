@@ -72,8 +72,8 @@ class ReadableFormat:
     """A format that can be read: how files are recognised, what ends an episode, and what it needs.
 
     `final` states whether files have an observation after the last step (yes, no, where stored), `extra` the extra of
-    rbtool that has to be installed, `remote` whether datasets can be downloaded. A format that another package adds
-    has a name alone.
+    rbtool that has to be installed, `remote` whether datasets can be downloaded, `exported` whether `export` writes it.
+    A format that another package adds has a name alone.
     """
 
     name: str
@@ -83,6 +83,7 @@ class ReadableFormat:
     final: str = ""
     extra: str = ""
     remote: bool = False
+    exported: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ def list_formats() -> FormatsResult:
     described = [
         ReadableFormat(
             name=one.name, title=one.title, found=one.found, ends=one.ends, final=one.final, extra=one.extra,
-            remote=one.source is not None,
+            remote=one.source is not None, exported=one.sink is not None,
         )
         for one in ours.values()
     ]  # fmt: skip

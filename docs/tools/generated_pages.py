@@ -206,15 +206,15 @@ def formats_page() -> str:
 
     text = [
         "# Formats", "", "What `convert`, `check` and `inspect` read; `rbtool list --formats` prints it.", "",
-        "| format | found by | what ends an episode | observation after the last step | install | remote |",
-        "|---|---|---|---|---|---|",
+        "| format | found by | what ends an episode | observation after it | install | remote | `export --to` |",
+        "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for one in list_formats().formats:
         page = ROOT / "docs/reference" / f"{one.name}.md"
         title = f"[{one.title}]({page.name})" if page.exists() else one.title
         extra = f"`rbtool[{one.extra}]`" if one.extra else ""
-        remote = f"`{one.name}`" if one.remote else ""
-        cells = (title, _cell(one.found), _cell(one.ends), one.final, extra, remote)
+        remote, export = (f"`{one.name}`" if there else "" for there in (one.remote, one.exported))
+        cells = (title, _cell(one.found), _cell(one.ends), one.final, extra, remote, export)
         text.append(f"| {' | '.join(cells)} |")
     return "\n".join(text) + "\n"
 

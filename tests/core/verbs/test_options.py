@@ -121,4 +121,5 @@ def test_every_format_describes_itself() -> None:
             assert one.found
             assert one.ends
             assert one.final in {"yes", "no", "where stored"}
+            assert one.exported == (declaration.sink is not None)
     assert np.all([one.name in formats for one in declared() if one.source is not None])
