@@ -480,7 +480,7 @@ def test_the_suffix_of_the_destination_names_the_format(name: str, form: str, wa
 def test_without_a_suffix_of_a_format_it_has_to_be_named(name: str, said: str, walks: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=re.escape(said)) as raised:
         export(walks, tmp_path / name)
-    assert raised.value.hint == "add --to minari, h5, npz, parquet, rlds or lerobot"
+    assert raised.value.hint == "add --to minari, d4rl, h5, npz, robomimic, parquet, rlds, lerobot, d3rlpy or sb3"
     assert [path.name for path in tmp_path.iterdir()] == ["walks"]
 
 
