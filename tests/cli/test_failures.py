@@ -69,7 +69,7 @@ FAILING = [
         "rbtool inspect kitchen.hdf5 --from csv", 2, "UsageError",
         "format 'csv' is unknown; tables are of format 'table'",
     ),
-    ("rbtool export cartpole x --to parqet", 2, "UsageError", "rlds, lerobot; did you mean 'parquet'?"),
+    ("rbtool export cartpole x --to parqet", 2, "UsageError", "lerobot, d3rlpy, sb3; did you mean 'parquet'?"),
     ("rbtool inspect cartpole/next", 2, "UsageError", "cartpole/next is part of a dataset"),
     ("rbtool checkpoint save x y --as zip", 2, "UsageError", "'zip' is not one of ted, flat, nested, h5"),
 ]  # fmt: skip
@@ -171,7 +171,7 @@ def test_tracebacks_are_shown_when_asked_for_and_logged(shell, tmp_path):
         ("download minari/D4RL/door/human-v2", "hint: write: rbtool download minari D4RL/door/human-v2\n"),
         ("mix a.toml cartpole:1 more:3", "hint: write: rbtool mix cartpole:1 more:3 a.toml\n"),
         ("merge there cartpole cartpole", "hint: the destination comes last: rbtool merge A B DEST\n"),
-        ("export cartpole out.csv", "hint: add --to minari, d4rl, h5, npz, robomimic, parquet, rlds, lerobot, d3rlpy or sb3\n"),
+        ("export cartpole out.csv", "hint: add --to minari, d4rl, h5, npz, robomimic, parquet, rlds, lerobot, d3rlpy"),
         ("download minari", "name one, like: rbtool download minari D4RL/door/human-v2"),
         ("download d4rl", "name one, like: rbtool download d4rl hopper-medium-v2"),
         ("inspect arcade:pong", "hint: there is no source 'arcade' here; known: minari, d4rl"),
