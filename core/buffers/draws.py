@@ -22,6 +22,7 @@ from ..samplers.sample_units import SampleUnit, SampleUnitTypeError, Transition
 from ..samplers.uniform import ConsumingSampler
 from ..storages.base import Storage
 from ..storages.dataset import StreamStorage
+from ..torchrl_classes import described
 from ..writers.base import Writer
 from .pytrees import map_tensors
 
@@ -182,7 +183,7 @@ def drawing_with(sampler: Sampler, unit: SampleUnit | None) -> Sampler | Expande
 def checked_unit(unit: Any) -> SampleUnit | None:
     """Return a sample unit or None; SampleUnitTypeError (a TypeError) for anything else."""
     if unit is not None and not isinstance(unit, SampleUnit):
-        raise SampleUnitTypeError(f"sample_unit is {unit!r}, expected a SampleUnit such as Sequence(8)")
+        raise SampleUnitTypeError(f"sample_unit is {described(unit, 'a SampleUnit such as Sequence(8)')}")
     return unit
 
 

@@ -60,6 +60,7 @@ from ..storages.ensemble import (
     refuse_write,
     require_members,
 )
+from ..torchrl_classes import counterpart
 from ..transforms.base import Compose
 from ..writers.base import WriterEnsemble
 from .checkpoint import SavedParts, generator_from_json, generator_to_json, refuse_home_of
@@ -345,6 +346,7 @@ def _concatenated(batches: list[Any]) -> Any:
     raise SchemaError(f"batches of {type(first).__name__} of several members cannot be concatenated")
 
 
+@counterpart
 class ReplayBufferEnsemble(ReplayBuffer):
     """Samples from several buffers at once: datasets, live rings, other ensembles.
 
@@ -507,7 +509,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
             collate_fns=[self._collates[member] for member in chosen] if self._collates else None,
             p=part.p,
             sample_from_all=part.sample_from_all,
-            num_buffer_sampled=part.num_buffer_sampled,
+            num_buffer_sampled=part.draws,
             generator=self._rng,
             temperature=part.temperature,
             batch=part.batch,
@@ -1168,14 +1170,11 @@ class ReplayBufferEnsemble(ReplayBuffer):
             member.share(shared)
         return self
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude writers to the members, and draws, inside the context."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(super().paused())  # first, in the order of a draw: its own lock, then the members'
-            for member in sorted(self._members, key=lambda member: member.guard.rank):
-                stack.enter_context(member.paused())
-            yield
+    def paused(self) -> HoldAll:
+        """Return a context that excludes draws, and writers to the members."""
+        members = sorted(self._members, key=lambda member: member.guard.rank)
+        # In the order of a draw: its own lock, then the members'.
+        return HoldAll([super().paused(), *(member.paused() for member in members)])
 
     # State -----------------------------------------------------------------------------------------
 

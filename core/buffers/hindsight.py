@@ -22,6 +22,7 @@ from ..samplers.uniform import fractions
 from ..storages.pytree import TreeSpec, entry_of
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Written
+from ..torchrl_classes import counterpart
 from .draws import Draw
 from .tensordict import TensorDictReplayBuffer
 
@@ -207,6 +208,7 @@ class _RowsAndGoals(NamedTuple):
     first: Any = None
 
 
+@counterpart
 class HERReplayBuffer(TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` that relabels part of each batch with goals that were achieved later on.
 

@@ -187,7 +187,8 @@ class HoldAll:
     def __init__(self, locks: Sequence[Lock]) -> None:
         self._locks = locks
 
-    def __enter__(self) -> None:
+    def acquire(self) -> None:
+        """Take all locks, or none if one cannot be taken; may nest."""
         held = []
         try:
             for lock in self._locks:
@@ -198,9 +199,16 @@ class HoldAll:
                 lock.release()
             raise
 
-    def __exit__(self, *raised: object) -> None:
+    def release(self) -> None:
+        """Release all locks."""
         for lock in reversed(self._locks):
             lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self.release()
 
 
 class Hold:

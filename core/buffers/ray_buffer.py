@@ -37,6 +37,7 @@ from ..errors import (
 )
 from ..format.syncing import Durable
 from ..storages.columns import MappedView
+from ..torchrl_classes import counterpart
 from .data_loader import NestLayout, NestPiece, check_use, fetcher_asking, serve
 from .pytrees import map_tensors
 from .replay_buffer import ReplayBuffer, arguments_of
@@ -573,6 +574,7 @@ def _reached(kind: type[RayBufferClient], actor: Any, of: type, to_cpu: bool, lo
     return found
 
 
+@counterpart
 class RayReplayBuffer(RayBufferClient):
     """A buffer that lives in an actor of a Ray cluster; it has the methods of the buffer.
 

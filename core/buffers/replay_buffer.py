@@ -60,6 +60,7 @@ from ..storages.cursors import as_index, row_numbers
 from ..storages.dataset import StreamStorage
 from ..storages.list_storage import ListStorage
 from ..storages.write_log import Written
+from ..torchrl_classes import Rebased, counterpart, described
 from ..transforms.base import Compose, as_transform
 from ..writers.base import Writer, batch_length
 from ..writers.round_robin import RoundRobinWriter
@@ -85,7 +86,7 @@ from .editing import (
     replace_entry,
     update_present,
 )
-from .processes import Guard, Place, SharedGuard, branch, call_at_fork, place, reseed, stand_in
+from .processes import Guard, HoldAll, Place, SharedGuard, branch, call_at_fork, place, reseed, stand_in
 from .pytrees import (
     checked_batch_size,
     default_collate,
@@ -100,7 +101,8 @@ from .pytrees import (
 from .trajectories import Trajectory, TrajectoryPredicate, stored_trajectories
 
 
-class ReplayBuffer:
+@counterpart
+class ReplayBuffer(Rebased):
     """Keeps elements in a storage and returns batches of them.
 
     The writer chooses the rows of new elements, the sampler the rows of each batch. Names, arguments and documented
@@ -1810,11 +1812,23 @@ class ReplayBuffer:
         """The lock held by each draw and by each change of the sampler."""
         return self._sampling
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude writers and draws inside the context."""
-        with self._guard.hold(), self._sampling:
-            yield
+    def paused(self) -> HoldAll:
+        """Return a context that excludes writers and draws."""
+        return HoldAll([self._guard, self._sampling])
+
+    # Names of TorchRL's buffers
+
+    @property
+    def _replay_lock(self) -> HoldAll:
+        return self.paused()
+
+    @property
+    def _prefetch(self) -> bool:
+        return self._prefetcher is not None
+
+    @property
+    def _prefetch_cap(self) -> int:
+        return 0 if self._prefetcher is None else self._prefetcher.capacity
 
     # Random streams --------------------------------------------------------------------------------
 
@@ -2080,9 +2094,8 @@ def _made(given: Any, kind: type[Any], name: str, default: Callable[[], Any] | N
         return default()
     part = given() if not isinstance(given, kind) and callable(given) else given
     if not isinstance(part, kind):
-        raise WrongKindError(
-            f"{name} is a {type(part).__name__}, expected a {kind.__name__} or a callable that returns one"
-        )
+        expected = f"a {kind.__name__} or a callable that returns one"
+        raise WrongKindError(f"{name} is {described(part, expected)}")
     return part
 
 

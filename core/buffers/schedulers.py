@@ -11,6 +11,7 @@ import torch
 
 from ..errors import SchemaError, UsageError, WrongKindError
 from ..samplers.base import Sampler
+from ..torchrl_classes import described
 from .replay_buffer import ReplayBuffer
 
 Number: TypeAlias = int | float
@@ -45,7 +46,7 @@ class ParameterScheduler(ABC):
         max_value: Number | None = None,
     ) -> None:
         if not isinstance(obj, Sampler | ReplayBuffer):
-            raise WrongKindError(f"only samplers and buffers have parameters to schedule, found a {type(obj).__name__}")
+            raise WrongKindError(f"obj is {described(obj, 'a sampler or a buffer')}")
         self._obj = obj
         self.param_name = param_name
         self._min_val = None if min_value in (None, -math.inf) else _number("min_value", min_value)

@@ -18,6 +18,7 @@ from ..samplers.sample_units import Sequence
 from ..storages.base import Storage
 from ..storages.list_storage import ListStorage
 from ..storages.pytree import added
+from ..torchrl_classes import counterpart
 from ..writers.base import INDEX, Writer
 from ..writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 from .draws import Draw
@@ -78,6 +79,7 @@ def by_element(
     return rows[:, 0], torch.cat([one_each(row[real], 1, reduction) for row, real in each])
 
 
+@counterpart
 class TensorDictReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` of tensordicts, whose batches carry the index and the sampler's info as entries.
 
@@ -510,6 +512,11 @@ class _Prioritised(ReplayBuffer):
         if not isinstance(writer, RoundRobinWriter):
             raise UsageError(f"sync=False needs a RoundRobinWriter, found a {type(writer).__name__}")
 
+    @property
+    def prioritized_sampler(self) -> Sampler:
+        """The sampler, which has the priorities."""
+        return self.sampler
+
     def _connect(self) -> None:
         super()._connect()
         if isinstance(self._sampler, LearnerSampler):
@@ -531,6 +538,7 @@ class _Prioritised(ReplayBuffer):
         return super().extend(*data, update_priority=update_priority, **named)
 
 
+@counterpart
 class PrioritizedReplayBuffer(_Prioritised):
     """A `ReplayBuffer` that samples elements in proportion to their priority.
 
@@ -588,6 +596,7 @@ class PrioritizedReplayBuffer(_Prioritised):
         )
 
 
+@counterpart
 class TensorDictPrioritizedReplayBuffer(_Prioritised, TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` that samples elements in proportion to their priority; see `PrioritizedReplayBuffer`.
 

@@ -19,6 +19,7 @@ from ..errors import (
     FormatError,
     SchemaError,
     UsageError,
+    WrongKindError,
     keywords_of,
     refuse_misspelt,
     require_flags,
@@ -27,6 +28,7 @@ from ..errors import (
 from ..format.syncing import Durable
 from ..storages.base import Storage
 from ..storages.lazy_tensor import LazyTensorStorage
+from ..torchrl_classes import Rebased, counterpart, described
 from ..transforms.base import divided
 from .load_dataset import load_dataset
 
@@ -62,7 +64,8 @@ class _Mixture(ReplayBufferEnsemble):
             raise
 
 
-class OfflineToOnlineReplayBuffer:
+@counterpart
+class OfflineToOnlineReplayBuffer(Rebased):
     """Batches of which a fraction is of a dataset, and the rest of a ring that `extend` writes to.
 
     - `offline_dataset`: a buffer, also an ensemble, or the path or name of a dataset, which is opened with
@@ -104,18 +107,30 @@ class OfflineToOnlineReplayBuffer:
                 raise UsageError(f"{', '.join(dataset_kwargs)}: arguments of load_dataset are for names of datasets")
             offline = offline_dataset
         else:
+            if not isinstance(offline_dataset, str | os.PathLike):
+                raise WrongKindError(f"offline_dataset is {described(offline_dataset, 'a buffer or a name')}")
             if batch_size is None:
                 raise UsageError("batch_size is None, expected a number with the name of a dataset")
             looking_back, transform = divided(transform)
             offline = load_dataset(offline_dataset, batch_size, transform=looking_back, **dataset_kwargs)
         self.batch_size = checked_batch_size(batch_size)
-        self.offline_buffer = offline
+        self._offline_buffer = offline
         storage = LazyTensorStorage(online_capacity) if online_storage is None else online_storage  # type: ignore[arg-type]
-        self.online_buffer = TensorDictReplayBuffer(storage=storage, transform=looking_back)
+        self._online_buffer = TensorDictReplayBuffer(storage=storage, transform=looking_back)
         self._mixture = _Mixture(
-            offline, self.online_buffer, batch="exact", transform=transform, schema=schema, generator=generator
+            offline, self._online_buffer, batch="exact", transform=transform, schema=schema, generator=generator
         )
         self._mixture.base = self._mixture.fraction = fraction
+
+    @property
+    def offline_buffer(self) -> ReplayBuffer:
+        """The buffer of the dataset."""
+        return self._offline_buffer
+
+    @property
+    def online_buffer(self) -> TensorDictReplayBuffer:
+        """The ring that `extend` writes to."""
+        return self._online_buffer
 
     @property
     def offline_fraction(self) -> float:
@@ -127,6 +142,16 @@ class OfflineToOnlineReplayBuffer:
         if not _is_fraction(fraction):
             raise UsageError(f"offline_fraction is {fraction!r}, expected a number from 0 to 1")
         self._mixture.fraction = float(fraction)
+
+    _offline_fraction = offline_fraction  # the names in TorchRL, whose trainer saves and loads them
+
+    @property
+    def _base_offline_fraction(self) -> float:
+        return self._mixture.base
+
+    @_base_offline_fraction.setter
+    def _base_offline_fraction(self, fraction: float) -> None:
+        self._mixture.base = _checked_fraction(fraction)
 
     @suggests_keywords()
     def anneal(self, step: int, total_steps: int) -> None:

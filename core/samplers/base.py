@@ -25,6 +25,7 @@ from ..errors import (
 from ..format.contracts import delegate, own_attributes, refuse_overrides
 from ..state_folder import read_values, write_values
 from ..storages.base import Storage
+from ..torchrl_classes import counterpart
 
 Index: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
 """Drawn elements: int64 `[B]`, or a tuple with one such tensor for each dimension of the storage."""
@@ -54,6 +55,7 @@ class _Samplers(ABCMeta):
         return cls.without_replacement(*arguments, **options)
 
 
+@counterpart
 class Sampler(metaclass=_Samplers):
     """Draws elements of a storage, with the generator of its buffer.
 

@@ -38,6 +38,7 @@ from ..storages.ensemble import (
     load_members,
 )
 from ..storages.pytree import TensorDictNode, TensorNode
+from ..torchrl_classes import counterpart
 from .base import Sampler
 from .prioritized import PrioritizedSampler
 from .slices import SliceEnds, SliceMarks, SliceSampler, WholeSlices
@@ -62,6 +63,7 @@ _SIZE, _SAMPLEABLE = "size", "sampleable"
 _STATE = "ensemble"
 
 
+@counterpart
 class SamplerEnsemble(Sampler):
     """The samplers of an ensemble, and the weights of its members.
 
@@ -120,7 +122,7 @@ class SamplerEnsemble(Sampler):
             raise UsageError(f"batch is {batch!r}, expected 'stack' or 'exact'")
         _check_draws(num_buffer_sampled, batch)
         self.sample_from_all = sample_from_all
-        self.num_buffer_sampled = None if sample_from_all else num_buffer_sampled
+        self.draws = None if sample_from_all else num_buffer_sampled
         self.batch = batch
         self.p = p
         self.temperature = temperature
@@ -139,6 +141,11 @@ class SamplerEnsemble(Sampler):
         self._members = samplers
         for sampler in samplers:
             sampler.joined = True
+
+    @property
+    def num_buffer_sampled(self) -> int:
+        """The number of parts of a batch."""
+        return len(self.members) if self.draws is None else self.draws
 
     # Weights ---------------------------------------------------------------------------------------
 
@@ -245,7 +252,7 @@ class SamplerEnsemble(Sampler):
             if batch_size % unit:
                 raise UsageError(f"batch_size is {batch_size}, expected a multiple of {unit} for slices")
             return 1
-        draws = len(self.members) if self.num_buffer_sampled is None else self.num_buffer_sampled
+        draws = self.num_buffer_sampled
         if batch_size % draws:
             raise UsageError(
                 f"batch_size is {batch_size}, expected a multiple of {draws}",
@@ -376,7 +383,7 @@ class SamplerEnsemble(Sampler):
             *(self.members[member] for member in chosen),
             p=some_weights,
             sample_from_all=self.sample_from_all,
-            num_buffer_sampled=self.num_buffer_sampled,
+            num_buffer_sampled=self.draws,
             temperature=self._temperature,
             batch=self.batch,
         )
@@ -470,8 +477,7 @@ def unit_of(sampler: Sampler) -> int:
         whole = sampler.unit
         if sampler.batch == "exact":
             return whole
-        draws = len(sampler.members) if sampler.num_buffer_sampled is None else sampler.num_buffer_sampled
-        return whole * draws
+        return whole * sampler.num_buffer_sampled
     return int(getattr(sampler, "slice_len", None) or getattr(sampler, "num_slices", None) or 1)
 
 

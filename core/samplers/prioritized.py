@@ -27,6 +27,7 @@ from ..kernels.slices import Anchor, SliceRule
 from ..kernels.trees import DTYPES, PriorityTree, bounds, priority_tree
 from ..storages.base import Storage
 from ..storages.cursors import NoNumbersError, as_numbers, element_numbers, marked_numbers
+from ..torchrl_classes import counterpart
 from .base import Index, Sampler
 from .slices import SliceSampler
 from .trajectories import TrajectoryTable
@@ -57,6 +58,7 @@ class UnknownOptionError(UsageError, NotImplementedError):
     """An argument has a value that is not supported."""
 
 
+@counterpart
 class PrioritizedSampler(Sampler):
     """Draws elements with probability in proportion to `(priority + eps) ** alpha`, with replacement.
 
@@ -143,6 +145,11 @@ class PrioritizedSampler(Sampler):
     def max_capacity(self) -> int:
         """The number of elements that can have a priority."""
         return self._priorities.tree.capacity
+
+    @property
+    def max_size(self) -> int:
+        """The same number under another name."""
+        return self.max_capacity
 
     @property
     def dtype(self) -> torch.dtype:
@@ -862,6 +869,7 @@ Numbers: TypeAlias = NDArray[np.int64]
 _CHUNK = 1 << 18
 
 
+@counterpart
 class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     """Draws slices in proportion to the priority of their first step, among all legal first steps.
 

@@ -21,6 +21,7 @@ from ..storages.cursors import rows_named
 from ..storages.list_storage import LazyStackStorage, ListStorage
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Written
+from ..torchrl_classes import counterpart
 from .base import Sampler
 from .trajectories import Key, boundary_key, stored_entry
 from .uniform import distinct, fractions, permutation
@@ -43,6 +44,7 @@ class GroupDimensionsError(UsageError, NotImplementedError):
     """Elements of a storage of several dimensions cannot be grouped."""
 
 
+@counterpart
 class PromptGroupSampler(Sampler):
     """Draws groups, and the same number of elements from each: several answers to each of several prompts, as for GRPO.
 

@@ -26,6 +26,7 @@ from ..storages.base import Storage
 from ..storages.pytree import entry_of
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Written
+from ..torchrl_classes import counterpart
 from .base import Index, Sampler
 from .trajectories import (
     DONE,
@@ -90,6 +91,7 @@ class SliceMeasure:
         return (known, other) if self.num_slices else (other, known)
 
 
+@counterpart
 class SliceSampler(Sampler):
     """Draws slices: consecutive steps of one trajectory. A batch consists of equally long slices, one after another.
 
@@ -142,6 +144,9 @@ class SliceSampler(Sampler):
     """
 
     needs_order: ClassVar[bool] = True
+
+    _batch_size_multiplier: int | None = 1
+    """How many times the steps asked for are drawn; TorchRL assigns it for a transform that reduces batches again."""
 
     def __init__(
         self,
@@ -279,7 +284,7 @@ class SliceSampler(Sampler):
 
     def _measure(self, batch_size: int) -> tuple[int, int]:
         """Return the number of slices and their length; SchemaError if the batch size is not a multiple."""
-        return self.measure.of(batch_size)
+        return self.measure.of(batch_size * (self._batch_size_multiplier or 1))
 
     def _measure_of(self, batch_size: int | None) -> tuple[int, int]:
         """Return the same for a batch size that may be None, for as few steps as possible."""
@@ -303,7 +308,9 @@ class SliceSampler(Sampler):
         or padded.
         """
         length = self.measure.slice_len
-        if length is None or self.batched or not (rule := self._rule(length)).is_plain:
+        if length is None or self.batched or self._batch_size_multiplier not in (None, 1):
+            return None
+        if not (rule := self._rule(length)).is_plain:
             return None
         return WholeSlices(rule, self.weight, self._marks.key)
 
@@ -744,6 +751,7 @@ class TrajectoryEpoch:
         self._loaded = saved
 
 
+@counterpart
 class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
     """Draws one slice of each trajectory in every epoch.
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..storages.base import Storage
 from ..storages.write_log import Counter
+from ..torchrl_classes import counterpart
 from .base import Index, Sampler
 from .trajectories import BoundarySource, IdBoundaries, TableFinder, TrajectoryTable, boundary_key, by_lane, has_entry
 from .uniform import first_of_each, fractions
@@ -28,6 +29,7 @@ class NothingFreshError(SchemaError):
     """All elements are too stale."""
 
 
+@counterpart
 class StalenessAwareSampler(Sampler):
     """Draws elements with probabilities that fall with their staleness, and none that are too stale.
 

@@ -32,6 +32,7 @@ from ..storages.base import Storage
 from ..storages.cursors import rows_named
 from ..storages.list_storage import ListStorage
 from ..storages.tensor import TensorStorage
+from ..torchrl_classes import counterpart
 from .base import Index, Sampler
 
 Numbers: TypeAlias = NDArray[np.int64]
@@ -127,6 +128,7 @@ def seed_of(*key: int) -> int:
 _FEW = 1000
 
 
+@counterpart
 class SamplerWithoutReplacement(EpochSampler):
     """Draws every element once in each epoch.
 
@@ -283,6 +285,7 @@ class SamplerWithoutReplacement(EpochSampler):
         )
 
 
+@counterpart
 class RandomSampler(Sampler):
     """Draws every element with the same probability, with replacement.
 
@@ -345,6 +348,7 @@ def checked_sample_count(name: str, count: Any) -> int:
     return count
 
 
+@counterpart
 class ConsumingSampler(Sampler):
     """Draws every element `max_sample_count` times; then its slot is free, and is written next.
 

@@ -28,12 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..torchrl_classes import PEER, join, when_imported
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
-
-PEER = "torchrl.data"
 
 _NAMES = (
     "Binary", "Bounded", "BoundedContinuous", "BoundedDiscrete", "Categorical", "Choice", "Composite",
@@ -119,34 +117,7 @@ def watch(own_names: Callable[[], Mapping[str, Any]]) -> None:
 
     `own_names` returns what our modules of specs define; they import this one, which therefore does not import them.
     """
-    if PEER in sys.modules:
-        _connect(own_names())
-    else:
-        sys.meta_path.insert(0, _Watch(own_names))
-
-
-class _Watch:
-    """A finder of modules that finds one only, with the help of the others: what follows when TorchRL is imported."""
-
-    def __init__(self, own_names: Callable[[], Mapping[str, Any]]) -> None:
-        self._own_names = own_names
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != PEER:
-            return None
-        others = [finder for finder in sys.meta_path if finder is not self]
-        found = next((spec for finder in others if (spec := finder.find_spec(name, path, target))), None)
-        if found is not None and found.loader is not None:
-            execute = found.loader.exec_module
-
-            def executed(module: ModuleType) -> None:
-                execute(module)
-                _connect(self._own_names())
-
-            found.loader.exec_module = executed  # type: ignore[method-assign]
-        return found
+    when_imported(lambda: _connect(own_names()))
 
 
 def _connect(own: Mapping[str, Any]) -> None:
@@ -154,11 +125,8 @@ def _connect(own: Mapping[str, Any]) -> None:
     theirs, utils = (sys.modules.get(f"{PEER}.{name}") for name in ("tensor_specs", "utils"))
     pairs: dict[type, Any] = {own[name]: getattr(theirs, name) for name in _NAMES if hasattr(theirs, name)}
     for ours, peer in pairs.items():
-        if not isinstance(peer, ABCMeta):
-            ours.__bases__ += (peer,)
-            continue
-        peer.register(ours)
-        if "__eq__" in vars(peer):
+        join(ours, peer)
+        if isinstance(peer, ABCMeta) and "__eq__" in vars(peer):
             peer.__eq__ = _unless_ours(vars(peer)["__eq__"])  # type: ignore[method-assign, assignment]
     _peers.update(pairs)  # last: two classes cannot be registered if each is a subclass of the other already
 

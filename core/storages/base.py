@@ -29,9 +29,10 @@ from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection, is_tensorclass
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ..errors import MissingKeyError, SchemaError, UsageError, require_flags
+from ..errors import MissingKeyError, SchemaError, UsageError, WrongKindError, require_flags
 from ..format.contracts import own_attributes, refuse_overrides
 from ..format.syncing import Durable
+from ..torchrl_classes import Rebased, counterpart, described, is_torchrl
 from .columns import fill
 from .cursors import are_numbers, as_index, grown_rows, known_rows, last_of_repeats, own_cursor, rows_of
 from .pytree import tree_spec_of
@@ -78,7 +79,8 @@ _FINAL = {
 """Final methods, which do the book-keeping, and what a storage implements instead."""
 
 
-class Storage(ABC):
+@counterpart
+class Storage(Rebased, ABC):
     """Keeps up to `max_size` elements, numbered from 0 to `len(storage) - 1`.
 
     `storage[i]` reads elements, `storage[i] = data` replaces them without moving the cursor, and iteration goes over
@@ -162,7 +164,7 @@ class Storage(ABC):
             raise UsageError(f"max_size is {max_size}, expected a number from 1")
         self.max_size = max_size
         self.compilable = compilable
-        self._checkpointer = checkpointer
+        self.checkpointer = checkpointer
         self.generator: torch.Generator | None = None
         """The generator of the buffer, for storages that need random numbers."""
         self.generations: Generations | None = None
@@ -556,6 +558,8 @@ class Storage(ABC):
 
     @checkpointer.setter
     def checkpointer(self, checkpointer: Any) -> None:
+        if is_torchrl(checkpointer):
+            raise WrongKindError(f"checkpointer is {described(checkpointer, 'a checkpointer')}")
         self._checkpointer = checkpointer
 
     def dumps(self, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:

@@ -17,6 +17,7 @@ from torch import from_numpy
 
 from ..errors import SchemaError, UsageError
 from ..kernels.rows import BatchPool, Numbers, gather_parts, warm
+from ..torchrl_classes import counterpart, described
 from .base import Storage
 from .columns import Columns, renames
 from .pytree import Path, TensorDictNode, TensorNode, TreeSpec
@@ -53,7 +54,7 @@ def checked_members(name: str, members: Sequence[Any], kind: type[Any]) -> tuple
         raise UsageError(f"a {name} has no members, expected at least one")
     for number, member in enumerate(members):
         if not isinstance(member, kind):
-            raise EnsembleKindError(f"member {number} is a {type(member).__name__}, expected a {kind.__name__}")
+            raise EnsembleKindError(f"member {number} is {described(member, f'a {kind.__name__}')}")
     return tuple(members)
 
 
@@ -108,6 +109,7 @@ class _Nesting(NamedTuple):
     nested: bool
 
 
+@counterpart
 class StorageEnsemble(Storage):
     """The storages of an ensemble, and the transforms of their rows.
 

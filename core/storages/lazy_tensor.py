@@ -32,6 +32,7 @@ from ..errors import CorruptDataError, FormatError, OutOfSpaceError, SchemaError
 from ..format import fs
 from ..format.documents import Count, decode, load_json
 from ..format.manifest import HIDDEN
+from ..torchrl_classes import counterpart
 from .base import Storage
 from .codec import byte_count, dtype_named
 from .columns import Columns, MappedView, zeros
@@ -397,6 +398,7 @@ Schema: TypeAlias = Literal["fixed", "open"]
 _ALIGNMENT = 64
 
 
+@counterpart
 class LazyTensorStorage(TensorStorage):
     """Keeps up to `max_size` elements in tensors that are created, all zeros, when the first data is written.
 
@@ -682,6 +684,7 @@ def _in_one_buffer(wanted: Sequence[tuple[torch.dtype, tuple[int, ...]]], device
     ]
 
 
+@counterpart
 class LazyMemmapStorage(LazyTensorStorage):
     """Keeps up to `max_size` elements in memory-mapped files that are created when the first data is written.
 

@@ -25,6 +25,7 @@ from tensordict import (
 )
 
 from ..errors import FormatError, MissingKeyError, SchemaError, UsageError
+from ..torchrl_classes import counterpart
 from .base import IndexedStorage, copied, objects_of
 from .codec import CODECS, byte_count, codec_of_bytes, dtype_named, tensor_bytes, tensor_from_bytes, to_bytestream
 from .columns import Memory
@@ -474,6 +475,7 @@ def _empty_node(about: Mapping[str, Any]) -> Any:
     return TensorDict({}, batch_size=batch)
 
 
+@counterpart
 class ListStorage(IndexedStorage):
     """Keeps up to `max_size` objects of any kind, by reference.
 
@@ -509,6 +511,10 @@ class ListStorage(IndexedStorage):
         super().__init__((1 << 63) - 1 if max_size is None else max_size, compilable=compilable)
         self.device = None if device is None else torch.device(device)
         self._items: list[Any] = []
+
+    @property
+    def _storage(self) -> list[Any]:  # the name in TorchRL's storages
+        return list(self._items)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -696,6 +702,7 @@ def _one_dimensional(index: Any) -> int | slice | torch.Tensor:
     return found
 
 
+@counterpart
 class LazyStackStorage(ListStorage):
     """Keeps tensordicts one by one; several are read as a lazy stack along `stack_dim`.
 
@@ -845,6 +852,7 @@ class CompressedTensor:
         return {"shape": list(self.shape), "dtype": str(self.dtype), "codec": self.codec}
 
 
+@counterpart
 class CompressedListStorage(ListStorage):
     """Keeps up to `max_size` objects with all tensors compressed; reading returns fresh tensors on `device`.
 

@@ -12,6 +12,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 
 from ..errors import MissingKeyError, RbtoolError, SchemaError, UsageError, did_you_mean
+from ..torchrl_classes import counterpart
 from .base import IndexedStorage
 from .columns import Columns, Filler, zeros
 from .cursors import as_index, grown_rows, last_of_repeats, rows_named, rows_of
@@ -36,6 +37,7 @@ _WHOLE = frozenset({TensorDict, torch.Tensor, dict})
 """Types that are certainly not lists of rows; checking for them is faster than checking for lists."""
 
 
+@counterpart
 class TensorStorage(IndexedStorage):
     """Wraps a tensor, a tensordict, a tensorclass or a nest of them; all of its rows count as written.
 

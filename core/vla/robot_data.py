@@ -29,6 +29,7 @@ from ..format.documents import load_json
 from ..format.syncing import replace_file
 from ..specs.base import TensorSpec
 from ..specs.bounded import Bounded, Unbounded
+from ..torchrl_classes import Rebased, counterpart
 
 NestedKey: TypeAlias = str | tuple[str, ...]
 ActionSpace: TypeAlias = Literal[
@@ -373,7 +374,8 @@ _TINY = 1e-8
 """OpenVLA adds this to the width of a range."""
 
 
-class ActionTokenizerBase(torch.nn.Module, ABC):
+@counterpart
+class ActionTokenizerBase(Rebased, torch.nn.Module, ABC):
     """Turns actions into tokens and back. It is a module, so that its constants move to a device with a model.
 
     Subclasses implement `encode(actions)`, from floats `[..., action_dim]` to int64 of the same shape,
@@ -398,6 +400,7 @@ class ActionTokenizerBase(torch.nn.Module, ABC):
         return self.encode(actions)
 
 
+@counterpart
 class UniformActionTokenizer(ActionTokenizerBase):
     """Divides the range of each action dimension into `num_bins` bins of equal width; a token is the index of a bin.
 
@@ -435,7 +438,7 @@ class UniformActionTokenizer(ActionTokenizerBase):
         dim = len(low) if low.dim() else None
         if action_dim is not None and dim not in (None, action_dim):
             raise UsageError(f"action_dim is {action_dim}, but the bounds have {dim}")
-        self.action_dim = None if action_dim is None and dim is None else _count("action_dim", action_dim or dim, 1)
+        self._action_dim = None if action_dim is None and dim is None else _count("action_dim", action_dim or dim, 1)
         self.register_buffer("low", low)
         self.register_buffer("high", high)
 
@@ -445,6 +448,11 @@ class UniformActionTokenizer(ActionTokenizerBase):
         if metadata.action_low is None or metadata.action_high is None:
             raise UsageError(f"the action bounds of {metadata.dataset_id!r} are not known")
         return cls(num_bins, low=metadata.action_low, high=metadata.action_high, action_dim=metadata.action_dim)
+
+    @property
+    def action_dim(self) -> int | None:
+        """The width of actions; None if it is not known."""
+        return self._action_dim
 
     @property
     def vocab_size(self) -> int:
@@ -465,6 +473,7 @@ class UniformActionTokenizer(ActionTokenizerBase):
         return (low + (tokens + 0.5) / self.num_bins * (high - low)).to(torch.float32)
 
 
+@counterpart
 class VocabTailActionTokenizer(ActionTokenizerBase):
     """OpenVLA's action tokens: bins of [-1, 1] are the last tokens of a vocabulary, in descending order.
 

@@ -32,6 +32,7 @@ from ..storages.base import Storage
 from ..storages.ensemble import checked_members, chosen_members, load_members, refuse_write
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Counter, Generations
+from ..torchrl_classes import counterpart
 
 
 def rows_in(storage: Storage) -> int:
@@ -143,6 +144,7 @@ _FINAL = {
 }
 
 
+@counterpart
 class Writer(ABC):
     """Puts new elements into a storage and counts them.
 
@@ -638,6 +640,7 @@ def _with_book_keeping(method: Callable[..., Any], *, batch: bool) -> Callable[.
     return write
 
 
+@counterpart
 class ImmutableDatasetWriter(Writer):
     """Refuses every write, and emptying, with a SchemaError (a RuntimeError); nothing is changed. It has no state.
 
@@ -811,6 +814,7 @@ def _has_place(storage: Storage) -> bool | None:
     return INDEX in names if names else None
 
 
+@counterpart
 class WriterEnsemble(Writer):
     """The writers of an ensemble; `len` is their number, and an index returns one writer, or an ensemble of some.
 

@@ -17,6 +17,7 @@ from tensordict import is_tensor_collection, is_tensorclass
 
 from ..errors import CorruptDataError, FormatError, MissingKeyError, SchemaError, UsageError
 from ..storages.base import Storage
+from ..torchrl_classes import counterpart
 from .base import Labels, Writer, counts_of, read_array, read_metadata, write_folder
 
 Number: TypeAlias = int | float
@@ -112,6 +113,7 @@ Key: TypeAlias = str | tuple[str, ...]
 _TOP_VALUES = "current_top_values.memmap"
 
 
+@counterpart
 class TensorDictMaxValueWriter(Writer):
     """Keeps the elements with the highest rank: a new element replaces the one with the lowest, if its own is higher.
 
@@ -193,6 +195,12 @@ class TensorDictMaxValueWriter(Writer):
             return None
         offer = self._offer = self._ranking.offer(self._ranks(entry, 1), capacity)
         return next(iter(offer.places), None)
+
+    def get_insert_index(self, data: Any) -> int | None:
+        """Return the place that `add` would give an element now; None if it would be rejected. Nothing is changed."""
+        place = self.place_one(data, self.storage.max_size)
+        self.on_refused()
+        return place
 
     def prepare(self, data: Any, rows: int | range | torch.Tensor) -> Any:
         """Add the places as `"index"`, except to tensorclasses."""

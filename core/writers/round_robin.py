@@ -23,6 +23,7 @@ from tensordict import is_tensor_collection, is_tensorclass
 from ..errors import FormatError, SchemaError, require_flags
 from ..storages.base import Storage
 from ..storages.write_log import Generations
+from ..torchrl_classes import counterpart
 from .base import (
     Labels,
     Writer,
@@ -38,6 +39,7 @@ from .base import (
 _GENERATIONS = "generation.memmap"
 
 
+@counterpart
 class RoundRobinWriter(Writer):
     """Writes row after row, and starts again at the first row when the last one is written.
 
@@ -216,6 +218,7 @@ class RoundRobinWriter(Writer):
         return state
 
 
+@counterpart
 class TensorDictRoundRobinWriter(RoundRobinWriter):
     """Writes like `RoundRobinWriter`, and stores the number of its row with every tensordict, as `"index"`.
 

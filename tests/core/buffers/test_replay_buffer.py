@@ -7,6 +7,7 @@ import io
 import multiprocessing
 import pickle
 import shutil
+import threading
 import warnings
 import weakref
 from collections import Counter
@@ -1468,3 +1469,67 @@ def test_replay_buffer_consumption_arguments_that_make_no_sense(
 def test_priorities_are_refused() -> None:
     with pytest.raises(TypeError, match="cannot be used in a buffer with priorities"):
         PrioritizedReplayBuffer(alpha=0.5, beta=0.5, consume_after_n_samples=1)
+
+
+# Names of TorchRL ----------------------------------------------------------------------------------------
+
+
+def test_prefetch_has_torchrls_names() -> None:
+    for prefetch, names in ((None, (False, 0)), (3, (True, 3))):
+        buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, prefetch=prefetch)
+        assert (buffer._prefetch, buffer._prefetch_cap) == names
+
+
+@pytest.mark.parametrize("ensemble", [False, True])
+def test_the_replay_lock_excludes_writers_and_draws_of_other_threads(ensemble: bool) -> None:
+    member = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+    member.extend(torch.arange(2))
+    buffer = ReplayBufferEnsemble(member, batch_size=2) if ensemble else member
+    done: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: done.append(f"written {len(member.extend(torch.arange(2)))}")),
+        threading.Thread(target=lambda: done.append(f"drawn {len(buffer.sample())}")),
+    ]
+    lock = buffer._replay_lock
+    with lock, lock:
+        lock.acquire()
+        buffer.sample()
+        member.add(torch.tensor(7))
+        for thread in threads:
+            thread.start()
+            thread.join(0.05)
+        assert (done, len(member)) == ([], 3)
+        lock.release()
+    for thread in threads:
+        thread.join()
+    assert sorted(done)[0].startswith("drawn")
+    assert len(done) == 2
+
+
+@pytest.mark.parametrize("kind", [PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer])
+def test_prioritised_buffers_name_their_sampler(kind: Any) -> None:
+    buffer = kind(alpha=0.7, beta=0.5, storage=LazyTensorStorage(6))
+    assert buffer.prioritized_sampler is buffer.sampler
+    assert buffer.sampler.max_size == buffer.sampler.max_capacity == 6
+    assert isinstance(PrioritizedSampler.max_size, property)
+
+
+@pytest.mark.parametrize("kind", [ListStorage, LazyStackStorage, CompressedListStorage])
+def test_lists_of_storages_have_torchrls_name(kind: Any) -> None:
+    storage = kind(4)
+    storage.set(range(3), TensorDict({"a": torch.arange(3)}, [3]))
+    assert isinstance(storage._storage, list)
+    assert len(storage._storage) == 3
+    storage._storage.clear()
+    assert len(storage) == 3
+
+
+def test_ensembles_of_samplers_count_their_parts() -> None:
+    members = RandomSampler(), RandomSampler(), RandomSampler()
+    assert isinstance(rbtool.SamplerEnsemble.num_buffer_sampled, property)
+    assert rbtool.SamplerEnsemble(*members).num_buffer_sampled == 3
+    assert rbtool.SamplerEnsemble(*members, sample_from_all=True).num_buffer_sampled == 3
+    few = rbtool.SamplerEnsemble(*members, num_buffer_sampled=6)
+    assert (few.num_buffer_sampled, few[:2].num_buffer_sampled) == (6, 6)
+    assert rbtool.SamplerEnsemble(*members)[1:].num_buffer_sampled == 2
+    assert rbtool.SamplerEnsemble(*members, batch="exact")[1:].num_buffer_sampled == 2

@@ -217,3 +217,23 @@ def test_a_load_that_fails_leaves_the_fraction(walks: Path, tmp_path: Path, monk
     assert buffer.offline_fraction == 0.375
     buffer.loads(tmp_path / "checkpoint")
     assert buffer.offline_fraction == 0.25
+
+
+def test_fractions_and_buffers_have_torchrls_names(walks: Path) -> None:
+    assert isinstance(OfflineToOnlineReplayBuffer.offline_buffer, property)
+    assert isinstance(OfflineToOnlineReplayBuffer.online_buffer, property)
+    buffer = mixed(walks, offline_fraction=0.3)
+    assert (buffer._offline_fraction, buffer._base_offline_fraction) == (0.3, 0.3)
+    buffer._offline_fraction, buffer._base_offline_fraction = 0.2, 0.4
+    assert buffer.offline_fraction == 0.2
+    buffer.anneal(1, 2)
+    assert buffer.offline_fraction == 0.2
+    buffer.anneal(0, 2)
+    assert buffer._offline_fraction == 0.4
+    with pytest.raises(ValueError, match="offline_fraction"):
+        buffer._base_offline_fraction = 1.5
+
+
+def test_what_is_no_dataset_is_refused() -> None:
+    with pytest.raises(TypeError, match="offline_dataset is a ListStorage, expected a buffer or a name"):
+        OfflineToOnlineReplayBuffer(rbtool.ListStorage(3), online_capacity=3)  # type: ignore[arg-type]

@@ -910,3 +910,33 @@ def test_draws_are_those_of_torchrl(
         torch.manual_seed(5)
         found.append([buffer.sample()["number"].flatten().tolist() for _ in range(9)])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SliceSampler(slice_len=2),
+        lambda: SliceSampler(num_slices=2),
+        lambda: SliceSamplerWithoutReplacement(slice_len=2),
+        lambda: PrioritizedSliceSampler(60, 0.7, 0.5, slice_len=2),
+    ],
+)
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_a_multiplier_of_torchrl_draws_larger_batches(make: Any, prefetch: int | None) -> None:
+    sampler = make()
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(60), sampler=sampler, batch_size=4, prefetch=prefetch)
+    buffer.extend(steps(60, length=6))
+    for multiplier, size in ((3, 12), (None, 4), (1, 4)):
+        sampler._batch_size_multiplier = multiplier
+        buffer.forget_drawn()
+        batch = buffer.sample()
+        assert batch.shape == (size,)
+        places = batch["number"].view(-1, sampler.slice_len or size // 2)
+        assert (places.diff() == 1).all()
+
+
+def test_ensembles_do_not_draw_at_once_from_samplers_with_a_multiplier() -> None:
+    sampler = SliceSampler(slice_len=2)
+    assert sampler.whole_slices is not None
+    sampler._batch_size_multiplier = 2
+    assert sampler.whole_slices is None

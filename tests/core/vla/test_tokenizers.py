@@ -144,3 +144,10 @@ def test_what_is_no_action_or_token(tokenizer: Any) -> None:
 def test_invalid_arguments(kind: Any, arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"expected|below|not finite|above|without|but"):
         kind(**arguments)
+
+
+def test_the_width_of_actions_is_known_to_the_class() -> None:
+    assert isinstance(UniformActionTokenizer.action_dim, property)
+    assert UniformActionTokenizer(4, low=-1.0, high=1.0).action_dim is None
+    assert UniformActionTokenizer(4, low=-1.0, high=1.0, action_dim=3).action_dim == 3
+    assert UniformActionTokenizer(4, low=[-1.0, 0.0], high=[1.0, 1.0]).action_dim == 2

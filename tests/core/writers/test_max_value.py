@@ -328,3 +328,13 @@ def test_over_what_cannot_be_ranked_nothing_is_written():
     with pytest.raises(MissingKeyError, match="k"):
         writer.extend(TensorDict({"k": torch.zeros(2), "other": torch.zeros(2)}, [2]))
     assert (len(storage), writer._write_count) == (2, 0)
+
+
+@pytest.mark.parametrize(("score", "place"), [(0.5, None), (1.0, None), (1.5, 1), (9.0, 1)])
+def test_where_an_element_would_be_written(score: float, place: int | None) -> None:
+    writer = top(3)
+    assert writer.get_insert_index(scored([score])[0]) == 0
+    writer.extend(scored([3.0, 1.0, 2.0]))
+    for _ in range(2):  # asking changes nothing
+        assert writer.get_insert_index(scored([score])[0]) == place
+    assert writer.add(scored([score])[0]) == place

@@ -1,0 +1,148 @@
+"""TorchRL's classes beside ours: where TorchRL asks whether an object is of one of its classes, ours count as well.
+
+rbtool never imports TorchRL. When a program does, before or after it loads a class of ours, that class becomes a
+subclass of TorchRL's class of the same name. An abstract base class of TorchRL, such as `Sampler`, registers ours. A
+plain class, such as `Storage` or `ReplayBuffer`, becomes a base of ours, behind a wall that hides what it defines: ours
+inherits nothing. So nothing depends on which library was imported first, and objects that are older than the import of
+TorchRL count as well. Objects of ours keep their type, so that pickles, copies and dispatch by type stay as they are.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABCMeta
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+PEER = "torchrl.data"
+
+_LIBRARY_OF_PEER = PEER.partition(".")[0]
+
+_PLACES = (PEER, f"{PEER}.replay_buffers.samplers")
+"""The modules of TorchRL that have its classes; `Sampler` is in the second one only."""
+
+_Class = TypeVar("_Class", bound=type)
+
+_waiting: list[Callable[[], None]] = []
+
+
+class Rebased:
+    """The first base of classes that get more bases when TorchRL is imported: Python asks that the first one stays."""
+
+    __slots__ = ()
+
+
+def counterpart(ours: _Class) -> _Class:
+    """Let a class count as TorchRL's class of the same name, once a program imports TorchRL; a decorator."""
+    when_imported(partial(_introduce, ours))
+    return ours
+
+
+def _introduce(ours: type) -> None:
+    peers = (getattr(sys.modules.get(place), ours.__name__, None) for place in _PLACES)
+    peer = next(filter(None, peers), None)
+    if peer is not None:  # older and newer versions may lack it
+        join(ours, peer)
+
+
+def join(ours: type, peer: type) -> None:
+    """Make a class of ours a subclass of one of TorchRL's, from which it inherits nothing."""
+    if isinstance(peer, ABCMeta):
+        peer.register(ours)
+    elif peer not in ours.__mro__:
+        bases = ours.__bases__
+        behind = max((place for place, base in enumerate(bases, 1) if _library(base) == _library(ours)), default=0)
+        ours.__bases__ = (*bases[:behind], _wall(ours, peer), peer, *bases[behind:])
+
+
+def _wall(ours: type, peer: type) -> type:
+    """Return a base that answers for a class of TorchRL what ours finds without it, in object or in torch's module."""
+    others = [kind for kind in ours.__mro__ if _library(kind) not in (_library(ours), _library(peer))]
+    names = {name for kind in peer.__mro__ if _library(kind) == _library(peer) for name in vars(kind)}
+    hidden = {
+        name: next((vars(kind)[name] for kind in others if name in vars(kind)), _Hidden(name))
+        for name in names - _OF_EACH_CLASS
+    }
+    return type("Wall", (), hidden | {"__slots__": (), "__module__": __name__})
+
+
+_OF_EACH_CLASS = {
+    "__annotations__", "__dict__", "__doc__", "__firstlineno__", "__module__", "__slots__", "__static_attributes__",
+    "__weakref__",
+}  # fmt: skip
+"""What Python does not look for in bases."""
+
+
+class _Hidden:
+    """An attribute that does not exist."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: object, kind: type) -> NoReturn:
+        raise AttributeError(f"{kind.__name__!r} object has no attribute {self._name!r}", name=self._name, obj=owner)
+
+
+def _library(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def is_torchrl(part: object) -> bool:
+    """Whether an object is of one of TorchRL's own classes."""
+    return _library(type(part)) == _LIBRARY_OF_PEER
+
+
+def described(part: object, expected: str) -> str:
+    """Return the end of a message about an object of a wrong type: for one of TorchRL, what to use instead."""
+    libraries = (_library(_Hidden), _LIBRARY_OF_PEER)
+    known = next((kind for kind in type(part).__mro__ if _library(kind) in libraries), type(part))
+    name = known.__name__
+    if _library(known) != _LIBRARY_OF_PEER:
+        return f"a {type(part).__name__}, expected {expected}"
+    if known is type(part):
+        return f"TorchRL's {name}: use rbtool.{name} instead, with the same arguments"
+    return f"a {type(part).__name__}, which derives from TorchRL's {name}: derive it from rbtool.{name} instead"
+
+
+def when_imported(act: Callable[[], None]) -> None:
+    """Call a function as soon as TorchRL is imported: now, if it is."""
+    _waiting.append(act)
+    if PEER in sys.modules:
+        _act()
+    elif _WATCH not in sys.meta_path:
+        sys.meta_path.insert(0, _WATCH)
+
+
+def _act() -> None:
+    while _waiting:
+        _waiting.pop(0)()
+
+
+class _Watch:
+    """A finder of modules that finds one only, with the help of the others: what follows when TorchRL is imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != PEER:
+            return None
+        others = sys.meta_path[sys.meta_path.index(_WATCH) + 1 :]  # those before have been asked
+        found = next((spec for finder in others if (spec := finder.find_spec(name, path, target))), None)
+        if found is not None and found.loader is not None:
+            execute = found.loader.exec_module
+
+            def executed(module: ModuleType) -> None:
+                execute(module)
+                _act()
+
+            found.loader.exec_module = executed  # type: ignore[method-assign]
+        return found
+
+
+_WATCH: Any = _Watch()
