@@ -75,6 +75,7 @@ DIFFERENT: Mapping[str, str] = {
     "all indices work",
     "StreamingSliceSampler": "only `add` and `extend` make windows; in TorchRL `mark_update` does, too",
     "TensorDictMap": "has `out_keys` before the first write, too; a later value may lack or bring no entries",
+    "TensorDictMaxValueWriter": "`get_insert_index` only says where `add` would write; in TorchRL it takes the place",
     "TensorSpec": "`expand(-1)` keeps sizes other than 1; a list of True and False is a mask, as in torch",
     "Trajectory": "one of a buffer reads and transforms entries when they are used; a stack of several has no `length`",
     "Tree": "the root has a hash, and `vertices(key_type='hash')` are keyed by hashes",

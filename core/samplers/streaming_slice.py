@@ -35,6 +35,7 @@ from ..format.syncing import replace_file
 from ..state_folder import load_module_state, module_state_bytes
 from ..storages.base import Storage
 from ..storages.write_log import Written
+from ..torchrl_classes import counterpart
 from .base import Index
 from .slices import SliceSampler
 from .trajectories import (
@@ -89,6 +90,7 @@ class _Loaded(NamedTuple):
     state: Mapping[str, Any]
 
 
+@counterpart
 class StreamingSliceSampler(SliceSampler):
     """Draws slices, and those that were just written first: for learners that are to see all new steps once.
 

@@ -164,6 +164,7 @@ class Storage(Rebased, ABC):
             raise UsageError(f"max_size is {max_size}, expected a number from 1")
         self.max_size = max_size
         self.compilable = compilable
+        self._checkpointer: Any = None
         self.checkpointer = checkpointer
         self.generator: torch.Generator | None = None
         """The generator of the buffer, for storages that need random numbers."""

@@ -38,7 +38,7 @@ STORAGES = (
 SAMPLERS = (
     "Sampler", "RandomSampler", "SamplerWithoutReplacement", "ConsumingSampler", "SliceSampler",
     "SliceSamplerWithoutReplacement", "PrioritizedSampler", "PrioritizedSliceSampler", "StalenessAwareSampler",
-    "PromptGroupSampler", "SamplerEnsemble",
+    "PromptGroupSampler", "StreamingSliceSampler", "SamplerEnsemble",
 )  # fmt: skip
 WRITERS = (
     "Writer", "ImmutableDatasetWriter", "RoundRobinWriter", "TensorDictRoundRobinWriter", "TensorDictMaxValueWriter",
