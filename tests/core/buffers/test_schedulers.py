@@ -83,7 +83,7 @@ def test_the_sampler_of_a_buffer_may_be_replaced() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: LinearScheduler(3, "beta", 1.0, 4), TypeError, "found a int"),
+        (lambda: LinearScheduler(3, "beta", 1.0, 4), TypeError, "obj is a int, expected a sampler"),
         (lambda: LinearScheduler(prioritized(), "bogus", 1.0, 4), ValueError, "has no parameter 'bogus'"),
         (lambda: LinearScheduler(rbtool.ReplayBuffer(), "beta", 1.0, 4), ValueError, "RandomSampler has no"),
         (lambda: LinearScheduler(SliceSampler(slice_len=2), "num_slices", 1, 4), ValueError, "num_slices is None"),
