@@ -45,7 +45,7 @@ class ListStorage(Storage):
     rows = property(lambda self: "theirs")
 
 class ReplayBuffer(_Shared):
-    can_sample = "theirs"
+    of_theirs = "theirs"
 
 class ActionTokenizerBase(Module):
     def __init__(self): raise AssertionError
@@ -97,7 +97,7 @@ for storage, of_user, buffer, sampler, tokenizer, uniform in (older, newer):
         assert len(copy.deepcopy(one)) == 0
     assert type(pickle.loads(pickle.dumps(storage))) is rbtool.ListStorage
     assert isinstance(buffer, samplers.ours.ReplayBuffer) and not isinstance(buffer, samplers.ours.Storage)
-    assert not hasattr(buffer, "can_sample") and len(buffer) == 0
+    assert not hasattr(buffer, "of_theirs") and len(buffer) == 0
     assert isinstance(pickle.loads(pickle.dumps(buffer)), rbtool.ReplayBuffer)
     assert isinstance(sampler, samplers.PrioritizedSampler) and isinstance(sampler, samplers.Sampler)
     assert isinstance(uniform, samplers.Sampler) and not isinstance(uniform, samplers.PrioritizedSampler)
