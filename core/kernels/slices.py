@@ -171,7 +171,9 @@ class SliceTables:
         if self._tables[number] is not table:
             self._places[number], self._tables[number] = table.place, table
 
-    def draw(self, chances: Chances, members: Numbers, stops: Numbers, rule: SliceRule) -> Numbers:
+    def draw(
+        self, chances: Chances, members: Numbers, stops: Numbers, rule: SliceRule, *, single: bool = False
+    ) -> Numbers:
         """Draw whole slices from several rings, int64 `[n]`.
 
         A trajectory, or one of the starts in all trajectories, is chosen uniformly; then a legal start in the
@@ -183,14 +185,15 @@ class SliceTables:
             members: the rings, by number.
             stops: the ends of the parts: slices before `stops[0]` come from the ring `members[0]`, and so on.
             rule: a rule that `is_plain`.
+            single: whether the chances for the starts were drawn in float32, and are scaled in it.
         """
         if row_kernels.is_warm():
-            return _drawn(chances, members, stops, self._places, rule, single=False)
+            return _drawn(chances, members, stops, self._places, rule, single)
         found = []
         for member, part in zip(members.tolist(), np.split(chances, 2 * stops[:-1]), strict=True):
             table = self._tables[member]
             assert table is not None  # `put` comes before a draw
-            found.append(table.draw_plainly(part, rule))
+            found.append(table.draw_plainly(part, rule, single=single))
         return np.concatenate(found).reshape(-1)
 
 

@@ -41,7 +41,7 @@ from ..storages.pytree import TensorDictNode, TensorNode
 from ..torchrl_classes import counterpart
 from .base import Sampler
 from .prioritized import PrioritizedSampler
-from .slices import SliceEnds, SliceMarks, SliceSampler, WholeSlices
+from .slices import SliceEnds, SliceMarks, SliceSampler, WholeSlices, starts_are_single
 from .uniform import RandomSampler, fractions
 
 _INDEX = TensorDictNode({BUFFER_IDS: TensorNode(), INDEX: TensorNode(), SOURCE_ID: TensorNode()})
@@ -685,10 +685,28 @@ class SlicesDraw(JointDraw):
         for member, count in counts:
             if not sizes[member] or count % length or not self._lists(member, form):
                 return None
-        chances = self._own_chances(counts) if chances is None else chances
+        single = False
+        if chances is None:
+            own = self._chances_of_members(counts, form)
+            if own is None:
+                return None
+            chances, single = own
         parts = self._parts_of(counts)
-        drawn = self._trajectories.draw(chances, parts.members, parts.stops // length, form.rule)
+        drawn = self._trajectories.draw(chances, parts.members, parts.stops // length, form.rule, single=single)
         return MemberRows(parts, drawn), {}
+
+    def _chances_of_members(self, counts: Counts, form: WholeSlices) -> tuple[Chances, bool] | None:
+        """Have members draw the random numbers that they draw by themselves, and tell whether starts are scaled in
+        float32; None, before anything is drawn, if that holds for some of them only.
+        """
+        tables = [self._samplers[member].trajectories(self._storages[member]) for member, _ in counts]
+        if len({starts_are_single(table.capacity) for table in tables}) > 1:
+            return None
+        found: list[Any] = []
+        for (member, count), table in zip(counts, tables, strict=True):
+            runs = table.eligible(form.rule)
+            found += self._samplers[member].chances(runs, count // self.unit, table.capacity)
+        return np.concatenate(found, dtype=np.float64), found[1].dtype == np.float32
 
     def _lists(self, member: int, form: WholeSlices) -> bool:
         """List the present trajectories of a member; return whether there are any."""

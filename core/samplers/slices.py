@@ -222,7 +222,7 @@ class SliceSampler(Sampler):
         eligible = table.eligible(self._rule(slice_len))
         if not eligible.count:
             self._refuse_short(table, slice_len)
-        chances, places = self._chances(eligible, count, table.capacity)
+        chances, places = self.chances(eligible, count, table.capacity)
         if eligible.rule.is_plain and storage.ndim == 1:
             runs = eligible.table(table.capacity, by_start=self.weight == "step")
             single = places.dtype == np.float32
@@ -231,7 +231,7 @@ class SliceSampler(Sampler):
             return self._indexed(storage, parts, self._whole(count, slice_len), masked=self.batched)
         return self._assemble(storage, table, *self._slices_at(eligible, chances, places), slice_len)
 
-    def _chances(self, eligible: LaneRuns, count: int, rows: int) -> tuple[Chances, Chances | Singles]:
+    def chances(self, eligible: LaneRuns, count: int, rows: int) -> tuple[Chances, Chances | Singles]:
         """Draw two random numbers for each slice; see `_slices_at`."""
         if self.weight == "step":
             chances, places = np.split(fractions(2 * count, self.generator), 2)
@@ -265,7 +265,7 @@ class SliceSampler(Sampler):
 
     def _places(self, count: int, rows: int) -> Chances | Singles:
         """Draw chances for starts: TorchRL's, in float32, which has too few values for longer rings."""
-        return singles(count, self.generator) if rows < 2**24 else fractions(count, self.generator)
+        return (singles if starts_are_single(rows) else fractions)(count, self.generator)
 
     def check_batch_size(self, batch_size: int) -> None:
         """Raise SchemaError if the batch size is not a multiple, UsageError if `span` is a whole slice or more."""
@@ -429,6 +429,11 @@ def _checked_span(span: Any) -> tuple[bool | int, bool | int]:
     if len(pair) != 2 or not all(isinstance(part, int) and part >= 0 for part in pair):
         raise UsageError(f"span is {span!r}, expected a bool, a number of steps, or a pair of these")
     return pair
+
+
+def starts_are_single(rows: int) -> bool:
+    """Whether starts in a ring of this many rows are drawn in float32."""
+    return rows < 2**24
 
 
 class SliceEnds(NamedTuple):

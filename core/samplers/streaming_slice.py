@@ -265,7 +265,7 @@ class StreamingSliceSampler(SliceSampler):
                 eligible = table.eligible(self._rule(length))
                 if not eligible.count:
                     self._refuse_short(table, length)
-                _, more, taken = self._slices_at(eligible, *self._chances(eligible, rest, table.capacity))
+                _, more, taken = self._slices_at(eligible, *self.chances(eligible, rest, table.capacity))
                 start = np.concatenate([start, more])
                 taken = None if taken is None else np.concatenate([np.full(len(windows), length), taken])
             return self._assemble(storage, table, np.zeros_like(start), start, taken, length)
