@@ -16,7 +16,7 @@ from tensordict import NonTensorData, TensorDict, tensorclass
 from torch.utils._pytree import tree_leaves, tree_map
 
 from rbtool.core.checkpointers.lists import ListStorageCheckpointer
-from rbtool.core.checkpointers.tensor import TensorStorageCheckpointer
+from rbtool.core.checkpointers.tensor import TensorStorageCheckpointer, walk_tree
 from rbtool.core.errors import (
     CorruptDataError,
     DatasetNotFoundError,
@@ -165,6 +165,21 @@ def test_a_manifest_cannot_name_files_outside(tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text().replace("a.memmap", "../a.memmap"))
     with pytest.raises(CorruptDataError, match="outside of its folder"):
         loaded(path)
+
+
+def test_names_that_an_older_version_did_not_escape_are_found_but_never_outside(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    inside = folder / "a b"
+    inside.mkdir(parents=True)
+    common = {"shape": [3], "_type": "<class 'tensordict._td.TensorDict'>"}
+    (folder / "meta.json").write_text(json.dumps(common | {"a b": {"type": "TensorDict"}}))
+    (inside / "meta.json").write_text(json.dumps(common | {"c d": {"dtype": "torch.int64"} | common}))
+    (inside / "c d.memmap").touch()
+    _, (leaf,) = walk_tree(folder, 1)
+    assert (leaf.name, leaf.file) == (("a b", "c d"), "a b/c d.memmap")
+    (inside / "meta.json").write_text(json.dumps(common | {"..": {"type": "TensorDict"}}))
+    with pytest.raises(CorruptDataError, match=r"%2E%2E/meta\.json is missing"):
+        walk_tree(folder, 1)
 
 
 def test_another_length_than_was_saved(tmp_path: Path) -> None:
