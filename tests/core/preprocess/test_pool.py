@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -34,8 +36,10 @@ from works import (
     surroundings,
 )
 
+from rbtool.core.engine import pool as pool_module
 from rbtool.core.engine.pool import WorkerHandle, WorkerPool, default_start_method
 from rbtool.core.engine.tasks import FunctionFailed, Limits, Task, TaskFailed, WorkerFailed
+from rbtool.core.engine.worker import NUMBER
 from rbtool.core.errors import UsageError
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.testing.datasets import write_walks
@@ -521,6 +525,25 @@ def test_a_lost_server_is_started_again(walks: Path) -> None:
         found = [answer for _, answer in pool.run("measure", TASKS)]
     assert len(found) == len(TASKS)
     assert not runs(member)
+
+
+def test_the_number_of_a_worker_that_has_ended_may_belong_to_another_process() -> None:
+    ours, theirs = socket.socketpair()
+    worker = pool_module._ServerChild(SimpleNamespace(connection=ours))
+    _, (pipe, news), _, _ = socket.recv_fds(theirs, NUMBER.size, 2)
+    worker.kill()  # before it is forked
+    with subprocess.Popen(["sleep", str(HANG)], start_new_session=True) as other:
+        try:
+            for number in (other.pid, 0):
+                os.write(news, NUMBER.pack(number))
+            for descriptor in (theirs.detach(), pipe, news):
+                os.close(descriptor)
+            assert worker.ending() is not None
+            worker.stop()
+            assert other.poll() is None
+        finally:
+            other.kill()
+            ours.close()
 
 
 @SLOW
