@@ -70,6 +70,15 @@ def test_a_pass_that_has_ended_stays_so_and_changes_no_state(walks: Walks, kind:
     assert made.state_dict() == state
 
 
+@pytest.mark.parametrize("kind", WITH_STATE)
+def test_an_epoch_that_was_chosen_is_the_state(walks: Walks, kind: str) -> None:
+    made = MAKERS[kind](opened(walks("ragged")))
+    next(iter(made))
+    made.set_epoch(7)
+    state = made.state_dict()
+    assert (state["epoch"], state["batch"]) == (7, 0)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loaders_of_one_data_set_do_not_change_each_others_pass(walks: Walks, workers: int) -> None:
     data = opened(walks("ragged"))

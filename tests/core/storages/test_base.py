@@ -206,6 +206,14 @@ def test_a_storage_written_from_the_page_passes(kind: type[Storage]) -> None:
     assert not re.search(r"\b_[a-z]|\._[a-z]", source)
 
 
+@pytest.mark.parametrize("kind", [Page, rbtool.ListStorage, rbtool.LazyTensorStorage])
+def test_a_full_ring_is_loaded_into_a_larger_one_in_the_order_of_time(kind: type[Storage]) -> None:
+    small, large = (ReplayBuffer(storage=kind(rows)) for rows in (4, 6))
+    small.extend(TensorDict({"step": torch.arange(6)}, [6]))
+    large.load_state_dict(small.state_dict())
+    assert [int(row["step"]) for row in (large[place] for place in range(4))] == [2, 3, 4, 5]
+
+
 @pytest.mark.parametrize("saboteur", SABOTEURS, ids=lambda kind: kind.__name__)
 def test_a_storage_that_breaks_one_rule_fails(saboteur: type[Storage]) -> None:
     assert failures(saboteur)
