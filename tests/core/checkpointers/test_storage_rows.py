@@ -23,6 +23,7 @@ from rbtool.core.checkpointers.storage_rows import Order, StorageRows, keys_of
 from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.encodings import compact as encoded_rows
 from rbtool.core.errors import CorruptDataError, SchemaError, UsageError
+from rbtool.core.format.contracts import StepReader
 from rbtool.core.format.returns import episode_returns, running_return
 from rbtool.core.open_steps import open_steps
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
@@ -249,7 +250,10 @@ def listed(kind: type[ListStorage], capacity: int, plan: BufferPlan) -> ListStor
 @any_form
 @pytest.mark.parametrize("kind", [ListStorage, LazyStackStorage])
 @pytest.mark.parametrize("capacity", [8, 13, 20])
-def test_a_list_of_steps_is_saved_and_loaded(form: str, kind: type[ListStorage], capacity: int, tmp_path: Path) -> None:
+def test_a_list_of_steps_is_saved_and_loaded(
+    form: str, kind: type[ListStorage], capacity: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepReader.chunks, "__defaults__", (200,))  # bytes: a few rows at a time
     plan = BufferPlan(13, (13,), oddities=("jumps", "types", "root flags", "next only"), seed=3)
     source, target = listed(kind, capacity, plan), kind(capacity + 2)
     MAKERS[form]().dumps(source, tmp_path / "saved")
