@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 import torch
 from npz_checkpointer import NpzCheckpointer
+from row_storage import ObjectStorage
 from suite_runs import failure, failures, names_in
 from tensordict import TensorDict
 
 from rbtool import (
     FlatStorageCheckpointer,
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     ListStorageCheckpointer,
     NestedStorageCheckpointer,
+    Storage,
     StorageCheckpointerBase,
     TensorStorageCheckpointer,
 )
@@ -278,17 +281,18 @@ def test_without_write_and_read_there_is_no_checkpointer() -> None:
             type("Own", (StorageCheckpointerBase,), methods)()
 
 
-def test_a_list_is_not_loaded_into_a_storage_of_tensors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [ListStorage, LazyStackStorage, ObjectStorage])
+def test_a_list_is_not_loaded_into_a_storage_of_tensors(kind: type[Storage], tmp_path: Path) -> None:
     class Lines(StorageCheckpointerBase):
         def write(self, rows: Any, folder: Path) -> None:
-            (folder / "rows.txt").write_text("\n".join(rows))
+            (folder / "rows.txt").write_text("\n".join(map(str, rows)))
 
         def read(self, folder: Path) -> Any:
             return (folder / "rows.txt").read_text().split("\n")
 
-    saved = ListStorage(3)
+    saved = kind(3)
     saved.checkpointer = Lines()
-    saved.set(range(2), ["one", "two"])
+    saved.set(range(2), [TensorDict({"a": 1}), TensorDict({"a": 2})])
     saved.dumps(tmp_path / "lines")
     with pytest.raises(SchemaError, match="a list of objects; a LazyTensorStorage holds rows of tensors"):
         LazyTensorStorage(3, checkpointer=Lines()).loads(tmp_path / "lines")
