@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -187,6 +189,26 @@ def _text(kind: Kind) -> str:
     return f"{kind[0].removeprefix('torch.')} {list(kind[1])}"
 
 
+_LOCK = threading.Lock()
+"""Held while a `Joiner` learns."""
+
+
+def _renew_lock() -> None:
+    global _LOCK
+    _LOCK = threading.Lock()  # a forked child lacks the thread that may hold the old one
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+class _Learned(NamedTuple):
+    """The schemas of members, by number; entries for which some member has a mask; and where members differ."""
+
+    known: Mapping[int, Schema]
+    marked: frozenset[Key]
+    different: Differences
+
+
 class Joiner:
     """Makes one batch from the batches of members.
 
@@ -208,25 +230,30 @@ class Joiner:
         self.policy = policy
         self._stack = stack
         self._labels = labels
-        self._known: dict[int, Schema] = {}
-        self._different: Differences = {}
-        self._marked: frozenset[Key] = frozenset()  # entries for which some member has a mask
+        self._learned = _Learned({}, frozenset(), {})
 
     @property
     def known(self) -> Mapping[int, Schema]:
         """The schemas of members, by number."""
-        return self._known
+        return self._learned.known
 
-    def learn(self, member: int, schema: Schema) -> None:
-        """Take the schema of a member into account."""
-        if self._known.get(member) != schema:
-            self._known[member] = schema
-            self._marked, self._different = _compared(self.policy, self._known)
+    def learn(self, schemas: Mapping[int, Schema]) -> _Learned:
+        """Take schemas of members into account, and return what is known with them.
+
+        Threads that prefetch join batches at the same time: each uses what it is given here, as a whole. When they read
+        one entry after the other, an entry that had just appeared in two members was taken for a difference.
+        """
+        learned = self._learned
+        if any(learned.known.get(member) != schema for member, schema in schemas.items()):
+            with _LOCK:
+                known = {**self._learned.known, **schemas}
+                learned = self._learned = _Learned(known, *_compared(self.policy, known))
+        return learned
 
     @property
     def dropped_keys(self) -> tuple[str, ...]:
         """The entries that `intersect` leaves out."""
-        return tuple(one.key for one in self._different.values()) if self.policy == "intersect" else ()
+        return tuple(one.key for one in self._learned.different.values()) if self.policy == "intersect" else ()
 
     def join(self, samples: Sequence[tuple[int, Any]]) -> Any:
         """Make a batch from pairs of a member's number and its batch."""
@@ -234,16 +261,16 @@ class Joiner:
         schemas = [schema_of(batch, self._labels) for batch in batches]
         if self.policy is None:
             return self._joined(batches, [member for member, _ in samples], schemas)
-        for (member, _), schema in zip(samples, schemas, strict=True):
-            self.learn(member, schema)
-        if self.policy == "error" and self._different:
-            raise SchemaError(f"members differ in {next(iter(self._different.values()))}", hint=_HINT)
-        for one in self._different.values():
+        learned = self.learn({member: schema for (member, _), schema in zip(samples, schemas, strict=True)})
+        if self.policy == "error" and learned.different:
+            raise SchemaError(f"members differ in {next(iter(learned.different.values()))}", hint=_HINT)
+        for one in learned.different.values():
             if one.clash:
                 raise SchemaError(
                     f"members differ in {one}", hint="make them equal with a transform of one of the members"
                 )
-        return self._dense([self._fitted(batch, schema) for batch, schema in zip(batches, schemas, strict=True)])
+        fitted = [self._fitted(batch, schema, learned) for batch, schema in zip(batches, schemas, strict=True)]
+        return self._dense(fitted)
 
     def _joined(self, batches: list[Any], members: list[int], schemas: list[Schema]) -> Any:
         if all(schema == schemas[0] for schema in schemas[1:]):
@@ -257,26 +284,26 @@ class Joiner:
             raise SchemaError(f"members differ in {next(iter(different.values()))}", hint=_HINT)
         return _lazily_stacked(batches)
 
-    def _fitted(self, batch: Any, schema: Schema) -> Any:
+    def _fitted(self, batch: Any, schema: Schema, learned: _Learned) -> Any:
         """Return a batch with exactly the entries that the policy gives to all members."""
         batch = _without_empty_nests(batch)
-        if not is_tensor_collection(batch) or not (self._different or self._marked):
+        if not is_tensor_collection(batch) or not (learned.different or learned.marked):
             return batch
         if self.policy == "intersect":
-            everywhere = set(_without_masks(schema)).intersection(*self._known.values())
+            everywhere = set(_without_masks(schema)).intersection(*learned.known.values())
             labels = [name for name in self._labels if batch.get(name, None) is not None]
-            return self._with_masks(batch.select(*everywhere, *labels), batch, schema, self._marked & everywhere)
+            return self._with_masks(batch.select(*everywhere, *labels), batch, schema, learned.marked & everywhere)
         fitted = batch.copy()
         kinds: Schema = {}
-        for known in self._known.values():
+        for known in learned.known.values():
             kinds |= _without_masks(known)
-        missing = [(key, *kind) for key, kind in kinds.items() if key not in schema and key in self._different]
+        missing = [(key, *kind) for key, kind in kinds.items() if key not in schema and key in learned.different]
         for key, dtype, row in missing:
             if dtype == "object":
                 raise SchemaError(f"{'.'.join(key)!r} holds objects, which have no zero to fill gaps with")
             kind = getattr(torch, dtype.removeprefix("torch."))
             fitted.set(key, torch.zeros((*batch.batch_size, *row), dtype=kind, device=batch.device))
-        masked = [key for key in kinds if key in self._different or key in self._marked]
+        masked = [key for key in kinds if key in learned.different or key in learned.marked]
         return self._with_masks(fitted, batch, schema, masked)
 
     @staticmethod
@@ -1065,7 +1092,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
             return
         for number, size in enumerate(self._storage.sizes):
             if size and number not in self._joiner.known:
-                self._joiner.learn(number, self._probed(number))
+                self._joiner.learn({number: self._probed(number)})
 
     def _probed(self, number: int) -> Schema:
         """Return the schema of a member's batches without changing its sampler or random stream."""

@@ -311,5 +311,5 @@ def _joiner_of(buffer: ReplayBufferEnsemble) -> Joiner:
     for number in range(len(buffer)):
         first = next(_all_rows(buffer[number], 1), None)
         if first is not None:
-            joiner.learn(number, schema_of(first))
+            joiner.learn({number: schema_of(first)})
     return joiner

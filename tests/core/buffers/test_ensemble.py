@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import math
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ from rbtool import (
     UsageError,
     WriterEnsemble,
 )
+from rbtool.core.buffers import ensemble
 from rbtool.core.testing.datasets import write_packed, write_walks
 
 
@@ -984,3 +987,30 @@ def test_the_checkpoint_of_an_ensemble_is_not_that_of_a_single_buffer(tmp_path: 
     with pytest.raises(rbtool.FormatError, match="of an ensemble was found, expected one of a single buffer"):
         members[0].loads(tmp_path / "saved")
     assert len(members[0]) == 4
+
+
+def test_threads_that_join_at_once_see_members_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry that appears in both members: one thread compares them while the other one goes on."""
+    joiner = ensemble.Joiner("error", stack=False)
+    before = [(member, TensorDict({"a": torch.zeros(2)}, [2])) for member in (0, 1)]
+    after = [(member, TensorDict({"a": torch.zeros(2), "b": torch.zeros(2)}, [2])) for member in (0, 1)]
+    joiner.join(before)
+    compared, other_is_done, calls = ensemble._compared, threading.Event(), []
+
+    def slow(*arguments: Any) -> Any:
+        found = compared(*arguments)
+        calls.append(found)
+        if len(calls) == 1:
+            other_is_done.wait(1)  # without a lock the other thread ends meanwhile, with one it waits for this one
+        return found
+
+    monkeypatch.setattr(ensemble, "_compared", slow)
+
+    def join_too() -> None:
+        joiner.join(after)
+        other_is_done.set()
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        joining = [pool.submit(joiner.join, after), pool.submit(join_too)]
+    assert [future.exception() for future in joining] == [None, None]
+    assert calls
