@@ -68,13 +68,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """The arguments of a slice sampler that decide which slices are legal; see `SliceSampler`."""
+    """The arguments of a slice sampler that decide which slices are legal; see `SliceSampler`.
+
+    With `by_priority`, a trajectory may lack as many steps as the right span, as for a `PrioritizedSliceSampler`.
+    """
 
     slice_len: int
     strict_length: bool = True
     span: tuple[int, int] = (0, 0)
     anchor: Literal["any", "start", "end"] = "any"
     weight: Literal["episode", "step"] = "episode"
+    by_priority: bool = False
 
 
 class RingModel:
@@ -154,7 +158,7 @@ def legal_slices(runs: Sequence[Slice], rule: Slicing) -> dict[Slice, Fraction]:
 
 def _windows(run: Slice, rule: Slicing) -> list[Slice]:
     """Return the slices of one trajectory, one for each legal start; two starts may give the same slice."""
-    if len(run) < rule.slice_len and rule.strict_length:
+    if len(run) < rule.slice_len - rule.span[1] * rule.by_priority and rule.strict_length:
         return []
     length = min(len(run), rule.slice_len)
     missing = rule.slice_len - length

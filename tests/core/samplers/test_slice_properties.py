@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 from typing import Any
@@ -126,7 +126,7 @@ def prioritised(rule: Slicing, signal: str, ndim: int, **options: Any) -> Priori
 
 def weighted(twin: Twin, signal: Any, rule: Slicing, priorities: dict[Any, float]) -> dict[Slice, Any]:
     """The exact probabilities where starts are drawn by priority."""
-    legal = twin.legal(signal, rule)
+    legal = twin.legal(signal, replace(rule, by_priority=True))
     weights = {part: (priorities[part[0]] + 1e-8) ** 0.7 for part in legal}
     return {part: weight / sum(weights.values()) for part, weight in weights.items()}
 
@@ -333,7 +333,9 @@ def test_slices_are_legal_at_length(
 
 def starts_are_weighed(history: History, rule: Slicing, right: int, signal: Any, seed: int) -> None:
     """Hold the weights that starts are drawn by against the model, exactly: no chance has a part in it."""
-    rule = Slicing(rule.slice_len, rule.strict_length, (0, min(right, rule.slice_len - 1)), rule.anchor)
+    rule = Slicing(
+        rule.slice_len, rule.strict_length, (0, min(right, rule.slice_len - 1)), rule.anchor, by_priority=True
+    )
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     options = {
