@@ -175,6 +175,24 @@ def test_exact_batches_are_exact_at_the_end_of_an_epoch() -> None:
         assert buffer.sample(8).shape == (8,)
 
 
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        ([["a"], ["b", "c"]], ["a", "b", "c"]),
+        ([["a"], ["b"]], ["a", "b"]),
+        ([[torch.arange(2), "a"], [torch.arange(1), "b"]], None),
+        ([[torch.arange(2)], [torch.arange(1)]], [[0, 1, 0]]),
+    ],
+)
+def test_lists_of_objects_follow_one_another_and_tensors_in_lists_are_joined(batches: list, expected: Any) -> None:
+    if expected is None:
+        with pytest.raises(SchemaError, match="batches of str"):
+            ensemble._concatenated(batches)
+    else:
+        found = ensemble._concatenated(batches)
+        assert [part.tolist() if isinstance(part, torch.Tensor) else part for part in found] == expected
+
+
 def test_a_short_draw_makes_a_lazy_batch() -> None:
     members = [ring(0, 5, sampler=SamplerWithoutReplacement(shuffle=False)), ring(1000, 10)]
     buffer = ReplayBufferEnsemble(*members, sample_from_all=True)

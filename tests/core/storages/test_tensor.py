@@ -184,6 +184,19 @@ def test_an_empty_tensordict_in_states_and_other_processes(tmp_path: Path) -> No
         assert same(loaded[:], filled[:])
 
 
+def test_a_load_that_fails_on_the_way_is_a_change() -> None:
+    storage = LazyTensorStorage(4)
+    storage.set(range(4), torch.arange(4))
+    before = storage.log.now.irregular
+
+    def write(columns: Any, in_time: bool) -> None:
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        storage.fill(storage.structure, [torch.arange(4)], 4, write)
+    assert storage.log.now.irregular > before
+
+
 @pytest.mark.parametrize("data", [torch.zeros(3), steps(2).set("text", NonTensorStack("a", "b")), steps(0)])
 def test_a_first_write_that_fails_leaves_it_empty(data: Any) -> None:
     storage = TensorStorage(TensorDict(batch_size=[20]))
