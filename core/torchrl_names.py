@@ -46,18 +46,22 @@ DIFFERENT: Mapping[str, str] = {
     "True; other bounds that the type cannot hold are refused; integers have a finite `cardinality()`",
     "Choice": "`cardinality()` and `enumerate()` have each value once; TorchRL counts duplicates",
     "Composite": "assigning `device` moves the entries, in TorchRL it does nothing; a locked one refuses `del`, `pop`; "
-    "`get` of a missing key raises KeyError; `refine_names` keeps names under an Ellipsis; an empty one has one value",
+    "`get` of a missing key raises KeyError; `refine_names` keeps names under an Ellipsis; an empty one has one value; "
+    "`is_in` is False for a value that lacks an entry, in TorchRL a KeyError",
     "HERReplayBuffer": "warns where no function computes terminations, so that stored flags belong to old goals",
     "History": "`append` and `extend` change this object alone, not one that it was indexed from; a chat template "
     "without a place for a role refuses it, where TorchRL drops the message",
     "LazyMemmapStorage": "rows with other keys than the storage has are refused, `schema='open'` takes them; a pickle "
-    "of `rb[:]` holds the values, in TorchRL the name of the file; text that differs between rows is refused",
+    "of `rb[:]` holds the values, in TorchRL the name of the file; text as in a LazyTensorStorage",
     "LazyTensorStorage": "`extend` refuses rows with other keys than the storage has, `schema='open'` takes them; text "
-    "that differs between rows, as in a History, is refused: a ListStorage or a LazyStackStorage keeps it",
+    "that differs between rows, as in a History, is refused: a ListStorage or a LazyStackStorage keeps it; "
+    "`batch[key]` of text that all rows share is one string, in TorchRL a list with one for each row, which "
+    "`batch.get(key).tolist()` is in both",
     "LeRobotExperienceReplay": "the last step of a slice has its next row where that is stored; in TorchRL always NaN",
     "MCTSForest": "`get_tree` keeps the last step of a rollout, which TorchRL drops; an unknown root raises KeyError, "
     "not IndexError",
-    "MultiStep": "takes done flags and rewards with further dimensions",
+    "MultiStep": "takes done flags and rewards with further dimensions; windows end before steps that "
+    '`("collector", "mask")` leaves out; `"multi_step"` holds the flags of the last step of each window',
     "PrioritizedSampler": "grows to a larger storage, with a warning; TorchRL never draws the rows beyond",
     "PrioritizedSliceSampler": "a `span` of a whole slice or more is refused",
     "NonTensor": "equality compares shapes, too; with `batched`, a nested example has a datum for each element",
@@ -76,6 +80,8 @@ DIFFERENT: Mapping[str, str] = {
     "StreamingSliceSampler": "only `add` and `extend` make windows; in TorchRL `mark_update` does, too",
     "TensorDictMap": "has `out_keys` before the first write, too; a later value may lack or bring no entries",
     "TensorDictMaxValueWriter": "`get_insert_index` only says where `add` would write; in TorchRL it takes the place",
+    "TensorDictReplayBuffer": "`extend` without rows is refused, as by other buffers; in TorchRL only before there are "
+    "others; `sample(0)` is refused",
     "TensorSpec": "`expand(-1)` keeps sizes other than 1; a list of True and False is a mask, as in torch",
     "Trajectory": "one of a buffer reads and transforms entries when they are used; a stack of several has no `length`",
     "Tree": "the root has a hash, and `vertices(key_type='hash')` are keyed by hashes",

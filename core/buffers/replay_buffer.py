@@ -1027,7 +1027,7 @@ class ReplayBuffer(Rebased):
     def _shown(self) -> dict[str, Any]:
         """Return what is shown of an initialised buffer, by name."""
         return {
-            "storage": f"{type(self._storage).__name__}(len={len(self)}, max_size={self._storage.max_size})",
+            "storage": self._storage,
             "sampler": self._sampler,
             "writer": self._writer,
             "batch_size": self._batch_size,

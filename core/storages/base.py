@@ -339,6 +339,9 @@ class Storage(Rebased, ABC):
         if self.log.now == seen:
             self.mark_replaced(self.shape[0] % self.capacity_rows)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(len={len(self)}, max_size={self.max_size})"
+
     @property
     def has_rows(self) -> bool:
         """Whether there is anything to draw; storages of unknown length override it."""

@@ -407,6 +407,9 @@ class StreamStorage(Storage):
             raise NoLengthError(f"the number of steps of {self.shards.address} is unknown until all of it was read")
         return int(self._starts[-1])
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shards.address})"
+
     @property
     def has_rows(self) -> bool:
         """Whether there is a shard."""

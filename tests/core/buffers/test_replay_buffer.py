@@ -239,6 +239,7 @@ def test_a_buffer_goes_when_nobody_has_it_any_more() -> None:
 def test_repr_names_the_parts() -> None:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
     buffer.extend(TensorDict({"a": torch.zeros(3)}, [3]))
+    assert repr(buffer.storage) == "LazyTensorStorage(len=3, max_size=4)"
     assert repr(buffer).startswith("TensorDictReplayBuffer(storage=LazyTensorStorage(len=3, max_size=4), sampler=")
     assert repr(ReplayBuffer(delayed_init=True)) == "ReplayBuffer(initialized=False)"
 

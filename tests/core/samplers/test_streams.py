@@ -189,6 +189,8 @@ def test_elements_are_numbered_as_in_the_whole_dataset_where_sizes_are_known() -
     assert unknown[index]["x"].tolist() == list(range(7))
     with pytest.raises(TypeError, match="is unknown until"):
         len(unknown)
+    assert repr(unknown.storage) == "StreamStorage(listed shards)"
+    assert "StreamStorage(listed shards)" in repr(unknown)
 
 
 @pytest.mark.parametrize("index", [7, -1, [0, 7], torch.tensor([3, -1])])
