@@ -59,7 +59,7 @@ DIFFERENT: Mapping[str, str] = {
     "`batch.get(key).tolist()` is in both",
     "LeRobotExperienceReplay": "the last step of a slice has its next row where that is stored; in TorchRL always NaN",
     "MCTSForest": "`get_tree` keeps the last step of a rollout, which TorchRL drops; an unknown root raises KeyError, "
-    "not IndexError",
+    "not IndexError; `len` counts a step that several rollouts share once",
     "MultiStep": "takes done flags and rewards with further dimensions; windows end before steps that "
     '`("collector", "mask")` leaves out; `"multi_step"` holds the flags of the last step of each window',
     "PrioritizedSampler": "grows to a larger storage, with a warning; TorchRL never draws the rows beyond",
