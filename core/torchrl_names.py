@@ -46,8 +46,7 @@ DIFFERENT: Mapping[str, str] = {
     "True; other bounds that the type cannot hold are refused; integers have a finite `cardinality()`",
     "Choice": "`cardinality()` and `enumerate()` have each value once; TorchRL counts duplicates",
     "Composite": "assigning `device` moves the entries, in TorchRL it does nothing; a locked one refuses `del`, `pop`; "
-    "`get` of a missing key raises KeyError; `refine_names` keeps names under an Ellipsis; an empty one has one value; "
-    "`is_in` is False for a value that lacks an entry, in TorchRL a KeyError",
+    "`get` of a missing key raises KeyError; `refine_names` keeps names under an Ellipsis; an empty one has one value",
     "HERReplayBuffer": "warns where no function computes terminations, so that stored flags belong to old goals",
     "History": "`append` and `extend` change this object alone, not one that it was indexed from; a chat template "
     "without a place for a role refuses it, where TorchRL drops the message",
