@@ -19,6 +19,7 @@ from ..declarations import FormatDeclaration, declared
 from ..encodings.compact import Form
 from ..errors import UsageError, suggests_keywords
 from ..format import fs
+from ..format.files import read_regular
 from ..progress import Progress, Silent
 from ..results import Published, Result
 
@@ -395,7 +396,7 @@ def _killed(command: Sequence[str], dest: Path) -> int:
             time.sleep(0.001)
             for journal in dest.parent.glob(".*/work/journal.jsonl"):
                 with contextlib.suppress(FileNotFoundError):  # the run has just ended
-                    finished = max(finished, journal.read_bytes().count(b"\n") - 1)
+                    finished = max(finished, read_regular(journal).count(b"\n") - 1)
     finally:
         process.kill()
         process.wait()
