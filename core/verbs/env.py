@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
+from .. import __version__
 from ..declarations import declared
 from ..format.locate import storage_root
 from ..progress import redact
@@ -21,11 +22,13 @@ from ..results import Result
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)""")
 _FOR_DEVELOPERS = frozenset({"dev", "docs", "peer"})
-_VARIABLE = re.compile(
-    r"RBTOOL_\w+|MINARI_\w+|HF_\w+|\w+_(URL|DATASET_DIR)|TFDS_DATA_DIR|(HTTPS?|NO|ALL)_PROXY|SSL_CERT_FILE"
-    r"|REQUESTS_CA_BUNDLE|NO_COLOR|FORCE_COLOR|CLICOLOR_FORCE|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|NUMBA_\w+",
+_OTHERS = re.compile(
+    r"RBTOOL_\w+|HF_\w+|TFDS_DATA_DIR|(HTTPS?|NO|ALL)_PROXY|SSL_CERT_FILE|REQUESTS_CA_BUNDLE|NO_COLOR|FORCE_COLOR"
+    r"|CLICOLOR_FORCE|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|NUMBA_\w+",
     re.IGNORECASE,
 )
+"""Variables that matter, besides those of sources."""
+_OF_SOURCES = ("URL", "REMOTE", "DATASET_DIR", "DATASETS_PATH")
 _SECRET = re.compile(r"token|secret|password|key", re.IGNORECASE)
 
 
@@ -79,7 +82,7 @@ def env() -> EnvResult:
     needed, extras = _requirements()
     store = storage_root()
     return EnvResult(
-        rbtool=metadata.version("rbtool"),
+        rbtool=__version__,
         python=f"{platform.python_version()} at {sys.executable}",
         system=platform.platform(),
         package=Path(__file__).parents[2],
@@ -88,14 +91,18 @@ def env() -> EnvResult:
         extras={extra: _state(names) for extra, names in extras.items()},
         store=store,
         free_bytes=shutil.disk_usage(store).free if store.is_dir() else None,
-        variables={name: _shown(name, value) for name, value in sorted(os.environ.items()) if _matters(name)},
+        variables=_variables(),
     )
 
 
 def _requirements() -> tuple[list[str], dict[str, list[str]]]:
     """Return the names of the dependencies of rbtool, and those of each extra."""
     needed, extras = [], defaultdict(list)
-    for line in metadata.requires("rbtool") or []:
+    try:
+        lines = metadata.requires("rbtool") or []
+    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        lines = []
+    for line in lines:
         found, extra = _NAME.match(line), _EXTRA.search(line)
         assert found is not None  # a requirement begins with a name
         if extra is None:
@@ -120,10 +127,10 @@ def _state(names: list[str]) -> ExtraState:
     )
 
 
-def _matters(name: str) -> bool:
-    caches = {source.cache_variable for source in declared()}
-    return name in caches or _VARIABLE.fullmatch(name) is not None
-
-
-def _shown(name: str, value: str) -> str:
-    return "***" if value and _SECRET.search(name) else redact(value)
+def _variables() -> dict[str, str]:
+    """Return the variables that matter. Others, whose values may be secret, have no place in a report."""
+    sources = declared()
+    ours = {f"{source.name.upper()}_{what}" for source in sources for what in _OF_SOURCES}
+    ours |= {source.cache_variable for source in sources}
+    found = {name: value for name, value in os.environ.items() if name in ours or _OTHERS.fullmatch(name)}
+    return {name: "***" if value and _SECRET.search(name) else redact(value) for name, value in sorted(found.items())}

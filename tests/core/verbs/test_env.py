@@ -30,6 +30,15 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.extras == {"video": module.ExtraState({"av": metadata.version("av")}, ("other.one",))}
 
 
+def test_a_checkout_that_is_not_installed_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(module.metadata, "requires", missing)
+    found = rbtool.env()
+    assert (found.rbtool, found.packages, found.extras) == (rbtool.__version__, {}, {})
+
+
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
@@ -38,7 +47,10 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         ("D4RL_URL", "https://me:swordfish@mirror.example/d4rl", "https://***@mirror.example/d4rl"),
         ("RBTOOL_RETRIES", "8:2", "8:2"),
         ("MINARI_DATASETS_PATH", "/data/minari", "/data/minari"),
+        ("RLDS_REMOTE", "gs://bucket", "gs://bucket"),
         ("SHELL_PROMPT", "other", None),
+        ("WEBHOOK_URL", "https://chat.example/services/T0/B0/swordfish", None),
+        ("OTHER_DATASET_DIR", "/secret/project", None),
     ],
 )
 def test_variables_are_shown_without_secrets(
