@@ -12,11 +12,9 @@ import copy
 import functools
 import gc
 import importlib
-import json
 import pickle
 import sys
 import tempfile
-import traceback
 import warnings
 from pathlib import Path
 from typing import Any
@@ -511,23 +509,8 @@ def parts_of_ours_work_in_a_buffer_of_torchrl_together_only() -> None:
 
 # ----------------------------------------------------------------------------------------------------
 
-_HELPERS = {"episodes", "parts", "prioritised", "raises", "theirs", "Counting"}
-CHECKS = {
-    name: check
-    for name, check in list(globals().items())
-    if getattr(check, "__module__", None) == __name__ and not name.startswith("_") and name not in _HELPERS
-}
-
-
-def main(*names: str) -> None:
-    failures = {}
-    for name in names or CHECKS:
-        try:
-            CHECKS[name]()
-        except Exception:
-            failures[name] = traceback.format_exc()
-    print(json.dumps({"checks": len(names or CHECKS), "failures": failures}))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[2:])
+    sys.path.insert(0, str(Path(__file__).parents[1] / "standins"))
+    from peer_checks import run_checks
+
+    run_checks(dict(globals()), {"episodes", "parts", "prioritised", "raises", "theirs", "Counting"}, sys.argv[2:])

@@ -11,12 +11,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-import json
 import pickle
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -974,23 +973,8 @@ def specs_of_rollouts_are_equal() -> None:
 
 # ----------------------------------------------------------------------------------------------------
 
-_HELPERS = {"actions", "kind_of", "leaves", "make_env", "same", "unlocked"}
-CHECKS = {
-    name: check
-    for name, check in list(globals().items())
-    if getattr(check, "__module__", None) == __name__ and not name.startswith("_") and name not in _HELPERS
-}
-
-
-def main(*names: str) -> None:
-    failures = {}
-    for name in names or CHECKS:
-        try:
-            CHECKS[name]()
-        except Exception:
-            failures[name] = traceback.format_exc()
-    print(json.dumps({"checks": len(names or CHECKS), "failures": failures}))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[2:])
+    sys.path.insert(0, str(Path(__file__).parents[2] / "standins"))
+    from peer_checks import run_checks
+
+    run_checks(dict(globals()), {"actions", "kind_of", "leaves", "make_env", "same", "unlocked"}, sys.argv[2:])

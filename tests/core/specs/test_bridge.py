@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from peer_checks import require_checks
 from processes import Interpreter
 
 CHECKS = Path(__file__).with_name("bridge_checks.py")
@@ -17,9 +15,7 @@ CHECKS = Path(__file__).with_name("bridge_checks.py")
 @pytest.mark.parametrize("first", ["rbtool", "torchrl"])
 def test_specs_work_in_the_other_library(first: str) -> None:
     pytest.importorskip("torchrl")
-    done = subprocess.run([sys.executable, CHECKS, first], capture_output=True, text=True, check=True)
-    failures = json.loads(done.stdout.splitlines()[-1])["failures"]
-    assert not failures, "\n".join(f"{name}: {trace}" for name, trace in failures.items())
+    require_checks(CHECKS, first)
 
 
 WITHOUT_TORCHRL = """
