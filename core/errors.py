@@ -177,9 +177,14 @@ class MissingKeyError(RbtoolError, KeyError):
     """A requested key does not exist."""
 
 
-def not_installed(needs: str, extra: str, error: ImportError, kind: type[RbtoolError] = UsageError) -> RbtoolError:
-    """Make the error for a library of an extra that cannot be imported; `needs` begins it: "video needs PyAV"."""
-    return kind(f"{needs}, which is not installed here ({error})", hint=f"pip install 'rbtool[{extra}]'")
+def not_installed(
+    needs: str, extra: str, error: ImportError, kind: type[RbtoolError] = UsageError, hint: str = ""
+) -> RbtoolError:
+    """Make the error for a library that cannot be imported; `needs` begins it: "video needs PyAV".
+
+    The hint is to install the extra, if there is one for the library.
+    """
+    return kind(f"{needs}, which is not installed here ({error})", hint=hint or f"pip install 'rbtool[{extra}]'")
 
 
 def require_flags(**flags: object) -> None:

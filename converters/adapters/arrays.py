@@ -15,7 +15,7 @@ from ...core.format.returns import add_rewards_to_go
 from ...core.open_steps import open_episodes
 from ...core.ted.episodes import Final
 from ...core.ted.schema import NEXT, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, field_named
-from ..files.exports import only_leaf
+from ..files.exports import OUTCOMES, only_leaf
 
 _CHUNK_BYTES = 16 << 20
 
@@ -83,7 +83,7 @@ def _kept(reader: StepReader, *, drop: bool) -> Array:
 
 def _rows(reader: StepReader, field: Field, rows: Array, dtype: Any) -> Array:
     """Read rows of a leaf, ascending, in chunks; rewards and flags are one number each."""
-    shape = () if field.key in (NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED) else field.shape
+    shape = () if field.key in OUTCOMES else field.shape
     found = np.empty((len(rows), *shape), field.numpy if dtype is None else dtype)
     size = max(1, _CHUNK_BYTES // max(1, field.row_bytes))
     for start in range(0, reader.manifest.steps, size):
@@ -153,9 +153,8 @@ def _sequences(path: Any, padded: bool, timesteps: bool, gamma: float | None) ->
 
 
 def _span(reader: StepReader, field: Field, start: int, stop: int) -> Array:
-    single = field.key in (NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED)
     rows = reader.read(field.key, start, stop)
-    return rows.reshape(stop - start) if single else rows
+    return rows.reshape(stop - start) if field.key in OUTCOMES else rows
 
 
 def _to_go(rewards: Array, gamma: float) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from ...core.errors import SchemaError, UsageError
+from ...core.errors import SchemaError, not_installed
 from ...core.format.contracts import Array
 from ...core.format.converter import FinalStep, require_final_step
 from ...core.format.locate import find_dataset
@@ -119,8 +119,6 @@ def _imported() -> tuple[Any, Any]:
         from d3rlpy.dataset import MDPDataset
     except ImportError as error:
         # No extra: d3rlpy pins a version of gymnasium with which rbtool does not work
-        raise UsageError(
-            f"this needs d3rlpy, which is not installed here ({error})",
-            hint="pip install --no-deps d3rlpy, and pip install gym structlog dataclasses-json scikit-learn",
-        ) from error
+        how = "pip install --no-deps d3rlpy, and pip install gym structlog dataclasses-json scikit-learn"
+        raise not_installed("this needs d3rlpy", "", error, hint=how) from error
     return constants, MDPDataset

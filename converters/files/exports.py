@@ -17,6 +17,7 @@ from ...core.ted.schema import (
     EPISODE,
     NEXT,
     NEXT_DONE,
+    NEXT_REWARD,
     NEXT_TERMINATED,
     NEXT_TRUNCATED,
     Field,
@@ -28,6 +29,8 @@ from ...core.ted.schema import (
 
 FORMAT = "rbtool export"
 """Identifies a file or folder as an export."""
+OUTCOMES: tuple[Key, ...] = (NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED)
+"""What other libraries have as one number a row, without a dimension of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,12 @@ from ...core.encodings.output_files import LatchedFile
 from ...core.errors import RbtoolError
 from ...core.format import fs
 from ...core.format.contracts import Array
-from ...core.ted.schema import NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Key, field_named
+from ...core.ted.schema import Key, field_named
 from .exports import RowSink
 from .hdf5 import MARK
 from .readers import DAMAGED
 
 _UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)
-OUTCOMES: tuple[Key, ...] = (NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED)
 
 
 class H5Sink(RowSink):
