@@ -7,7 +7,7 @@ import errno
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import typer
 
@@ -31,7 +31,7 @@ EXAMPLES = (
 class _Verbs(VerbGroup):
     """All verbs, in the order of `VERBS`; Typer lists groups of verbs first."""
 
-    sections: ClassVar = {title: list(verbs) for title, verbs in SECTIONS.items()}
+    sections = SECTIONS
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=list(VERBS).index)

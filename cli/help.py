@@ -119,7 +119,7 @@ def _with_map_spread(args: Sequence[str]) -> list[str]:
 class VerbGroup(TyperGroup):
     """Verbs in the order in which they are added, with a hint if options are given before the verb."""
 
-    sections: ClassVar[Mapping[str, Sequence[str]]] = {}
+    sections: ClassVar[Mapping[str, Iterable[str]]] = {}
     """The verbs of each section of the help page; without any, there is one section."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -151,7 +151,7 @@ class VerbGroup(TyperGroup):
         verbs = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         shown = {name: verb.get_short_help_str(sys.maxsize) for name, verb in verbs.items() if verb and not verb.hidden}
         widest = max(map(len, shown), default=0)  # so that descriptions line up across sections
-        for title, names in (self.sections or {"Commands": list(shown)}).items():
+        for title, names in (self.sections or {"Commands": shown}).items():
             if records := [(name.ljust(widest), shown[name]) for name in names if name in shown]:
                 with formatter.section(title):
                     formatter.write_dl(records)

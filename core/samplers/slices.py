@@ -885,14 +885,13 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
 
     def sampleable(self, storage: Storage, batch_size: int | None = None) -> int:
         """Return how many trajectories are long enough; 0 if they are too few for a batch, with `drop_last`."""
-        count, slice_len = self._measure_of(batch_size)
-        found = self.trajectories(storage).eligible(self._rule(slice_len)).count if storage.has_rows else 0
+        found, count = self.epoch_size(storage, batch_size)
         return 0 if self.drop_last and found < count else found
 
-    def epoch_size(self, storage: Storage, batch_size: int) -> tuple[int, int]:
+    def epoch_size(self, storage: Storage, batch_size: int | None) -> tuple[int, int]:
         """Return how many trajectories an epoch has, and how many slices a batch has."""
-        count, slice_len = self._measure(batch_size)
-        return self.trajectories(storage).eligible(self._rule(slice_len)).count if len(storage) else 0, count
+        count, slice_len = self._measure_of(batch_size)
+        return self.trajectories(storage).eligible(self._rule(slice_len)).count if storage.has_rows else 0, count
 
     def draw_numbered(self, storage: Storage, numbers: Numbers, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
         """Draw a slice of each of these trajectories, numbered in the order of time, lane by lane."""
