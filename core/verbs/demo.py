@@ -248,7 +248,7 @@ class _DemoRun:
         self.stored = f"{source}:{recording.id}"
 
     def run(self, *, first: bool) -> DemoDataset:
-        """Run all steps; those of the first dataset alone are resumed, trained from and reported on."""
+        """Run all steps; resuming, training and the report need to be shown for the first dataset only."""
         name = self.recording.name
         self.view.dataset(self.stored)
         got = self._download()
