@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any, ClassVar, Protocol
 
 from ..declarations import FormatDeclaration, declared
 from ..encodings.compact import Form
-from ..errors import UsageError, suggests_keywords
+from ..errors import RbtoolError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.files import read_regular
 from ..progress import Progress, Silent
@@ -366,10 +367,14 @@ class _DemoRun:
         """Run the training script, and show its curve."""
         script, stored = self.home / "train.py", self.root / self.source / self.recording.id
         self.view.command(shlex.join(["python", str(script), str(stored)]))
-        done = subprocess.run([sys.executable, script, stored], stdout=subprocess.PIPE, text=True, check=True)
-        returns = [int(line.split()[1]) for line in done.stdout.splitlines()]
-        curve = "".join(_BARS[value * (len(_BARS) - 1) // max(returns)] for value in returns)
-        self.view.proved(f"a clone of the policy that recorded it: mean return {returns[0]} {curve} {returns[-1]}")
+        done = subprocess.run([sys.executable, script, stored], capture_output=True, text=True, check=False)
+        if done.returncode:  # people edit it
+            why = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+            raise RbtoolError(f"{script} failed: {why}", hint=f"remove {script}, and the demo writes it anew")
+        returns = [int(value) for value in re.findall(r"^\d+ (\d+)$", done.stdout, re.MULTILINE)]
+        curve = "".join(_BARS[value * (len(_BARS) - 1) // max(1, *returns)] for value in returns)
+        shown = f"mean return {returns[0]} {curve} {returns[-1]}" if returns else "it prints no returns"
+        self.view.proved(f"a clone of the policy that recorded it: {shown}")
 
     def _report(self) -> None:
         from .report import report

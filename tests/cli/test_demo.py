@@ -74,3 +74,17 @@ def test_the_commands_shown_do_what_the_demo_did(demo, shell, tmp_path):
     for made in ("store/minari/cartpole/demo-v0", "resumed/cartpole", "loaded/cartpole", "checkpoints/cartpole.h5"):
         first, second = (rbtool.inspect(place / "rbtool-demo" / made) for place in (folder, tmp_path))
         assert first.content_digest == second.content_digest
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "said"),
+    [
+        ("raise ValueError('my mistake')", 1, "error: rbtool-demo/train.py failed: ValueError: my mistake\n"),
+        ("print('no figures')", 0, "  a clone of the policy that recorded it: it prints no returns\n"),
+    ],
+)
+def test_a_training_script_that_was_edited(script, code, said, demo, shell, tmp_path):
+    shutil.copytree(demo[0] / "rbtool-demo", tmp_path / "rbtool-demo")
+    (tmp_path / "rbtool-demo/train.py").write_text(script)
+    done = shell("rbtool demo", tmp_path)
+    assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (code, True, False)
