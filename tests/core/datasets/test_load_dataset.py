@@ -102,11 +102,13 @@ def test_writing_through_is_asked_for(walks: Path) -> None:
     assert (load_dataset(walks)[:]["episode"] == 5).all()
 
 
+@pytest.mark.usefixtures("two_sources")
 def test_words_that_a_download_resolved(home: Path) -> None:
+    (home / "minari").rename(home / "shelf")
     with pytest.raises(DatasetNotFoundError):
-        load_dataset("minari:door-human-v1")
-    KnownNames(home, "minari").put(Resolution("door-human-v1", "D4RL/door/human-v2", "words"))
-    assert len(load_dataset("minari:door-human-v1")) == 13
+        load_dataset("shelf:door-human-v1")
+    KnownNames(home, "shelf").put(Resolution("door-human-v1", "D4RL/door/human-v2", "words"))
+    assert len(load_dataset("shelf:door-human-v1")) == 13
 
 
 @pytest.mark.parametrize(
