@@ -53,9 +53,7 @@ DIFFERENT: Mapping[str, str] = {
     "LazyMemmapStorage": "rows with other keys than the storage has are refused, `schema='open'` takes them; a pickle "
     "of `rb[:]` holds the values, in TorchRL the name of the file; text as in a LazyTensorStorage",
     "LazyTensorStorage": "`extend` refuses rows with other keys than the storage has, `schema='open'` takes them; text "
-    "that differs between rows, as in a History, is refused: a ListStorage or a LazyStackStorage keeps it; "
-    "`batch[key]` of text that all rows share is one string, in TorchRL a list with one for each row, which "
-    "`batch.get(key).tolist()` is in both",
+    "that differs between rows, as in a History, is refused: a ListStorage or a LazyStackStorage keeps it",
     "LeRobotExperienceReplay": "the last step of a slice has its next row where that is stored; in TorchRL always NaN",
     "MCTSForest": "`get_tree` keeps the last step of a rollout, which TorchRL drops; an unknown root raises KeyError, "
     "not IndexError; `len` counts a step that several rollouts share once",

@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from tensordict import NonTensorData, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch.utils.data import DataLoader, default_convert
 
 from ..errors import NoLengthError, SchemaError, WorkerDiedError
@@ -128,7 +128,7 @@ def _is_dense(part: Any, leaves: list[torch.Tensor]) -> bool:
     if kind is torch.Tensor:
         leaves.append(part)
         return part.is_cpu and part.layout is torch.strided and not (part.requires_grad or part.is_quantized)
-    if kind is NonTensorData:
+    if issubclass(kind, NonTensorData | NonTensorStack):
         return True
     if kind not in (TensorDict, dict, list, tuple) or (kind is TensorDict and any(part.names)):
         return False

@@ -17,7 +17,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -26,6 +26,7 @@ import torch
 from tensordict import (
     LazyStackedTensorDict,
     NonTensorData,
+    NonTensorStack,
     TensorDict,
     TensorDictBase,
     is_non_tensor,
@@ -124,30 +125,119 @@ class TensorNode(TreeSpec):
         return next(leaves)
 
 
+class Values(NonTensorStack):
+    """A NonTensorStack of one value for all elements, which makes its members when they are first needed.
+
+    A member takes as long as a row of tensors, and most batches are used without them. Members are distinct objects, so
+    that an edit of one leaves the others alone; from then on the stack is a plain NonTensorStack.
+    """
+
+    @classmethod
+    def of(cls, value: Any, shape: torch.Size, device: torch.device | None = None) -> Any:
+        """Return the value for elements of this shape; a NonTensorData for an empty shape."""
+        if not shape:
+            return NonTensorData(value, device=device)
+        if not _INITIAL:
+            return NonTensorStack(*(cls.of(value, shape[1:], device) for _ in range(shape[0])))
+        found = cls.__new__(cls)
+        for name, initial in _INITIAL.items():
+            setattr(found, name, initial)
+        found._batch_size = shape
+        found.shared = value, device
+        return found
+
+    shared: tuple[Any, torch.device | None]
+    """The value, and the device of the members."""
+
+    def __getattr__(self, name: str) -> Any:  # only called for what is missing
+        if name != "tensordicts":
+            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
+        (value, device), (count, *inner) = self.shared, self._batch_size
+        members = [Values.of(value, torch.Size(inner), device) for _ in range(count)]
+        self.__class__ = NonTensorStack
+        return self.__dict__.setdefault(name, members)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        value, device = self.shared
+        return Values.of, (value, self._batch_size, device)
+
+
+def _initial_stack() -> dict[str, Any]:
+    """Return the attributes of a stack, without its members; empty if tensordict works differently than known here."""
+    made = vars(NonTensorStack("a", "b"))
+    known = {"stack_dim": 0, "_is_locked": None, "_hook_out": None, "_hook_in": None}
+    rest = {name: value for name, value in made.items() if name not in ("tensordicts", "_batch_size")}
+    return known if rest == known and len(made) == len(known) + 2 else {}
+
+
+_INITIAL = _initial_stack()
+
+
+def value_of(data: Any, prefix: Path = ()) -> Any:
+    """Return the value of a NonTensorData, or the one that all members of a NonTensorStack have.
+
+    Raises:
+        SchemaError: it is neither, or its members differ.
+    """
+    if type(data) is Values:
+        return data.shared[0]
+    if isinstance(data, NonTensorData):
+        return data.data
+    if not isinstance(data, NonTensorStack) or not len(data.tensordicts):
+        raise SchemaError(f"{place(prefix)} is a {type(data).__name__}, expected a NonTensorData")
+    first, *others = (value_of(part, prefix) for part in data.tensordicts)
+    if not all(_alike(first, other) for other in others):
+        raise SchemaError(
+            f"{place(prefix)} is a NonTensorStack of different values; only tensors differ between rows",
+            hint="a ListStorage keeps any object",
+        )
+    return first
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two values are the same; unlike for `==`, 1, 1.0 and True differ."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if type(one) in (list, tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if type(one) is dict:
+        return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
+    try:
+        return bool(one == other)
+    except (TypeError, ValueError, RuntimeError):  # arrays
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class ConstantNode(TreeSpec):
-    """A non-tensor entry, the same in every row; `tail` is its batch size after the dimensions that count elements."""
+    """A non-tensor entry, the same in every row; `tail` is its batch size after the dimensions that count elements.
+
+    Several rows are read as a NonTensorStack. A single one is a NonTensorData, as in TorchRL, unless it was `stacked`.
+    """
 
     value: Any
     tail: torch.Size
     device: torch.device | None = None
+    stacked: bool = False
 
     def __str__(self) -> str:
         return "non-tensor value"
 
     def flatten_into(self, leaves: list[torch.Tensor], data: Any, prefix: Path = ()) -> None:
-        if not isinstance(data, NonTensorData):
-            raise SchemaError(f"{place(prefix)} is a {type(data).__name__}, expected a NonTensorData")
-        self._refuse_change(data.data, prefix)
+        self._refuse_change(value_of(data, prefix), prefix)
 
     def unflatten(self, leaves: Iterator[torch.Tensor], batch: torch.Size) -> Any:
-        return NonTensorData(self.value, batch_size=batch + self.tail, device=self.device)
+        if batch or self.stacked:
+            return Values.of(self.value, batch + self.tail, self.device)
+        return NonTensorData(self.value, batch_size=self.tail, device=self.device)
 
     def constants(self, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield prefix, self.value
 
     def placed(self, device: torch.device) -> TreeSpec:
-        return ConstantNode(self.value, self.tail, device)
+        return replace(self, device=device)
 
     def joined(self, other: TreeSpec, prefix: Path = ()) -> TreeSpec:
         if isinstance(other, ConstantNode):
@@ -155,7 +245,7 @@ class ConstantNode(TreeSpec):
         return TreeSpec.joined(self, other, prefix)
 
     def _refuse_change(self, value: Any, prefix: Path) -> None:
-        if value is not self.value and value != self.value:
+        if not _alike(value, self.value):
             raise SchemaError(
                 f"{place(prefix)} is {value!r}, but {self.value!r} in the rows stored before",
                 hint="store values that differ between rows as tensors, or use a ListStorage",
@@ -437,8 +527,10 @@ def tree_spec_of(data: Any, lead: int = 0, prefix: Path = (), *, dense: bool = T
         parts = [tree_spec_of(item, lead, (*prefix, str(n)), dense=dense) for n, item in enumerate(data)]
         named = hasattr(data, "_fields")
         return SequenceNode(parts, type(data) if named else tuple if isinstance(data, tuple) else list)
-    if isinstance(data, NonTensorData) and prefix:
-        return ConstantNode(data.data, data.batch_size[lead:], data.device)
+    if isinstance(data, NonTensorData | NonTensorStack) and prefix:
+        tail = data.batch_size[lead:]
+        device = data.shared[1] if type(data) is Values else data.device
+        return ConstantNode(value_of(data, prefix), tail, device, bool(tail) and not isinstance(data, NonTensorData))
     if isinstance(data, TensorDictBase) and not isinstance(data, TensorDict) and not is_non_tensor(data):
         if isinstance(data, LazyStackedTensorDict) and dense and _agree(data):
             return tree_spec_of(data.contiguous(), lead, prefix)
@@ -476,7 +568,7 @@ def _outline(data: Any) -> Any:
     if isinstance(data, torch.Tensor):
         return data.dtype, data.shape
     if is_non_tensor(data):
-        return type(data), data.batch_size, data.data
+        return type(data), data.batch_size, data.tolist()
     if isinstance(data, LazyStackedTensorDict):
         return None
     found = {key: _outline(value) for key, value in data.items()}
@@ -518,7 +610,8 @@ def spec_to_json(spec: TreeSpec) -> dict[str, Any]:
         return {"kind": "tensor"}
     if isinstance(spec, ConstantNode):
         _require_json(spec.value)
-        return {"kind": "constant", "value": spec.value, **_batch(spec)}
+        stacked = {"stacked": True} if spec.stacked else {}
+        return {"kind": "constant", "value": spec.value, **_batch(spec), **stacked}
     if isinstance(spec, SequenceNode):
         entries = [spec_to_json(child) for child in spec.children.values()]
         kind = spec.kind.__name__ if spec.kind in _SEQUENCES.values() else "named tuple"
@@ -559,7 +652,8 @@ def _spec(document: Mapping[str, Any], like: TreeSpec | None) -> TreeSpec:
     if kind == "tensor":
         return TensorNode()
     if kind == "constant":
-        return ConstantNode(document["value"], torch.Size(document["batch"]), _device(document))
+        tail, stacked = torch.Size(document["batch"]), document.get("stacked") is True
+        return ConstantNode(document["value"], tail, _device(document), stacked)
     entries = document["entries"]
     if kind in (*_SEQUENCES, "named tuple"):
         counterparts: Any = list(like.children.values()) if isinstance(like, SequenceNode) else ()

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict
+from tensordict import LazyStackedTensorDict, MemoryMappedTensor, NonTensorData, TensorDict
 from waiting import HANG
 
 import rbtool
@@ -52,6 +52,20 @@ def test_its_transforms_in_our_buffers() -> None:
     )
     renamed.extend(steps())
     assert torch.equal((batch := renamed.sample())["b"], batch["index"])
+
+
+@pytest.mark.parametrize("storage", ["ListStorage", "LazyTensorStorage", "LazyMemmapStorage", "LazyStackStorage"])
+@pytest.mark.parametrize("form", ["shared", "listed", "tailed"])
+def test_text_that_all_rows_share_is_read_as_there(storage: str, form: str) -> None:
+    text: Any = {"shared": NonTensorData("x", [3]), "listed": ["x"] * 3, "tailed": NonTensorData("x", [3, 2])}[form]
+    rows = TensorDict({"a": torch.zeros(3, 2), "s": text}, [3, 2] if form == "tailed" else [3])
+    found = []
+    for home in (rbtool, data):
+        buffer = home.TensorDictReplayBuffer(storage=getattr(home, storage)(5), batch_size=2)
+        buffer.extend(rows)
+        parts = [buffer[:], buffer[0], buffer[1:], buffer[torch.tensor([2, 0])], buffer.sample(), next(iter(buffer))]
+        found.append([(type(part["s"]), part["s"], part.get("s").shape) for part in parts])
+    assert found[0] == found[1]
 
 
 def arguments(ours: bool, **more: Any) -> dict[str, Any]:
