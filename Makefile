@@ -104,7 +104,7 @@ lint: $(READY) ## check style and types
 release: $(READY) ## build the wheel and the source distribution, check and tag them; DRY=--dry-run tags nothing
 	.ci/release $(DRY)
 
-pictures: $(READY) ## draw the terminal of the README from real runs
+pictures: $(READY) ## draw the picture of the README from real runs
 	$(BIN)/python docs/tools/pictures.py
 
 docs: $(READY) ## build the documentation in build/docs; warnings are errors

@@ -588,7 +588,7 @@ def _draw_bars(axes: Any, chart: Bars, width: int) -> None:
             fontsize=9,
         )  # fmt: skip
         label.set_in_layout(False)
-    axes.margins(x=0.12)
+    axes.margins(x=0.25)  # room for the labels
     axes.set_yticks(places, [shortened(name, _LONGEST) for name in chart.names])
     axes.set_ylim(len(values) - 0.4, -0.6)
     _scale(axes.xaxis, power)

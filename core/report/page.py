@@ -23,7 +23,7 @@ from ..charts.figure import Histogram as HistogramChart
 from ..charts.figure import shown as rounded
 from ..format.contracts import Array
 from ..format.documents import dump_json
-from ..format.manifest import Manifest, Provenance
+from ..format.manifest import Manifest, Provenance, space_text
 from ..progress import counted, readable_size, redact
 from ..stats import QUANTILE_ERROR
 from ..ted.episodes import EndReason
@@ -185,7 +185,7 @@ def _facts(subject: Subject) -> Iterator[tuple[str, Child]]:
     for key, value in subject.stated.items():
         yield key.replace("_", " "), redact(value)[:_LONGEST]
     for name, space in manifest.spaces.items():
-        yield f"space of {name}", _long(dump_json(space))
+        yield f"space of {name}", _space(space)
     if manifest.files:
         yield "content digest", element("code", manifest.content_digest)
 
@@ -196,11 +196,12 @@ def _spread(found: Distribution) -> Child:
     return joined(["mean ", number(found.mean), ", from ", number(found.min), " to ", number(found.max)])
 
 
-def _long(value: str) -> Child:
-    if len(value) <= 160:
-        return element("code", value)
-    cut = value if len(value) <= _LONGEST else f"{value[:_LONGEST]} …"
-    return details(f"{value[:40]} …", element("code", cut))
+def _space(space: Any) -> Child:
+    """Describe a space in words; what they leave out of it, such as each of different bounds, is in the document."""
+    words, document = space_text(space), dump_json(space)
+    if isinstance(space, Mapping) and space.get("type") in {"Discrete", "MultiDiscrete", "MultiBinary", "Text"}:
+        return words[:_LONGEST]
+    return details(words[:_LONGEST], element("code", document[:_LONGEST], " …" if document[_LONGEST:] else None))
 
 
 # Findings -----------------------------------------------------------------------------------------
@@ -365,7 +366,7 @@ def _provenance(subject: Subject) -> Child:
         arguments = redact(json.dumps(dict(step.arguments), ensure_ascii=False, indent=1, default=str))
         inputs = [f"{name} {digest}" for name, digest in list(step.inputs.items())[:_RANGES]]
         items.append(element(
-            "li", element("p", element("strong", step.verb), f", {step.time}, rbtool {step.version}"),
+            "li", element("p", element("strong", step.verb), f", {_moment(step.time)}, rbtool {step.version}"),
             element("pre", element("code", redact(command)[:_LONGEST]), tabindex=0) if command
             else element("p", "No single command does this again."),
             details("Arguments and inputs", element("pre", element("code", arguments[:_LONGEST]), tabindex=0),
@@ -380,6 +381,11 @@ def _provenance(subject: Subject) -> Child:
         element("h4", "Notes") if notes else None, element("ul", *notes) if notes else None,
         element("p", f"Written by {manifest.created_by}.") if manifest.files else None,
     ])  # fmt: skip
+
+
+def _moment(time: str) -> str:
+    """Return a time, in UTC as all that are written, to the minute."""
+    return f"{time[:16].replace('T', ' ')} UTC" if "T" in time else time
 
 
 def described(distribution: Distribution) -> str:
@@ -432,7 +438,7 @@ def _command(step: Provenance, before: str, after: str, manifest: Manifest) -> s
         by = None if given.get("by") == "episode" else given.get("by")
         more = {name: given.get(name) for name in ("seed", "stratify", "in_order", "allow_duplicates")}
         return _line("split", before or str(given.get("dataset")), dest=after, **parts, by=by, **more, **_layout(given))
-    if verb == "record" and "policy" in given and (given["policy"] == "random" or ".py:" in str(given["policy"])):
+    if verb == "record" and (given.get("policy") in ("random", "expert") or ".py:" in str(given.get("policy"))):
         policy = None if given["policy"] == "random" else given["policy"]
         more = {name: given.get(name) for name in ("episodes", "seed", "max_steps", "render")}
         return _line(verb, str(given.get("env")), after, **more, policy=policy)
@@ -825,8 +831,8 @@ def _episode(one: ShownEpisode, name: str) -> Html:
     facts = f"{counted(one.length, 'step')}{returned}, end: {one.end}."
     if one.stride > 1:
         facts += f" One step in {one.stride:,} is shown, and the last."
-    if one.more_actions:
-        facts += f" {counted(one.more_actions, 'more action column')} left out."
+    if one.left_out:
+        facts += f" Left out: {one.left_out}."
     frame = _frame(one.frames, f"Frame of episode {one.number}") if one.frames is not None else None
     slider = element("input", type="range", min=0, max=len(one.steps) - 1, value=0, aria_label="Step")
     controls = element(
@@ -867,8 +873,8 @@ def _lane(trace: Trace, one: ShownEpisode) -> Html:
     drawn = [element("polyline", points=points) for points in _lines(trace.values, one.steps)]
     cursor = element("line", class_="cursor", x1=0, x2=0, y1=0, y2=_TRACE_HEIGHT)
     svg = element(
-        "svg", *drawn, cursor, class_="lane", viewBox=f"0 0 {_TRACE_WIDTH} {_TRACE_HEIGHT}", preserveAspectRatio="none",
-        role="img", aria_label=f"{trace.name}, {limits}",
+        "svg", *drawn, cursor, class_=f"lane {trace.kind}", viewBox=f"0 0 {_TRACE_WIDTH} {_TRACE_HEIGHT}",
+        preserveAspectRatio="none", role="img", aria_label=f"{trace.name}, {limits}",
     )  # fmt: skip
     return element("figure", head, svg)
 
@@ -949,9 +955,9 @@ def _page(subjects: Sequence[Subject], words: Words) -> str:
     body = element(
         "body",
         element("a", "To the contents", href="#overview", class_="skip"),
-        element("header", element("h1", names), element("p", f"Dataset report, {words.made_by}, {words.made_at}."),
-                _contents(parts)),
-        element("main", *(part for _, _, part in parts)),
+        element("header", element("h1", names),
+                element("p", f"Dataset report, {words.made_by}, {_moment(words.made_at)}"), _contents(parts)),
+        element("main", *(part for _, _, part in parts), class_="one" if len(subjects) == 1 else None),
         element("script", Html(script)),
     )  # fmt: skip
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"

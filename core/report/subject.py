@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from ..format.episodes import EpisodeTable
 from ..format.manifest import Manifest
 from ..format.returns import return_field_of
 from ..format.videos import image_key, reference_keys
-from ..progress import Progress
+from ..progress import Progress, counted
 from ..remote.hub_address import Transfer, transfers_of
 from ..ted.episodes import EndReason
 from ..ted.rules import Finding
@@ -139,16 +140,17 @@ def _url(image: Image) -> str:
 _STEPS = 500
 """Most steps of an episode that are shown; of longer episodes every second, third, … step."""
 _FRAMES = 40
-_ACTIONS = 8
-"""Most action columns that are shown."""
-_TOGETHER = 1 << 15
-"""Rows read at once."""
+_COLUMNS = 8
+"""Most columns of observations, and of actions, that are shown."""
+_TOGETHER = 16 << 20
+"""Bytes read at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The values of one column at the steps shown, float64 `[n]`."""
+    """The values of one column at the steps shown, float64 `[n]`; `kind` is observation, action or reward."""
 
+    kind: str
     name: str
     values: Array
 
@@ -160,7 +162,7 @@ class ShownEpisode:
     Args:
         row: its index in storage order; `why`: the reason it was chosen.
         steps, stride: the steps shown and their distance; the last step is always included.
-        traces: the reward and the action columns at these steps; `more_actions` columns are left out.
+        traces: columns of observations and actions, and the reward, at these steps; `left_out` counts the others.
         frames, frame_steps: frames of some of the steps.
     """
 
@@ -173,7 +175,7 @@ class ShownEpisode:
     stride: int
     steps: Array
     traces: tuple[Trace, ...]
-    more_actions: int
+    left_out: str
     frames: Sheet | None = None
     frame_steps: tuple[int, ...] = ()
     note: str = ""
@@ -224,7 +226,7 @@ def _shown(
     start, length = int(table.start[row]), int(table.length[row])
     stride = -(-length // _STEPS)
     steps = np.union1d(np.arange(0, length, stride), [length - 1])
-    traces, more = _traces(reader, start, steps)
+    traces, left_out = _traces(reader, start, steps)
     sheet, frame_steps, note = None, np.zeros(0, np.int64), ""
     if sources and frame_bytes:
         frame_steps = np.unique(np.linspace(0, length - 1, min(length, _FRAMES)).round().astype(np.int64))
@@ -236,34 +238,43 @@ def _shown(
         row=row, number=int(table.episode[row]), why=why, length=length,
         total=float(table.total_reward[row]) if returns else None,
         end=EndReason(int(table.end_reason[row])).name.lower().replace("_", " "),
-        stride=stride, steps=steps, traces=traces, more_actions=more, frames=sheet,
+        stride=stride, steps=steps, traces=traces, left_out=left_out, frames=sheet,
         frame_steps=tuple(frame_steps.tolist()) if sheet else (), note=note,
     )  # fmt: skip
 
 
-def _traces(reader: StepReader, start: int, steps: Array) -> tuple[tuple[Trace, ...], int]:
-    traces, columns = [], []
+def _traces(reader: StepReader, start: int, steps: Array) -> tuple[tuple[Trace, ...], str]:
+    """Return the first columns of observations and of actions, and the reward; and how many columns are left out."""
+    traces, left_out = list[Trace](), list[str]()
+    for kind in ("observation", "action"):
+        columns = 0
+        for one in reader.fields:
+            numeric = one.row_bytes and "complex" not in one.dtype
+            if one.role != kind or one.key[0] == NEXT or not numeric or is_image(one):
+                continue
+            width, room = math.prod(one.shape), max(0, _COLUMNS - columns)
+            columns += width
+            if room:
+                values = _values(reader, one, start, steps, room)
+                names = [one.name] if width == 1 else [f"{one.name}[{place}]" for place in range(values.shape[1])]
+                traces += [Trace(kind=kind, name=name, values=values[:, place]) for place, name in enumerate(names)]
+        if columns > _COLUMNS:
+            left_out.append(counted(columns - _COLUMNS, f"{kind} column"))
     reward = return_field_of(reader.manifest)
     if reward is not None:
-        traces.append(Trace(name="reward", values=_values(reader, reward, start, steps)[:, 0]))
-    for one in reader.fields:
-        if one.key[0] == "action" and "complex" not in one.dtype and one.role != "text" and one.row_bytes:
-            values = _values(reader, one, start, steps)
-            width = values.shape[1]
-            names = [one.name] if width == 1 else [f"{one.name}[{place}]" for place in range(width)]
-            columns += [Trace(name=name, values=values[:, place]) for place, name in enumerate(names)]
-    return (*traces, *columns[:_ACTIONS]), max(0, len(columns) - _ACTIONS)
+        traces.append(Trace(kind="reward", name="reward", values=_values(reader, reward, start, steps, 1)[:, 0]))
+    return tuple(traces), ", ".join(left_out)
 
 
-def _values(reader: StepReader, field: Field, start: int, steps: Array) -> Array:
-    """Return the rows of an episode at these ascending steps as float64 `[n, width]`."""
-    found, last = [], int(steps[-1]) + 1
-    for low in range(0, last, _TOGETHER):
-        high = min(low + _TOGETHER, last)
+def _values(reader: StepReader, field: Field, start: int, steps: Array, columns: int) -> Array:
+    """Return the first columns of an episode's rows at these ascending steps as float64 `[n, columns]`."""
+    found, last, together = [], int(steps[-1]) + 1, max(1, _TOGETHER // field.row_bytes)
+    for low in range(0, last, together):
+        high = min(low + together, last)
         wanted = steps[(steps >= low) & (steps < high)] - low
         if len(wanted):
             rows = as_numbers(reader.read(field.key, start + low, start + high), field.dtype)[wanted]
-            found.append(rows.reshape(len(rows), -1).astype(np.float64))
+            found.append(rows.reshape(len(rows), -1)[:, :columns].astype(np.float64))
     return np.concatenate(found)
 
 

@@ -1,7 +1,12 @@
-"""Draw the terminal of the README from real runs, in light and dark colours: `make pictures`."""
+"""Draw the picture of the README from real runs, in light and dark colours: a terminal, and the report that it wrote.
+
+make pictures
+"""
 
 from __future__ import annotations
 
+import contextlib
+import html
 import os
 import re
 import subprocess
@@ -14,14 +19,19 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
+from rbtool.core.charts.figure import COLOURS
+
 IMAGES = Path(__file__).parents[1] / "images"
 COMMANDS = (  # no plots: fonts without braille dots are stretched, and the dots of two lines no longer match
-    "rbtool record CartPole-v1 cartpole --episodes 200 --seed 0",
-    "rbtool inspect cartpole",
-    "rbtool preprocess cartpole --normalize observation --n-step 3 --gamma 0.99 --dest ready",
-    "rbtool check ready",
+    "rbtool record Pendulum-v1 swing --policy expert --episodes 200 --seed 0",
+    "rbtool inspect swing",
+    "rbtool preprocess swing --filter 'return > -200' --dest good",
+    "rbtool check good",
+    "rbtool report swing -o swing.html",
 )
-WIDTH = 96
+COLUMNS, PANE, GAP, EDGE = 80, 640, 24, 28
+FACTS = ("check", "form", "steps", "episodes", "length", "return")
+CHARTS = ("d1-return", "d1-curve", "d1-action", "d1-correlation")
 _ANSI = [
     (1, 1, 1), (207, 34, 46), (17, 99, 41), (154, 103, 0), (9, 105, 218), (130, 80, 223), (27, 124, 131),
     (110, 119, 129),
@@ -40,27 +50,101 @@ _FORMAT = _FORMAT.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas
 
 
 def main() -> None:
-    """Run the commands in an empty folder, and write what a terminal shows of them."""
+    """Run the commands in an empty folder, and draw what a terminal shows of them beside the page of the report."""
     shown = Text()
     with tempfile.TemporaryDirectory() as folder:
         for command in COMMANDS:
-            done = subprocess.run(
-                [sys.executable, "-m", *command.split(), "--color", "always"],
-                cwd=folder,
-                env=os.environ | {"COLUMNS": str(WIDTH), "RBTOOL_HOME": f"{folder}/store"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=True,
-            )
-            shown.append("$ ", "green").append(f"{command}\n", "bold").append_text(Text.from_ansi(done.stdout))
+            printed = Text.from_ansi(_run(command, folder))
+            shown.append("$ ", "green").append(f"{command}\n", "bold").append_text(printed)
             shown.append("\n")
+        page = Path(folder, "swing.html").read_text(encoding="utf-8")
     for name, theme in THEMES.items():
-        console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
+        console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
         console.print(shown, end="")
-        console.save_svg(
-            str(IMAGES / f"terminal-{name}.svg"), title="rbtool", theme=theme, code_format=_FORMAT, unique_id=name
-        )
+        terminal = console.export_svg(title="rbtool", theme=theme, code_format=_FORMAT, unique_id=name)
+        (IMAGES / f"first-{name}.svg").write_text(_beside(terminal, page, name), encoding="utf-8")
+
+
+def _run(command: str, folder: str) -> str:
+    """Return what a command writes to a terminal, without the progress that it would clear."""
+    master, slave = os.openpty()
+    with subprocess.Popen(
+        f"{sys.executable} -m {command} --color always --no-progress", shell=True, cwd=folder, stdout=slave,
+        stderr=slave, env=os.environ | {"COLUMNS": str(COLUMNS), "RBTOOL_HOME": f"{folder}/store"},
+    ) as running:  # fmt: skip
+        os.close(slave)
+        written = b""
+        with contextlib.suppress(OSError):  # the terminal has ended
+            while part := os.read(master, 1 << 16):
+                written += part
+    os.close(master)
+    assert running.returncode == 0, written.decode()
+    return written.decode().replace("\r\n", "\n")
+
+
+def _beside(terminal: str, page: str, theme: str) -> str:
+    """Return a picture of a terminal and, right of it, of a page."""
+    width, height = (float(size) for size in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', terminal)[0])
+    shades = {name: getattr(colour, theme) for name, colour in COLOURS.items()}
+    drawn = re.sub(r"var\(--chart-(\w+), \w+\)", lambda found: shades.get(found[1], "inherit"), _page(page, height))
+    terminal = terminal.replace("<svg ", f'<svg width="{width:g}" height="{height:g}" ', 1)
+    terminal = terminal.replace("rgba(255,255,255,0.35)", shades["grid"])
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + GAP + PANE:g} {height:g}">\n{terminal}\n'
+        f'<svg x="{width + GAP:g}" width="{PANE}" height="{height:g}" font-family="sans-serif">{drawn}</svg>\n</svg>\n'
+    )
+
+
+def _page(page: str, height: float) -> str:
+    """Return a window with the title, facts, steps of an episode and charts of a report, in colours of the page."""
+    title, made = re.findall(r"<h1>(.*?)</h1><p>(.*?)</p>", page)[0]
+    facts = dict(re.findall(r'<th scope="row">([^<]+)</th><td>(.*?)</td>', page))
+    parts = [
+        f'<rect x="1" y="1" width="{PANE - 2}" height="{height - 2:g}" rx="8" fill="{_PAPER}" stroke="{_GRID}"/>',
+        *(f'<circle cx="{26 + 22 * place}" cy="22" r="7" fill="{colour}"/>'
+          for place, colour in enumerate(("#ff5f57", "#febc2e", "#28c840"))),
+        _text(PANE / 2, 28, "swing.html", 18, "muted", 'text-anchor="middle"'),
+        _text(EDGE, 76, title, 28, "ink", _BOLD), _text(EDGE, 104, made, 17, "muted"),
+    ]  # fmt: skip
+    y = 140
+    for name in FACTS:
+        value = html.unescape(re.sub(r"<[^>]+>", "", facts[name]))
+        parts += [_text(EDGE, y, name, 19, "muted"), _text(EDGE + 108, y, value, 19, "3" if name == "check" else "ink")]
+        y += 27
+    episode = next(one for one in page.split("<article")[1:] if "<h4>" in one and "lowest return" in one)
+    parts.append(_text(EDGE, y + 22, re.findall(r"<h4>(.*?)</h4>", episode)[0], 20, "ink", _BOLD))
+    y += 36
+    half = (PANE - 2 * EDGE - 20) // 2
+    lane = r'<code>([^<]+)</code> <span>([^<]+)</span>.*?<svg class="lane (\w+)".*?points="([^"]+)"'
+    lanes = re.findall(lane, episode)
+    for place, (name, limits, kind, points) in enumerate(lanes):
+        x, top = EDGE + place % 2 * (half + 20), y + place // 2 * 74
+        box = f'x="{x}" y="{top + 22}" width="{half}" height="44" viewBox="0 0 1000 48" preserveAspectRatio="none"'
+        stroke = f'stroke="{_var(_LANES[kind])}" stroke-width="2" vector-effect="non-scaling-stroke"'
+        parts.append(_text(x, top + 16, f"{name}  {limits}", 17, "muted"))
+        parts.append(f'<svg {box}><polyline points="{points}" fill="none" {stroke}/></svg>')
+    y += -(-len(lanes) // 2) * 74 + 12
+    for place, name in enumerate(CHARTS):
+        found = re.search(rf'<svg xmlns[^>]*aria-labelledby="{name}-title.*?</svg>', page, re.DOTALL)
+        assert found is not None, name
+        box = f'x="{EDGE + place % 2 * (half + 20)}" y="{y + place // 2 * 190}" width="{half}" height="180"'
+        chart = re.sub(r' width="\d+" height="\d+"', f" {box}", found[0], count=1)
+        parts.append(chart.replace(' font-family="var(--chart-font, inherit)"', ""))
+    return "\n".join(parts)
+
+
+def _var(colour: str) -> str:
+    """Name a colour of charts, as the charts of a page do."""
+    return f"var(--chart-{colour}, none)"
+
+
+_PAPER, _GRID, _BOLD = _var("paper"), _var("grid"), 'font-weight="bold"'
+_LANES = {"observation": "1", "action": "2", "reward": "3"}
+
+
+def _text(x: float, y: float, words: str, size: int, colour: str, more: str = "") -> str:
+    """Return a line of text."""
+    return f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{_var(colour)}" {more}>{html.escape(words)}</text>'
 
 
 if __name__ == "__main__":

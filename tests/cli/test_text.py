@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rbtool.cli.inspect import space_text
 from rbtool.cli.text import (
     Styled,
     Table,
@@ -23,6 +22,7 @@ from rbtool.cli.text import (
     vector,
     width_of,
 )
+from rbtool.core.format.manifest import space_text
 from rbtool.core.progress import clean, counted
 from rbtool.core.progress import readable_size as size
 

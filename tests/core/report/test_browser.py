@@ -281,10 +281,10 @@ def test_the_slider_moves_through_an_episode(browser: Browser, pages: Path) -> N
         rows = [row for row in range(36) if int(dataset[row]["episode"]) == number]
         for place in (0, 5, 11):
             row = dataset[rows[place]]
-            said, reward, first, second = at(page, place)
+            said, *values = at(page, place)
             assert said == f"step {place} of 11, frame of step {place}"
-            expected = [float(row["next", "reward"]), *row["action"].tolist()]
-            assert [float(reward), float(first), float(second)] == pytest.approx(expected, rel=1e-3)
+            expected = [row["choice"], *row["observation", "state"], *row["action"], row["next", "reward"]]
+            assert [*map(float, values)] == pytest.approx([*map(float, expected)], rel=1e-3, nan_ok=True)
         assert page.evaluate("document.querySelector('.episode .frame image').getAttribute('x')") == str(-11 * 24)
 
 

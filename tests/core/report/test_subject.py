@@ -59,10 +59,15 @@ def test_no_more_are_chosen_than_asked_for(tmp_path: Path, most: int) -> None:
         assert len(chosen_episodes(reader.episodes, most, returns=True)) <= most
 
 
-@pytest.mark.parametrize("limit", [500, 7])
-def test_traces_are_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+@pytest.mark.parametrize(
+    ("limit", "most", "left_out"), [(500, 8, ""), (7, 1, "2 observation columns, 1 action column")]
+)
+def test_traces_are_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, most: int, left_out: str
+) -> None:
     monkeypatch.setattr(subject, "_STEPS", limit)
-    monkeypatch.setattr(subject, "_TOGETHER", 5)
+    monkeypatch.setattr(subject, "_TOGETHER", 40)
+    monkeypatch.setattr(subject, "_COLUMNS", most)
     write_walks(tmp_path / "walks", WALKS)
     with open_steps(tmp_path / "walks") as reader:
         found = shown(reader)
@@ -71,9 +76,12 @@ def test_traces_are_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, li
             assert (one.steps[0], one.steps[-1], one.length) == (0, one.length - 1, table.length[one.row])
             assert set(np.diff(one.steps[:-1])) <= {one.stride}
             rows = table.start[one.row] + one.steps
-            reward, *actions = (trace.values for trace in one.traces)
-            assert np.array_equal(reward, reader.read(("next", "reward"), 0, 103)[rows, 0])
-            assert np.array_equal(np.stack(actions, 1), reader.read(("action",), 0, 103)[rows])
+            kept = [
+                reader.read(key, 0, 103)[rows].reshape(len(rows), -1)[:, :most]
+                for key in (("observation",), ("action",), ("next", "reward"))
+            ]
+            assert np.array_equal(np.stack([trace.values for trace in one.traces], 1), np.concatenate(kept, 1))
+            assert one.left_out == left_out
             assert one.total == table.total_reward[one.row]
     assert max(len(one.steps) for one in found) <= limit + 1
 
