@@ -38,11 +38,9 @@ import struck_work  # noqa: E402
 SLICES, OF = 1000, 32
 KILLED = ("convert", "preprocess", "save-h5", "dump-flat")
 SPEEDS = {
-    "RandomSampler LazyMemmapStorage 256": "256 random steps of 1M in a memory map",
-    "extend 1000": "write 1,000 steps",
-    "slices 8 of 32, TorchRL": "8 slices of 32 steps, within episodes",
-    "dump, 1% new, TorchRL": "save 1M steps again, 1 % of them new (TorchRL: all, without a wait for the disk)",
-    "load, TorchRL": "load them",
+    "RandomSampler LazyMemmapStorage 256": "draw 256 of 1M steps in a memory map",
+    "slices 8 of 32, TorchRL": "draw 8 slices of 32 steps, each inside an episode",
+    "dump, 1% new, TorchRL": "save 1M steps again, of which 1 % are new",
 }
 """Claims of the table of speeds, and how the README names them."""
 
@@ -103,13 +101,13 @@ def measured(options: argparse.Namespace, folder: Path) -> Iterator[facts_table.
             wrong_slices(library, draws, folder / f"ring-{number}")
             for number, (library, draws) in enumerate([(rbtool, rbtool), (peers.buffers, peers.samplers)])
         )
-        what = f"slices across a boundary, of {SLICES:,}: ring wrapped in mid-episode, saved, loaded"
+        what = f"wrong slices, of {SLICES:,}: a full ring, saved and loaded"
         yield facts_table.Fact(what, f"{ours:,}", f"{theirs:,}", command.format("boundaries"))
     if options.only in "kills":
         struck = [kills(job, folder / job) for job in KILLED]
         total, old = (sum(counts[name] for counts in struck) for name in ("operations", "old"))
-        what = f"`kill -9` at each of {total:,} changes of the disk: convert, preprocess, save, dump"
-        ours = f"older result {old:,} times, new one {total - old:,}, neither 0"
+        what = f"killed {total:,} times while writing"
+        ours = f"the old dataset {old:,} times, the new one {total - old:,}, never half"
         yield facts_table.Fact(what, ours, "not tested", command.format("kills"))
 
 

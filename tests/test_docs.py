@@ -82,8 +82,6 @@ def test_every_entry_of_the_manifest_is_described() -> None:
 
 def test_the_generated_pages_cover_the_code() -> None:
     text = {path: write() for path, write in generated_pages.PAGES.items()}
-    for verb in ("convert", "checkpoint save", "cache ls", "sample"):
-        assert f"## rbtool {verb}\n" in text["reference/cli.md"]
     for kind in ("check", "inspect", "cache verify", "checkpoint save", "stats"):
         assert f"## {kind}\n" in text["reference/json.md"]
     kinds = re.findall(r"^## (.*)$", text["reference/json.md"], re.MULTILINE)
@@ -92,6 +90,17 @@ def test_the_generated_pages_cover_the_code() -> None:
         assert f".{name}\n" in text["reference/api.md"]
     assert "| `rbtool.core.samplers.base` |" in text["modules.md"]
     assert "](docs/" not in text["contributing.md"]
+
+
+def test_every_verb_has_a_manual_page_of_plain_requests() -> None:
+    pages = generated_pages.manual()
+    headings = re.findall(r"^## (rbtool.*)$", (DOCS / "reference/cli.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert list(pages) == [f"{heading.replace(' ', '-')}.1" for heading in headings]
+    for page in pages.values():
+        assert page.isascii()
+        requests = set(re.findall(r"^(\.\S*)", page, re.MULTILINE))
+        assert {".TH", ".SH"} <= requests <= {".TH", ".SH", ".TP", ".PP", ".B", ".nf", ".fi"}
+        assert not re.search(r"^'|[^\\]-(?!.*\d+\.\d+)", page.partition(".SH NAME")[2], re.MULTILINE)
 
 
 def test_every_part_on_the_floors_exists() -> None:

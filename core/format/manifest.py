@@ -160,14 +160,6 @@ def _bounds(space: Mapping[str, Any]) -> str:
     return text if least == max(low) and most == min(high) else f"within {text}"
 
 
-def _numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _numbers(item)
-    else:
-        yield float(value)
-
-
 FORMAT_VERSION = 1
 HIDDEN = ".rbtool"
 """Folder inside a dataset for what is ours; tensordict and TorchRL ignore it."""

@@ -37,8 +37,8 @@ class Facts:
 
     def table(self) -> str:
         """Return the table in Markdown."""
-        heads = ("", "rbtool", f"TorchRL {self.torchrl}", "shown by")
-        rows = [(one.what, one.rbtool, one.torchrl, f"`{one.command}`") for one in self.facts]
+        heads = ("", "rbtool", f"TorchRL {self.torchrl}")
+        rows = [(one.what, one.rbtool, one.torchrl) for one in self.facts]
         lines = [heads, ("---",) * len(heads), *rows]
         return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("|  |", "| |")
 

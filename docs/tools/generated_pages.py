@@ -2,14 +2,17 @@
 
 python docs/tools/generated_pages.py
 
-brings those parts up to date; a test holds them so. Every written page can be read where the repository is hosted.
+brings those parts up to date; a test holds them so. With --man FOLDER it writes manual pages, which a release contains.
+Every written page can be read where the repository is hosted.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import importlib
+import inspect
 import pkgutil
 import re
 import sys
@@ -26,6 +29,7 @@ __all__ = [
     "floors",
     "floors_table",
     "leaves_table",
+    "manual",
     "result_classes",
     "rules_table",
     "torchrl_table",
@@ -35,24 +39,106 @@ ROOT = Path(__file__).resolve().parents[2]
 _EXAMPLE = re.compile(r'(?<=^```python title=")([^"\n]+)"\n.*?(?=^```$)', re.DOTALL | re.MULTILINE)
 
 
-def cli_page() -> str:
-    """The help of every verb, from the application itself."""
+_COMMON = "Options of every verb"
+
+
+class _Help:
+    """The help of a command: its usage, text, rows of options by section, notes, and examples."""
+
+    def __init__(self, command: Any, name: str) -> None:
+        context = command.context_class(command, info_name=name, **(command.context_settings or {}))
+        self.name = name
+        self.usage = " ".join([name, *command.collect_usage_pieces(context)])
+        self.text = [" ".join(part.split()) for part in inspect.cleandoc(command.help or "").split("\n\n")]
+        self.sections: dict[str, list[tuple[str, str]]] = {}
+        command.format_options(context, self)
+        self.notes, _, examples = (command.epilog or "").partition("Examples:\n")
+        self.examples = "\n".join(line.removeprefix("  ") for line in examples.splitlines())
+
+    @contextlib.contextmanager
+    def section(self, title: str) -> Iterator[None]:
+        """Begin a section, as a formatter of Click does."""
+        self.sections[title] = []
+        yield
+
+    def write_dl(self, rows: list[tuple[str, str]]) -> None:
+        """Add rows to the section that was begun last."""
+        next(reversed(self.sections.values())).extend((name.strip(), what) for name, what in rows)
+
+
+def _helps() -> list[_Help]:
+    """The help of `rbtool` and of every verb, from the application itself."""
     import typer
 
     from rbtool.cli.app import app
 
-    root = typer.main.get_command(app)
-    text = ["# Command line", "", "The help of each verb, as `rbtool VERB --help` prints it."]
-    for name, command in _commands(root, "rbtool"):
-        context = command.context_class(command, info_name=name, **(command.context_settings or {}))
-        text += ["", f"## {name}", "", "```text", command.get_help(context).rstrip(), "```"]
-    return "\n".join(text) + "\n"
+    return [_Help(command, name) for name, command in _commands(typer.main.get_command(app), "rbtool")]
 
 
 def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     yield name, command
-    for part, inner in getattr(command, "commands", {}).items():
-        yield from _commands(inner, f"{name} {part}")
+    for part in command.list_commands(None) if hasattr(command, "commands") else ():
+        yield from _commands(command.commands[part], f"{name} {part}")
+
+
+def verbs_reference() -> str:
+    """A heading for every verb, below a table of them."""
+    first, *verbs = _helps()
+    text = ["| for | verbs |", "|---|---|"]
+    for title, rows in first.sections.items():
+        if title != "Options":
+            text.append(f"| {title} | {', '.join(f'[{name}](#rbtool-{name})' for name, _ in rows)} |")
+    text += ["", f"## {_COMMON}", "", "They may stand before the verb, too: `rbtool --json inspect DATASET`.", ""]
+    text += _rows(next(one.sections[_COMMON] for one in verbs if _COMMON in one.sections))
+    text += ["", "## rbtool", "", *_rows(first.sections["Options"])]
+    for one in verbs:
+        text += ["", f"## {one.name}", "", "\n\n".join(map(_cell, one.text)), "", "```text", one.usage, "```"]
+        for title, rows in one.sections.items():
+            if rows and title != _COMMON:
+                text += ["", *([f"{title}:", ""] if title not in ("Arguments", "Options") else []), *_rows(rows)]
+        if one.examples:
+            text += ["", "```bash", one.examples, "```"]
+    return "\n".join(text)
+
+
+def _rows(rows: list[tuple[str, str]]) -> list[str]:
+    cells = [(name.replace("|", "\\|"), " ".join(_cell(what).split())) for name, what in rows]
+    return ["| | |", "|---|---|", *(f"| `{name}` | {what} |" for name, what in cells)]
+
+
+def manual() -> dict[str, str]:
+    """The manual pages, in troff, by their file names: one for `rbtool`, and one for each verb."""
+    first, *verbs = _helps()
+    pages = {}
+    for one in (first, *verbs):
+        name = one.name.replace(" ", "-")
+        text = [
+            f'.TH {name.upper()} 1 "" "rbtool {rbtool.__version__}"', ".SH NAME", f"{name} \\- {_troff(one.text[0])}",
+            ".SH SYNOPSIS", f".B {_troff(one.usage)}", ".SH DESCRIPTION", "\n.PP\n".join(map(_troff, one.text)),
+        ]  # fmt: skip
+        for title, rows in one.sections.items():
+            text += (
+                [f".SH {title.upper()}", *(f".TP\n.B {_troff(row)}\n{_troff(what)}" for row, what in rows)]
+                if rows
+                else []
+            )
+        if one.notes:
+            text += [".SH NOTES", ".nf", *map(_troff, one.notes.strip().splitlines()), ".fi"]
+        if one.examples:
+            text += [".SH EXAMPLES", ".nf", *map(_troff, one.examples.splitlines()), ".fi"]
+        others = [other.name.replace(" ", "-") for other in verbs] if one is first else ["rbtool"]
+        text += [".SH SEE ALSO", ", ".join(f"\\fB{other.replace('-', chr(92) + '-')}\\fR(1)" for other in others)]
+        pages[f"{name}.1"] = "\n".join(text) + "\n"
+    return pages
+
+
+def _troff(text: str) -> str:
+    """Escape a line: what troff would take for a request, and signs that it would replace."""
+    text = re.sub(r"[\\'`^~-]|[^\0-\x7f]", lambda found: _SIGNS.get(found[0], f"\\[u{ord(found[0]):04X}]"), text)
+    return f"\\&{text}" if text.startswith(".") else text
+
+
+_SIGNS = {"\\": "\\e", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha", "~": "\\(ti", "-": "\\-"}
 
 
 def result_classes() -> list[type[Any]]:
@@ -200,12 +286,11 @@ def rules_table() -> str:
     return chr(10).join(text)
 
 
-def formats_page() -> str:
+def formats_table() -> str:
     """All formats that can be read, from their declarations."""
     from rbtool.core.verbs.list import list_formats
 
     text = [
-        "# Formats", "", "What `convert`, `check` and `inspect` read; `rbtool list --formats` prints it.", "",
         "| format | found by | what ends an episode | observation after it | install | remote | `export --to` |",
         "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
@@ -216,12 +301,15 @@ def formats_page() -> str:
         remote, export = (f"`{one.name}`" if there else "" for there in (one.remote, one.exported))
         cells = (title, _cell(one.found), _cell(one.ends), one.final, extra, remote, export)
         text.append(f"| {' | '.join(cells)} |")
-    return "\n".join(text) + "\n"
+    return "\n".join(text)
 
 
 def filled(page: str) -> str:
     """Return a written page with its tables, and the examples in docs/examples, as they are now."""
-    tables = {"floors": floors_table, "leaves": leaves_table, "rules": rules_table, "torchrl": torchrl_table}
+    tables = {
+        "floors": floors_table, "formats": formats_table, "leaves": leaves_table, "rules": rules_table,
+        "torchrl": torchrl_table, "verbs": verbs_reference,
+    }  # fmt: skip
     for name, table in tables.items():
         head, tail = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
         if head in page:
@@ -241,8 +329,6 @@ def contributing_page() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "reference/api.md": api_page,
-    "reference/cli.md": cli_page,
-    "reference/formats.md": formats_page,
     "reference/json.md": json_page,
     "modules.md": modules_page,
     "contributing.md": contributing_page,
@@ -250,5 +336,11 @@ PAGES: dict[str, Callable[[], str]] = {
 """The generated pages by their path inside the site."""
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--man"]:
+        folder = Path(sys.argv[2])
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, page in manual().items():
+            (folder / name).write_text(page, encoding="utf-8")
+        raise SystemExit
     for path in sorted((ROOT / "docs").rglob("*.md")):
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The README and the guide to the verbs are true: their commands run, one after the other, and show what they show."""
+"""The README and the guides are true: their commands run, one after the other, and show what the pages show."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import pytest
 from hub import WRITER, UploadHub
 
 ROOT = Path(__file__).parents[2]
-README, VERBS = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/guides/verbs.md"))
-BLOCKS = dict.fromkeys(re.findall(r"^```console\n(.*?)^```$", README + VERBS, re.MULTILINE | re.DOTALL))
+GUIDES = ("first-steps", "data", "preprocess", "look", "split", "checkpoint", "export", "ci")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [(ROOT / f"docs/guides/{guide}.md").read_text(encoding="utf-8") for guide in GUIDES]
+BLOCKS = dict.fromkeys(re.findall(r"^```console\n(.*?)^```$", "".join([README, *PAGES]), re.MULTILINE | re.DOTALL))
 PYTHON = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 END = "--- end of"
 
@@ -81,6 +83,11 @@ def test_the_commands_show_what_the_readme_shows_and_nothing_else(outputs, folde
     assert {code for _, code in found} == {"0"}
     assert "Warning" not in outputs[1]
     assert "rror" not in outputs[1]
+
+
+def test_every_console_block_is_followed():
+    pages = {page.stem for page in (ROOT / "docs").rglob("*.md") if "```console\n" in page.read_text(encoding="utf-8")}
+    assert pages == set(GUIDES)
 
 
 def test_every_verb_and_fact_is_shown():
