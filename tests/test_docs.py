@@ -100,7 +100,7 @@ def test_every_verb_has_a_manual_page_of_plain_requests() -> None:
         assert page.isascii()
         requests = set(re.findall(r"^(\.\S*)", page, re.MULTILINE))
         assert {".TH", ".SH"} <= requests <= {".TH", ".SH", ".TP", ".PP", ".B", ".nf", ".fi"}
-        assert not re.search(r"^'|[^\\]-(?!.*\d+\.\d+)", page.partition(".SH NAME")[2], re.MULTILINE)
+        assert not re.search(r"^'|(?<!\\)-", page.partition(".SH NAME")[2], re.MULTILINE)
 
 
 def test_every_part_on_the_floors_exists() -> None:

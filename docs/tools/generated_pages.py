@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import html
 import importlib
 import inspect
 import pkgutil
@@ -102,8 +103,12 @@ def verbs_reference() -> str:
 
 
 def _rows(rows: list[tuple[str, str]]) -> list[str]:
-    cells = [(name.replace("|", "\\|"), " ".join(_cell(what).split())) for name, what in rows]
-    return ["| | |", "|---|---|", *(f"| `{name}` | {what} |" for name, what in cells)]
+    return ["| | |", "|---|---|", *(f"| {_code(name)} | {' '.join(_cell(what).split())} |" for name, what in rows)]
+
+
+def _code(text: str) -> str:
+    """Set code in a cell of a table; hosts and MkDocs do not agree on how to escape a bar between backticks."""
+    return f"<code>{html.escape(text).replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
 
 
 def manual() -> dict[str, str]:
@@ -113,7 +118,7 @@ def manual() -> dict[str, str]:
     for one in (first, *verbs):
         name = one.name.replace(" ", "-")
         text = [
-            f'.TH {name.upper()} 1 "" "rbtool {rbtool.__version__}"', ".SH NAME", f"{name} \\- {_troff(one.text[0])}",
+            f'.TH {name.upper()} 1 "" "rbtool {rbtool.__version__}"', ".SH NAME", f"{_troff(name)} \\- {_troff(one.text[0])}",
             ".SH SYNOPSIS", f".B {_troff(one.usage)}", ".SH DESCRIPTION", "\n.PP\n".join(map(_troff, one.text)),
         ]  # fmt: skip
         for title, rows in one.sections.items():
@@ -126,8 +131,8 @@ def manual() -> dict[str, str]:
             text += [".SH NOTES", ".nf", *map(_troff, one.notes.strip().splitlines()), ".fi"]
         if one.examples:
             text += [".SH EXAMPLES", ".nf", *map(_troff, one.examples.splitlines()), ".fi"]
-        others = [other.name.replace(" ", "-") for other in verbs] if one is first else ["rbtool"]
-        text += [".SH SEE ALSO", ", ".join(f"\\fB{other.replace('-', chr(92) + '-')}\\fR(1)" for other in others)]
+        others = [_troff(other.name.replace(" ", "-")) for other in verbs] if one is first else ["rbtool"]
+        text += [".SH SEE ALSO", ", ".join(f"\\fB{other}\\fR(1)" for other in others)]
         pages[f"{name}.1"] = "\n".join(text) + "\n"
     return pages
 
@@ -174,13 +179,12 @@ def json_page() -> str:
     for kind in result_classes():
         text += ["", f"## {kind.kind}", "", f"Schema {kind.schema}. {_first_paragraph(kind)}", "", "| entry | type |"]
         text += ["|---|---|"]
-        text += [f"| `{part.name}` | `{_type_text(part.type)}` |" for part in dataclasses.fields(kind)]
+        text += [f"| `{part.name}` | {_type_text(part.type)} |" for part in dataclasses.fields(kind)]
     return "\n".join(text) + "\n"
 
 
 def _type_text(found: Any) -> str:
-    text = found if isinstance(found, str) else getattr(found, "__name__", str(found))
-    return text.replace("|", "\\|")
+    return _code(found if isinstance(found, str) else getattr(found, "__name__", str(found)))
 
 
 def _first_paragraph(thing: Any) -> str:
