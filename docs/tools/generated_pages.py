@@ -118,7 +118,8 @@ def manual() -> dict[str, str]:
     for one in (first, *verbs):
         name = one.name.replace(" ", "-")
         text = [
-            f'.TH {name.upper()} 1 "" "rbtool {rbtool.__version__}"', ".SH NAME", f"{_troff(name)} \\- {_troff(one.text[0])}",
+            f'.TH {name.upper()} 1 "" "rbtool {rbtool.__version__}"', ".SH NAME",
+            f"{_troff(name)} \\- {_troff(one.text[0])}",
             ".SH SYNOPSIS", f".B {_troff(one.usage)}", ".SH DESCRIPTION", "\n.PP\n".join(map(_troff, one.text)),
         ]  # fmt: skip
         for title, rows in one.sections.items():
