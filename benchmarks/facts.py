@@ -50,7 +50,7 @@ def speeds(table: Path) -> Iterator[facts_table.Fact]:
     claims = {claim["what"]: claim for claim in json.loads(table.read_text())["claims"]}
     for what, shown in SPEEDS.items():
         ours, theirs = claims[what]["ours"], claims[what]["theirs"]
-        times = f"{theirs / ours:.{1 if theirs < 20 * ours else 0}f} ×"
+        times = f"{theirs / ours:.{1 if theirs < 20 * ours else 0}f}×"
         yield facts_table.Fact(shown, duration(ours), f"{duration(theirs)} ({times})", "make bench")
 
 
