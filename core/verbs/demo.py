@@ -323,14 +323,18 @@ class _DemoRun:
     def _save(self, dataset: Path) -> dict[str, Path]:
         from .checkpoint import save, verify
 
+        place, force = self.home / "checkpoints" / self.recording.name, ""
         checkpoints, verified = {}, []
         for form in FORMS:
-            dest = self.home / "checkpoints" / f"{self.recording.name}.{form}"
-            self._command("checkpoint", "save", dataset, dest, "--as", form, replaces=dest)
+            dest = checkpoints[str(form)] = place.with_name(f"{place.name}.{form}")
+            force = force or " --force" * dest.exists()
             save(dataset, dest, form=form, force=True)
-            self._command("checkpoint", "verify", dest, dataset)
             verified.append(verify(dest, dataset))
-            checkpoints[str(form)] = dest
+        saved, given = f"{_quoted(place)}.$form", _quoted(dataset)
+        self.view.command(
+            f"for form in {' '.join(map(str, FORMS))}; do rbtool checkpoint save {given} {saved} --as $form{force}"
+            f" && rbtool checkpoint verify {saved} {given}; done"
+        )
         equal = sum(one.equal for one in verified)
         self.view.proved(f"{equal} of {len(FORMS)} forms equal the dataset bit for bit", *verified)
         return checkpoints
