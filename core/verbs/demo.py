@@ -326,10 +326,11 @@ class _DemoRun:
         place, force = self.home / "checkpoints" / self.recording.name, ""
         checkpoints, verified = {}, []
         for form in FORMS:
-            dest = checkpoints[str(form)] = place.with_name(f"{place.name}.{form}")
+            dest = place.with_name(f"{place.name}.{form}")
             force = force or " --force" * dest.exists()
             save(dataset, dest, form=form, force=True)
             verified.append(verify(dest, dataset))
+            checkpoints[str(form)] = dest
         saved, given = f"{_quoted(place)}.$form", _quoted(dataset)
         self.view.command(
             f"for form in {' '.join(map(str, FORMS))}; do rbtool checkpoint save {given} {saved} --as $form{force}"
