@@ -126,6 +126,8 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         self._row_arrays = _arrays_of(self._row)
         self.storage.set(range(1), self._row)
         self.storage.empty()  # the tensors stay
+        rows: Any = self.storage.array_rows(None)
+        self._rows, self._row_values = rows, rows.take(_entries(self._row[0]), True)  # values in the memory of the row
         self.__dict__.update(_arrays_of(self.storage.contents))
         self._next: dict[int, Parts] = {}
         self._apart: Array = np.zeros((self.buffer_size, self.n_envs), bool)
@@ -168,12 +170,13 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         row["rewards"][0], row["dones"][0] = reward, done
         if self.handle_timeout_termination:
             row["timeouts"][0] = [info.get("TimeLimit.truncated", False) for info in infos]
-        self._write(self._row, self._before, self._after)
+        taken = self._row_values
+        if taken is None or not self.storage.write_arrays(self._rows, self.pos, taken[1], None, True):
+            self.storage.set(range(self.pos, self.pos + 1), self._row)
+        self._written(self.pos + 1, self._before, self._after)
 
-    def _write(self, steps: TensorDict, before: Parts, after: Parts) -> None:
-        """Write rows that fit before the end of the ring."""
-        stop = self.pos + len(steps)
-        self.storage.set(range(self.pos, stop), steps)
+    def _written(self, stop: int, before: Parts, after: Parts) -> None:
+        """Note that rows from `pos` to before `stop` were written."""
         if self.optimize_memory_usage:
             self._keep_next(before, after, stop - 1)
         self.full = self.full or stop == self.buffer_size
@@ -252,7 +255,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
     def __getstate__(self) -> dict[str, Any]:
         """Return what the buffers of Stable-Baselines3 save, for the rows that there are."""
         rows, state = self.size(), dict(self.__dict__)
-        for name in ("storage", "_row", "_row_arrays", "_before", "_after", "_next", "_apart"):
+        for name in ("storage", "_row", "_row_arrays", "_rows", "_row_values", "_before", "_after", "_next", "_apart"):
             del state[name]
         if self.optimize_memory_usage:
             found = self._states_after(np.arange(rows * self.n_envs))
@@ -335,7 +338,9 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
             while done < source.rows:
                 stop = min(done + source.chunk, source.rows, done + self.buffer_size - self.pos)
                 before, after, *others = source.steps(done, stop)
-                self._write(self._steps(before, after, *others), before, after)
+                end = self.pos + stop - done
+                self.storage.set(range(self.pos, end), self._steps(before, after, *others))
+                self._written(end, before, after)
                 done = stop
 
 
@@ -409,6 +414,11 @@ def _arrays_of(steps: TensorDict) -> dict[str, Any]:
                 else {part: rows.numpy() for part, rows in state.items()}
             )
     return found
+
+
+def _entries(steps: Any) -> dict[str, Any]:
+    """The entries of a tensordict as arrays in the same memory."""
+    return {key: rows.numpy() if isinstance(rows, torch.Tensor) else _entries(rows) for key, rows in steps.items()}
 
 
 def _taken(parts: Parts, places: Array) -> Parts:

@@ -12,6 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_ten
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..storages.base import Storage
 from ..storages.list_storage import CompressedListStorage, LazyStackStorage
+from ..storages.pytree import shallow_copy, stacked
 
 
 def map_tensors(function: Callable[[Any], Any], data: Any) -> Any:
@@ -142,12 +143,14 @@ def ragged_elements(batch: Any) -> list[Any] | None:
 
 
 def _stack_collections(items: list[Any]) -> Any:
+    if (batch := stacked(items)) is not None:
+        return batch
     if not all(is_tensor_collection(item) for item in items):
         return items
     if all(_alike(item, items[0]) for item in items):
         return torch.stack(items)
     return LazyStackedTensorDict.lazy_stack(
-        [item.copy() for item in items]
+        list(map(shallow_copy, items))
     )  # new entries in the batch must not reach the elements
 
 

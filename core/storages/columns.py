@@ -28,7 +28,7 @@ from torch.autograd.graph import increment_version
 from ..errors import SchemaError
 from ..kernels.rows import Numbers, PlainRows, compiled_module, fastest_rows
 from .cursors import Index, row_numbers
-from .pytree import TensorDictNode, TreeSpec, place, tree_spec_of
+from .pytree import MappingNode, TensorDictNode, TensorNode, TreeSpec, place, tree_spec_of
 
 _CAPSULE = "__dlpack_c_exchange_api__"
 # Types for which DLPack's description is unambiguous.
@@ -316,7 +316,9 @@ class Columns:
         self._memory = Memory(self.plain)
         self._span = self._memory.span
         self._places = [column.data_ptr() for column in self.plain]
-        self._stays = all(column.is_shared() for column in self.plain)
+        movable = [number for number, column in enumerate(self.plain) if not column.is_shared()]
+        self._stays = not movable
+        self._widest_movable = max(movable, key=self.widths.__getitem__, default=0)
         self._in_rows = all(leaf.is_cpu and leaf.is_contiguous() for leaf in self.leaves)
         self._arrays = [_array(column) for column in self.plain] if self._in_rows else []
         self._rows = PlainRows(self._arrays)
@@ -329,6 +331,16 @@ class Columns:
     def _follow_moves(self) -> None:
         if not self._stays and list(map(_DATA_PTR, self.plain)) != self._places:
             self._locate()
+
+    def own_arrays(self) -> list[np.ndarray[Any, Any]]:
+        """Return what `arrays` does, in less time, if nobody else has references to the columns.
+
+        They move only when they are shared with a process, and then all that are not shared yet.
+        """
+        one = self._widest_movable
+        if not self._stays and self.plain[one].data_ptr() != self._places[one]:
+            self._locate()
+        return self._arrays
 
     def _mover(self, rows: int) -> PlainRows:
         """Return the object that moves rows, for this number of rows."""
@@ -786,6 +798,132 @@ class Filler:
             self._apart = places, stored, count
         elif any(map(_REQUIRES_GRAD, leaves)):
             raise _refused("one of its tensors requires gradients")
+
+
+class _Entry(NamedTuple):
+    """What an entry of a dict has to be so that a column can hold it as it is."""
+
+    nest: int
+    key: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    scalar: type[Any] | None
+    """The type of a NumPy number that may be given instead of an array."""
+    number: type[Any] | None
+    """The type of a Python number that may be given instead, if torch makes this element type of it."""
+
+
+# What torch makes of Python's numbers; float only as long as its default is float32.
+_NUMBERS: Mapping[Any, type[Any]] = {np.bool_: bool, np.int64: int, np.float32: float}
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class ArrayRows:
+    """Writes rows given as dicts of NumPy arrays and numbers; making tensors of them first takes ten times as long.
+
+    Args:
+        structure: how the columns are nested.
+        columns: the columns.
+        label: the entry that holds the number of each row, which the dicts do not have; None if there is none.
+    """
+
+    def __init__(self, structure: TreeSpec, columns: Columns, label: str | None) -> None:
+        self.columns, self.label = columns, label
+        self._nests: list[tuple[int, str, int]] = []
+        self._size = len(structure.children) - (label is not None)
+        places: list[tuple[int, str]] = []
+        fits = columns.gathers_into and not any(map(renames, columns.dtypes)) and type(structure) is TensorDictNode
+        self._fits = fits and self._find(structure, 0, places)
+        self._labels = places.index((0, label)) if label is not None and (0, label) in places else None
+        if label is not None:
+            leaf = None if self._labels is None else columns.plain[self._labels]
+            self._fits = self._fits and leaf is not None and leaf.dtype is torch.int64 and leaf.dim() == 1
+        self._numbers = [number for number in range(len(places)) if number != self._labels]
+        self._one = [self._entry(number, *places[number]) for number in self._numbers] if self._fits else []
+        self._fits = bool(self._one)
+        # Several threads use these, so they are only replaced as a whole.
+        self._many = (-1, self._one)
+        self._known: tuple[list[Any], list[Any]] = ([], [])
+
+    def _find(self, node: TreeSpec, nest: int, places: list[tuple[int, str]]) -> bool:
+        """Note where the leaves below a node are; False if they are not all in nests of dicts."""
+        for key, child in node.children.items():
+            if type(child) is TensorNode and type(key) is str:
+                places.append((nest, key))
+                continue
+            if type(key) is not str or not isinstance(child, MappingNode) or not child.children:
+                return False
+            self._nests.append((nest, key, len(child.children)))
+            if not self._find(child, len(self._nests), places):
+                return False
+        return True
+
+    def _entry(self, number: int, nest: int, key: str) -> _Entry:
+        dtype, shape = self.columns.numpy_types[number], tuple(self.columns.plain[number].shape[1:])
+        scalar = None if shape else dtype.type
+        return _Entry(nest, key, dtype, shape, scalar, _NUMBERS.get(scalar))
+
+    def take(self, data: dict[Any, Any], single: bool) -> tuple[int, list[Any]] | None:
+        """Return the number of rows in a dict, and their values in the order of the columns.
+
+        None unless the dict has all entries, and all of them can be stored as they are.
+        """
+        if not self._fits or len(data) != self._size:
+            return None
+        nests, found, count, entries = [data], [], 1, self._one
+        try:
+            for nest, key, size in self._nests:
+                inner = nests[nest][key]
+                if type(inner) is not dict or len(inner) != size:
+                    return None
+                nests.append(inner)
+            if not single:
+                count = len(nests[entries[0].nest][entries[0].key])
+                entries = self._entries(count)
+            for nest, key, dtype, shape, scalar, number in entries:
+                value = nests[nest][key]
+                kind = type(value)
+                if kind is np.ndarray:
+                    if value.shape != shape or (value.dtype is not dtype and value.dtype != dtype):
+                        return None
+                elif kind is number is not None:
+                    if kind is not bool and (value := _as_number(value)) is None:
+                        return None
+                elif kind is not scalar:
+                    return None
+                found.append(value)
+        except (KeyError, TypeError, FloatingPointError):  # an entry is missing, or the first one has no length
+            return None
+        return (count, found) if count else None
+
+    def _entries(self, count: int) -> list[_Entry]:
+        """Return what the entries of a dict with this many rows have to be."""
+        if self._many[0] != count:
+            many = [entry._replace(shape=(count, *entry.shape), scalar=None, number=None) for entry in self._one]
+            self._many = count, many
+            return many
+        return self._many[1]
+
+    def put(self, cursor: int | range, values: Sequence[Any], numbers: Any, lent: bool) -> None:
+        """Write the values that `take` returned to one row or to consecutive rows, whose `numbers` are int64.
+
+        The values are in other memory. `lent` says whether others may have references to the columns.
+        """
+        arrays = self.columns.arrays if lent else self.columns.own_arrays()
+        if arrays is not self._known[0]:
+            self._known = arrays, [arrays[number] for number in self._numbers]
+        rows = cursor if isinstance(cursor, int) else slice(cursor.start, cursor.stop)
+        for array, value in zip(self._known[1], values, strict=True):
+            array[rows] = value
+        if self._labels is not None:
+            arrays[self._labels][rows] = numbers
+
+
+def _as_number(value: float) -> Any:
+    """Return a number as torch stores it, an int as int64 and a float as float32; None if it would refuse, or warn."""
+    if type(value) is int:
+        return value if -1 << 63 <= value < 1 << 63 else None
+    return np.float32(value) if -_LARGEST <= value <= _LARGEST and torch.get_default_dtype() is torch.float32 else None
 
 
 def _require_like(name: str, target: torch.Tensor, dtype: torch.dtype, shape: torch.Size, device: torch.device) -> None:

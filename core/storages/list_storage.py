@@ -42,6 +42,7 @@ from .pytree import (
     class_name,
     class_named,
     leaf_names,
+    shallow_copy,
 )
 
 
@@ -741,7 +742,7 @@ class LazyStackStorage(ListStorage):
     def _gathered(self, items: list[Any]) -> Any:
         if items:
             # With new containers, adding an entry to the batch does not add it to the elements.
-            return LazyStackedTensorDict.lazy_stack([item.copy() for item in items], self.stack_dim)
+            return LazyStackedTensorDict.lazy_stack(list(map(shallow_copy, items)), self.stack_dim)
         if not self._items:
             return TensorDict({}, [0])
         one: Any = torch.stack([self._items[0]], self.stack_dim)  # to get keys and shapes, without rows

@@ -14,7 +14,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 from ..errors import MissingKeyError, RbtoolError, SchemaError, UsageError, did_you_mean
 from ..torchrl_classes import counterpart
 from .base import IndexedStorage
-from .columns import Columns, Filler, zeros
+from .columns import ArrayRows, Columns, Filler, zeros
 from .cursors import as_index, grown_rows, last_of_repeats, rows_named, rows_of
 from .pytree import (
     MappingNode,
@@ -66,6 +66,7 @@ class TensorStorage(IndexedStorage):
 
     device: Any
     _filler: Filler | None = None
+    _array_rows: ArrayRows | None = None
     _declared: TreeSpec | None = None
     """The structure of the data without entries that were added to all rows; None if there are none.
 
@@ -307,6 +308,41 @@ class TensorStorage(IndexedStorage):
         if stop > valid:
             self._filled.value = stop
         return run
+
+    def array_rows(self, label: str | None) -> ArrayRows | None:
+        """Return what takes dicts of NumPy arrays apart for `write_arrays`; None before the first write.
+
+        `label` is the entry that a writer adds to them, the number of each row.
+        """
+        columns, known = self._columns, self._array_rows
+        if columns is None or known is None or known.columns is not columns or known.label != label:
+            known = self._array_rows = None if columns is None else ArrayRows(self.structure, columns, label)
+        return known
+
+    def write_arrays(
+        self, rows: ArrayRows, cursor: int | range, values: Sequence[Any], numbers: Any, lent: bool
+    ) -> bool:
+        """Write the values of one row or of consecutive ones, which are in other memory; see `ArrayRows.put`.
+
+        Returns:
+            False, with nothing changed, if the rows are beyond the capacity or would leave a gap.
+        """
+        run = slice(cursor, cursor + 1) if isinstance(cursor, int) else slice(cursor.start, cursor.stop)
+        stop, valid, capacity, log = run.stop, self._filled.value, rows.columns.lead[0], self.log
+        if run.start > valid or stop > capacity:
+            return False
+        if stop > valid or self.journal is not None or log.snapshots:
+            self._prepare(run)
+        try:
+            rows.put(cursor, values, numbers, lent)
+            if stop > valid:
+                self._filled.value = stop
+            self.last_cursor = cursor
+            log.wrote(run, capacity)
+        except BaseException:  # an interrupt
+            log.changed()
+            raise
+        return True
 
     def _set(self, cursor: Any, data: Any) -> slice | torch.Tensor | None:
         """Write, and return the rows written; None if elements of rows were."""
@@ -800,7 +836,7 @@ class TensorStorage(IndexedStorage):
                 hint="write to it first",
             )
         self.log.settle()
-        state = super().__getstate__() | {"_columns": None, "_wrapped": None, "_filler": None}
+        state = super().__getstate__() | {"_columns": None, "_wrapped": None, "_filler": None, "_array_rows": None}
         if self.initialized:
             # torch cannot pickle wide unsigned integers, so their bits are sent as the signed type of the same width.
             columns = self.columns

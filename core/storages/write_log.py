@@ -416,10 +416,13 @@ class WriteLog:
         else:
             count = len(rows)
             start = int(rows[0]) if count and _goes_round(rows, capacity) else -1
-        if start == self._next_row(written := self._rows.value):
-            if capacity != self._capacity.value:
+        # Every step of an environment is counted here: a property takes twice as long.
+        written, ring = self._rows._cell.value, self._capacity._cell.value
+        place = written + self._shift._cell.value
+        if start == (place % ring if ring else place):
+            if capacity != ring:
                 self._set_ring(start - written, capacity)
-            self._rows.add(count)
+            self._rows.value = written + count
         elif count:
             self.changed(Change(rows))
 

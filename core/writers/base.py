@@ -766,13 +766,14 @@ class Labels:
     """Adds row numbers to the data of one storage, unless its rows were made without them."""
 
     def __init__(self) -> None:
-        self._kept: bool | None = None
+        self.kept: bool | None = None
+        """Whether the rows have numbers; None before the first write."""
 
     def put(self, data: TensorDictBase, rows: int | range | torch.Tensor, storage: Storage) -> TensorDictBase:
         """Return a shallow copy of `data` with `"index"`, int64 of its batch size."""
-        if self._kept is None:
-            self._kept = _has_place(storage)
-        if self._kept is False:
+        if self.kept is None:
+            self.kept = _has_place(storage)
+        if self.kept is False:
             return data
         numbers = row_numbers(rows)
         storage.numbered_by = INDEX

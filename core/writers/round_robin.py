@@ -25,6 +25,7 @@ from ..storages.base import Storage
 from ..storages.write_log import Generations
 from ..torchrl_classes import counterpart
 from .base import (
+    INDEX,
     Labels,
     Writer,
     batch_length,
@@ -119,6 +120,36 @@ class RoundRobinWriter(Writer):
             self.cursor = ((rows if isinstance(rows, int) else int(rows[-1])) + 1) % capacity
         if self._prepared is not None:
             self._install(self._prepared)
+
+    def write_arrays(self, data: dict[Any, Any], single: bool) -> Any:
+        """Write a step, or a batch, given as a dict of NumPy arrays and numbers, without making a tensordict of it.
+
+        Returns:
+            The index, as `add` and `extend` return it; None, with nothing changed, if only these can write the data.
+        """
+        storage: Any = self._storage
+        if self.tracks_generations or self.reuse is not None or storage.generations is not None:
+            return None
+        rows = storage.array_rows(self._label())
+        if rows is None or (taken := rows.take(data, single)) is None:
+            return None
+        count, values = taken
+        lent = storage.log.lent
+        if lent:  # they may be views of rows
+            values = list(map(np.array, values))
+        capacity, start = storage.max_size, self._cursor_counter.value
+        cursor, numbers = (start, start) if single else (range(start, start + count), np.arange(start, start + count))
+        if not storage.write_arrays(rows, cursor, values, numbers, lent):
+            return None
+        self._cursor_counter.value = (start + count) % capacity
+        self._write_counter.add(count)
+        index = numbers if single else torch.from_numpy(numbers)
+        storage.notify(index)
+        return index
+
+    def _label(self) -> str | None:
+        """The entry of the rows that holds their number, which this writer adds; None if it adds none."""
+        return None
 
     def write_at(self, index: int | torch.Tensor, data: Any) -> Any:
         """Write at given rows, without moving the cursor.
@@ -252,6 +283,9 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         """At the first write, check again whether the rows have an `"index"`."""
         super().on_register(storage, previous)
         self._labels = Labels()
+
+    def _label(self) -> str | None:
+        return INDEX if self._labels.kept else None
 
     def prepare(self, data: Any, rows: int | range | torch.Tensor) -> Any:
         """Add the row numbers as `"index"`."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -8,14 +9,16 @@ import pytest
 import torch
 from tensordict import TensorDict, tensorclass
 
+from rbtool.core.buffers import tensordict as tensordict_module
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 from rbtool.core.errors import UsageError
 from rbtool.core.samplers.uniform import RandomSampler
-from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.writers.round_robin import RoundRobinWriter
+from rbtool.core.transforms.base import Transform
+from rbtool.core.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 
 
 @tensorclass
@@ -231,3 +234,209 @@ def test_info_of_plain_buffers_stays_outside() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(4), writer=RoundRobinWriter(), batch_size=2)
     buffer.extend(steps(3))
     assert set(buffer.sample().keys()) == {"a"}
+
+
+# Arrays that are written as they are ------------------------------------------------------------------
+
+
+class Arrays:
+    """Draws steps as dicts of arrays and numbers, and now and then something that is refused or cast."""
+
+    def __init__(self, seed: int, *, odd: bool = True) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.odd = odd
+
+    def number(self, dtype: Any, lead: tuple[int, ...]) -> Any:
+        values = self.rng.integers(-3, 4, lead).astype(dtype)
+        if lead or self.rng.random() < 0.5:
+            return values
+        exact = {np.bool_: bool, np.int64: int, np.float32: float}.get(dtype)
+        return exact(values) if exact is not None and self.rng.random() < 0.7 else dtype(values)
+
+    def states(self, lead: tuple[int, ...]) -> Any:
+        whole = self.rng.standard_normal((*lead, 3)).astype(np.float32)
+        return whole if self.rng.random() < 0.8 else np.asfortranarray(whole[..., ::-1])
+
+    def step(self, lead: tuple[int, ...], stored: Any) -> dict[Any, Any]:
+        found: dict[Any, Any] = {
+            "state": self.states(lead),
+            "action": self.number(np.int64, lead),
+            "weight": self.number(np.float64, lead),
+            "next": {
+                "state": self.states(lead),
+                "reward": self.number(np.float32, lead),
+                "done": self.number(np.bool_, lead),
+            },
+        }
+        odd = self.rng.integers(0, 24) if self.odd else -1
+        if odd == 0:
+            del found["next"]["done"]
+        elif odd == 1:
+            found["more"] = np.zeros(lead)
+        elif odd == 2:
+            found["action"] = self.number(np.int32, lead)
+        elif odd == 3:
+            found["state"] = self.rng.standard_normal((*lead, 3))
+        elif odd == 4:
+            found["next"]["reward"] = np.full(lead, 1.0, ">f4")
+        elif odd == 5:
+            found["next"]["reward"] = float(self.rng.choice([np.inf, np.nan, 1e300, -1e-46]))
+        elif odd == 6:
+            found["action"] = int(self.rng.choice([1 << 62, (1 << 63) - 1])) * int(self.rng.integers(1, 3))
+        elif odd == 7:
+            found[("next", "reward")] = found["next"].pop("reward")
+        elif odd == 8:
+            found = {key: found[key] for key in reversed(found)}
+        elif odd == 9:
+            found["state"] = torch.from_numpy(np.ascontiguousarray(found["state"]))
+        elif odd == 10:
+            found["state"] = found["state"].tolist()
+        elif odd == 11 and len(stored):  # views of the very rows that may be written
+            rows = stored[: lead[0]] if lead else stored[int(self.rng.integers(len(stored)))]
+            if rows.batch_size == lead:
+                found["state"], found["next"]["state"] = rows["next", "state"].numpy(), rows["state"].numpy()
+        return found
+
+
+def outcome(act: Any, *arguments: Any) -> Any:
+    try:
+        index = act(*arguments)
+    except Exception as error:
+        return type(error), str(error)
+    return index.tolist() if isinstance(index, torch.Tensor) else index
+
+
+def everything(buffer: TensorDictReplayBuffer) -> list[Any]:
+    """All that later calls may depend on."""
+    storage, writer = buffer.storage, buffer.writer
+    rows = [] if not storage.initialized else [array.tobytes() for array in storage.columns.arrays]
+    changes = [(str(change.rows), change.keys) for change in storage.log.since(0) or []]
+    last = storage.last_cursor
+    last = last.tolist() if isinstance(last, torch.Tensor) else last
+    return [
+        rows,
+        len(storage),
+        storage.log.now,
+        changes,
+        last,
+        writer.cursor,
+        writer.write_count,
+        writer.generations_of(range(9)).tolist(),
+    ]
+
+
+STORAGES: dict[str, Any] = {
+    "memory": partial(LazyTensorStorage, 9),
+    "memory map": partial(LazyMemmapStorage, 9),
+    "open": partial(LazyTensorStorage, 9, schema="open"),
+    "own": lambda: TensorStorage(TensorDict(batch_size=[9])),
+}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(
+    ("writer", "kind"),
+    [
+        (TensorDictRoundRobinWriter, TensorDictReplayBuffer),
+        (RoundRobinWriter, TensorDictReplayBuffer),
+        (partial(TensorDictRoundRobinWriter, track_generations=True), TensorDictReplayBuffer),
+        (TensorDictRoundRobinWriter, partial(TensorDictPrioritizedReplayBuffer, alpha=0.7, beta=0.5)),
+        (
+            TensorDictRoundRobinWriter,
+            partial(TensorDictPrioritizedReplayBuffer, alpha=0.7, beta=0.5, priority_key="weight"),
+        ),
+        (TensorDictRoundRobinWriter, partial(TensorDictReplayBuffer, consume_after_n_samples=2)),
+    ],
+)
+def test_dicts_of_arrays_are_written_as_tensordicts_of_them_are(storage: str, writer: Any, kind: Any) -> None:
+    """A mapping of another type than dict is always made a tensordict."""
+    for seed in range(6):
+        draws = [Arrays(seed), Arrays(seed)]
+        seeds = [torch.Generator().manual_seed(seed) for _ in draws]
+        pair = [kind(storage=STORAGES[storage](), writer=writer(), batch_size=4, generator=one) for one in seeds]
+        for turn in range(60):
+            chosen, found = draws[0].rng.integers(0, 16), []
+            assert draws[1].rng.integers(0, 16) == chosen
+            for arrays, buffer, form in zip(draws, pair, (dict, MappingProxyType), strict=True):
+                if chosen < 7:
+                    data = form(arrays.step((), buffer.storage if buffer.storage.initialized else ()))
+                    found.append(outcome(buffer.add, data))
+                elif chosen < 12:
+                    count = int(arrays.rng.integers(0, 4)) or int(arrays.rng.integers(0, 13))
+                    data = form(arrays.step((count,), buffer.storage if buffer.storage.initialized else ()))
+                    found.append(outcome(buffer.extend, data))
+                elif chosen == 12:
+                    found.append(outcome(lambda buffer=buffer: buffer.sample()["action"]))
+                elif chosen == 13:
+                    found.append(outcome(lambda buffer=buffer: buffer.update_priority(torch.tensor([0]), 0.5)))
+                elif chosen == 14 and turn % 5 == 0:
+                    found.append(outcome([buffer.empty, buffer.storage.empty, buffer.writer.empty][turn % 3]))
+                elif chosen == 15 and turn % 4 == 0:
+                    found.append(
+                        outcome(
+                            lambda buffer=buffer: buffer.set_at_("action", torch.tensor([7]), slice(0, 1)).write_count
+                        )
+                    )
+            if len(found) == 2:
+                assert found[0] == found[1]
+            assert everything(pair[0]) == everything(pair[1])
+
+
+class Doubled(Transform):
+    def inv(self, data: Any) -> Any:
+        return data.set("state", data["state"] * 2)
+
+
+class DoublingWriter(TensorDictRoundRobinWriter):
+    def prepare(self, data: Any, rows: Any) -> Any:
+        return super().prepare(data.copy().set("state", data["state"] * 2), rows)
+
+
+def test_arrays_are_written_without_a_tensordict(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, buffer = Arrays(0, odd=False), TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=2)
+    step, batch = draw.step((), ()), draw.step((8,), ())
+    buffer.add(step)
+    buffer.add(step)
+    monkeypatch.setattr(tensordict_module, "_tensordict_of", None)
+    assert buffer.add(step) == 2
+    assert buffer.extend(batch).tolist() == list(range(3, 11))
+    assert buffer.storage[:]["index"].tolist() == list(range(11))
+    assert buffer.storage[3:]["next", "state"].numpy().tobytes() == batch["next"]["state"].tobytes()
+
+
+@pytest.mark.parametrize("change", ["transform", "shared", "sampler", "writer", "storage"])
+def test_whatever_changes_a_buffer_ends_the_writing_of_arrays_as_they_are(change: str) -> None:
+    step = Arrays(1, odd=False).step((), ())
+    step["state"] = np.arange(3, dtype=np.float32)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=2)
+    for _ in range(3):
+        buffer.add(step)
+    if change == "transform":
+        buffer.transform.append(Doubled())
+    elif change == "shared":
+        buffer.share()
+    elif change == "sampler":
+        buffer.set_sampler(Prioritised())
+        buffer.priority_key = ("next", "reward")
+    elif change == "writer":
+        buffer.set_writer(DoublingWriter())
+    else:
+        buffer.set_storage(LazyTensorStorage(100, ndim=1))
+    buffer.add(step | {"next": step["next"] | {"reward": np.float32(5)}})
+    first = buffer.storage[-1]["state"].tolist()
+    assert first == ([0, 2, 4] if change in {"transform", "writer"} else [0, 1, 2])
+    assert len(buffer) == {"storage": 1}.get(change, 4)
+    if change == "sampler":
+        assert buffer.sampler.given == {3: 5.0}
+
+
+def test_moved_memory_is_followed() -> None:
+    buffer, step = (
+        TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=2),
+        Arrays(1, odd=False).step((), ()),
+    )
+    for _ in range(3):
+        buffer.add(step)
+    buffer.storage.contents.share_memory_()
+    buffer.add(step | {"state": np.full(3, 9, np.float32)})
+    assert buffer.storage[3]["state"].tolist() == [9, 9, 9]

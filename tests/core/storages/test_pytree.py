@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 from processes import Interpreter
-from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor, lazy_stack, tensorclass
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    is_non_tensor,
+    lazy_stack,
+    tensorclass,
+)
 
 from rbtool.core.errors import SchemaError
 from rbtool.core.storages import pytree
@@ -76,6 +84,92 @@ def local_class() -> Any:
         action: torch.Tensor
 
     return Step
+
+
+def written_out(data: Any) -> Any:
+    """Return all that a tensordict is made of, with the values of its tensors."""
+    entries = {
+        key: written_out(value)
+        if type(value) is TensorDict
+        else (value.dtype, value.tolist(), value.requires_grad)
+        if isinstance(value, torch.Tensor)
+        else str(value)
+        for key, value in data._tensordict.items()
+    }
+    return vars(data) | {"_tensordict": entries}
+
+
+def one(**more: Any) -> TensorDict:
+    """A tensordict of one step."""
+    return TensorDict({"b": torch.rand(3), "a": {"c": torch.rand(2), "d": {"e": torch.arange(2)}}}, **more)
+
+
+@pytest.mark.usefixtures("_ways")
+@pytest.mark.parametrize(
+    "items",
+    [
+        [one(), one()],
+        [one(device="cpu"), one(device="cpu"), one(device="cpu")],
+        [rows(), rows()],
+        [one().lock_(), one()],
+        [one().update({"b": torch.rand(3, requires_grad=True)}), one()],
+        [TensorDict({"a": TensorDict()}), TensorDict({"a": TensorDict()})],
+    ],
+)
+def test_plain_tensordicts_are_stacked_as_torch_stacks_them(items: list[TensorDict]) -> None:
+    made, expected = pytree.stacked(items), torch.stack(items)
+    assert made is not None
+    assert written_out(made) == written_out(expected)
+    assert list(made.keys(True, True)) == list(expected.keys(True, True))
+    made["a", "new"] = torch.zeros(made.shape)
+    assert ("a", "new") not in items[0].keys(True)
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [one(), one(device="cpu")],
+        [one(), TensorDict({"b": torch.rand(3)})],
+        [one(), one().update({"b": torch.rand(4)})],
+        [one(), one().update({"b": torch.ones(3, dtype=torch.int64)})],
+        [one(), one().update({"b": "text"})],
+        [one(), one().update({"a": torch.ones(3)})],
+        [TensorDict(a=torch.ones(2), batch_size=[2], names=["x"])] * 2,
+        [TensorDict(a=torch.ones(2), batch_size=[2]), TensorDict(a=torch.ones(2))],
+        [local_class()(torch.ones(3), batch_size=[3])] * 2,
+        [LazyStackedTensorDict(one(), one(), stack_dim=0)] * 2,
+    ],
+)
+def test_other_tensordicts_are_left_to_torch(items: list[Any]) -> None:
+    assert pytree.stacked(items) is None
+
+
+@pytest.mark.usefixtures("_ways")
+@pytest.mark.parametrize(
+    "data",
+    [
+        one(),
+        one(device="cpu").lock_(),
+        rows(),
+        one().update({"text": "words", "more": LazyStackedTensorDict(one(), one(), stack_dim=0)}),
+        TensorDict(a=torch.ones(2), batch_size=[2], names=["x"]),
+        local_class()(torch.ones(3), batch_size=[3]),
+        LazyStackedTensorDict(one(), one(), stack_dim=0),
+    ],
+)
+def test_a_shallow_copy_has_the_same_tensors_and_containers_of_its_own(data: Any) -> None:
+    made, expected = pytree.shallow_copy(data), data.copy()
+    assert type(made) is type(expected)
+    assert str(made) == str(expected)
+    if type(made) is TensorDict:
+        assert written_out(made) == written_out(expected)
+    leaves = [(key, data.get(key)) for key in data.keys(True, True) if isinstance(data.get(key), torch.Tensor)]
+    if type(data) is not LazyStackedTensorDict:
+        assert all(made.get(key) is leaf for key, leaf in leaves if key[0] != "more")
+    assert not made.is_locked
+    if type(data) is TensorDict and data.batch_dims == 0:
+        made["a", "new"] = torch.zeros(1)
+        assert ("a", "new") not in data.keys(True)
 
 
 def filled(kind: Any, data: Any, rows: int) -> TensorStorage:
