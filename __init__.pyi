@@ -194,6 +194,7 @@ from .core.transforms.windows import FrameStack as FrameStack
 from .core.transforms.windows import NextStateReconstructor as NextStateReconstructor
 from .core.transforms.windows import RandomCropTensorDict as RandomCropTensorDict
 from .core.transforms.windows import StoredFrameStack as StoredFrameStack
+from .core.transforms.windows import Windows as Windows
 from .core.trees.forest import MCTSForest as MCTSForest
 from .core.trees.forest import Tree as Tree
 from .core.verbs import cache as cache

@@ -31,6 +31,7 @@ EXAMPLES = (
     ),
     Example("rbtool sample ./cartpole --sampler prioritized --priority next.reward", "steps of high reward more often"),
     Example("rbtool sample ./cartpole --frame-stack 4", "each observation with the three before it in its episode"),
+    Example("rbtool sample ./cartpole --window action=0:8", "each step with its action and the seven after it"),
     Example("rbtool sample ./cartpole --time --seconds 0.5", "how fast such batches come"),
     Example("rbtool sample hf://me/cartpole --streaming --cache-size 2GB", "of a dataset on a hub, without a download"),
 )

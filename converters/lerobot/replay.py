@@ -21,7 +21,7 @@ from ...core.format.contracts import StepReader
 from ...core.format.manifest import HIDDEN
 from ...core.samplers.slices import SliceSampler
 from ...core.storages.tensor import TensorStorage
-from ...core.transforms.base import Compose, Transform
+from ...core.transforms.base import Compose, Transform, divided
 from ...core.transforms.keyed import Path as KeyPath
 from ...core.transforms.keyed import RenameTransform, as_key, require_tensordict
 from ...core.transforms.video import with_frames
@@ -483,8 +483,8 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
             names = list(self._key_map)
             new = [key_of_column(name, self._key_map) for name in names]
             parts.append(RenameTransform([key_of_column(name) for name in names], new))
-        parts += [] if transform is None else [transform]
-        chain = Compose(*parts) if parts else None
+        looking_back, others = divided(transform)
+        chain = Compose(*looking_back, *parts, *others)
         return with_frames(reader, chain, channels_first=True) if self.decode_video else chain
 
     @classmethod
@@ -516,6 +516,7 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
         named = lerobot_columns_to_tensordict(usable, key_map=key_map)
         named = with_next_observations(named) if rehydrate else named
         rows, restored = stored_columns(named, decode=decode_video)
+        looking_back, others = divided(transform)
         buffer = cls.__new__(cls)
         buffer.root = SourceFolder.below(cls.source, root).folder
         buffer.repo_id = buffer.dataset_id = repo_id
@@ -525,7 +526,7 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
             buffer,
             storage=TensorStorage(rows),
             sampler=chosen,
-            transform=restored if transform is None else Compose(restored, transform),
+            transform=Compose(*looking_back, restored, *others),
             **arguments,
         )
         return buffer

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from tensordict import is_tensor_collection
 
 from ..errors import MissingKeyError, RbtoolError, SchemaError, UsageError, WrongKindError, warn_caller
-from ..samplers.earlier_steps import gathered
 from ..samplers.hindsight import AchievedRows, HindsightReader, HindsightStrategy
+from ..samplers.steps_around import gathered
 from ..samplers.trajectories import Key, StrictBoundaries, TableFinder, boundary_key
 from ..samplers.uniform import fractions
 from ..storages.pytree import TreeSpec, entry_of
@@ -373,6 +373,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     # Batches ----------------------------------------------------------------------------------------
 
     def _rows_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
+        if any(transform.reads_rows for transform in self._looking_back):
+            raise UsageError("windows have steps as they are stored, and a HERReplayBuffer would not relabel them")
         if draw.chances is None:  # from the saved queue of a buffer without relabelling
             with self._sampling:
                 draw.chances = self._chances(draw.index)

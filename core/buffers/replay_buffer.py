@@ -50,8 +50,8 @@ from ..errors import (
 )
 from ..format.syncing import Durable
 from ..samplers.base import Index, Sampler
-from ..samplers.earlier_steps import Ages, EarlierSteps, Rooms, StreamAges
 from ..samplers.sample_units import ANCHOR, SampleUnit
+from ..samplers.steps_around import Ages, Rooms, StepsAround, StreamAges
 from ..samplers.trajectories import StrictBoundaries, TableFinder
 from ..samplers.uniform import ConsumedTypeError, ConsumingSampler, RandomSampler, checked_sample_count
 from ..storages.base import Storage
@@ -754,9 +754,8 @@ class ReplayBuffer(Rebased):
 
         The caller excludes writers, or repeats the call if one interfered.
         """
-        rows = self._storage.get(index) if rows is None else rows
         if self._transform.is_empty or not (transforms := self._looking_back):
-            return rows
+            return self._storage.get(index) if rows is None else rows
         return self._history.complete(transforms, self._storage, index, rows, dim_extend)
 
     def batch_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
@@ -1957,18 +1956,20 @@ class _History:
         self._rooms = Rooms()
 
     def complete(self, transforms: Sequence[Any], storage: Storage, index: Any, rows: Any, dim_extend: int = 0) -> Any:
-        """Return the rows at an index, in any form, after these transforms.
+        """Return the rows at an index, in any form, after these transforms; they are read if `rows` is None.
 
         With a `dim_extend` above 0, dimension 0 of the index is the first one of the user's data. Rows and earlier
         steps are of one instant only if the caller excludes writers, or notices them and repeats the call.
         """
+        if rows is None and not (transforms[0].reads_rows and storage.entry_keys is not None):
+            rows = storage.get(index)
         objects = isinstance(rows, list)
         if objects:
             rows = stack_elements(rows)
         numbers = _coordinates(storage, index, dim_extend)
         for transform in transforms:
             ages = self._ages(transform, storage)
-            past = EarlierSteps(storage, ages, numbers, transform.looks_back, self._rooms)
+            past = StepsAround(storage, ages, numbers, transform.looks_back, self._rooms)
             rows = transform.with_past(rows, past)
         return list(rows.unbind(0)) if objects else rows
 

@@ -24,7 +24,7 @@ from ..errors import (
     suggests_keywords,
     warn_caller,
 )
-from ..samplers.earlier_steps import gathered
+from ..samplers.steps_around import gathered
 from ..samplers.trajectories import (
     BoundarySource,
     EpisodeBoundaries,

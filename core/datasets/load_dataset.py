@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, get_args
 
@@ -31,8 +31,9 @@ from ..samplers.stream import StreamSampler
 from ..saved_steps import own_steps, require_verified
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
-from ..transforms.base import divided
+from ..transforms.base import Compose, divided
 from ..transforms.video import with_frames
+from ..transforms.windows import Windows
 from .buffer import DatasetReplayBuffer
 from .mixtures import open_mixture
 from .storage import DatasetStorage, Mode
@@ -134,6 +135,7 @@ def load_dataset(
     sampler: Any = None,
     sample_unit: SampleUnit | None = None,
     transform: Any = None,
+    windows: Mapping[Any, Any] | None = None,
     collate_fn: Callable[[Any], Any] | None = None,
     pin_memory: bool = False,
     prefetch: int | None = None,
@@ -155,6 +157,8 @@ def load_dataset(
       while a dataset may be larger than memory.
     - `batch_size`: how many elements `sample()` and iteration return.
     - `sampler`, `sample_unit`, `transform`, `collate_fn`, `pin_memory`, `prefetch`: as for `ReplayBuffer`.
+    - `windows`: which entries have the steps around each sampled step, as `{"action": (0, 16)}`, and which steps;
+      `Windows` explains them. Seconds are those of a dataset that states its frames a second, as LeRobot's do.
     - `split_trajs`: elements are whole trajectories, padded to one length, with a `"mask"`.
     - `seed`: the same seed draws the same batches, with any `prefetch`; each worker of a `DataLoader` derives a stream
       of its own from it. By default a fresh seed is drawn, also in every process that receives a copy. The buffer
@@ -173,17 +177,19 @@ def load_dataset(
 
     A mixture, a file that `rbtool mix` wrote, becomes a `ReplayBufferEnsemble` of its datasets with `batch="exact"`:
     a batch has `batch_size` elements in all. Each dataset gets a copy of the sampler, and of the transforms at the
-    front that look back, like `StoredFrameStack`; the ensemble has the others.
+    front that look back, like `StoredFrameStack`; the ensemble has the others. Each has its own `windows`, too.
 
     DatasetNotFoundError (a FileNotFoundError) explains how to fetch a dataset that is missing; it is a ValueError, too,
     if no source has such a name. UsageError (a ValueError) for saved buffers, raw datasets of other libraries, datasets
     without steps, `verify` without digests, rows of a checkpoint or an export that do not fit into memory, and
-    arguments that make no sense; FormatError and CorruptDataError for files that cannot be read or were changed since
-    they were mixed; SchemaError (a RuntimeError) for a mixture of datasets with different fields, and for a batch size
-    that slices do not divide.
+    arguments that make no sense; MissingKeyError (a KeyError) for a window of an entry that does not exist; FormatError
+    and CorruptDataError for files that cannot be read or were changed since they were mixed; SchemaError (a
+    RuntimeError) for a mixture of datasets with different fields, and for a batch size that slices do not divide.
     """
     generator = generator_of(secrets.randbits(63) if seed is None else seed)
     storage_of = functools.partial(_storage, mode=mode, split_trajs=split_trajs, verify=verify)
+    if windows is not None and split_trajs:
+        raise UsageError("windows and split_trajs are both set, expected one: windows are of single steps")
     arguments: dict[str, Any] = {
         "batch_size": batch_size, "transform": transform, "pin_memory": pin_memory, "prefetch": prefetch,
         "generator": generator,
@@ -196,16 +202,21 @@ def load_dataset(
         )
         open_stream = from_leaf("open_stream")
         storage = open_stream(dataset, root, cache_size, given_options(options), skip_bad=skip_bad)
+        if windows is not None:
+            arguments["transform"] = _with_windows(Windows(windows), transform)
         buffer = DatasetReplayBuffer(storage=storage, **parts, **arguments)
     elif given := [*options, *["cache_size"] * (cache_size is not None), *["skip_bad"] * skip_bad]:
         raise UsageError(f"{given[0]} is set, expected with streaming=True only")
     elif is_mixture(path := _found(dataset, root)):
         _refuse_for_mixtures(path, sampler, split_trajs)
-        buffer = _mixture(path, root, storage_of, parts | {"decode_video": decode_video}, arguments)
+        more = {"decode_video": decode_video, "windows": windows}
+        buffer = _mixture(path, root, storage_of, parts | more, arguments)
     else:
         place = None if (path / BUFFER).is_file() else own_steps(path)
         # What is verified is mapped, even if the dataset is replaced meanwhile.
         with open_episodes(place or path) as reader:
+            if windows is not None:
+                transform = _with_windows(Windows.of_dataset(windows, reader), transform)
             arguments["transform"] = with_frames(reader, transform) if decode_video else transform
             buffer = DatasetReplayBuffer(storage=storage_of(reader), **parts, **arguments)
     if batch_size is not None:
@@ -221,17 +232,23 @@ def _mixture(
     parts: dict[str, Any],
     arguments: dict[str, Any],
 ) -> ReplayBufferEnsemble:
-    """Open a mixture; its datasets get copies of the sampler, and the transforms that look back."""
-    sampler, transform, decode_video = parts["sampler"], arguments["transform"], parts.pop("decode_video")
+    """Open a mixture; its datasets get copies of the sampler, windows, and the transforms that look back."""
+    sampler, transform = parts["sampler"], arguments["transform"]
+    decode_video, windows = parts.pop("decode_video"), parts.pop("windows")
     looking_back, others = divided(transform)
 
     def opened(reader: StepReader) -> DatasetReplayBuffer:
         own = copy.deepcopy(sampler) if isinstance(sampler, Sampler) else sampler  # one each
-        first = with_frames(reader, looking_back) if decode_video else looking_back
+        first = looking_back if windows is None else _with_windows(Windows.of_dataset(windows, reader), looking_back)
+        first = with_frames(reader, first) if decode_video else first
         return DatasetReplayBuffer(storage=storage_of(reader), **parts | {"sampler": own}, transform=first)
 
     shared = arguments | {"transform": others if len(looking_back) else transform}
     return open_mixture(path, opened, root).ensemble(lambda member: member, **shared)
+
+
+def _with_windows(windows: Windows, transform: Any) -> Compose:
+    return Compose(windows, *([] if transform is None else [transform]))
 
 
 def _refuse_for_mixtures(path: Path, sampler: Any, split_trajs: bool) -> None:

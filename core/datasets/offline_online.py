@@ -111,6 +111,11 @@ class OfflineToOnlineReplayBuffer(Rebased):
                 raise WrongKindError(f"offline_dataset is {described(offline_dataset, 'a buffer or a name')}")
             if batch_size is None:
                 raise UsageError("batch_size is None, expected a number with the name of a dataset")
+            if dataset_kwargs.get("windows") is not None:
+                raise UsageError(
+                    "windows is set, expected as a transform, of the rows that are added, too",
+                    hint="transform=rbtool.Windows(…)",
+                )
             looking_back, transform = divided(transform)
             offline = load_dataset(offline_dataset, batch_size, transform=looking_back, **dataset_kwargs)
         self.batch_size = checked_batch_size(batch_size)

@@ -185,10 +185,10 @@ class DatasetStorage(TensorStorage):
         """Whether `expect` has an effect: the files may exceed the memory."""
         return self._mapped is not None and self._mapped.advises
 
-    def expect(self, rows: Array) -> None:
-        """Advise the system of rows that may not be in memory."""
+    def expect(self, rows: Array, key: Key | None = None) -> None:
+        """Advise the system of rows, or rows of one entry, that may not be in memory."""
         if self._mapped is not None:
-            self._mapped.expect(rows)
+            self._mapped.expect(rows, key)
 
     def episode_lengths(self) -> NDArray[np.int64] | None:
         """List the lengths of the episodes; None where the rows are whole trajectories, or were written over."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..errors import CorruptDataError, UsageError
 from ..ted.schema import NEXT, Field, Key
 from .contracts import Array, StepReader
+from .documents import parse_json
 from .files import PREFIX, FileRecord, open_regular
 from .manifest import VIDEOS
 from .memmap.tree import leaf_path
@@ -69,6 +70,16 @@ def image_key(key: Key) -> Key:
     """Return the key of the image that a field refers to, at the root or under `next`."""
     lead = (NEXT,) if key[0] == NEXT else ()
     return (*lead, *key[len(lead) + 1 :])
+
+
+def stated_fps(reader: StepReader) -> float | None:
+    """Return the frames a second that a document of the source states, such as LeRobot's; None if none does."""
+    for name, data in sorted(reader.documents().items()):
+        document: Any = parse_json(data, name) if name.endswith("info.json") else None
+        stated = document.get("fps") if isinstance(document, dict) else None
+        if isinstance(stated, int | float) and not isinstance(stated, bool) and 0 < stated <= 1000:
+            return float(stated)
+    return None
 
 
 def videos_of_episodes(reader: StepReader, rows: Array) -> dict[str, Path | bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from .trajectories import (
     StrictBoundaries,
     TableFinder,
     boundary_key,
+    clamped,
     has_entry,
 )
 
@@ -84,13 +85,6 @@ class _Unbroken(BoundarySource):
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
         count = len(rows) if isinstance(rows, np.ndarray) else len(range(*rows.indices(storage.shape[0])))
         return np.zeros((count, int(np.prod(storage.shape[1:], dtype=np.int64))), bool)
-
-
-class _Window(NamedTuple):
-    """The rows of windows, int64 `[anchors, rows]`, and which of them are real steps rather than repeats."""
-
-    rows: Numbers
-    valid: NDArray[np.bool_]
 
 
 class Sequence(SampleUnit):
@@ -183,8 +177,8 @@ class Sequence(SampleUnit):
         if self.done_key is not None and not storage.has_rows:
             self._require_tensordicts(storage)
         _require_elements(numbers, storage)
-        window = self._window(storage, *numbers)
-        rows = torch.from_numpy(window.rows.reshape(-1)).to(device)
+        window, repeated = self._window(storage, *numbers)
+        rows = torch.from_numpy(window.reshape(-1)).to(device)
         found = (rows, *(part.repeat_interleave(width) for part in anchors[1:]))
         count, place = len(numbers[0]), torch.arange(width)
         learning = (place >= self.burn_in) & (place < self.burn_in + self.length)
@@ -194,10 +188,11 @@ class Sequence(SampleUnit):
         labels["learning_mask"] = learning.repeat(count)
         anchor = torch.stack(anchors, -1) if len(anchors) > 1 else anchors[0]
         labels[ANCHOR] = anchor.repeat_interleave(width, dim=0)
-        labels[VALID] = torch.from_numpy(window.valid.reshape(-1))
+        labels[VALID] = torch.from_numpy(~repeated.reshape(-1))
         return (found if isinstance(index, tuple) else rows), labels
 
-    def _window(self, storage: Storage, row: Numbers, *lanes: Numbers) -> _Window:
+    def _window(self, storage: Storage, row: Numbers, *lanes: Numbers) -> tuple[Numbers, Ends]:
+        """Return the rows of windows, int64 `[anchors, rows]`, and which of them are repeats rather than real steps."""
         table = self._tables.table(storage)
         step = table.steps_at(row)
         lane = np.zeros_like(step)
@@ -208,8 +203,8 @@ class Sequence(SampleUnit):
         if self.episode_boundary == "stop":
             start = np.maximum(np.minimum(step, last - (self.length + self.bootstrap - 1) * self.dilation), first)
         wanted = start[:, None] + (np.arange(self.width) - self.burn_in) * self.dilation
-        first, last = first[:, None], last[:, None]
-        return _Window(np.clip(wanted, first, last) % table.capacity, (wanted >= first) & (wanted <= last))
+        steps, repeated = clamped(wanted, first, last)
+        return steps % table.capacity, repeated
 
     def _require_tensordicts(self, storage: Storage) -> None:
         """Raise SampleUnitTypeError for a storage whose elements are not tensordicts, or may be anything."""

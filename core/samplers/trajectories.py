@@ -763,6 +763,16 @@ class TrajectoryTable:
         return self._changed[1][place], self.newest
 
 
+def clamped(steps: Numbers, first: Numbers, last: Numbers) -> tuple[Numbers, Ends]:
+    """Replace steps `[n, T]` outside of their trajectories, from `first` to `last`, `[n]`, by the nearest one inside.
+
+    Returns:
+        The steps, and whether each was replaced.
+    """
+    first, last = first[:, None], last[:, None]
+    return np.clip(steps, first, last), (steps < first) | (steps > last)
+
+
 @dataclass(frozen=True, slots=True)
 class Runs:
     """Trajectories, lane by lane and oldest first, with the absolute numbers of their first and last steps."""

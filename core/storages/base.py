@@ -19,7 +19,7 @@ import copy
 import importlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -393,6 +393,15 @@ class Storage(Rebased, ABC):
         if not found or not all(isinstance(part, torch.Tensor) for part in found):
             return None
         return torch.stack(found) if isinstance(rows, list) else found[0]
+
+    @property
+    def entry_keys(self) -> Sequence[tuple[str, ...]] | None:
+        """The entries that all elements have, if each can be read by itself; None if elements are read whole."""
+        return None
+
+    def read_entries(self, keys: Sequence[tuple[str, ...]], index: Any) -> list[torch.Tensor | None]:
+        """Read several of `entry_keys`; see `entry`."""
+        return [self.entry(key, index) for key in keys]
 
     def lacks_dimensions(self, data: Any) -> bool:
         """Whether data has fewer dimensions than all elements together."""

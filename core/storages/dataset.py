@@ -28,6 +28,7 @@ from ..format.contracts import Array, StepReader
 from ..format.memmap.reader import TedReader
 from ..format.memmap.tree import leaf_path
 from ..format.open_files import ListedFiles
+from ..format.videos import image_key, reference_keys
 from ..ted.schema import Field, Key
 from .base import IndexedStorage, Storage
 from .cursors import as_index, row_numbers
@@ -169,7 +170,7 @@ class MappedDataset:
             reader = dataset if isinstance(dataset, TedReader) else stack.enter_context(TedReader(Path(dataset)))
             steps, size = reader.manifest.steps, sum(file.size for file in reader.manifest.files)
             self._advise = exceeds_memory(size) if larger_than_memory is None else larger_than_memory
-            self._pages: list[tuple[Pages, int]] = []
+            self._pages: dict[Key, tuple[Pages, int]] = {}
             self._copy_on_write = copy_on_write
             tensors = {field.key: self._map(reader.listed, field, steps) for field in reader.fields}
         self.tensors = tensordict_of(tensors, (steps,))
@@ -180,12 +181,14 @@ class MappedDataset:
         """Whether the kernel gets advice."""
         return bool(self._pages)
 
-    def expect(self, rows: NDArray[np.int64]) -> None:
-        """Hint at the rows to be read next; negative numbers count from the end, invalid ones are skipped."""
+    def expect(self, rows: NDArray[np.int64], key: Key | None = None) -> None:
+        """Hint at the rows to be read next, of the leaf `key` if there is one; negative numbers count from the end,
+        invalid ones are skipped.
+        """
         if self._pages:
             rows = np.where(rows < 0, rows + self._steps, rows)
             rows = np.sort(rows[(rows >= 0) & (rows < self._steps)])
-            for pages, width in self._pages:
+            for pages, width in [self._pages[key]] if key in self._pages else self._pages.values():
                 pages.expect(rows * width, width)
 
     def _map(self, files: ListedFiles, field: Field, steps: int) -> torch.Tensor:
@@ -195,7 +198,7 @@ class MappedDataset:
             return tensor_of(np.empty(shape, field.numpy), field)
         pages = _pages(files, leaf_path(field.key), size, self._copy_on_write)
         if self._advise:
-            self._pages.append((Pages(pages), field.row_bytes))
+            self._pages[field.key] = Pages(pages), field.row_bytes
         array = np.frombuffer(pages, field.numpy).reshape(shape)
         return tensor_of(array, field) if self._copy_on_write else _read_only_tensor(array, field)
 
@@ -245,6 +248,11 @@ class StepStorage(IndexedStorage):
     def episode_lengths(self) -> NDArray[np.int64]:
         """Return the lengths of the episodes."""
         return self._reader.episodes.length
+
+    @property
+    def entry_keys(self) -> Sequence[Key]:
+        """The leaves."""
+        return [field.key for field in self._reader.fields]
 
     def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
         """Read one leaf of the rows at `index`; None if it does not exist."""
@@ -524,15 +532,22 @@ class StreamStorage(Storage):
 
     def _gathered(self, numbers: Numbers) -> TensorDictBase:
         parts = [(places, shard.read(rows)) for places, shard, rows in self.parts(numbers)]
-        return parts[0][1] if len(parts) == 1 else _merged(parts, len(numbers))
+        return parts[0][1] if len(parts) == 1 else merged(parts, len(numbers))
 
-    def steps_before(self, numbers: Numbers) -> Numbers:
-        """Return how many steps of its episode come before each element, int64 `[n]`."""
-        found = np.zeros(len(numbers), np.int64)
+    @property
+    def entry_keys(self) -> Sequence[Key] | None:
+        """The entries of batches: for a reference to frames, the image."""
+        frames = set(reference_keys(self.fields))
+        return [image_key(one.key) if one.key in frames else one.key for one in self.fields] or None
+
+    def places_in_episodes(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
+        """Return how many steps of its episode come before each element, and how many it has; int64 `[n]` both."""
+        before, lengths = np.zeros((2, len(numbers)), np.int64)
         for places, shard, rows in self.parts(numbers):
             starts = np.cumsum(shard.lengths) - shard.lengths
-            found[places] = rows - starts[np.searchsorted(starts, rows, side="right") - 1]
-        return found
+            episode = np.searchsorted(starts, rows, side="right") - 1
+            before[places], lengths[places] = rows - starts[episode], shard.lengths[episode]
+        return before, lengths
 
     # What a storage that cannot be written refuses ----------------------------------------------------
 
@@ -586,7 +601,7 @@ def _described(leaf: tuple[torch.dtype, torch.Size] | None) -> str:
     return "missing" if leaf is None else f"{str(leaf[0]).removeprefix('torch.')} {list(leaf[1])}"
 
 
-def _merged(parts: Iterable[tuple[Numbers, TensorDictBase]], count: int) -> TensorDictBase:
+def merged(parts: Iterable[tuple[Numbers, TensorDictBase]], count: int) -> TensorDictBase:
     """Put the rows of several shards, with the same fields, at their positions in one batch."""
     lots = [(torch.from_numpy(places), _columns(rows)) for places, rows in parts]
     merged = {}

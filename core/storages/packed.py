@@ -63,7 +63,7 @@ class PackedLeaves:
         }
         self._make = fastest_records if len(self._records.bytes) >= _LARGE else PlainRecords
         self._gatherer = self._make(self.places, list(self.columns.values()), self._schema.state_bytes)
-        self._single: dict[int, PlainRecords] = {}
+        self._some: dict[tuple[int, ...], PlainRecords] = {}
         self._layout = self._strided()
         self._without_elements = [number for number, field in enumerate(fields) if not field.row_bytes]
         self._halves = [number for number, field in enumerate(fields) if field.dtype == "bfloat16"]
@@ -80,29 +80,24 @@ class PackedLeaves:
         found = self._empty(len(numbers))
         for number, rows in zip(self.columns, self._gatherer.gather(numbers), strict=True):
             found[number] = rows
-        self._gather_apart(numbers, found)
+        self._gather_apart(numbers, found, self._apart)
         return self._typed(found)
 
-    def gather_leaf(self, number: int, numbers: Numbers) -> torch.Tensor:
-        """Read one leaf at these steps; see `gather`."""
-        if number in self._without_elements:
-            return self._empty(len(numbers))[number]
-        if number in self.columns:
-            if self._advise:
-                _, _, records = self.places.find(numbers)
-                size = self._schema.record_bytes
-                self._records.expect(records * size, size + self._schema.state_bytes)
-            if number not in self._single:
-                self._single[number] = self._make(self.places, [self.columns[number]], self._schema.state_bytes)
-            [found] = self._single[number].gather(numbers)
-        else:
-            steps, episodes, records = self.places.find(numbers)
-            explicit = self.places.explicit_of(steps, episodes)
-            own, after = self._apart[number]
-            if self._advise:
-                own.expect(steps, records, explicit[1])
-            found = torch.from_numpy(own.gather(steps, records, [after], explicit)[0])
-        return found.view(torch.bfloat16) if number in self._halves and found.dtype != torch.bfloat16 else found
+    def gather_some(self, chosen: Sequence[int], numbers: Numbers) -> list[torch.Tensor]:
+        """Read the leaves with these numbers at these steps; see `gather`."""
+        found = self._empty(len(numbers))
+        recorded = tuple(number for number in chosen if number in self.columns)
+        apart = {number: self._apart[number] for number in chosen if number in self._apart}
+        self._expect(numbers, records=bool(recorded), fields={own for own, _ in apart.values()})
+        if recorded:
+            if recorded not in self._some:
+                columns = [self.columns[number] for number in recorded]
+                self._some[recorded] = self._make(self.places, columns, self._schema.state_bytes)
+            for number, rows in zip(recorded, self._some[recorded].gather(numbers), strict=True):
+                found[number] = rows
+        self._gather_apart(numbers, found, apart)
+        found = self._typed(found)
+        return [found[number] for number in chosen]
 
     def gather_views(self, numbers: Numbers, device: torch.device) -> list[torch.Tensor]:
         """Like `gather`, but fields of the records are strided views of one tensor on `device`."""
@@ -114,7 +109,7 @@ class PackedLeaves:
             if dtype not in bases:
                 bases[dtype] = spans.view(dtype)
             found[number] = bases[dtype].as_strided((len(numbers), *lead), strides, offset)
-        self._gather_apart(numbers, found)
+        self._gather_apart(numbers, found, self._apart)
         return [rows if rows.device == device else rows.to(device) for rows in self._typed(found)]
 
     def _strided(self) -> list[tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], int]]:
@@ -142,30 +137,33 @@ class PackedLeaves:
                 found[number] = found[number].view(torch.bfloat16)
         return found
 
-    def _gather_apart(self, numbers: Numbers, found: list[torch.Tensor]) -> None:
-        if not self._apart:
+    def _gather_apart(
+        self, numbers: Numbers, found: list[torch.Tensor], apart: Mapping[int, tuple[_OwnField, bool]]
+    ) -> None:
+        if not apart:
             return
         places = self.places
         steps, episodes, records = places.find(numbers)
         explicit = places.explicit_of(steps, episodes)
         wanted: dict[_OwnField, dict[bool, int]] = {}
-        for number, (own, after) in self._apart.items():
+        for number, (own, after) in apart.items():
             wanted.setdefault(own, {})[after] = number
         for own, leaves in wanted.items():
             for number, rows in zip(leaves.values(), own.gather(steps, records, list(leaves), explicit), strict=True):
                 found[number] = torch.from_numpy(rows)
 
-    def _expect(self, numbers: Numbers) -> None:
-        """Hint at the rows to be read."""
+    def _expect(self, numbers: Numbers, *, records: bool = True, fields: Iterable[_OwnField] | None = None) -> None:
+        """Hint at the rows to be read, in the records and in files of their own, by default all of these."""
         if not self._advise:
             return
         places, size = self.places, self._schema.record_bytes
-        steps, episodes, records = places.find(numbers)
+        steps, episodes, places_of_records = places.find(numbers)
         _, explicit = places.explicit_of(steps, episodes)
-        self._records.expect(records * size, size + self._schema.state_bytes)
-        self._explicit.expect(explicit * size, self._schema.state_bytes)
-        for own in self._own.values():
-            own.expect(steps, records, explicit)
+        if records:
+            self._records.expect(places_of_records * size, size + self._schema.state_bytes)
+            self._explicit.expect(explicit * size, self._schema.state_bytes)
+        for own in self._own.values() if fields is None else fields:
+            own.expect(steps, places_of_records, explicit)
 
 
 _NOTHING = torch.empty(0)
@@ -719,14 +717,21 @@ class PackedStorage(IndexedStorage):
         built: TensorDict = self._structure.unflatten(iter(found), batch)
         return built
 
+    @property
+    def entry_keys(self) -> Sequence[Key]:
+        """The leaves."""
+        return [field.key for field in self.fields]
+
     def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
         """Read one leaf of the rows at `index` into a fresh tensor; None if it does not exist."""
-        number = next((number for number, field in enumerate(self._ordered) if field.key == key), None)
-        if number is None:
-            return None
+        return self.read_entries([key], index)[0] if key in self.entry_keys else None
+
+    def read_entries(self, keys: Sequence[Key], index: Any) -> list[torch.Tensor | None]:
+        """Read these leaves of the rows at `index` into fresh tensors."""
+        places = {field.key: number for number, field in enumerate(self._ordered)}
         numbers = row_numbers(as_index(index, 1), len(self))
-        found = self._leaves.gather_leaf(number, np.ascontiguousarray(numbers.reshape(-1)))
-        return found.reshape((*numbers.shape, *found.shape[1:])).to(self.device)
+        found = self._leaves.gather_some([places[key] for key in keys], np.ascontiguousarray(numbers.reshape(-1)))
+        return [rows.reshape((*numbers.shape, *rows.shape[1:])).to(self.device) for rows in found]
 
     def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
         """Raise SchemaError: datasets are never edited."""

@@ -219,8 +219,16 @@ class TensorStorage(IndexedStorage):
         """Copy the rows `index`, int64 `[n]`, of the columns `chosen` to given tensors; see `Columns.gather_into`."""
         self.columns.gather_into(index, self._filled.value, targets, chosen)
 
-    def expect(self, rows: np.ndarray[Any, Any]) -> None:
-        """Called with the numbers of the rows that are read next, int64 `[n]`, as they may be on a disk."""
+    def expect(self, rows: np.ndarray[Any, Any], key: tuple[str, ...] | None = None) -> None:
+        """Called with the numbers of the rows that are read next, int64 `[n]`, as they may be on a disk; with `key`, of
+        one entry alone.
+        """
+
+    @property
+    def entry_keys(self) -> Sequence[tuple[str, ...]] | None:
+        """The entries, if elements are plain tensordicts."""
+        plain = self.initialized and isinstance(self.structure, TensorDictNode) and _is_plain(self.structure)
+        return list(self.structure.paths()) if plain else None
 
     def flatten(self) -> TensorStorage:
         """Return a one-dimensional storage of the valid elements, in the same memory if torch can view it so."""
@@ -910,3 +918,10 @@ def _with_numbers(
     numbers = torch.arange(rows, device=like.device).reshape(-1, *[1] * (like.dim() - 1))
     structure = structure.with_children({**structure.children, key: TensorNode()})
     return structure, [*tensors, numbers.expand(rows, *like.shape[1:])]
+
+
+def _is_plain(structure: TreeSpec) -> bool:
+    """Whether elements are tensors, in tensordicts without a type or batch size of their own."""
+    if isinstance(structure, TensorDictNode):
+        return not (structure.kind or structure.tail) and all(map(_is_plain, structure.children.values()))
+    return isinstance(structure, TensorNode)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict
 from torch import nn
 
 from ..errors import SchemaError, UsageError
@@ -22,16 +25,34 @@ _NEVER_CALLED = {
 
 
 class Past(Protocol):
-    """The `looks_back` steps before each step of a batch, as far as they belong to its episode and are stored."""
+    """The steps around each step of a batch, as far as they belong to its episode and are stored; most of all the
+    `looks_back` steps before it.
+    """
 
     age: torch.Tensor
-    """How many of them exist for each step; int64 in the shape of the batch."""
+    """How many of those before it exist for each step; int64 in the shape of the batch."""
+
+    @property
+    def keys(self) -> Sequence[tuple[str, ...]] | None:
+        """The entries of the storage, if each can be read by itself."""
+
+    def rows(self, keys: Sequence[tuple[str, ...]]) -> TensorDict:
+        """Return these of the `keys`, of the steps themselves."""
 
     def entry(self, key: tuple[str, ...]) -> torch.Tensor | None:
         """Return an entry of these steps and, last, of the step itself: `[*batch, looks_back + 1, …]`, fresh memory.
 
         Missing steps are replaced by the earliest existing one. None if the entry is not stored.
         """
+
+    def window(self, key: tuple[str, ...], offsets: NDArray[np.int64]) -> torch.Tensor | None:
+        """Return an entry of the steps that are so many steps away: `[*batch, *offsets.shape, …]`, fresh memory.
+
+        Missing steps are replaced by the nearest existing one. None if the entry is not stored.
+        """
+
+    def is_pad(self, offsets: NDArray[np.int64]) -> torch.Tensor:
+        """Return which of these steps are missing; bool `[*batch, *offsets.shape]`."""
 
     def moved_on(self, stack: torch.Tensor, newest: torch.Tensor, use: tuple[str, ...]) -> torch.Tensor:
         """Shift a stack by one step: drop the first step of what `entry` returned, and append `newest`. Fresh memory.
@@ -57,9 +78,10 @@ class Transform(nn.Module):
     forgets them; `held_back()`, which returns what it keeps; and `hold_back(held)`, which replaces what it keeps. The
     buffer calls `hold_back` with the earlier value if a write fails, and with None in `empty()`.
 
-    A transform that needs the steps before a batch's steps sets `looks_back` to their number and implements
-    `with_past(data, past)`, which is called instead of `forward` while rows are read. It needs data as it is stored,
-    and so comes before all transforms that do not look back.
+    A transform that needs the steps around a batch's steps sets `looks_back` to the number of those before and
+    implements `with_past(data, past)`, which is called instead of `forward` while rows are read. It needs data as it is
+    stored, and so comes before all transforms that do not look back. If it `reads_rows`, the first of them gets None
+    for data that was not read yet, if `past.keys` tells what there is.
 
     `__call__` is final. A class that overrides it, or defines `_call`, `_inv_call`, `_apply_transform` or
     `_inv_apply_transform`, which buffers never call, raises FinalMethodError (a TypeError).
@@ -90,6 +112,9 @@ class Transform(nn.Module):
     looks_back: int | None = None
     """How many steps before each step of a batch `with_past` needs; None if the batch itself suffices."""
 
+    reads_rows = False
+    """Whether `with_past` reads what it needs of the rows, too."""
+
     episode_keys: tuple[tuple[str, ...], tuple[str, ...] | None] = (("next", "done"), None)
     """For transforms that look back: the flag at which episodes end, and the entry with their id (None: default)."""
 
@@ -116,7 +141,7 @@ class Transform(nn.Module):
         return data
 
     def with_past(self, data: Any, past: Past) -> Any:
-        """Return what leaves the buffer instead of `data`, rows that were just read, given the steps before them."""
+        """Return what leaves the buffer instead of `data`, rows that were just read, given the steps around them."""
         return data
 
     def inv(self, data: Any) -> Any:

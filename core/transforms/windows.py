@@ -1,14 +1,25 @@
-"""Transforms along time: random windows of a batch, the successor of each step, and stacks of frames."""
+"""Transforms along time: random windows of a batch, the successor of each step, and stacks of frames and windows
+around each step, which are read from the storage.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NoReturn, get_args
+import contextlib
+import math
+import numbers
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NoReturn, TypeAlias, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from ..errors import MissingKeyError, SchemaError, UsageError, require_flags, warn_caller
-from ..ted.schema import NEXT_DONE, TRAJECTORY_KEYS
+from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean, require_flags, warn_caller
+from ..format.contracts import StepReader
+from ..format.videos import VIDEO, image_key, stated_fps
+from ..ted.schema import NEXT_DONE, SINGLETONS, TRAJECTORY_KEYS, key_called
 from .base import Past, Transform
 from .keyed import (
     NEXT,
@@ -416,3 +427,192 @@ class StoredFrameStack(_Stack):
         if place < 0:
             return stack
         return stack.movedim(lead, lead + place).flatten(lead + place, lead + place + 1)
+
+
+_IS_PAD = "is_pad"
+_TOLERANCE = 1e-4
+"""How many seconds an offset may be away from a step, as in LeRobot."""
+_BOUNDS = re.compile(r"\s*([-+]?[\d.]+)(s?)\s*:\s*([-+]?[\d.]+)(s?)\s*")
+Pad: TypeAlias = Literal["clamp", "zero"]
+
+
+class Windows(Transform):
+    """Gives entries of a batch the steps around each of its steps, read from the storage: chunks of actions, a few
+    frames of history.
+
+    A transform of a buffer, for batches of single steps drawn by any sampler in any order: these are the anchors. An
+    entry with a window is `[*batch, T, …]`, also for a window of one step. The same path under `"is_pad"`, bool
+    `[*batch, T]`, marks the steps that the anchor's episode does not have, or that a ring does not have any more. The
+    values are LeRobot's for the same `delta_timestamps`.
+
+    Other entries are those of the anchor. Next observations, the entries under `"next"` that are at the root as well,
+    are left out unless they have a window: a batch reads what its windows need, and of kept videos only those frames
+    are decoded. It reads what is stored, so it must be the first transform of a buffer. `load_dataset(…, windows=…)`
+    puts one there.
+
+    Args:
+        windows: what each entry gets. Entries are tuples or names with dots, such as `"observation.image.top"`; a
+            group, such as `"observation"`, stands for all entries in it. A window is one of
+
+            - `(start, stop)`: steps relative to the anchor, without `stop`: `(0, 16)`; or seconds if one is a float;
+            - a list or range of offsets: steps, or seconds if one is a float, as in LeRobot's `delta_timestamps`;
+            - text: `"0:16"` for steps, `"0s:0.5s"` for seconds.
+        pad: `"clamp"` repeats the first or last step of the episode, `"zero"` has zeros (and black frames) there.
+        fps: steps a second, for windows in seconds.
+
+    Raises:
+        UsageError: (a ValueError) a window has no steps, or is in seconds without `fps`, or at times between steps; an
+            entry has two windows.
+        MissingKeyError: (a KeyError) an entry is not stored, or nothing separates episodes.
+        SchemaError: (a RuntimeError) it is not the first transform of a buffer, or elements are not single steps.
+
+    >>> import rbtool
+    >>> from tensordict import TensorDict
+    >>> steps = {"action": torch.arange(6), "episode": torch.tensor([0, 0, 0, 0, 1, 1])}
+    >>> storage = rbtool.TensorStorage(TensorDict(steps, [6]))
+    >>> batch = rbtool.ReplayBuffer(storage=storage, transform=Windows({"action": (-1, 2)}))[2:5]
+    >>> batch["action"].tolist(), batch["is_pad", "action"].tolist()
+    ([[1, 2, 3], [2, 3, 3], [4, 4, 5]], [[False, False, False], [False, False, True], [True, False, False]])
+    """
+
+    reads_rows = True
+
+    def __init__(self, windows: Mapping[Any, Any], *, pad: Pad = "clamp", fps: float | None = None) -> None:
+        super().__init__()
+        given: Any = windows
+        if not isinstance(given, Mapping) or not given:
+            raise UsageError(f"windows is {windows!r}, expected a dict such as {{'action': (0, 16)}}")
+        if pad not in get_args(Pad):
+            raise UsageError(f"pad is {pad!r}, expected one of {', '.join(get_args(Pad))}")
+        if fps is not None and not 0 < fps < float("inf"):
+            raise UsageError(f"fps is {fps!r}, expected a number above 0")
+        self.pad: Pad = pad
+        self.windows = {
+            key if isinstance(key, str) else as_key(key): _offsets(window, fps) for key, window in windows.items()
+        }
+        self.looks_back = max(0, *(-int(offsets.min()) for offsets in self.windows.values()))
+        self._resolved: tuple[list[Path], dict[Path, tuple[Path, NDArray[np.int64]]]] | None = None
+
+    @classmethod
+    def of_dataset(cls, windows: Any, reader: StepReader) -> Windows:
+        """Make windows for a dataset, which states its steps a second; MissingKeyError for what it does not have."""
+        seconds = isinstance(windows, Mapping) and any(_in_seconds(_numbers(one)) for one in windows.values())
+        made = cls(windows, fps=stated_fps(reader) if seconds else None)
+        made.of_entries([field.key for field in reader.fields])
+        return made
+
+    def forward(self, data: Any) -> NoReturn:
+        raise SchemaError(
+            f"{type(self).__name__} read the steps around those of a batch, which only a buffer can provide",
+            hint="make it the first transform of a buffer, or of each member of an ensemble",
+        )
+
+    def with_past(self, data: Any, past: Past) -> Any:
+        """Return rows with windows in place of entries."""
+        if data is not None and require_tensordict(data, self).batch_size != past.age.shape:
+            raise SchemaError(
+                f"the elements have the shape {list(data.batch_size[past.age.dim() :])}, expected single steps"
+            )
+        names = past.keys if data is None else None
+        names = list(map(as_key, data.keys(True, True)) if names is None else names)
+        windows = self.of_entries(names)
+        unread = {key for key in names if key in windows or (key[0] == NEXT and _is_state(key[1:], names))}
+        if data is None:
+            batch = past.rows([key for key in names if key not in unread])
+        else:
+            batch = data.exclude(*unread)
+        for key, (shown, offsets) in windows.items():
+            value, missing = past.window(key, offsets), past.is_pad(offsets)
+            if value is None:
+                raise MissingKeyError(f"{'.'.join(key)} is not in all elements of the storage")
+            if self.pad == "zero":
+                places = missing.reshape(-1).nonzero().squeeze(-1).to(value.device)
+                value.flatten(0, missing.dim() - 1).index_fill_(0, places, 0)
+            batch.set(key, value)
+            batch.set((_IS_PAD, *shown), missing.to(value.device))
+        return batch
+
+    def of_entries(self, names: list[Path]) -> dict[Path, tuple[Path, NDArray[np.int64]]]:
+        """Return the offsets of each of these entries that has a window, and its name in batches: of a reference to
+        frames, the image's.
+        """
+        if (resolved := self._resolved) is not None and resolved[0] == names:
+            return resolved[1]
+        known = set(names)
+        if any(key[0] == _IS_PAD for key in known):
+            raise SchemaError(f"the data has an entry {_IS_PAD!r} of its own, where windows have their masks")
+        frames = {image_key(key): key for key in names if key[key[0] == NEXT :][0] == VIDEO and image_key(key)}
+        shown = {key: key for key in names} | {key: stored for key, stored in frames.items() if key not in known}
+        found: dict[Path, tuple[Path, NDArray[np.int64]]] = {}
+        for asked, offsets in self.windows.items():
+            path = key_called(asked, shown, groups=True) if isinstance(asked, str) else asked
+            leaves = [key for key in shown if path is not None and key[: len(path)] == path]
+            name = asked if isinstance(asked, str) else ".".join(asked)
+            if not leaves:
+                there = sorted(".".join(key) for key in shown if key not in frames.values())
+                raise MissingKeyError(
+                    f"{name} is not in the data, so it cannot have a window{did_you_mean(name, there)}",
+                    hint=f"it has {', '.join(there)}",
+                )
+            for key in leaves:
+                if shown[key] in found:
+                    raise UsageError(f"{'.'.join(key)} has two windows, expected one")
+                found[shown[key]] = key, offsets
+        self._resolved = names, found
+        return found
+
+    def extra_repr(self) -> str:
+        return f"{self.windows}, pad={self.pad!r}"
+
+
+def _is_state(key: Path, names: list[Path]) -> bool:
+    return key in names and key not in SINGLETONS
+
+
+def _numbers(window: Any) -> tuple[Any, ...] | list[Any]:
+    """Return the bounds of a window as a tuple, or its offsets as a list."""
+    found: tuple[Any, ...] | list[Any] = []
+    if isinstance(window, str):
+        if (match := _BOUNDS.fullmatch(window)) and match[2] == match[4]:
+            with contextlib.suppress(ValueError):
+                found = tuple(map(float if match[2] else int, (match[1], match[3])))
+    elif isinstance(window, tuple | list | range):
+        found = window if isinstance(window, tuple) else list(window)
+    if not found or not all(isinstance(one, numbers.Real) and not isinstance(one, bool) for one in found):
+        raise UsageError(
+            f"the window is {window!r}, expected (start, stop), a list of offsets, or text like 0:16 or 0s:0.5s"
+        )
+    return found
+
+
+def _in_seconds(found: Iterable[Any]) -> bool:
+    return not all(isinstance(one, numbers.Integral) for one in found)
+
+
+def _offsets(window: Any, fps: float | None) -> NDArray[np.int64]:
+    """Return the offsets of a window in steps, int64 `[T]`."""
+    found = _numbers(window)
+    if isinstance(found, tuple) and len(found) != 2:
+        raise UsageError(f"the window is {window!r}, expected two bounds, or a list of offsets")
+    if _in_seconds(found):
+        if fps is None:
+            raise UsageError(
+                f"the window is {window!r}, in seconds, and the number of steps a second is not known",
+                hint="write it in steps: (0, 16); or rbtool.Windows(…, fps=30) as the first transform",
+            )
+        times = [float(one) for one in found]
+        if not all(map(math.isfinite, times)):
+            raise UsageError(f"the window is {window!r}, expected finite numbers")
+        if isinstance(found, tuple):
+            found = tuple(math.ceil((one - _TOLERANCE) * fps) for one in times)
+        else:
+            found = [round(one * fps) for one in times]
+            for time, step in zip(times, found, strict=True):
+                if abs(time * fps - step) > _TOLERANCE * fps:
+                    raise UsageError(
+                        f"{time:g} s is between two steps: at {fps:g} a second the nearest is {step / fps:g} s"
+                    )
+    offsets = np.array(range(*found) if isinstance(found, tuple) else found, np.int64)
+    if not len(offsets):
+        raise UsageError(f"the window is {window!r}, which has no steps")
+    return offsets

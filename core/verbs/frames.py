@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -20,10 +20,9 @@ from ..encodings.video import referred_frames, require_pyav
 from ..errors import UsageError
 from ..format import fs
 from ..format.contracts import Array, StepReader
-from ..format.documents import parse_json
 from ..format.locate import find_dataset
 from ..format.staging import FileStaging, require_suffix
-from ..format.videos import image_key, reference_keys
+from ..format.videos import image_key, reference_keys, stated_fps
 from ..open_steps import open_steps
 from ..options import takes
 from ..progress import Progress
@@ -222,7 +221,7 @@ def frames(asked: FramesOptions) -> FramesResult:
         notes = list[str]()
         images = _Images.of(reader, asked.field, asked.episode, notes)
         chosen = _chosen(asked.steps, images.count, asked.episode)
-        rate = rate or _stated_rate(reader) or Fraction(DEFAULT_RATE)
+        rate = rate or _rate(stated_fps(reader)) or Fraction(DEFAULT_RATE)
         if suffix == ".gif":
             require_gif_rate(rate)
         shown = chosen
@@ -251,16 +250,6 @@ def _rate(fps: float | None) -> Fraction | None:
     if not 0 < fps <= 1000:
         raise UsageError(f"--fps is {fps:g}, expected a number above 0 and up to 1,000")
     return Fraction(fps).limit_denominator(1001)
-
-
-def _stated_rate(reader: StepReader) -> Fraction | None:
-    """The frames a second that a document of the source states, such as LeRobot's."""
-    for name, data in sorted(reader.documents().items()):
-        document: Any = parse_json(data, name) if name.endswith("info.json") else None
-        stated = document.get("fps") if isinstance(document, dict) else None
-        if isinstance(stated, int | float) and not isinstance(stated, bool) and 0 < stated <= 1000:
-            return Fraction(stated).limit_denominator(1001)
-    return None
 
 
 def _chosen(steps: str | None, count: int, episode: int) -> Sequence[int]:

@@ -343,6 +343,9 @@ class SampleOptions(VerbOptions):
     frame_keys: Sequence[str] = option(
         (), "For --frame-stack: which frames. Default: all images.", "KEY", flag="--frame-key", values=list[str]
     )
+    windows: Sequence[str] = option(
+        (), "Steps of KEY around each drawn one, or 0s:0.5s.", "KEY=A:B", flag="--window", values=list[str]
+    )
     time: bool = option(False, "Measure how fast batches come.")
     seconds: float | None = option(None, "For how long to measure. Default: 2.", "S")
     seed: int | None = option(None, "The same seed, the same batch.", "S")
@@ -364,6 +367,12 @@ class SampleOptions(VerbOptions):
             raise UsageError("--frame-key names the frames to stack, and none are stacked", hint="add --frame-stack 4")
         if self.frame_stack is not None and self.frame_stack < 1:
             raise UsageError(f"--frame-stack is {self.frame_stack}, expected a number of frames from 1")
+        if self.windows and self.frame_stack is not None:
+            raise UsageError("--window and --frame-stack are both set, expected one", hint="-3:1 has 4 frames")
+        names = [one.rpartition("=")[0] for one in self.windows]
+        for name, one in zip(names, self.windows, strict=True):
+            if not name or names.count(name) > 1:
+                raise UsageError(f"--window is {one!r}, expected KEY=A:B, once a key", hint="--window action=0:16")
 
     def given(self) -> dict[str, Any]:
         """Return the options of the sampler that were given, by name."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from ..datasets.mixtures import open_mixture
-from ..errors import UsageError
+from ..errors import MissingKeyError, UsageError
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset
@@ -74,6 +74,7 @@ def sample(asked: SampleOptions) -> SampleResult:
         priority: the name of a leaf, like `next.reward`; by default all priorities are equal.
         frame_stack: join so many frames of an episode, as `StoredFrameStack` does.
         frame_keys: which frames; default: images.
+        windows: the steps around each drawn one that an entry has, each like `action=0:16`, as `Windows` explains them.
         time: measure the sampling speed.
         seconds: for about how long; default: 2.
         seed: the same seed gives the same steps; default: a new one, which the result states.
@@ -154,7 +155,7 @@ def _buffer(reader: StepReader, options: SampleOptions, batch_size: int | None =
     """Make the buffer to sample from."""
     field = None if options.priority is None else priority_field(reader, options.priority)
     priorities = None if field is None else initial_priorities(reader, field)
-    transform = frame_stacks(options, reader.fields)
+    transform = reading_further(options, reader.fields, reader)
     import torch  # lazy: takes seconds, and an invalid request fails before
 
     from ..buffers.tensordict import TensorDictReplayBuffer
@@ -188,11 +189,21 @@ _OBSERVATION: Key = ("observation",)
 _CHANNELS = (1, 3, 4)
 
 
-def frame_stacks(asked: SampleOptions, fields: Iterable[Field]) -> Compose | None:
-    """Make the transform that stacks frames of steps of these fields; UsageError for a key that is not one of states.
+def reading_further(asked: SampleOptions, fields: Iterable[Field], reader: StepReader | None = None) -> Compose | None:
+    """Make the transform that reads windows, or stacks frames, of these fields; UsageError for a key that is not one of
+    them, or for stacks not one of states.
 
-    By default all images are stacked, else `observation`.
+    By default all images are stacked, else `observation`. A reader knows how many steps there are a second.
     """
+    if asked.windows:
+        from ..transforms.base import Compose  # lazy: torch takes seconds, and an invalid request fails before
+        from ..transforms.windows import Windows
+
+        windows = {key: window for key, _, window in (one.rpartition("=") for one in asked.windows)}
+        try:
+            return Compose(Windows(windows) if reader is None else Windows.of_dataset(windows, reader))
+        except MissingKeyError as error:
+            raise UsageError(error.message, hint=error.hint) from None
     if asked.frame_stack is None:
         return None
     chosen = _stacked_fields(asked.frame_keys, list(fields))
@@ -501,7 +512,8 @@ def sampled_fields(batch: TensorDictBase, fields: tuple[Field, ...]) -> Iterator
     references = reference_keys(fields)  # ids of videos: a mean of them says nothing
     for field in fields:
         described = field.role != "text" and field.key not in references
-        values = batch.get(field.key)
+        if (values := batch.get(field.key, None)) is None:
+            continue  # next observations, next to windows
         if field.name == _INDEX and is_tensor_collection(values):
             continue  # the dataset has a field of that name, for which an ensemble has its own: places in its members
         yield _sampled(field.name, field.dtype, values, described=described)
@@ -573,7 +585,9 @@ class SampleRequest:
 
 
 def _frames_given(options: SampleOptions) -> dict[str, Any]:
-    given = {"frame_stack": options.frame_stack, "frame_key": list(options.frame_keys)}
+    given = {
+        "frame_stack": options.frame_stack, "frame_key": list(options.frame_keys), "window": list(options.windows),
+    }  # fmt: skip
     return {name: value for name, value in given.items() if value}
 
 

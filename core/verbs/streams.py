@@ -16,7 +16,7 @@ from ..format.videos import VIDEO, reference_keys
 from ..results import Result
 from ..ted.schema import row_bytes
 from .options import SampleOptions
-from .sample import DrawnRows, SampleRequest, SampleResult, frame_stacks
+from .sample import DrawnRows, SampleRequest, SampleResult, reading_further
 
 if TYPE_CHECKING:
     from ..samplers.stream import StreamSampler
@@ -101,14 +101,15 @@ def _drawn(request: SampleRequest, storage: StreamStorage) -> SampleResult:
     from ..buffers.tensordict import TensorDictReplayBuffer
     from ..writers.base import ImmutableDatasetWriter
 
-    transform = frame_stacks(request.options, storage.fields)
+    transform = reading_further(request.options, storage.fields)
     buffer = TensorDictReplayBuffer(
         storage=storage, sampler=_sampler(request), writer=ImmutableDatasetWriter(), transform=transform,
         batch_size=request.size,
     )  # fmt: skip
     batch = request.batch(buffer)
     rows, episodes = (np.asarray(batch[key]).reshape(-1) for key in ("index", "episode"))
-    drawn = DrawnRows(rows=rows, sources=np.zeros_like(rows), episodes=episodes, steps=storage.steps_before(rows))
+    before, _ = storage.places_in_episodes(rows)
+    drawn = DrawnRows(rows=rows, sources=np.zeros_like(rows), episodes=episodes, steps=before)
     # References to frames of videos are not in the batch, the frames are.
     fields = [field for field in storage.fields if batch.get(field.key, None) is not None]
     return request.result(storage.shards.address, buffer, batch, fields, drawn)

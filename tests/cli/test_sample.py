@@ -126,6 +126,36 @@ def test_frames_are_stacked(shell):
     assert (found["indices"], found["steps"]) == (plain["indices"], plain["steps"])
 
 
+def test_windows_have_masks_and_no_next_observation(shell):
+    words = "rbtool sample ./cartpole -n 8 --seed 5"
+    found = json.loads(shell(f"{words} --window action=0:8 --window observation=-1:1 --json").stdout)
+    shapes = {field["key"]: field["shape"] for field in found["fields"]}
+    assert shapes["action"][:2] == shapes["is_pad.action"] == [8, 8]
+    assert shapes["observation"] == [8, 2, 4]
+    assert "next.observation" not in shapes
+    assert "next.reward" in shapes
+    assert found["options"] == {"window": ["action=0:8", "observation=-1:1"]}
+    plain = json.loads(shell(f"{words} --json").stdout)
+    assert (found["indices"], found["steps"]) == (plain["indices"], plain["steps"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--window 0:8", "--window is '0:8', expected KEY=A:B"),
+        ("--window action=0:8 --window action=0:4", "--window is 'action=0:8', expected KEY=A:B, once a key"),
+        ("--window actoin=0:8", "actoin is not in the data, so it cannot have a window; did you mean 'action'?"),
+        ("--window action=8:8", "the window is '8:8', which has no steps"),
+        ("--window action=0s:1s", "the number of steps a second is not known"),
+        ("--window action=0:8 --frame-stack 4", "--window and --frame-stack are both set"),
+    ],
+)
+def test_windows_that_do_not_exist(words, message, shell):
+    done = shell(f"rbtool sample ./cartpole {words}")
+    assert message in re.sub(r"\s+", " ", done.stderr)
+    assert done.returncode == 2
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
