@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import nn
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, warn_caller
 from ..format.contracts import FinalMethodError, own_attributes, refuse_overrides
 
 _NEVER_CALLED = {
@@ -199,7 +199,7 @@ class InvertTransform(Transform):
         return self.transform.inv(data)
 
     def inv(self, data: Any) -> Any:
-        return self.transform(data)
+        return self.transform._call(data) if _overrides(self.transform, "_call", "forward") else self.transform(data)
 
 
 class Compose(Transform):
@@ -245,7 +245,7 @@ class Compose(Transform):
         for transform in reversed(self.transforms):
             if data is None:
                 return None
-            data = transform.inv(data)  # type: ignore[operator]
+            data = _inward(transform, data)
         return data
 
     def inv_in_place(self, data: Any) -> Any:
@@ -259,7 +259,7 @@ class Compose(Transform):
             if isinstance(transform, Compose):
                 data = transform.inv_in_place(data)
             elif not hasattr(transform, "held_back"):
-                data = transform.inv(data)  # type: ignore[operator]
+                data = _inward(transform, data)
         return data
 
     @property
@@ -331,7 +331,7 @@ class Compose(Transform):
                 continue
             data = self.transforms[place].flush()  # type: ignore[operator]
             for inner in reversed(range(place)):
-                data = None if data is None else self.transforms[inner].inv(data)  # type: ignore[operator]
+                data = None if data is None else _inward(self.transforms[inner], data)
             if data is not None:
                 out.append(data)
         return None if not out else out[0] if len(out) == 1 else torch.cat(out, out[0].ndim - 1)
@@ -359,6 +359,18 @@ class Compose(Transform):
     def __getitem__(self, index: int | slice) -> Any:
         """Return one transform, or a `Compose` that shares some of them with this object."""
         return Compose(*self.transforms[index]) if isinstance(index, slice) else self.transforms[index]
+
+
+def _inward(transform: Any, data: Any) -> Any:
+    """Return `inv(data)`. Of a transform of TorchRL its buffers call `_inv_call`, though, whatever `inv` is."""
+    return transform._inv_call(data) if hasattr(type(transform), "_inv_call") else transform.inv(data)
+
+
+def _overrides(transform: Any, name: str, other: str) -> bool:
+    """Whether the class overrides a method of TorchRL's transforms, but not another one beside it."""
+    kinds = (vars(kind) for kind in type(transform).__mro__)
+    found = next((names for names in kinds if name in names or other in names), {})
+    return name in found and other not in found
 
 
 def divided(transform: Any) -> tuple[Compose, Compose]:
@@ -406,6 +418,8 @@ def as_transform(transform: Any, *, invert: bool = False) -> Any:
     """
     if isinstance(transform, nn.Module) and callable(getattr(transform, "inv", None)):
         made = transform
+        if not invert and hasattr(type(made), "_inv_call") and _overrides(made, "inv", "_inv_call"):
+            warn_caller(f"{type(made).__name__} has inv(), which no buffer of TorchRL calls: implement _inv_call()")
     elif callable(transform):
         made = CallableTransform(transform)
     else:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +85,67 @@ def test_a_transform_may_be_turned_round(invert: bool, stored: float, seen: floa
     assert buffer.append_transform(Add(1.0), invert=invert) is buffer
     buffer.extend(torch.tensor([4.0]))
     assert (buffer.storage[:].tolist(), buffer[:].tolist()) == ([stored], [seen])
+
+
+class OfTorchRL(nn.Module):
+    """Has the methods of TorchRL's transforms."""
+
+    def inv(self, data: torch.Tensor) -> torch.Tensor:
+        return self._inv_call(data)
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        return data
+
+    def _inv_call(self, data: torch.Tensor) -> torch.Tensor:
+        return data
+
+    def _call(self, data: torch.Tensor) -> torch.Tensor:
+        return data
+
+
+class Step(OfTorchRL):
+    def _inv_call(self, data: torch.Tensor) -> torch.Tensor:
+        return data * 3
+
+    def _call(self, data: torch.Tensor) -> torch.Tensor:
+        return data + 10
+
+
+class Both(Step):
+    def inv(self, data: torch.Tensor) -> torch.Tensor:
+        return data * 100
+
+    def _inv_call(self, data: torch.Tensor) -> torch.Tensor:
+        return data * 3
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        return data + 20
+
+
+class OnlyInv(OfTorchRL):
+    def inv(self, data: torch.Tensor) -> torch.Tensor:
+        return data * 100
+
+
+# TorchRL's buffers call `_inv_call` on the way in and `forward` on the way out; turned round, `_call` on the way in.
+@pytest.mark.parametrize(
+    ("made", "invert", "stored", "seen"),
+    [(Step, False, 6, 6), (Both, False, 6, 26), (Step, True, 12, 36), (Both, True, 22, 2200), (OfTorchRL, True, 2, 2)],
+)
+@pytest.mark.parametrize("write", [ReplayBuffer.extend, ReplayBuffer.write_all])
+def test_methods_of_transforms_of_torchrl(made: Any, invert: bool, stored: int, seen: int, write: Any) -> None:
+    buffer = ReplayBuffer(storage=TensorStorage(torch.zeros(2)))
+    buffer.append_transform(made(), invert=invert)
+    write(buffer, torch.tensor([2.0, 2.0]))
+    assert (buffer.storage[:].tolist(), buffer[:].tolist()) == ([stored] * 2, [seen] * 2)
+
+
+def test_an_inv_that_torchrl_does_not_call_is_not_called_but_named() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+    with pytest.warns(UserWarning, match=r"OnlyInv has inv\(\), .*: implement _inv_call\(\)"):
+        buffer.append_transform(OnlyInv())
+    buffer.extend(torch.tensor([2.0]))
+    assert buffer.storage[:].tolist() == [2.0]
 
 
 # The edge: TorchRL inserts no bare callables.
