@@ -18,7 +18,7 @@ from ..errors import MissingKeyError, RbtoolError, SchemaError, UsageError, Wron
 from ..samplers.hindsight import AchievedRows, HindsightReader, HindsightStrategy
 from ..samplers.steps_around import gathered
 from ..samplers.trajectories import Key, StrictBoundaries, TableFinder, boundary_key
-from ..samplers.uniform import fractions
+from ..samplers.uniform import singles
 from ..storages.pytree import TreeSpec, entry_of
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Written
@@ -344,10 +344,15 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             return True
 
     def _chances(self, index: Any) -> torch.Tensor:
-        """Draw a number in [0, 1) for each relabelled element, float64 `[n]`."""
+        """Return a number in [0, 1) for each relabelled element, float64 `[n]`, from the numbers that TorchRL draws."""
         size, *further = (index[0] if isinstance(index, tuple) else index).shape
         count = int(size * self._ratio) * math.prod(further)
-        return torch.from_numpy(fractions(count, self._rng))
+        if self.strategy is HindsightStrategy.FINAL:
+            return torch.zeros(count, dtype=torch.float64)
+        if self.strategy is not HindsightStrategy.RANDOM:
+            return torch.from_numpy(singles(count, self._rng)).double()
+        device, length = None if self._rng is None else self._rng.device, len(self._storage)
+        return (torch.randint(length, (count,), generator=self._rng, device=device).cpu() + 0.5).double() / length
 
     # Goals -------------------------------------------------------------------------------------------
 

@@ -721,8 +721,8 @@ class SlicesDraw(JointDraw):
         """Return the flags of slices: see `truncated_key` of `SliceSampler`."""
         form, size = self._form, rows.batch_size
         assert form is not None
-        if self._marks.key != form.truncated_key:
-            self._marks = SliceMarks(form.truncated_key)
+        if self._marks.given != form.marks:
+            self._marks = SliceMarks(*form.marks)
         if self._ends is None or self._ends[0] != (size, self.unit):
             self._ends = (size, self.unit), SliceEnds.whole(size, self.unit)
         return self._marks.of_rows(rows, self._ends[1])

@@ -927,6 +927,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         compile: bool | dict[str, Any] = False,
         span: bool | int | tuple[bool | int, bool | int] = False,
         use_gpu: bool | torch.device | str = False,
+        init_key: NestedKey | None = "is_init",
         max_priority_within_buffer: bool = False,
         normalize: str = "buffer",
         anchor: Anchor = "any",
@@ -951,6 +952,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             anchor=anchor,
             batched=batched,
         )
+        self.init_key = init_key
         within = max_priority_within_buffer
         PrioritizedSampler.__init__(
             self, max_capacity, alpha, beta, eps, dtype, reduction, within, "cpu", normalize=normalize

@@ -19,11 +19,10 @@ from ..kernels.rows import collector_paused
 from ..storages.base import Storage
 from ..storages.cursors import rows_named
 from ..storages.list_storage import LazyStackStorage, ListStorage
-from ..storages.tensor import TensorStorage
 from ..storages.write_log import Written
 from ..torchrl_classes import counterpart
 from .base import Sampler
-from .trajectories import Key, boundary_key, stored_entry
+from .trajectories import Key, boundary_key, has_columns, stored_entry
 from .uniform import fractions, permutation
 
 Numbers: TypeAlias = NDArray[np.int64]
@@ -509,7 +508,7 @@ def values_at(storage: Storage, key: Key, rows: Numbers) -> torch.Tensor | list[
         MissingKeyError: (a KeyError) some of the rows do not have the entry.
     """
     found: torch.Tensor | list[Any] | None = None
-    if isinstance(storage, TensorStorage):
+    if has_columns(storage):
         leaf = stored_entry(storage, key)
         found = None if leaf is None else leaf[torch.from_numpy(rows).to(leaf.device)]
     else:

@@ -24,7 +24,6 @@ from ..errors import SchemaError, UsageError, require_flags
 from ..kernels.slices import Anchor, Chances, Singles, SliceRule, scaled
 from ..storages.base import Storage
 from ..storages.pytree import entry_of
-from ..storages.tensor import TensorStorage
 from ..storages.write_log import Written
 from ..torchrl_classes import counterpart
 from .base import Index, Sampler
@@ -39,6 +38,7 @@ from .trajectories import (
     TableFinder,
     TrajectoryTable,
     boundary_key,
+    has_columns,
     stored_entry,
 )
 from .uniform import EpochSampler, SamplerWithoutReplacement, fractions, inserted_at_random, permutation, singles
@@ -54,7 +54,8 @@ class WholeSlices(NamedTuple):
 
     rule: SliceRule
     weight: Weight
-    truncated_key: Key | None
+    marks: tuple[Key | None, Key | None]
+    """The arguments of `SliceMarks`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,7 @@ class SliceSampler(Sampler):
     """Draws slices: consecutive steps of one trajectory. A batch consists of equally long slices, one after another.
 
     No slice crosses the end of a trajectory, or the newest row of a ring. The index is a tuple with one tensor for each
-    dimension of the storage, also for one dimension. If the data has an entry `"is_init"`, so has the info; it is set
-    at the first step of every slice.
+    dimension of the storage, also for one dimension.
 
     Args:
         num_slices: how many slices a batch has; their length follows from the batch size, which must be a multiple.
@@ -112,6 +112,8 @@ class SliceSampler(Sampler):
         truncated_key: unless None, the info marks the last step of each slice as truncated, and next to it says which
             steps are done (as stored, or truncated here) and terminated (as stored); bool `[batch, 1]`. What is
             stored under this key is not read.
+        init_key: an entry that marks first steps. If it is stored, the info has it, too, and also marks the first step
+            of each slice; with None it does not.
         strict_length: whether trajectories shorter than a slice are left out. If not, they are taken whole, and the
             batch has fewer steps.
         pad_output: whether to pad short slices by repeating their last step; `("collector", "mask")`, bool `[batch]`,
@@ -165,6 +167,7 @@ class SliceSampler(Sampler):
         compile: bool | dict[str, Any] = False,
         span: bool | int | tuple[bool | int, bool | int] = False,
         use_gpu: bool | torch.device | str = False,
+        init_key: NestedKey | None = "is_init",
         weight: Weight = "episode",
         anchor: Anchor = "any",
         batched: bool = False,
@@ -193,7 +196,7 @@ class SliceSampler(Sampler):
         self.end_keys = end_keys
         self._traj_key = traj_key
         self._boundaries = BoundaryChoice(end_key, end_keys, traj_key, ends, trajectories, cache_values)
-        self._marks = SliceMarks(None if truncated_key is None else boundary_key(truncated_key))
+        self.init_key = init_key
         self._tables = TableFinder(self._boundaries.source)
         self._last_rule: tuple[Any, Any, SliceRule] | None = None
         self._last_ends: SliceEnds | None = None
@@ -212,6 +215,17 @@ class SliceSampler(Sampler):
         if self._traj_key is not None or not isinstance(source, IdBoundaries):
             return self._traj_key
         return source.key[0] if len(source.key) == 1 else source.key
+
+    @property
+    def init_key(self) -> NestedKey | None:
+        """The entry that marks first steps."""
+        return self._init_key
+
+    @init_key.setter
+    def init_key(self, key: NestedKey | None) -> None:
+        given = self.truncated_key, key
+        self._marks = SliceMarks(*(None if one is None else boundary_key(one) for one in given))
+        self._init_key = key
 
     # Sampling ----------------------------------------------------------------------------------------
 
@@ -312,7 +326,7 @@ class SliceSampler(Sampler):
             return None
         if not (rule := self._rule(length)).is_plain:
             return None
-        return WholeSlices(rule, self.weight, self._marks.key)
+        return WholeSlices(rule, self.weight, self._marks.given)
 
     # Places ------------------------------------------------------------------------------------------
 
@@ -471,12 +485,12 @@ class SliceEnds(NamedTuple):
 class SliceMarks:
     """Makes the flags of a sampler's info: `is_init`, `truncated`, and `done` and `terminated` next to it."""
 
-    def __init__(self, truncated: Key | None) -> None:
-        self.key = truncated
+    def __init__(self, truncated: Key | None, init: Key | None = ("is_init",)) -> None:
+        self.given = truncated, init
         siblings = () if truncated is None else ((*truncated[:-1], "done"), (*truncated[:-1], "terminated"))
-        self._keys: tuple[Key, ...] = (("is_init",), *siblings)
+        self._keys: tuple[Key | None, ...] = (init, *siblings)
         flags = () if truncated is None else (truncated, *siblings)
-        self._names = [key[0] if len(key) == 1 else key for key in flags]
+        self._init, *self._names = [key[0] if key and len(key) == 1 else key for key in (init, *flags)]
         self._known: tuple[weakref.ref[Any], list[torch.Tensor | None]] | None = None
         self.keeps_rows = False
         """Whether to read whole rows, and keep them as `rows`, instead of single entries."""
@@ -502,7 +516,7 @@ class SliceMarks:
     def _marked(self, found: Sequence[torch.Tensor | None], ends: SliceEnds) -> dict[Any, torch.Tensor]:
         info: dict[Any, torch.Tensor] = {}
         if found[0] is not None:
-            info["is_init"] = found[0] | _like(ends.first, found[0])
+            info[self._init] = found[0] | _like(ends.first, found[0])
         if self._names:
             last = ends.last
             done, terminated = (  # with a trailing dimension of size 1, even if they are stored without it
@@ -515,11 +529,14 @@ class SliceMarks:
 
     def _stored(self, storage: Storage, index: tuple[torch.Tensor, ...]) -> list[torch.Tensor | None]:
         """Read the flags of the steps at an index; None for flags that are not stored."""
-        if not isinstance(storage, TensorStorage):
+        if not has_columns(storage):
             return self._shown(storage.get(index if len(index) > 1 else index[0]), self._keys)
         columns = storage.columns
         if self._known is None or self._known[0]() is not columns:
-            self._known = weakref.ref(columns), [stored_entry(storage, key) for key in self._keys]
+            self._known = (
+                weakref.ref(columns),
+                [None if key is None else stored_entry(storage, key) for key in self._keys],
+            )
         leaves = self._known[1]
         if self.keeps_rows:
             there = [None if leaf is None else key for key, leaf in zip(self._keys, leaves, strict=True)]
@@ -799,6 +816,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         ends: torch.Tensor | None = None,
         trajectories: torch.Tensor | None = None,
         truncated_key: NestedKey | None = ("next", "truncated"),
+        init_key: NestedKey | None = "is_init",
         strict_length: bool = True,
         shuffle: bool = True,
         compile: bool | dict[str, Any] = False,
@@ -825,6 +843,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
             batched=batched,
         )
         require_flags(drop_last=drop_last, shuffle=shuffle)
+        self.init_key = init_key
         self.drop_last = drop_last
         self._epoch = TrajectoryEpoch(shuffle)
         self.reset()

@@ -18,8 +18,7 @@ from ..kernels.rows import Memory, memory_of
 from ..storages.base import Storage
 from ..storages.columns import renames
 from ..storages.dataset import StreamStorage, merged, tensordict_of
-from ..storages.tensor import TensorStorage
-from .trajectories import Ends, Key, clamped, stored_entry
+from .trajectories import Ends, Key, clamped, has_columns, stored_entry
 
 Numbers: TypeAlias = NDArray[np.int64]
 
@@ -61,7 +60,7 @@ def gathered(
     """
     if isinstance(storage, StreamStorage):
         return _of_shards(storage, [key], rows)[0]
-    if not isinstance(storage, TensorStorage):
+    if not has_columns(storage):
         return storage.entry(key, (rows, *lanes) if lanes else rows)
     leaf = stored_entry(storage, key)
     if leaf is None:
@@ -105,7 +104,7 @@ def _entries(storage: Storage, keys: Sequence[Key], rows: torch.Tensor) -> list[
         return _of_shards(storage, keys, rows)
     return (
         [gathered(storage, key, rows) for key in keys]
-        if isinstance(storage, TensorStorage)
+        if has_columns(storage)
         else storage.read_entries(keys, rows)
     )
 

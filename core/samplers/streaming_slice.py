@@ -106,7 +106,7 @@ class StreamingSliceSampler(SliceSampler):
 
     Args:
         slice_len: how many steps a slice has.
-        init_key: the entry that marks first steps; None for none.
+        init_key: the entry that marks first steps, as for `SliceSampler`; None for none.
         **options: the other arguments of `SliceSampler`, but `num_slices`. Where keys of flags or of ids are given,
             trajectories end by these, and by the default entries of the other kind.
 
@@ -137,7 +137,6 @@ class StreamingSliceSampler(SliceSampler):
             raise WrongKindError(f"slice_len is {slice_len!r}, expected an int")
         super().__init__(slice_len=slice_len, **options)
         self.init_key = init_key
-        self._init_key = None if init_key is None else boundary_key(init_key)
         self._tables = TableFinder(self._all_ends)
         self._storage: weakref.ref[Storage] | None = None
         self.reset()
@@ -151,8 +150,8 @@ class StreamingSliceSampler(SliceSampler):
                 f"windows are cut from tensordicts, an element of the storage is a {type(row).__name__}"
             )
         found = self._boundaries.sources(storage)
-        if self._init_key is not None and has_entry(storage, self._init_key):
-            found = *found, StartBoundaries(self._init_key)
+        if self.init_key is not None and has_entry(storage, key := boundary_key(self.init_key)):
+            found = *found, StartBoundaries(key)
         return found[0] if len(found) == 1 else JointBoundaries(found)
 
     # Following the writes ----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean, sug
 from ..kernels.slices import SliceRule, SliceTable
 from ..storages.base import Storage
 from ..storages.cursors import last_row
+from ..storages.pytree import StackNode
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Change, Written
 from ..ted.schema import TRAJECTORY_KEYS
@@ -193,9 +194,14 @@ class EpisodeBoundaries(BoundarySource):
 
 def has_entry(storage: Storage, key: Key) -> bool:
     """Whether a storage has an entry; if it stores single elements, whether the first element has it."""
-    if isinstance(storage, TensorStorage):
+    if has_columns(storage):
         return stored_entry(storage, key) is not None
     return storage.entry(key, slice(0, 1)) is not None
+
+
+def has_columns(storage: Storage) -> TypeGuard[TensorStorage]:
+    """Whether each entry is one tensor; in a lazy stack each part has tensors of its own."""
+    return isinstance(storage, TensorStorage) and not (storage.initialized and isinstance(storage.structure, StackNode))
 
 
 def stored_entry(storage: TensorStorage, key: Key) -> torch.Tensor | None:
@@ -209,7 +215,7 @@ def stored_entry(storage: TensorStorage, key: Key) -> torch.Tensor | None:
 def by_lane(storage: Storage, key: Key, rows: NDArray[np.int64] | slice) -> np.ndarray[Any, Any] | None:
     """Read rows of an entry as `[rows, lanes, further]`; None if the entry does not exist."""
     chosen = rows if isinstance(rows, slice) else torch.from_numpy(rows)
-    if isinstance(storage, TensorStorage):
+    if has_columns(storage):
         leaf = stored_entry(storage, key)
         found = None if leaf is None else leaf[: storage.rows][chosen]
     else:

@@ -439,8 +439,8 @@ class UniformActionTokenizer(ActionTokenizerBase):
         if action_dim is not None and dim not in (None, action_dim):
             raise UsageError(f"action_dim is {action_dim}, but the bounds have {dim}")
         self._action_dim = None if action_dim is None and dim is None else _count("action_dim", action_dim or dim, 1)
-        self.register_buffer("low", low)
-        self.register_buffer("high", high)
+        self.register_buffer("low", low.float())
+        self.register_buffer("high", high.float())
 
     @classmethod
     def from_metadata(cls, metadata: RobotDatasetMetadata, num_bins: int) -> UniformActionTokenizer:
@@ -461,16 +461,14 @@ class UniformActionTokenizer(ActionTokenizerBase):
 
     def encode(self, actions: torch.Tensor) -> torch.Tensor:
         """Return the bins of actions."""
-        actions = _actions(actions, self.action_dim).to(torch.float64)
-        low, high = self.low.to(torch.float64), self.high.to(torch.float64)
-        part = (actions.clamp(low, high) - low) / (high - low)
+        actions, low, high = _actions(actions, self.action_dim), self.low, self.high
+        part = (actions.clamp(low, high) - low) / (high - low)  # in float32, whose rounding decides as TorchRL's does
         return (part * self.num_bins).floor().to(torch.int64).clamp(0, self.num_bins - 1)
 
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the centres of bins."""
         _require_tokens(tokens, self.num_bins, self.action_dim)
-        low, high = self.low.to(torch.float64), self.high.to(torch.float64)
-        return (low + (tokens + 0.5) / self.num_bins * (high - low)).to(torch.float32)
+        return self.low + (tokens + 0.5) / self.num_bins * (self.high - self.low)
 
 
 @counterpart

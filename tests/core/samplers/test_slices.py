@@ -17,10 +17,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 from waiting import HANG
 
 import rbtool
+from rbtool.core.buffers.ensemble import ReplayBufferEnsemble
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.load_dataset import load_dataset
@@ -31,6 +32,7 @@ from rbtool.core.kernels import rows as row_kernels
 from rbtool.core.kernels.slices import ANCHORS
 from rbtool.core.samplers.prioritized import PrioritizedSliceSampler, StartTree
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement, scaled
+from rbtool.core.samplers.streaming_slice import StreamingSliceSampler
 from rbtool.core.samplers.trajectories import trajectory_table
 from rbtool.core.storages.base import Storage
 from rbtool.core.storages.dataset import StepStorage
@@ -154,6 +156,55 @@ def test_flags_of_agents_are_one() -> None:
     done[1, 2] = True
     agents = TensorStorage(TensorDict({"next": {"done": done}}, [6]))
     assert (1, 2) not in pairs(SliceSampler(slice_len=2), agents)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        SliceSampler,
+        SliceSamplerWithoutReplacement,
+        partial(PrioritizedSliceSampler, 20, 0.7, 0.5),
+        StreamingSliceSampler,
+    ],
+)
+def test_flags_in_a_lazy_stack_of_agents_are_found(kind: Any) -> None:
+    done = torch.zeros(6, 1, dtype=torch.bool)
+    agents = [TensorDict({"x": torch.ones(6, size), "next": {"done": done.clone()}}, [6]) for size in (2, 3)]
+    agents[1]["next", "done"][1] = True
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=kind(slice_len=2), batch_size=4)
+    for _ in range(3):  # the table of trajectories is continued after a first draw
+        rows = buffer.extend(LazyStackedTensorDict(*agents, stack_dim=1))
+        batch = buffer.sample()
+        pairs_of_rows = {tuple(pair) for pair in batch["index"][:, 0].reshape(-1, 2).tolist()}
+        assert all(second == first + 1 and first % 6 != 1 for first, second in pairs_of_rows)
+        assert batch["next", "done"].shape == (4, 2, 1)
+        assert batch["next", "truncated"][1::2].all()
+    assert rows.tolist() == list(range(12, 18))
+
+
+@pytest.mark.parametrize(
+    "kind", [SliceSampler, SliceSamplerWithoutReplacement, partial(PrioritizedSliceSampler, 9, 1, 1)]
+)
+@pytest.mark.parametrize("key", ["is_init", ("deep", "first"), "unknown", None])
+@pytest.mark.parametrize("ensemble", [False, True])
+def test_first_steps_are_marked_under_a_key_of_choice(kind: Any, key: Any, ensemble: bool) -> None:
+    rows = steps(9).set("is_init", torch.zeros(9, 1, dtype=torch.bool)).set(("deep", "first"), torch.zeros(9).bool())
+    sampler = kind(slice_len=2, init_key=key)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(9), sampler=sampler, batch_size=4)
+    buffer.extend(rows)
+    if ensemble:
+        other = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(9), sampler=kind(slice_len=2, init_key=key), batch_size=4
+        )
+        other.extend(rows)
+        batch = ReplayBufferEnsemble(buffer, other, batch_size=8, sample_from_all=True).sample().reshape(-1)
+    else:
+        batch = buffer.sample()
+    first = torch.tensor([True, False] * (len(batch) // 2))
+    for entry in ("is_init", ("deep", "first")):
+        assert torch.equal(batch[entry].flatten(), first if entry == key else torch.zeros_like(first))
+    assert sampler.init_key == key
+    assert batch.get("unknown", None) is None
 
 
 @pytest.mark.parametrize("make", [ListStorage, LazyStackStorage, LazyTensorStorage])

@@ -80,6 +80,7 @@ def test_numbers_are_repeated_for_all_dimensions(low: Any, high: Any) -> None:
     assert (tokenizer.low.tolist(), tokenizer.high.tolist(), tokenizer.action_dim) == ([0.0] * 4, [1.0] * 4, 4)
     assert tokenizer.encode(torch.tensor([[0.0, 0.5, 0.99, 1]])).tolist() == [[0, 4, 7, 7]]
     assert UniformActionTokenizer(8, low=0.0, high=1.0).low.shape == ()
+    assert tokenizer.low.dtype == tokenizer.high.dtype == torch.float32
 
 
 @pytest.mark.parametrize("bins", [2, 7, 256])
