@@ -248,9 +248,9 @@ def _change_of_part(change: ShapeChange, dim: int, count: int, picked: tuple[int
 
 
 def normal_dim(dim: int, count: int) -> int:
-    """Return a dimension as a number from 0; IndexError if it does not exist."""
+    """Return a dimension as a number from 0; DimensionError (an IndexError) if it does not exist."""
     if not -count <= dim < count:
-        raise IndexError(f"dimension is {dim}, expected one of {count}")
+        raise DimensionError(f"dimension is {dim}, expected one of {count}")
     return dim % count
 
 
@@ -268,7 +268,7 @@ def _solved(sizes: Sequence[int], total: int, what: str) -> list[int]:
     known = math.prod(size for size in sizes if size != -1)
     new = [total // known if size == -1 and known else size for size in sizes]
     if list(sizes).count(-1) > 1 or any(size < 0 for size in new) or math.prod(new) != total:
-        raise UsageError(f"{what} has {total} elements, which do not fill {list(sizes)}")
+        raise SpecValueError(f"{what} has {total} elements, which do not fill {list(sizes)}")
     return new
 
 
@@ -308,6 +308,10 @@ class SpecTypeError(SchemaError, TypeError):
 
 class SpecValueError(SchemaError, UsageError):
     """A value or an argument contradicts the spec, such as a bound that its element type cannot hold."""
+
+
+class DimensionError(UsageError, IndexError):
+    """The spec does not have a dimension of this number."""
 
 
 class UndefinedForSpecError(UsageError, NotImplementedError):

@@ -22,6 +22,7 @@ from .base import (
     ShapeChange,
     ShapeLike,
     SpecTypeError,
+    SpecValueError,
     TensorSpec,
     as_count,
     as_shape,
@@ -561,14 +562,14 @@ def mask_over(
 ) -> torch.Tensor:
     """Return a mask of legal categories as a bool tensor of its own, of this shape.
 
-    `counts` are the categories of each column; all columns are side by side in the last dimension. UsageError for a
-    mask that does not broadcast to the shape, and for one without a legal category in a column.
+    `counts` are the categories of each column; all columns are side by side in the last dimension. SpecValueError for
+    a mask that does not broadcast to the shape, UsageError for one without a legal category in a column.
     """
     found = torch.as_tensor(mask, dtype=torch.bool, device=device)
     try:
         wide = found.expand(*shape)
     except RuntimeError:
-        raise UsageError(f"the mask has the shape {list(found.shape)}, expected {list(shape)}") from None
+        raise SpecValueError(f"the mask has the shape {list(found.shape)}, expected {list(shape)}") from None
     if not all(bool(column.any(-1).all()) for column in wide.split(list(counts), -1)):
         raise UsageError("the mask leaves an element without a legal category")
     return wide.clone(memory_format=torch.contiguous_format)
@@ -995,9 +996,9 @@ class MultiOneHot(_OneHotSpec):
         super().__init__(nvec, shape, device, dtype, use_register, mask)
 
     @property
-    def nvec(self) -> torch.Tensor:
-        """The number of categories of each column, int64."""
-        return torch.tensor(self._counts)
+    def nvec(self) -> list[int]:
+        """The number of categories of each column."""
+        return list(self._counts)
 
     def _box(self) -> Box:
         return BoxList([CategoricalBox(count) for count in self._counts])

@@ -113,6 +113,10 @@ Key: TypeAlias = str | tuple[str, ...]
 _TOP_VALUES = "current_top_values.memmap"
 
 
+class NoRankError(MissingKeyError, AttributeError):
+    """Data to be written does not have the entry to rank by."""
+
+
 @counterpart
 class TensorDictMaxValueWriter(Writer):
     """Keeps the elements with the highest rank: a new element replaces the one with the lowest, if its own is higher.
@@ -128,7 +132,7 @@ class TensorDictMaxValueWriter(Writer):
 
     Raises:
         UsageError: (a ValueError) the reduction is unknown, or the storage has several dimensions.
-        MissingKeyError: (a KeyError) when written: the data does not have the entry.
+        NoRankError: (a KeyError and an AttributeError) when written: the data does not have the entry.
         SchemaError: (a RuntimeError) when written: a rank is nan, the data is not a tensordict, or elements have more
             than one batch dimension.
 
@@ -247,7 +251,7 @@ class TensorDictMaxValueWriter(Writer):
         found = data.get(self.rank_key, None)
         if not isinstance(found, torch.Tensor):
             names = ", ".join(map(str, data.keys(True, True))) or "nothing"
-            raise MissingKeyError(f"the data has no tensor {self.rank_key!r} to rank by, only {names}")
+            raise NoRankError(f"the data has no tensor {self.rank_key!r} to rank by, only {names}")
         if not found.numel():
             raise SchemaError(f"{self.rank_key!r} has the shape {list(found.shape)}: there is nothing to rank by")
         return found

@@ -102,6 +102,14 @@ def test_an_open_number_of_categories() -> None:
     assert spec.is_in(spec.rand((9,)))
 
 
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
+@pytest.mark.parametrize("spec", [Categorical(3), OneHot(3), MultiOneHot([1, 2]), MultiCategorical([1, 2])])
+def test_a_mask_of_another_shape_is_an_error_of_both_types(spec: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=r"the mask has the shape \[7\], expected \[3\]"):
+        spec.update_mask(torch.ones(7, dtype=torch.bool))
+    assert spec.mask is None
+
+
 def test_a_mask_rules_categories_out() -> None:
     torch.manual_seed(0)
     spec = Categorical(5, (2,), mask=EVEN)
@@ -313,7 +321,7 @@ def test_each_column_has_one_element_that_is_set() -> None:
     rows = [[0, 1, 1, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 1, 0], [1, 0, 0, 0, 0]]
     assert [spec.is_in(torch.tensor(row).bool()) for row in rows] == [True, False, False, False]
     assert spec.space == BoxList((CategoricalBox(2), CategoricalBox(3)))
-    assert spec.nvec.tolist() == [2, 3]
+    assert spec.nvec == [2, 3]
     assert not spec.is_in(torch.tensor([2, -1, 1, 0, 0], dtype=torch.bool).int())
 
 
