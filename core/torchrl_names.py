@@ -67,22 +67,27 @@ DIFFERENT: Mapping[str, str] = {
     "QueryModule": "`in_keys` is a list; the `aggregator` is a SipHash if none is given, also with a `hash_module`",
     "RayReplayBuffer": "Ray is its only transport: `transport='distributed'` is refused; after `close()` methods raise "
     "a RuntimeError, in TorchRL errors of Ray",
+    "ReplayBuffer": "a transform added with `invert=True` changes written data by its own `forward`, if it has one, in "
+    "TorchRL always by `_call`; `submit_update_if_present` returns when the update is done",
+    "ReplayBufferEnsemble": "draws other elements than TorchRL from the same seed",
     "RobotDatasetMetadata": "statistics given as integers become float32",
     "Sequence": "also takes a ListStorage that holds tensordicts",
     "SliceSampler": "`span=k` leaves up to k steps out, as with PrioritizedSliceSampler, in TorchRL slices have k "
-    "steps at least; a ListStorage of tensordicts and end flags with further dimensions are taken",
+    "steps at least; a ListStorage of tensordicts and end flags with further dimensions are taken; `fragmented` is "
+    "missing",
+    "SliceSamplerWithoutReplacement": "batches have no gaps where trajectories are shorter than a slice",
     "Stacked": "specs of one shape become a dense spec when they are stacked",
     "StackedComposite": "iterating yields keys, as of a Composite; `unbind` returns a tuple; `reshape`, `encode` and "
     "all indices work",
     "StreamingSliceSampler": "only `add` and `extend` make windows; in TorchRL `mark_update` does, too",
     "TensorDictMap": "has `out_keys` before the first write, too; a later value may lack or bring no entries",
     "TensorDictMaxValueWriter": "`get_insert_index` only says where `add` would write; in TorchRL it takes the place",
-    "TensorDictReplayBuffer": "`extend` without rows is refused, as by other buffers; in TorchRL only before there are "
-    "others; `sample(0)` is refused",
+    "TensorDictReplayBuffer": "`sample(0)` is refused",
     "TensorSpec": "`expand(-1)` keeps sizes other than 1; a list of True and False is a mask, as in torch",
     "Trajectory": "one of a buffer reads and transforms entries when they are used; a stack of several has no `length`",
     "Tree": "the root has a hash, and `vertices(key_type='hash')` are keyed by hashes",
-    "UniformActionTokenizer": "bounds that differ from `action_dim` in number are refused",
+    "UniformActionTokenizer": "bounds that differ from `action_dim` in number are refused; actions of half precision "
+    "are not rounded further",
     "validate_vla_tensordict": "looks at every instruction of a stack, and refuses text as actions",
 }
 """What has the same name in rbtool and behaves differently on purpose."""

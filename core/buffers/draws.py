@@ -300,14 +300,17 @@ class Prefetcher:
             if future is not None:
                 future.cancel()
 
-    def finish(self, drawing: contextlib.AbstractContextManager[Any], timeout: float | None) -> None:
-        """Wait for the batches in progress, which stay in the queue, and end the threads; see
-        `ReplayBuffer.shutdown`.
-        """
+    def wait(self, drawing: contextlib.AbstractContextManager[Any], timeout: float | None = None) -> list[Future[Any]]:
+        """Wait for the batches in progress, which stay in the queue, and return their futures."""
         with drawing:
             futures = [future for _, future in self._queue if future is not None]
         if waiting := wait(futures, timeout).not_done:
             raise TimeoutError(f"{len(waiting)} batches are still being made after {timeout} seconds")
+        return futures
+
+    def finish(self, drawing: contextlib.AbstractContextManager[Any], timeout: float | None) -> None:
+        """Wait for the batches in progress, and end the threads; see `ReplayBuffer.shutdown`."""
+        futures = self.wait(drawing, timeout)
         with drawing:
             pool, self._pool = self._pool, None
         if pool is not None:

@@ -15,6 +15,7 @@ import sys
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
 
@@ -40,7 +41,7 @@ from ..storages.columns import MappedView
 from ..torchrl_classes import counterpart
 from .data_loader import NestLayout, NestPiece, check_use, fetcher_asking, serve
 from .pytrees import map_tensors
-from .replay_buffer import ReplayBuffer, arguments_of
+from .replay_buffer import ReplayBuffer, arguments_of, completed
 
 _PLAIN = frozenset({torch.Tensor, MemoryMappedTensor, MappedView})
 _ALIGNMENT = 64
@@ -459,7 +460,12 @@ class RayBufferClient:
     empty = _there(ReplayBuffer.empty)
     mark_update = _there(ReplayBuffer.mark_update)
     update_if_present = _there(ReplayBuffer.update_if_present)
+    synchronize = _there(ReplayBuffer.synchronize)
     update_priority = _there(ReplayBuffer.update_priority)
+
+    def submit_update_if_present(self, **update: Any) -> Future[Any]:
+        """Update as `update_if_present` does; return a future of what became of it."""
+        return completed(functools.partial(self.update_if_present, **update))
 
     def update_tensordict_priority(self, data: Any) -> None:
         """Set the priorities of a sampled batch's elements; only its index, mask and priorities are sent."""

@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, overload
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
 import torch
@@ -99,6 +99,8 @@ from .pytrees import (
     without_arrays,
 )
 from .trajectories import Trajectory, TrajectoryPredicate, stored_trajectories
+
+_Found = TypeVar("_Found")
 
 
 @counterpart
@@ -188,6 +190,8 @@ class ReplayBuffer(Rebased):
     _revision = 0
     _ended = False
     _closed = False
+    _failed: BaseException | None = None
+    """The error of an update that was submitted, until `synchronize` raises it."""
     carries_info: ClassVar[bool] = False
     """Whether batches carry the sampler's info as entries."""
     draws_apart: ClassVar[bool] = False
@@ -768,6 +772,7 @@ class ReplayBuffer(Rebased):
         """Make the batch of a draw in the memory of `out`; without an intermediate copy if the batch is plain rows."""
         storage, added = self._storage, draw.info if self.carries_info else {}
         plain = draw.rows is None and self._reads_by_index and self.returns_rows
+        plain = plain and (not added or getattr(out, "batch_dims", 0) == 1)  # else info is repeated along the others
         if plain and all(type(value) is torch.Tensor for value in added.values()):
             return self._guard.read(lambda index: storage.read_into(out, index, added), draw.index)
         return fill(out, self.batch_of(draw), storage.may_hold)
@@ -1360,11 +1365,53 @@ class ReplayBuffer(Rebased):
                 `version` and `version_key` is given; or the version does not fit its entry. Nothing is changed by any
                 of these.
         """
+        return self._update_present(index, generation, patch, version_key, version, require_newer)
+
+    def submit_update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Any,
+        version_key: str | tuple[str, ...] | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+    ) -> Future[ConditionalUpdateResult]:
+        """Update as `update_if_present` does, after the batches that are being prepared ahead were made.
+
+        Those batches, which `sample` returns next, hold the earlier values; the ones after them are drawn from the
+        updated elements. The update is complete when this returns.
+
+        Returns:
+            A future with the result, or with the error that `update_if_present` raises; `synchronize` raises it, too.
+
+        Raises:
+            SchemaError: (a RuntimeError) `shutdown` was called.
+        """
+        if self._closed:
+            raise SchemaError("the buffer was shut down, and takes no further updates", hint="call update_if_present()")
+        if self._prefetcher is not None:
+            self._prefetcher.wait(self._sampling)
+        future = completed(partial(self._update_present, index, generation, patch, version_key, version, require_newer))
+        self._failed = future.exception() or self._failed
+        return future
+
+    def _update_present(
+        self, index: Any, generation: Any, patch: Any, version_key: Any, version: Any, require_newer: bool
+    ) -> ConditionalUpdateResult:
         require_flags(require_newer=require_newer)
         with self._guard:
             return update_present(
                 self._storage, self._writer, index, generation, patch, version_key, version, require_newer=require_newer
             )
+
+    def synchronize(self) -> None:
+        """Wait for the batches being prepared ahead, which stay in the queue; raise what failed in the background."""
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+        for future in () if self._prefetcher is None else self._prefetcher.wait(self._sampling):
+            future.result()
 
     # Trajectories -----------------------------------------------------------------------------------
 
@@ -2051,6 +2098,16 @@ _CONSUME = "consume_after_n_samples"
 
 
 _LATE = frozenset({"_storage", "_sampler", "_drawing", "_writer", "_transform", "_collate_fn", "_dim_extend"})
+
+
+def completed(act: Callable[[], _Found]) -> Future[_Found]:
+    """Call a function now; return a future with its result or its error."""
+    future: Future[_Found] = Future()
+    try:
+        future.set_result(act())
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 class _Listener:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError, WrongKindError, require_flags
 from ..samplers.base import Index, Sampler
@@ -149,8 +149,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 written.
             data: another name for `tensordicts`.
 
+        Returns:
+            The indices; see `ReplayBuffer.extend`. A batch without rows changes nothing and has the index `[0]`.
+
         Raises:
             UsageError: (a ValueError) the data is neither a tensordict nor such a nest.
+            SchemaError: (an IndexError) the batch has no rows, and the storage does not know its entries yet.
             SchemaError: (a RuntimeError) the priorities cannot be used; the elements are stored nevertheless.
         """
         given = data if tensordicts is None else tensordicts
@@ -189,6 +193,13 @@ class TensorDictReplayBuffer(ReplayBuffer):
         for part in (self.priority_key,) if isinstance(self.priority_key, str) else self.priority_key:
             data = data.get(part) if type(data) is dict else None
         return data is not None
+
+    def _extend_unless_none(self, data: Any) -> WriteResult:
+        dim, storage = self._dim_extend, self._storage
+        empty = is_tensor_collection(data) and 0 in data.shape[dim : dim + 1]
+        if not (empty and self._writer.writes and getattr(storage, "initialized", True)):
+            return super()._extend_unless_none(data)
+        return WriteResult(None, torch.empty(0 if storage.ndim == 1 else (0, storage.ndim), dtype=torch.int64))
 
     def flush(self) -> torch.Tensor:
         """Write the data that transforms hold back, and its priorities; see `ReplayBuffer.flush`."""
@@ -318,9 +329,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
             try:
                 if elements is not None:
                     for element, part in zip(elements, value, strict=True):
-                        element.set(key, _of_every_step(part[None], torch.Size([1, *element.shape]))[0])
+                        element.set(key, _of_every_step(part[None], element.unsqueeze(0))[0])
                     continue
-                batch.set(key, _of_every_step(value, batch.shape) if batch.ndim > 1 else value)
+                batch.set(key, _of_every_step(value, batch) if batch.ndim > 1 else value)
             except RuntimeError as error:
                 raise SchemaError(
                     f"{key!r} has the shape {list(value.shape)}, expected it to begin with the batch's, "
@@ -347,12 +358,19 @@ def _joined(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return torch.stack(parts, -1) if len(parts) > 1 else parts[0].unsqueeze(-1)
 
 
-def _of_every_step(value: Any, batch: torch.Size) -> Any:
-    """Repeat the info of elements, such as whole trajectories, along the remaining dimensions of a batch."""
-    if not isinstance(value, torch.Tensor) or value.shape[:1] != batch[:1] or value.shape[: len(batch)] == batch:
+def _of_every_step(value: Any, batch: TensorDictBase) -> Any:
+    """Repeat the info of elements, such as whole trajectories, along the remaining dimensions of a batch.
+
+    The values of each part of a lazy stack are contiguous.
+    """
+    size = batch.batch_size
+    if not isinstance(value, torch.Tensor) or value.shape[:1] != size[:1]:
         return value
-    steps = value.reshape(len(value), *[1] * (len(batch) - 1), *value.shape[1:])
-    return steps.expand(*batch, *value.shape[1:]).contiguous()
+    if value.shape[: len(size)] != size:
+        steps = value.reshape(len(value), *[1] * (len(size) - 1), *value.shape[1:])
+        value = steps.expand(*size, *value.shape[1:])
+    dim = batch.stack_dim if isinstance(batch, LazyStackedTensorDict) else 0
+    return value.movedim(dim, 0).contiguous().movedim(0, dim)
 
 
 def _tensordict_of(data: Any, ndim: int) -> TensorDictBase:

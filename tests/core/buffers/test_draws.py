@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 from waiting import HANG, run_threads
 
 import rbtool
@@ -608,6 +608,20 @@ def test_a_batch_that_is_filled_is_the_one_that_would_be_made(kind: str) -> None
         assert again.sample(32, out=out) is out
         assert (out == fresh.sample(32)).all()
     assert memory == {key: value.data_ptr() for key, value in out.items(True, True)}
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_batch_of_elements_with_dimensions_is_filled(lazy: bool) -> None:
+    agents = [TensorDict({"x": torch.rand(9, 2 + (lazy and number))}, [9]) for number in range(3)]
+    rows = LazyStackedTensorDict(*agents, stack_dim=1) if lazy else torch.stack(agents, 1)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(9), batch_size=4)
+    buffer.extend(rows)
+    out = buffer.sample()
+    before = out.clone()
+    assert buffer.sample(out=out) is out
+    assert not torch.equal(out["index"], before["index"])
+    for number, agent in enumerate(agents):
+        assert torch.equal(out[:, number]["x"], agent["x"][out["index"][:, number]])
 
 
 @pytest.mark.usefixtures("_loops")

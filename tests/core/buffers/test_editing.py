@@ -616,6 +616,44 @@ def test_batches_are_updated_until_they_are_overwritten(kind: str, tmp_path: Any
         assert update(buffer, [0], [2]).stale_count == 1
 
 
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_submitted_updates_come_after_the_batches_prepared_ahead(prefetch: int | None) -> None:
+    buffer = ring(4, prefetch=prefetch)
+    batch = buffer.sample()
+    handle = {"index": batch["index"], "generation": batch["index_generation"]}
+    future = buffer.submit_update_if_present(**handle, patch={"value": torch.full((4,), 50)})
+    assert future.done()
+    assert future.result().updated_count == 4
+    buffer.synchronize()
+    old = [buffer.sample()["value"].max() < 50 for _ in range(prefetch or 0)]
+    assert old == [True] * (prefetch or 0)
+    changed = buffer.storage[:]["value"] == 50
+    batch = buffer.sample()
+    assert torch.equal(batch["value"] == 50, changed[batch["index"]])
+
+
+def test_synchronize_raises_what_failed_once() -> None:
+    buffer = ring(4, prefetch=2)
+    handle = {"index": torch.arange(2), "generation": torch.zeros(2, dtype=torch.int64)}
+    failed = buffer.submit_update_if_present(**handle, patch={"unknown": torch.ones(2)})
+    assert isinstance(failed.exception(), KeyError)
+    with pytest.raises(KeyError, match="unknown"):
+        buffer.synchronize()
+    buffer.synchronize()
+    with pytest.raises(TypeError, match="generation"):
+        buffer.submit_update_if_present(index=torch.arange(2), patch={})
+    buffer.shutdown()
+    buffer.synchronize()
+    with pytest.raises(RuntimeError, match="was shut down"):
+        buffer.submit_update_if_present(**handle, patch={})
+
+
+def test_synchronize_makes_no_parts() -> None:
+    buffer = TensorDictReplayBuffer(delayed_init=True)
+    buffer.synchronize()
+    assert not buffer.initialized
+
+
 def test_slice_samplers_see_the_change() -> None:
     buffer = ring(6, sampler=SliceSampler(slice_len=2, traj_key="value"))
     with pytest.raises(RuntimeError, match="long enough"):

@@ -392,6 +392,69 @@ def _dense_rewards(home: Any) -> Any:
     return rewards(td) is td, rewards.in_keys, rewards.out_keys, td["next", "reward"].flatten().tolist()
 
 
+def _without_rows(home: Any) -> Any:
+    buffer = home.TensorDictReplayBuffer(storage=home.LazyTensorStorage(9))
+    with pytest.raises(IndexError):
+        buffer.extend(_episodes(3)[:0])
+    buffer.extend(_episodes(3))
+    index = buffer.extend(_episodes(3)[:0])
+    return index.shape, index.dtype, len(buffer), buffer.write_count
+
+
+def _submitted(home: Any) -> Any:
+    writer = home.TensorDictRoundRobinWriter(track_generations=True)
+    buffer = home.TensorDictReplayBuffer(storage=home.LazyTensorStorage(4), writer=writer, batch_size=4, prefetch=2)
+    index = buffer.extend(_episodes(4))
+    buffer.sample()
+    handle = {"index": index, "generation": buffer.writer.generations_of(index)}
+    found = buffer.submit_update_if_present(**handle, patch={("next", "reward"): torch.zeros(4, 1)}).result()
+    buffer.synchronize()
+    return found.updated.tolist(), [float(buffer.sample()["next", "reward"].sum()) for _ in range(4)]
+
+
+def _transformed(home: Any, invert: bool, **methods: int) -> Any:
+    def added(number: int) -> Any:
+        return lambda _, td: td.set("episode", td["episode"] * 10 + number)
+
+    kind = type("Custom", (transforms.Transform,), {name: added(number) for name, number in methods.items()})
+    buffer = home.TensorDictReplayBuffer(storage=home.LazyTensorStorage(9), batch_size=3)
+    buffer.append_transform(kind(), invert=invert)
+    given = _episodes(1, 1)
+    buffer.extend(given)
+    buffer.add(_episodes(1)[0])
+    buffer[1:2] = _episodes(1)
+    return [(td["episode"].tolist(), sorted(td.keys())) for td in (given, buffer.storage[:], buffer[:], buffer[0:2])]
+
+
+def _goals(home: Any, strategy: str) -> Any:
+    torch.manual_seed(3)
+    buffer = home.HERReplayBuffer(
+        lambda td: (td["goal"] - td["achieved"]).abs(), strategy=strategy, goal_key="goal",
+        achieved_goal_key="achieved", storage=home.LazyTensorStorage(20), batch_size=8,
+    )  # fmt: skip
+    count = torch.arange(15.0).unsqueeze(-1)
+    buffer.extend(_episodes(4, 5, 6).set("goal", -count).set("achieved", count))
+    return [buffer.sample()["goal"].flatten().tolist() for _ in range(3)]
+
+
+def _first_steps(home: Any, name: str, key: Any) -> Any:
+    torch.manual_seed(0)
+    sampler = getattr(home, name)(slice_len=2, init_key=key)
+    buffer = home.TensorDictReplayBuffer(storage=home.LazyTensorStorage(20), sampler=sampler, batch_size=4)
+    buffer.extend(_episodes(4, 5).set("is_init", torch.zeros(9, 1).bool()).set("first", torch.zeros(9, 1).bool()))
+    batch = buffer.sample()
+    return [batch[entry].flatten().tolist() for entry in ("index", "is_init", "first")]
+
+
+def _tokens(home: Any, bins: int) -> Any:
+    low, high = torch.tensor([-1.0, -0.3]), torch.tensor([1.0, 0.7])
+    tokenizer = home.UniformActionTokenizer(bins, low=low, high=high)
+    tokens = tokenizer.encode(
+        torch.arange(-1000, 1001).div(1000).unsqueeze(-1).expand(-1, 2)
+    )  # many are bounds of bins
+    return tokens.tolist(), tokenizer.decode(tokens).tolist(), tokenizer.low.dtype
+
+
 def _not_built(home: Any) -> Any:
     made = (
         home.ReplayBuffer(storage=one, delayed_init=True) for one in (home.ListStorage(5), lambda: home.ListStorage(5))
@@ -405,7 +468,20 @@ def _not_built(home: Any) -> Any:
         *(partial(_keys_of_slices, lengths=lengths) for lengths in ((5, 5), (2, 5))),
         lambda home: _keys_of_slices(home, (5, 5), "episode"),
         *(partial(_lanes, kind=kind) for kind in ("LazyTensorStorage", "LazyMemmapStorage")),
-        _empty, _new_entry, _dense_rewards, _not_built,
+        _empty, _new_entry, _dense_rewards, _not_built, _without_rows, _submitted,
+        *(
+            partial(_transformed, invert=invert, **methods)
+            for invert in (False, True)
+            for methods in ({"_call": 1}, {"_inv_call": 2}, {"inv": 3}, {"inv": 3, "_inv_call": 2}, {"_step": 4})
+        ),
+        partial(_transformed, invert=False, forward=5, _call=1),
+        *(partial(_goals, strategy=strategy) for strategy in ("future", "final", "episode", "random")),
+        *(
+            partial(_first_steps, name=name, key=key)
+            for name in ("SliceSampler", "SliceSamplerWithoutReplacement")
+            for key in ("is_init", "first", "unknown", None)
+        ),
+        *(partial(_tokens, bins=bins) for bins in (8, 255, 256)),
         lambda home: isinstance(home.SliceSampler(slice_len=2, replacement=False), home.SamplerWithoutReplacement),
     ],
 )  # fmt: skip

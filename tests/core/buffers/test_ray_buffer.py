@@ -470,6 +470,9 @@ def test_the_members_of_a_buffer_are_those_in_the_actor(ray: Any) -> None:
     patch = {"number": torch.full((5,), 7)}
     result = buffer.update_if_present(index=batch["index"], generation=batch["index_generation"], patch=patch)
     assert result.updated.all()
+    submitted = buffer.submit_update_if_present(index=batch["index"], generation=batch["index_generation"], patch=patch)
+    assert submitted.result().updated.all()
+    buffer.synchronize()
     assert buffer.read_all_in_order(3).shape == (3,)
     assert sorted(buffer["number"].tolist()).count(7) >= 5
     buffer.write_all(rows(50, 2).set("episode", torch.zeros(2, dtype=torch.int64)))

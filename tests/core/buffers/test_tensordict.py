@@ -18,6 +18,7 @@ from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorag
 from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.transforms.base import Transform
+from rbtool.core.writers.base import ImmutableDatasetWriter
 from rbtool.core.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 
 
@@ -95,6 +96,33 @@ def test_the_data_has_the_name_of_torchrl_and_ours(kind: Any, name: str) -> None
     assert buffer.extend(**{name: data}).tolist() == buffer.extend(data).sub(3).remainder(5).tolist() == [0, 1, 2]
     with pytest.raises(TypeError):
         buffer.extend(tensordict=data)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+@pytest.mark.parametrize("transform", [None, lambda rows: rows])
+def test_a_batch_without_rows_changes_nothing(storage: Any, transform: Any) -> None:
+    buffer = TensorDictReplayBuffer(storage=storage(10), transform=transform)
+    buffer.extend(steps(3))
+    index = buffer.extend(steps(0))
+    assert (index.shape, index.dtype) == ((0,), torch.int64)
+    assert (len(buffer), buffer.write_count, buffer.writer.cursor) == (3, 3, 3)
+    buffer.extend(steps(3)[:0], update_priority=True)
+    assert buffer.extend(steps(1)).tolist() == [3]
+
+
+def test_a_batch_without_rows_of_several_dimensions() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
+    buffer.extend(steps(6).reshape(2, 3))
+    assert buffer.extend(steps(0).reshape(2, 0)).shape == (0, 2)
+    assert len(buffer) == 6
+
+
+def test_a_batch_without_rows_is_refused_where_entries_are_unknown_or_writes_are() -> None:
+    with pytest.raises(IndexError, match="found none"):
+        TensorDictReplayBuffer(storage=LazyTensorStorage(10)).extend(steps(0))
+    fixed = TensorDictReplayBuffer(storage=TensorStorage(steps(3)), writer=ImmutableDatasetWriter())
+    with pytest.raises(RuntimeError, match="allow writing"):
+        fixed.extend(steps(0))
 
 
 def test_a_dict_of_several_dimensions_has_those_of_the_storage() -> None:
