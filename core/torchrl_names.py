@@ -59,6 +59,8 @@ DIFFERENT: Mapping[str, str] = {
     "not IndexError; `len` counts a step that several rollouts share once",
     "MultiStep": "takes done flags and rewards with further dimensions; windows end before steps that "
     '`("collector", "mask")` leaves out; `"multi_step"` holds the flags of the last step of each window',
+    "OpenVLAImagePreprocessor": "`backend='pil'` compresses images before it resizes them, as the others do; in "
+    "TorchRL after",
     "PrioritizedSampler": "grows to a larger storage, with a warning; TorchRL never draws the rows beyond",
     "PrioritizedSliceSampler": "a `span` of a whole slice or more is refused",
     "NonTensor": "equality compares shapes, too; with `batched`, a nested example has a datum for each element",

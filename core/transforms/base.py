@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any, Protocol
 
@@ -369,7 +369,7 @@ def _inward(transform: Any, data: Any) -> Any:
 def _overrides(transform: Any, name: str, other: str) -> bool:
     """Whether the class overrides a method of TorchRL's transforms, but not another one beside it."""
     kinds = (vars(kind) for kind in type(transform).__mro__)
-    found = next((names for names in kinds if name in names or other in names), {})
+    found: Mapping[str, Any] = next((names for names in kinds if name in names or other in names), {})
     return name in found and other not in found
 
 
