@@ -102,11 +102,7 @@ def _of_shards(storage: StreamStorage, keys: Sequence[Key], rows: torch.Tensor) 
 def _entries(storage: Storage, keys: Sequence[Key], rows: torch.Tensor) -> list[torch.Tensor | None]:
     if isinstance(storage, StreamStorage):
         return _of_shards(storage, keys, rows)
-    return (
-        [gathered(storage, key, rows) for key in keys]
-        if has_columns(storage)
-        else storage.read_entries(keys, rows)
-    )
+    return [gathered(storage, key, rows) for key in keys] if has_columns(storage) else storage.read_entries(keys, rows)
 
 
 class Ages(Protocol):
