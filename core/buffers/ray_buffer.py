@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Self, TypeVar, overload
 
 import cloudpickle
 import numpy as np
@@ -483,6 +483,14 @@ class RayBufferClient:
     next = _there(ReplayBuffer.next)
     query = _there(ReplayBuffer.query)
     read_all_in_order = _there(ReplayBuffer.read_all_in_order)
+
+    @overload
+    def sample(
+        self, batch_size: int | None = None, *, return_info: Literal[True], **options: Any
+    ) -> tuple[Any, dict[Any, Any]]: ...
+
+    @overload
+    def sample(self, batch_size: int | None = None, **options: Any) -> Any: ...
 
     def sample(self, batch_size: int | None = None, **options: Any) -> Any:
         """Draw a batch; with `return_info`, return a pair `(batch, info)`. UsageError (a ValueError) for `out`."""

@@ -826,6 +826,14 @@ class ReplayBuffer(Rebased):
 
     # Sampling --------------------------------------------------------------------------------------
 
+    @overload
+    def sample(
+        self, batch_size: int | None = None, *, return_info: Literal[True], out: Any = None
+    ) -> tuple[Any, dict[Any, Any]]: ...
+
+    @overload
+    def sample(self, batch_size: int | None = None, return_info: bool = False, *, out: Any = None) -> Any: ...
+
     def sample(self, batch_size: int | None = None, return_info: bool = False, *, out: Any = None) -> Any:
         """Draw a batch.
 

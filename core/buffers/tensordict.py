@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.context import get_spawning_popen
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, overload
 
 import numpy as np
 import torch
@@ -295,6 +295,26 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return None if priority is None else priority.detach()
 
     # Sampling --------------------------------------------------------------------------------------
+
+    @overload  # type: ignore[override]  # mypy compares the overloads one by one
+    def sample(
+        self, batch_size: int | None = None, *, return_info: Literal[True], out: Any = None
+    ) -> tuple[TensorDictBase, dict[Any, Any]]: ...
+
+    @overload
+    def sample(
+        self, batch_size: int | None = None, return_info: Literal[False] = False, *, out: Any = None
+    ) -> TensorDictBase: ...
+
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        include_info: bool | None = None,
+        *,
+        out: Any = None,
+    ) -> Any: ...
 
     def sample(
         self,

@@ -150,41 +150,66 @@ def load_dataset(
     skip_bad: bool = False,
     **options: Unpack[ReaderOptions],
 ) -> DatasetReplayBuffer | ReplayBufferEnsemble:
-    """Open a stored dataset (a path or `source:id`) as a `TensorDictReplayBuffer`, or a mixture as an ensemble.
+    """Open a stored dataset as a `TensorDictReplayBuffer`, or a mixture of datasets as a `ReplayBufferEnsemble`.
 
-    - `dataset`: a path, `source:id`, or a name that `register_dataset` knows; TorchRL's name `dataset_id` is accepted.
-      Checkpoints of steps and exports to `h5`, `npz` or `parquet` are opened too: their rows are read into memory,
-      while a dataset may be larger than memory.
-    - `batch_size`: how many elements `sample()` and iteration return.
-    - `sampler`, `sample_unit`, `transform`, `collate_fn`, `pin_memory`, `prefetch`: as for `ReplayBuffer`.
-    - `windows`: which entries have the steps around each sampled step, as `{"action": (0, 16)}`, and which steps;
-      `Windows` explains them. Seconds are those of a dataset that states its frames a second, as LeRobot's do.
-    - `split_trajs`: elements are whole trajectories, padded to one length, with a `"mask"`.
-    - `seed`: the same seed draws the same batches, with any `prefetch`; each worker of a `DataLoader` derives a stream
-      of its own from it. By default a fresh seed is drawn, also in every process that receives a copy. The buffer
-      always has a generator, so a checkpoint of it continues with the very same batches.
-    - `mode`: with `"c"` edits of rows stay in this process, with `"r+"` they are written to the dataset. Edits of
-      batches never reach the disk. Nothing can be added.
-    - `verify`: first compare all files with their digests.
-    - `decode_video`: decode the frames of kept videos in each batch.
-    - `root`: the storage root. Nothing is downloaded.
-    - `streaming`: read the dataset shard by shard, a few shards ahead. It may be on a hub, `hf://OWNER/NAME[@REVISION]`,
-      or belong to a source without being stored. The sampler is a `StreamSampler` or a `StreamSliceSampler`.
-    - `cache_size`: how much the shards of a stream may take below the storage root, such as `2GB`.
-    - `skip_bad`: leave out episodes and shards of a stream that cannot be read; warnings and
-      `buffer.storage.left_out` name them.
-    - `options`: of a stream, the options of the source's reader, as for `download`.
+    A mixture is a file that `rbtool mix` wrote. Its ensemble has `batch="exact"`: a batch has `batch_size` elements in
+    all. Each dataset gets a copy of the sampler, and of the transforms at the front that look back, like
+    `StoredFrameStack`; the ensemble has the others. Each dataset has its own `windows`, too.
 
-    A mixture, a file that `rbtool mix` wrote, becomes a `ReplayBufferEnsemble` of its datasets with `batch="exact"`:
-    a batch has `batch_size` elements in all. Each dataset gets a copy of the sampler, and of the transforms at the
-    front that look back, like `StoredFrameStack`; the ensemble has the others. Each has its own `windows`, too.
+    Args:
+        dataset: a path, `source:id`, or a name that `register_dataset` knows; TorchRL's name `dataset_id` is accepted.
+            Checkpoints of steps and exports to `h5`, `npz` or `parquet` are opened too: their rows are read into
+            memory, while a dataset may be larger than memory.
+        batch_size: how many elements `sample()` and iteration return.
+        sampler: a `Sampler` or a callable that makes one; default `RandomSampler()`, for a stream `StreamSampler()`.
+        sample_unit: a `SampleUnit` that expands each drawn element; `Sequence(8)` expands it to 8 steps of its episode.
+        transform: a `Transform` of rbtool or TorchRL, a module or any callable, which is applied to batches.
+        windows: which entries have the steps around each sampled step, as `{"action": (0, 16)}`, and which steps;
+            `Windows` explains them. Seconds are those of a dataset that states its frames a second, as LeRobot's do.
+        collate_fn: makes a batch of the rows that the storage returns.
+        pin_memory: whether batches are put in page-locked memory, for fast copies to an accelerator.
+        prefetch: how many batches are prepared ahead, in as many threads; needs `batch_size`.
+        split_trajs: whether elements are whole trajectories, padded to one length, with a `"mask"`.
+        seed: the same seed draws the same batches, with any `prefetch`; each worker of a `DataLoader` derives a stream
+            of its own from it. By default a fresh seed is drawn, also in every process that receives a copy. The
+            buffer always has a generator, so a checkpoint of it continues with the very same batches.
+        mode: with `"c"` edits of rows stay in this process, with `"r+"` they are written to the dataset. Edits of
+            batches never reach the disk. Nothing can be added.
+        verify: whether all files are compared with their digests first.
+        decode_video: whether the frames of kept videos are decoded in each batch.
+        root: the folder of stored datasets; default `RBTOOL_HOME`, or else the cache folder of the platform. Nothing
+            is downloaded.
+        streaming: whether the dataset is read shard by shard, a few shards ahead. It may be on a hub,
+            `hf://OWNER/NAME[@REVISION]`, or belong to a source without being stored. The sampler is a `StreamSampler`
+            or a `StreamSliceSampler`.
+        cache_size: how much the shards of a stream may take below the storage root: bytes, or text such as `"2GB"`.
+        skip_bad: whether episodes and shards of a stream that cannot be read are left out; warnings and
+            `buffer.storage.left_out` name them.
+        **options: of a stream, the options of the source's reader, as for `download`.
 
-    DatasetNotFoundError (a FileNotFoundError) explains how to fetch a dataset that is missing; it is a ValueError, too,
-    if no source has such a name. UsageError (a ValueError) for saved buffers, raw datasets of other libraries, datasets
-    without steps, `verify` without digests, rows of a checkpoint or an export that do not fit into memory, and
-    arguments that make no sense; MissingKeyError (a KeyError) for a window of an entry that does not exist; FormatError
-    and CorruptDataError for files that cannot be read or were changed since they were mixed; SchemaError (a
-    RuntimeError) for a mixture of datasets with different fields, and for a batch size that slices do not divide.
+    Returns:
+        The buffer. Its elements are steps, or trajectories with `split_trajs`; `sample()` returns a tensordict
+        `[batch_size]`, or `[batch_size, steps]`.
+
+    Raises:
+        DatasetNotFoundError: (a FileNotFoundError) the dataset is missing; the hint says how to fetch it. It is a
+            ValueError, too, if no source has such a name.
+        UsageError: (a ValueError) the path holds saved buffers, raw data of another library or a dataset without steps;
+            `verify` without digests; rows of a checkpoint or an export that do not fit into memory; arguments that
+            contradict each other.
+        MissingKeyError: (a KeyError) there is no such entry for a window.
+        FormatError, CorruptDataError: files cannot be read, or were changed since they were mixed.
+        SchemaError: (a RuntimeError) the datasets of a mixture have different fields, or slices do not divide the batch
+            size.
+
+    >>> from pathlib import Path
+    >>> from rbtool import SliceSampler
+    >>> from rbtool.core.testing.datasets import write_walks
+    >>> written = write_walks(Path("walks"), [(50, "terminated"), (40, "truncated")])
+    >>> buffer = load_dataset("walks", batch_size=32, sampler=SliceSampler(slice_len=8), seed=0)
+    >>> batch = buffer.sample()
+    >>> batch.shape, batch["next", "reward"].shape, len(buffer)
+    (torch.Size([32]), torch.Size([32, 1]), 90)
     """
     generator = generator_of(secrets.randbits(63) if seed is None else seed)
     storage_of = functools.partial(_storage, mode=mode, split_trajs=split_trajs, verify=verify)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, overload
 
 import torch
+from tensordict import TensorDictBase
 
 from ..buffers.checkpoint import BackgroundDump, SavedParts
 from ..buffers.ensemble import Joiner, Policy, ReplayBufferEnsemble, part_of_index, schema_of
@@ -169,6 +170,17 @@ class OfflineToOnlineReplayBuffer(Rebased):
     def extend(self, data: Any) -> torch.Tensor:
         """Write a batch to the ring; return the indices of its elements, int64 `[n]`."""
         return self.online_buffer.extend(data)
+
+    @overload
+    def sample(
+        self, batch_size: int | None = None, *, return_info: Literal[True]
+    ) -> tuple[TensorDictBase, dict[Any, Any]]: ...
+
+    @overload
+    def sample(self, batch_size: int | None = None, return_info: Literal[False] = False) -> TensorDictBase: ...
+
+    @overload
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any: ...
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw a batch; with `return_info`, a pair of batch and info.

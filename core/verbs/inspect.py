@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Unpack, overload
 
 import numpy as np
 
@@ -259,6 +259,30 @@ class InspectResult(Result):
     first_episode: int | None
     problems: tuple[str, ...] = ()
     transfers: tuple[Transfer, ...] = ()
+
+
+@overload
+def inspect(
+    dataset: str | os.PathLike[str],
+    *,
+    episode: int,
+    head: int | None = None,
+    format: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+    **options: Unpack[ReaderOptions],
+) -> InspectResult: ...
+
+
+@overload
+def inspect(
+    dataset: str | os.PathLike[str],
+    *,
+    episode: None = None,
+    head: int | None = None,
+    format: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+    **options: Unpack[ReaderOptions],
+) -> InspectResult | ColumnsResult | MixResult | PartsResult | EnsembleResult | BufferResult: ...
 
 
 @suggests_keywords(*ReaderOptions.__annotations__)
