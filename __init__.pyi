@@ -1,4 +1,4 @@
-"""The public names of rbtool and where they are defined: the one list of them, read when rbtool is imported."""
+"""The public names, for type checkers: docs/tools/generated_pages.py makes it of `__init__.py`."""
 
 from .converters.atari.replay import AtariDQNExperienceReplay as AtariDQNExperienceReplay
 from .converters.d4rl.replay import D4RLExperienceReplay as D4RLExperienceReplay
@@ -208,7 +208,7 @@ from .core.verbs.env import env as env
 from .core.verbs.export import export as export
 from .core.verbs.frames import frames as frames
 from .core.verbs.inspect import inspect as inspect
-from .core.verbs.list import list_datasets
+from .core.verbs.list import list as list
 from .core.verbs.list import list_remote as list_remote
 from .core.verbs.merge import merge as merge
 from .core.verbs.migrate import migrate as migrate
@@ -247,5 +247,3 @@ from .core.writers.base import WriterEnsemble as WriterEnsemble
 from .core.writers.max_value import TensorDictMaxValueWriter as TensorDictMaxValueWriter
 from .core.writers.round_robin import RoundRobinWriter as RoundRobinWriter
 from .core.writers.round_robin import TensorDictRoundRobinWriter as TensorDictRoundRobinWriter
-
-list = list_datasets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -101,6 +102,20 @@ def test_every_verb_has_a_manual_page_of_plain_requests() -> None:
         requests = set(re.findall(r"^(\.\S*)", page, re.MULTILINE))
         assert {".TH", ".SH"} <= requests <= {".TH", ".SH", ".TP", ".PP", ".B", ".nf", ".fi"}
         assert not re.search(r"^'|(?<!\\)-", page.partition(".SH NAME")[2], re.MULTILINE)
+
+
+def test_type_checkers_see_the_names_of_the_list() -> None:
+    assert (ROOT / "__init__.pyi").read_text(encoding="utf-8") == generated_pages.stub()
+    for home, names in ((home, names) for homes in rbtool._NAMES.values() for home, names in homes.items()):
+        module = importlib.import_module(home, "rbtool")
+        assert all(name in vars(module) for name in names.split()), home
+
+
+def test_the_groups_of_public_names_are_in_the_reference_and_in_the_help() -> None:
+    page = generated_pages.api_page()
+    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == [*rbtool._NAMES]
+    assert "::: rbtool.core.samplers.slices.SliceSampler\n" in page.split("\n## Samplers\n")[1].split("\n## ")[0]
+    assert "\n\nTransforms: " in (rbtool.__doc__ or "")
 
 
 def test_every_part_on_the_floors_exists() -> None:

@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,38 @@ def test_a_star_import_hides_nothing_of_pythons() -> None:
 
 def test_the_names_of_the_flags_are_those_of_torchrl() -> None:
     assert rbtool.DEFAULT_DONE_KEYS == ("done", "truncated", "terminated")
+
+
+# A clone beside the script ------------------------------------------------------------------------
+
+VERSION = "import rbtool; print(rbtool.__version__)"
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The folder above a clone of another version, of which there is only what is imported at once."""
+    (tmp_path / "rbtool/core").mkdir(parents=True)
+    shutil.copy(rbtool.__file__, tmp_path / "rbtool")
+    (tmp_path / "rbtool/core/__init__.py").write_text('__version__ = "cloned"')
+    (tmp_path / "train.py").write_text(VERSION)
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", [["-c", VERSION], ["train.py"], ["-m", "rbtool", "--version"]])
+def test_an_installed_rbtool_is_imported_and_not_a_clone_beside_the_script(words: list[str], clone: Path) -> None:
+    done = subprocess.run([sys.executable, *words], cwd=clone, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == rbtool.__version__
+
+
+@pytest.mark.parametrize(("words", "path"), [(["-S", "train.py"], ""), (["train.py"], ".")])
+def test_a_clone_stays_where_nothing_is_installed_or_the_path_names_its_place(
+    words: list[str], path: str, clone: Path
+) -> None:
+    variables = os.environ | {"PYTHONPATH": path and str(clone)}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=clone, env=variables, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "cloned\n"
 
 
 # First uses ---------------------------------------------------------------------------------------

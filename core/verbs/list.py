@@ -67,6 +67,9 @@ def list_datasets(pattern: str | None = None, *, root: str | os.PathLike[str] | 
     return ListResult(root=folder, datasets=tuple(sorted(found, key=lambda entry: entry.name)))
 
 
+list = list_datasets  # its public name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadableFormat:
     """A format that can be read: how files are recognised, what ends an episode, and what it needs.
@@ -208,7 +211,7 @@ def list_remote(
         fetched=catalogue.fetched,
         age=round(catalogue_age(catalogue), 1),
         cached=catalogue is known,
-        datasets=tuple(_entries(catalogue, source, folder, pattern)),
+        datasets=_entries(catalogue, source, folder, pattern),
         problems=catalogue.problems,
     )
 
@@ -236,8 +239,8 @@ def _fetched(source: Source, known: Catalogue | None, progress: Progress) -> Cat
     return catalogue
 
 
-def _entries(catalogue: Catalogue, source: str, root: Path, pattern: str | None) -> list[RemoteEntry]:
-    return [
+def _entries(catalogue: Catalogue, source: str, root: Path, pattern: str | None) -> tuple[RemoteEntry, ...]:
+    return tuple(
         RemoteEntry(
             name=name,
             bytes=entry.bytes,
@@ -247,4 +250,4 @@ def _entries(catalogue: Catalogue, source: str, root: Path, pattern: str | None)
         )
         for entry in catalogue.entries
         if fits(name := f"{source}:{entry.id}", pattern)
-    ]
+    )

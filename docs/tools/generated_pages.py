@@ -33,6 +33,7 @@ __all__ = [
     "manual",
     "result_classes",
     "rules_table",
+    "stub",
     "torchrl_table",
 ]
 
@@ -193,24 +194,33 @@ def _first_paragraph(thing: Any) -> str:
 
 
 def api_page() -> str:
-    """Every public name of `rbtool`, grouped by the part of the library that defines it."""
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name in [*rbtool.__all__, "list"]:
-        found = getattr(rbtool, name)
-        home = getattr(found, "__module__", None)
-        if home is None or not home.startswith("rbtool"):
-            continue  # constants, and verbs that are modules
-        groups[home.split(".")[2]].append(
-            f"{home}.{getattr(found, '__qualname__', name)}"
-        )  # an instance has its own name
-    for verb in ("cache", "checkpoint"):
-        module = importlib.import_module(f"rbtool.core.verbs.{verb}")
-        groups["verbs"] += [f"{module.__name__}.{name}" for name in ("ls", "prune", "rm", "save", "load", "verify")
-                            if callable(getattr(module, name, None))]  # fmt: skip
+    """Every public name of `rbtool`, by what people do with them."""
     text = ["# Python API", "", "All names are attributes of `rbtool`; the path of each shows where it is defined."]
-    for group, names in sorted(groups.items()):
-        text += ["", f"## {group}"]
-        text += [f"\n::: {name}" for name in dict.fromkeys(names)]
+    for title, homes in rbtool._NAMES.items():
+        named = [(name, getattr(rbtool, name)) for names in homes.values() for name in names.split()]
+        for _, verb in filter(lambda one: inspect.ismodule(one[1]), named[:]):
+            named += [
+                (name, vars(verb)[name])
+                for name in ("ls", "prune", "rm", "save", "load", "verify")
+                if name in vars(verb)
+            ]
+        places = [
+            f"{found.__module__}.{getattr(found, '__qualname__', name)}"  # an instance has its own name
+            for name, found in named
+            if getattr(found, "__module__", "").startswith("rbtool.")  # not constants, and verbs that are modules
+        ]
+        text += ["", f"## {title}", *(f"\n::: {place}" for place in dict.fromkeys(places))]
+    return "\n".join(text) + "\n"
+
+
+def stub() -> str:
+    """`__init__.pyi`, which shows the public names to type checkers."""
+    homes = sorted((home, names) for homes in rbtool._NAMES.values() for home, names in homes.items())
+    text = [
+        '"""The public names, for type checkers: docs/tools/generated_pages.py makes it of `__init__.py`."""',
+        "",
+    ]
+    text += [f"from {home} import {name} as {name}" for home, names in homes for name in names.split()]
     return "\n".join(text) + "\n"
 
 
@@ -347,5 +357,6 @@ if __name__ == "__main__":
         for name, page in manual().items():
             (folder / name).write_text(page, encoding="utf-8")
         raise SystemExit
+    (ROOT / "__init__.pyi").write_text(stub(), encoding="utf-8")
     for path in sorted((ROOT / "docs").rglob("*.md")):
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

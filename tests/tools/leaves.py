@@ -166,19 +166,21 @@ def _beside() -> dict[str, str]:
 
 @functools.cache
 def _public() -> dict[str, str]:
-    """Return the file of each public name, from the list of them."""
-    homes: dict[str, str] = {}
-    for line in _lines("__init__.pyi"):
-        words = line.split()
-        if words[:1] == ["from"]:
-            home = f"rbtool{words[1]}"
-            homes[words[-1]] = _modules().get(f"{home}.{words[-1]}") or _modules()[home]
-        elif words[1:2] == ["="]:
-            homes[words[0]] = homes[words[2]]
-    return homes
+    """Return the file of each public name, from the list that is made of the table of them."""
+    return {line.split()[-1]: file for line in _lines("__init__.pyi") if (file := _home(line))}
+
+
+def _home(line: str) -> str | None:
+    """Return the file that a line of `__init__.pyi` imports from."""
+    words = line.split()
+    if words[:1] != ["from"]:
+        return None
+    home = f"rbtool{words[1]}"
+    return _modules().get(f"{home}.{words[-1]}") or _modules()[home]
 
 
 _NAMED = re.compile(r"\brbtool((?:\.\w+)+)")
+_LISTED = re.compile(r'( {8}"\.[\w.]+": )("[\w ]+"|\([^)]+\)),\n')
 _FROM = re.compile(r"\bfrom rbtool((?:\.\w+)*) import \(?([\w, ]+)")
 _DECLARED = re.compile(r' {4}"\w+": "rbtool\.([\w.]+):\w+",\n')
 
@@ -334,9 +336,8 @@ def copy(folder: Path, names: Collection[str]) -> None:
     for leaf in falling(names):
         for one in leaves()[leaf].paths:
             shutil.rmtree(target / one, ignore_errors=True)  # data files of packages
-    kept = [line for line in _lines("__init__.pyi") if not _is_of(gone, line)]
-    homes = {line.split()[-1] for line in kept if line.startswith("from ")}
-    _replace(target / "__init__.pyi", [one for one in kept if one.split()[1:2] != ["="] or one.split()[2] in homes])
+    _replace(target / "__init__.pyi", [line for line in _lines("__init__.pyi") if _home(line) not in gone])
+    _replace(target / "__init__.py", [_LISTED.sub(lambda entry: _entry(entry, gone), "".join(_lines("__init__.py")))])
     for path in ("core/declarations.py", "cli/words.py"):
         _replace(target / path, [one for one in _lines(path) if not _declared(one) & gone])
     kept = [line for line in _lines("pyproject.toml") if not _package(line) & gone]
@@ -362,13 +363,11 @@ def _replace(path: Path, lines: list[str]) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def _is_of(gone: Collection[str], line: str) -> bool:
-    """Say whether a line of the list of public names imports from a file that is gone."""
-    words = line.split()
-    if words[:1] != ["from"]:
-        return False
-    home = words[1].strip(".").replace(".", "/")
-    return any(f"{path}.py" in gone for path in (home, f"{home}/{words[-1]}")) or f"{home}/__init__.py" in gone
+def _entry(entry: re.Match[str], gone: Collection[str]) -> str:
+    """Return an entry of the table of public names without those whose files are gone."""
+    names = ast.literal_eval(entry[2]).split()
+    left = [name for name in names if _public()[name] not in gone]
+    return entry[0] if left == names else f'{entry[1]}"{" ".join(left)}",\n' if left else ""
 
 
 def _declared(line: str) -> set[str]:
