@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-browser test-peer test-ray coverage lint pictures release docs bench clean
+.PHONY: help demo test test-all test-browser test-newest test-oldest test-peer test-pythons test-ray coverage lint pictures release docs bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -qq -c constraints.txt setuptools
 	$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
 	$(BIN)/python -m pip install -qq --no-deps --upgrade --target .venv/older 'tensordict==$(OLDER_TENSORDICT)'
+# Type checkers do not look behind an editable install. A package of stubs they do see, and Python never imports it.
+	cd .venv/lib/python3*/site-packages && mkdir -p rbtool-stubs && \
+		ln -sf $(addprefix ../../../../../,__init__.pyi py.typed cli converters core) rbtool-stubs
 	@touch $@
 
 # Ray is large and slow to start: an extra, with tests of its own.
@@ -70,6 +73,17 @@ test-ray: $(RAY_READY) ## run the tests that need Ray, but the slow ones
 test-peer: $(PEER_READY) ## compare with other libraries, which this installs beside the environment
 	PYTHONPATH=.venv/peer $(BIN)/python -c "import torchrl.data, stable_baselines3, d3rlpy" # without, tests are skipped
 	PYTHONPATH=.venv/peer $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m peer
+
+# Each has an environment of its own. CONSTRAINTS=torch==2.13.0 takes that version, PYTHON=python3.12 that interpreter.
+test-oldest: ## run the tests but the slow ones with the oldest versions of dependencies that are allowed
+test-newest: ## run them with the newest
+test-oldest test-newest:
+	rm -rf build/$@
+	tests/tools/environment.sh $(@:test-%=%) $(PYTHON) build/$@ $(CONSTRAINTS)
+	build/$@/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not peer"
+
+test-pythons: $(READY) ## try what needs no torch with the other versions of Python that are here
+	tests/tools/try_pythons.sh $(BIN)/python 3.12 3.13
 
 # Ray leaves threads behind, after which no process forks by default: its tests run in a process of their own.
 test-all: $(RAY_READY) ## run every test, with other random examples each time, and try the wheel

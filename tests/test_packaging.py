@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import check_sizes
 import pytest
@@ -56,6 +59,25 @@ def test_the_size_check_points_at_long_files_and_functions() -> None:
     assert list(check_sizes.long_parts(file, "def short() -> None: ...\n")) == []
     assert [found.split(": ")[2] for found in check_sizes.long_parts(file, long_function)] == ["long has 101 lines"]
     assert len(list(check_sizes.long_parts(file, "pass\n" * (check_sizes.FILE_LINES + 1)))) == 1
+
+
+@pytest.mark.slow
+def test_type_checkers_see_the_types_in_the_environment_that_make_makes(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import rbtool\n"
+        "buffer = rbtool.TensorDictReplayBuffer(storage=rbtool.LazyTensorStorage(8))\n"
+        "reveal_type(buffer.sample(4))\n"
+        "reveal_type(buffer.sample(4, return_info=True))\n"
+        "reveal_type(rbtool.inspect('walks', episode=0))\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", "cache", "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert re.findall('type is "(.*)"', done.stdout) == [
+        "tensordict.base.TensorDictBase",
+        "tuple[tensordict.base.TensorDictBase, dict[Any, Any]]",
+        "rbtool.core.verbs.inspect.InspectResult",
+    ]
+    assert done.returncode == 0, done.stdout
 
 
 def _closure(requirements: list[str]) -> set[str]:
