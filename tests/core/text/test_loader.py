@@ -226,7 +226,8 @@ def test_a_split_of_which_no_text_fits_leaves_nothing(saved: Path, tmp_path: Pat
 
 def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
     datasets.Dataset.from_dict({"text": []}).save_to_disk(tmp_path / "mine")
-    with pytest.raises(FormatError, match="mine was not written by save_to_disk"):
+    refused = "mine (was not written by save_to_disk|has no texts in train)"  # datasets 4.0 writes a shard without rows
+    with pytest.raises((FormatError, UsageError), match=refused):
         loader(tmp_path / "mine", tmp_path, tokenizer_fn=TensorDictTokenizer).load()
 
 
