@@ -71,7 +71,7 @@ DIFFERENT: Mapping[str, str] = {
     "a RuntimeError, in TorchRL errors of Ray",
     "ReplayBuffer": "a transform added with `invert=True` changes written data by its own `forward`, if it has one, in "
     "TorchRL always by `_call`; `submit_update_if_present` returns when the update is done",
-    "ReplayBufferEnsemble": "draws other elements than TorchRL from the same seed",
+    "ReplayBufferEnsemble": "draws other elements than TorchRL from the same seed; `end_streams` is missing",
     "RobotDatasetMetadata": "statistics given as integers become float32",
     "Sequence": "also takes a ListStorage that holds tensordicts",
     "SliceSampler": "`span=k` leaves up to k steps out, as with PrioritizedSliceSampler, in TorchRL slices have k "
