@@ -91,6 +91,7 @@ class MemoryMaps:
         self._files: dict[str, _LeafShape] = {}
         self._documents: set[str] = set()
         self._reserved = 0
+        self._inodes: dict[str, tuple[int, int]] = {}
         self._owner = os.getpid()
 
     def make_folder(self) -> Path:
@@ -164,6 +165,7 @@ class MemoryMaps:
                 descriptor = fs.create(path)
                 try:
                     fs.truncate(descriptor, file.size, path)
+                    self._inodes[name] = _inode(descriptor)
                 finally:
                     os.close(descriptor)
         self._reserved = 0
@@ -235,6 +237,25 @@ class MemoryMaps:
             width = file.size // max(file.shape[0], 1)
             if width:
                 _take_blocks(self.make_folder() / name, start * width, stop * width)
+
+    def write(self, number: int, offset: int, data: memoryview) -> bool:
+        """Write bytes to a file that this object made and mapped, where blocks are allocated.
+
+        Returns:
+            False if another file has its name now, or none.
+        """
+        name = list(self._files)[number]
+        path = self.make_folder() / name
+        try:
+            descriptor = fs.open_to_fill(path)
+        except OSError:
+            return False
+        try:
+            if same := _inode(descriptor) == self._inodes.get(name):
+                fs.pwrite(descriptor, data, offset, path)
+            return same
+        finally:
+            os.close(descriptor)
 
     # Removing --------------------------------------------------------------------------------------
 
@@ -329,6 +350,12 @@ def _pass_on(maps: MemoryMaps) -> tuple[Any, ...]:
 
 
 ForkingPickler.register(MemoryMaps, _pass_on)
+
+
+def _inode(descriptor: int) -> tuple[int, int]:
+    """Identify an open file: no other one gets its number as long as it is mapped."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -502,6 +529,7 @@ class LazyTensorStorage(TensorStorage):
         structure = structure.placed(self.device)
         wanted = [(dtype, (capacity, *shape)) for dtype, shape in rows]
         self._take(structure, self._make(structure, wanted, (capacity, *lane)))
+        self.columns.write_file = None if self._maps is None else self._maps.write
         self.max_size = capacity * math.prod(lane)
 
     def _make(

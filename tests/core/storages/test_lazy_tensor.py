@@ -24,6 +24,7 @@ from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer
 from rbtool.core.errors import CorruptDataError, FormatError, OutOfSpaceError, SchemaError, UsageError
 from rbtool.core.samplers.slices import SliceSampler
+from rbtool.core.storages import columns
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage, Schema
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.rows import same
@@ -708,6 +709,71 @@ def test_entries_that_are_added_to_memory_maps_leave_the_names_of_the_others(tmp
 
 
 # Removing files ------------------------------------------------------------------------------------
+
+
+def many_rows(count: int, seed: int) -> TensorDict:
+    made = torch.Generator().manual_seed(seed)
+    data = {
+        "state": torch.rand(count, 40, generator=made, dtype=torch.float64),
+        "step": torch.randint(0, 1 << 16, (count,), generator=made).to(torch.uint16),
+        "done": torch.rand(count, 1, generator=made) < 0.5,
+        "nothing": torch.zeros(count, 0),
+        "half": torch.rand(count, 3, generator=made).bfloat16(),
+    }
+    return TensorDict(data, [count])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_new_rows_that_are_written_to_the_files_are_those_in_the_map(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With large pages, system calls write what a map holds: every length, at every offset, new or not."""
+    monkeypatch.setattr(columns, "_LARGE", [1, 4096, 20_000, 1][seed])
+    pair = [ReplayBuffer(storage=kind(500), batch_size=8) for kind in (LazyMemmapStorage, LazyTensorStorage)]
+    for turn, count in enumerate([3, 70, 200, 1, 180, 90, 300, 400, 2, 20]):
+        for buffer in pair:
+            if turn == 7:
+                buffer.empty()
+            if turn % 3 == 1:
+                buffer.add(many_rows(1, turn)[0])
+            buffer.extend(many_rows(count, turn + 100 * seed))
+        assert same(pair[0][:], pair[1][:])
+        files = pair[0].storage.scratch_dir
+        assert same(TensorDict.load_memmap(files)[: len(pair[0])], pair[1][:])
+
+
+def test_new_rows_reach_no_file_that_took_the_place_of_the_storage_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "_LARGE", 1)
+    first, data = LazyMemmapStorage(100, scratch_dir=tmp_path), many_rows(20, 0)
+    first.set(range(20), data)
+    second = LazyMemmapStorage(100, scratch_dir=tmp_path, existsok=True)
+    second.set(range(10), data[10:])
+    first.set(range(20, 40), data)
+    assert len(second) == 10
+    assert same(first[20:], data)
+    assert not second.contents[20:40]["state"].any()
+    second.cleanup()
+    second.set(range(10, 30), data)
+    assert same(second[10:], data)
+
+
+def test_a_disk_that_fills_while_new_rows_are_written_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_LARGE", 1)
+    buffer, data = ReplayBuffer(storage=LazyMemmapStorage(100), batch_size=2), many_rows(20, 0)
+    buffer.extend(data)
+
+    def full(*arguments: Any) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OutOfSpaceError):
+            buffer.extend(data)
+    assert (len(buffer), buffer.write_count) == (20, 20)
+    buffer.extend(data[5:])
+    assert same(buffer[20:], data[5:])
 
 
 def test_a_temporary_folder_goes_with_its_storage() -> None:
