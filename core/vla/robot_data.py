@@ -149,8 +149,16 @@ class RobotDatasetMetadata(TensorClass["nocast"]):  # type: ignore[type-arg, nam
             found = load_json(Path(source))
         if not isinstance(found, Mapping) or not isinstance(found.get("dataset_id"), str):
             raise FormatError("the metadata is not an object with a dataset_id")
+        return cls.from_dict(found)
+
+    @classmethod
+    def from_dict(cls, input_dict: Mapping[str, Any]) -> RobotDatasetMetadata:  # type: ignore[override]
+        """Make metadata of what `to_dict` returns; unknown keys are ignored.
+
+        tensordict's own method makes tensors of numbers and tensordicts of keys.
+        """
         known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in found.items() if name in known})
+        return cls(**{name: value for name, value in input_dict.items() if name in known})
 
 
 def _compared(one: RobotDatasetMetadata, other: object) -> Any:

@@ -64,7 +64,9 @@ def test_metadata_specs_have_the_bounds() -> None:
 def test_metadata_of_equal_values_is_equal() -> None:
     values: dict[str, Any] = {"action_dim": 2, "action_low": [-1, 0], "action_high": [1, 5], "camera_keys": ("front",)}
     one, other = RobotDatasetMetadata("bridge", **values), RobotDatasetMetadata("bridge", **values)
-    assert one == other == RobotDatasetMetadata.from_json(one.to_json())
+    assert (
+        one == other == RobotDatasetMetadata.from_json(one.to_json()) == RobotDatasetMetadata.from_dict(one.to_dict())
+    )
     assert len({one, other}) == 1
     changes: list[dict[str, Any]] = [{"action_low": [-1, 1]}, {"action_low": None}, {"license": "mit"}]
     assert all(one != RobotDatasetMetadata("bridge", **values | change) for change in changes)
