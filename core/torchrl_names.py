@@ -51,9 +51,11 @@ DIFFERENT: Mapping[str, str] = {
     "History": "`append` and `extend` change this object alone, not one that it was indexed from; a chat template "
     "without a place for a role refuses it, where TorchRL drops the message",
     "LazyMemmapStorage": "rows with other keys than the storage has are refused, `schema='open'` takes them; a pickle "
-    "of `rb[:]` holds the values, in TorchRL the name of the file; text as in a LazyTensorStorage",
-    "LazyTensorStorage": "`extend` refuses rows with other keys than the storage has, `schema='open'` takes them; text "
-    "that differs between rows, as in a History, is refused: a ListStorage or a LazyStackStorage keeps it",
+    "of `rb[:]` holds the values, in TorchRL the name of the file; each row keeps its own text, in TorchRL all have "
+    "the first one's",
+    "LazyTensorStorage": "`extend` refuses rows with other keys than the storage has, `schema='open'` takes them; a "
+    "checkpoint keeps the text of each row, in TorchRL all have the first one's; what JSON cannot hold must be the "
+    "same in all rows; the text of `rb[:]` is a copy",
     "LeRobotExperienceReplay": "the last step of a slice has its next row where that is stored; in TorchRL always NaN",
     "MCTSForest": "`get_tree` keeps the last step of a rollout, which TorchRL drops; an unknown root raises KeyError, "
     "not IndexError; `len` counts a step that several rollouts share once",

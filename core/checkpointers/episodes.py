@@ -335,10 +335,10 @@ def _save_compatible(
     values that are not tensors, and what its writer names. OutOfSpaceError for want of room.
     """
     done_key = foreign_form().done_key(options)
-    constants = isinstance(storage, TensorStorage) and storage.initialized and storage.structure.constants()
-    constant = next(constants or iter(()), None)
-    if constant is not None:
-        raise SchemaError(f"{key_name(constant[0])} is not a tensor, as TorchRL's layout requires", hint=OWN_FORM)
+    values = isinstance(storage, TensorStorage) and storage.initialized and storage.structure.values()
+    value = next(values or iter(()), None)
+    if value is not None:
+        raise SchemaError(f"{key_name(value[0])} is not a tensor, as TorchRL's layout requires", hint=OWN_FORM)
     compression = Compression.from_h5_kwargs(options.get("h5_kwargs")) if form == "h5" else None
     asked = f"{form.capitalize()}StorageCheckpointer"
     with rows_of_storage(storage, [(NEXT, *done_key)], options.get("reward_keys"), asked) as rows:

@@ -309,7 +309,10 @@ class EpisodeRows(StepReader, ABC):
         dones = done_keys_of([field.key for field in fields], done_keys)
         rewards = keys_of(reward_keys, "reward_keys") or [REWARD]
         self._fields = [
-            Field(field.key, field.dtype, field.shape, role_below_next(field.key, dones, rewards)) for field in fields
+            field
+            if field.role == "text"
+            else Field(field.key, field.dtype, field.shape, role_below_next(field.key, dones, rewards))
+            for field in fields
         ]
         self._count(0)
         return dones
@@ -400,8 +403,11 @@ def next_row(storage: Any, rows: int) -> int | None:
 
 def fields_of(structure: TreeSpec, leaves: Sequence[Any], lead: int) -> list[Field]:
     """Describe tensors, of which `lead` dimensions count elements; SchemaError for types that no file can hold."""
-    pairs = zip(structure.paths(), leaves, strict=True)
-    return [Field(key, _dtype_name(leaf.dtype, key), tuple(leaf.shape[lead:]), role_of(key)) for key, leaf in pairs]
+    pairs, texts = zip(structure.paths(), leaves, strict=True), dict(structure.texts())
+    return [
+        Field(key, _dtype_name(leaf.dtype, key), tuple(leaf.shape[lead:]), "text" if key in texts else role_of(key))
+        for key, leaf in pairs
+    ]
 
 
 def _dtype_name(dtype: Any, key: Key) -> str:

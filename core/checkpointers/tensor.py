@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from ..storages.pytree import (
     StackNode,
     TensorDictNode,
     TensorNode,
+    TextNode,
     TreeSpec,
     is_tree,
     leaf_files,
@@ -43,6 +44,7 @@ from ..storages.pytree import (
     single_name,
     spec_from_json,
     spec_to_json,
+    text_column,
     tree_documents,
     tree_spec_of,
 )
@@ -130,6 +132,7 @@ class SavedLeaf:
     """A tensor file: its path of keys, file name, type and full shape, and the shape of the filled part.
 
     The filled rows are at the beginning of the file; `digest` is the digest of their bytes, None if there is none.
+    Text that TorchRL saved is in a JSON document instead, and its rows are `text`.
     """
 
     name: tuple[str, ...]
@@ -138,6 +141,7 @@ class SavedLeaf:
     shape: tuple[int, ...]
     filled: tuple[int, ...]
     digest: str | None = None
+    text: torch.Tensor | None = field(default=None, compare=False)
 
     @property
     def size(self) -> int:
@@ -166,6 +170,8 @@ class StorageManifest:
     def save(self, folder: Path) -> None:
         """Write the manifest to a folder."""
         leaves = [asdict(leaf) | {"dtype": str(leaf.dtype)} for leaf in self.leaves]
+        for leaf in leaves:
+            del leaf["text"]
         document = {
             "format_version": _VERSION,
             "structure": self.structure,
@@ -371,8 +377,14 @@ def _filled(folder: Path, leaf: SavedLeaf, length: int, ndim: int) -> SavedLeaf:
 
 def _map_all(folder: Path, leaves: Sequence[SavedLeaf]) -> list[torch.Tensor]:
     for leaf in leaves:
-        _check_size(folder, leaf)
-    return [mapped_tensor(folder / leaf.file, leaf.dtype, leaf.filled, shared=False) for leaf in leaves]
+        if leaf.text is None:
+            _check_size(folder, leaf)
+    return [
+        mapped_tensor(folder / leaf.file, leaf.dtype, leaf.filled, shared=False)
+        if leaf.text is None
+        else leaf.text[: leaf.filled[0]]
+        for leaf in leaves
+    ]
 
 
 def _check_size(folder: Path, leaf: SavedLeaf) -> None:
@@ -411,8 +423,9 @@ def walk_tree(folder: Path, lead: int, *, ragged: bool = False) -> tuple[TreeSpe
 
 
 def _node(
-    root: Path, inside: str, prefix: tuple[str, ...], lead: int, leaves: list[SavedLeaf], ragged: bool
-) -> TreeSpec:
+    root: Path, inside: str, prefix: tuple[str, ...], lead: int, leaves: list[SavedLeaf], ragged: bool,
+    around: tuple[int, ...] = (),
+) -> TreeSpec:  # fmt: skip
     path = root / f"{inside}meta.json"
     if not path.is_file():
         raise CorruptDataError(f"{path} is missing")
@@ -420,7 +433,7 @@ def _node(
     if not isinstance(document, dict) or "_type" not in document:
         raise FormatError(f"{path} does not describe a tensordict: it has no _type")
     if "_is_non_tensor" in document or "NonTensor" in str(document["_type"]):
-        return _constant(path, document, prefix)
+        return _text(document, prefix, lead, leaves, around) or _constant(path, document, prefix)
     if (root / inside / _FIELDS / "meta.json").is_file() and "shape" not in document:
         return _node(root, f"{inside}{_FIELDS}/", prefix, lead, leaves, ragged)  # it is a tensorclass
     children: dict[str, TreeSpec] = {}
@@ -433,13 +446,30 @@ def _node(
             children[name] = TensorDictNode({ROWS: TensorNode(), SHAPES: TensorNode()}, torch.Size([]), None)
             any_ragged = True
         elif "dtype" in entry and "shape" in entry:
-            leaves.append(_leaf(root, inside, (*prefix, name), entry))
-            children[name] = TensorNode()
+            leaves.append(leaf := _leaf(root, inside, (*prefix, name), entry))
+            is_text = entry.get("text") is True and leaf.dtype is torch.uint8 and len(leaf.shape) > lead
+            children[name] = TextNode(torch.Size(leaf.shape[lead:-1]), leaf.shape[-1]) if is_text else TensorNode()
         elif "type" in entry:
             folder = f"{inside}{_folder(root, inside, name)}/"
-            children[name] = _node(root, folder, (*prefix, name), lead, leaves, ragged)
+            size = read_shape(document.get("shape", []))
+            children[name] = _node(root, folder, (*prefix, name), lead, leaves, ragged, size)
     batch = torch.Size([] if any_ragged else read_shape(document.get("shape", [])))
     return TensorDictNode(children, batch[lead:], None)
+
+
+def _text(
+    document: Mapping[str, Any], prefix: tuple[str, ...], lead: int, leaves: list[SavedLeaf],
+    size: tuple[int, ...],
+) -> TreeSpec | None:  # fmt: skip
+    """Read text that TorchRL saved for each row of this size; None if there is other data."""
+    values: Any = document.get("data")
+    for _ in size[1:] if isinstance(values, list) else ():
+        values = [value for part in values for value in (part if isinstance(part, list) else ())]
+    if document.get("stack_dim") != 0 or not lead or not isinstance(values, list) or len(values) != math.prod(size):
+        return None
+    node, text = text_column(values, size, lead, prefix)
+    leaves.append(SavedLeaf(prefix, "", text.dtype, tuple(text.shape), tuple(text.shape), text=text))
+    return node
 
 
 def _constant(path: Path, document: Mapping[str, Any], prefix: tuple[str, ...]) -> TreeSpec:
@@ -449,7 +479,7 @@ def _constant(path: Path, document: Mapping[str, Any], prefix: tuple[str, ...]) 
         raise FormatError(
             f"{place(prefix)} of {path.parent} is {what} which is not opened: a pickle can run anything"
             if pickles
-            else f"{place(prefix)} of {path.parent} is {what}; a storage of tensors cannot hold it"
+            else f"{place(prefix)} of {path.parent} is {what} in a form that is not known"
         )
     return ConstantNode(document["data"], torch.Size([]), None)
 
@@ -564,6 +594,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         if not self.compatible and not self._save_hooks:
             write_segments(source, path, durable)
             return
+        self._refuse_text(source)
         contents = self._contents(source, path)
         with CheckpointStaging(path, durable) as staging:
             covered = contents.write(staging.path)
@@ -580,12 +611,21 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         if not own or self._save_hooks or not source.initialized or _lives_at(source, path):
             return None
         if self.compatible:
+            self._refuse_text(source)
             return CapturedRows.of(source, path, partial(self.dumps, path=path))
         captured = CapturedSegments(source, path)
         if captured.possible:
             return captured
         with captured:
             return None
+
+    def _refuse_text(self, source: TensorStorage) -> None:
+        text = next(source.structure.texts(), None) if self.compatible and source.initialized else None
+        if text is not None:
+            raise SchemaError(
+                f"{place(text[0])} is text that differs between rows, which TorchRL's layout cannot hold",
+                hint="leave compatible=True out",
+            )
 
     def _contents(self, source: TensorStorage, path: str | os.PathLike[str]) -> Contents:
         length, last = len(source), last_row(source.last_cursor)

@@ -293,7 +293,11 @@ class Columns:
     are written.
     """
 
-    def __init__(self, leaves: Sequence[torch.Tensor], names: Sequence[str], ndim: int) -> None:
+    def __init__(
+        self, leaves: Sequence[torch.Tensor], names: Sequence[str], ndim: int, texts: frozenset[int] = frozenset()
+    ) -> None:
+        self.texts = texts
+        """The numbers of the leaves that hold the bytes of text."""
         self.given = list(leaves)
         """The leaves with their types, such as MemoryMappedTensor; `leaves` are plain then."""
         self.files = [_file_of(leaf) for leaf in leaves]
@@ -519,10 +523,7 @@ class Columns:
         shapes = self._shapes(lead)
         if [value.dtype for value in values] == self.dtypes and [value.shape for value in values] == shapes:
             return
-        for name, value, dtype, shape in zip(self.names, values, self.dtypes, shapes, strict=True):
-            if value.dtype != dtype or value.shape != shape:
-                found = f"{value.dtype} {list(value.shape)}"
-                raise SchemaError(f"{name or 'the tensor'} is {found}, expected {dtype} {list(shape)}")
+        require_like(self.names, values, self.dtypes, shapes)
 
     def _shapes(self, lead: tuple[int, ...]) -> list[torch.Size]:
         """Return the shapes of values with `lead` in front."""
@@ -694,6 +695,16 @@ class Columns:
         return [self._memory.apart(value) for value in values]
 
 
+def require_like(
+    names: Sequence[str], values: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype], shapes: Sequence[torch.Size]
+) -> None:
+    """Raise SchemaError for the first value of another type or shape."""
+    for name, value, dtype, shape in zip(names, values, dtypes, shapes, strict=True):
+        if value.dtype != dtype or value.shape != shape:
+            found = f"{value.dtype} {list(value.shape)}"
+            raise SchemaError(f"{name or 'the tensor'} is {found}, expected {dtype} {list(shape)}")
+
+
 def _mark_of(dtype: torch.dtype) -> Callable[[torch.Tensor], bool] | None:
     """Return a function that tells whether numbers of a type differ from their bytes; None for types that never do.
 
@@ -756,6 +767,8 @@ def fill(out: Any, batch: Any, stored: Callable[[torch.Tensor], bool]) -> Any:
         values, targets = structure.flatten(batch), structure.flatten(out)
     except SchemaError as error:
         raise _refused(str(error)) from error
+    if (text := next(structure.texts(), None)) is not None:
+        raise _refused(f"{place(text[0])} is text that differs between rows")
     if is_tensor_collection(batch) and out.batch_size != batch.batch_size:
         raise _refused(f"its batch size is {list(out.batch_size)}, expected {list(batch.batch_size)}")
     for path, value, target in zip(structure.paths(), values, targets, strict=True):
@@ -789,7 +802,7 @@ class Filler:
     @classmethod
     def of(cls, structure: TreeSpec, columns: Columns, out: Any, added: Mapping[Any, Any]) -> Filler | None:
         """Return a filler for such batches; None if rows cannot be copied as they are."""
-        if not columns.gathers_into or columns.ndim != 1 or any(map(renames, columns.dtypes)):
+        if not columns.gathers_into or columns.ndim != 1 or columns.texts or any(map(renames, columns.dtypes)):
             return None
         if added and not (type(structure) is TensorDictNode and structure.kind is None and type(out) is TensorDict):
             return None

@@ -39,6 +39,7 @@ from .columns import Columns, MappedView, zeros
 from .pytree import Path as Place
 from .pytree import (
     TensorDictNode,
+    TextGrows,
     TreeSpec,
     in_order,
     leaf_files,
@@ -175,6 +176,50 @@ class MemoryMaps:
             fs.make_folder((folder / name).parent)
             fs.replace_file(folder / name, document)
         self._documents |= documents.keys()
+
+    def replace(self, structure: TreeSpec, number: int, shape: tuple[int, ...], rows: torch.Tensor) -> torch.Tensor:
+        """Put another file of bytes in the place of one, or of none. Processes that have mapped that one keep it.
+
+        Args:
+            structure: how the data will be nested.
+            number: the number of the leaf.
+            shape: its shape.
+            rows: what it begins with; the rows may be narrower.
+
+        Returns:
+            The tensor.
+        """
+        names, folder = leaf_files(structure), self.make_folder()
+        path, file = folder / names[number], _LeafShape(torch.uint8, shape)
+        made = path.with_name(f".{path.name}.new")
+        fs.make_folder(path.parent)
+        fs.remove(made)
+        try:
+            descriptor = fs.create(made)
+            try:
+                fs.truncate(descriptor, file.size, made)
+            finally:
+                os.close(descriptor)
+            _take_blocks(made, 0, len(rows) * math.prod(shape[1:]))
+            if len(rows):
+                _mapped(made, file)[: len(rows), ..., : rows.shape[-1]] = rows
+            fs.rename(made, path)
+        except BaseException:
+            fs.remove(made)
+            raise
+        self._files[names[number]], self._reserved = file, min(self._reserved, len(rows))
+        return _mapped(path, file)
+
+    def describe(self, structure: TreeSpec, lead: tuple[int, ...]) -> None:
+        """Describe files of another structure, and remove those that it does not have."""
+        folder, names = self.make_folder(), leaf_files(structure)
+        self.keep_only(names)
+        self._files = {name: self._files[name] for name in names}
+        documents = tree_documents(structure, [*self._files.values()], lead)
+        for name in self._documents - documents.keys():
+            fs.remove(folder / name)
+        self._documents &= documents.keys()
+        self._describe(folder, documents)
 
     def _publish(self, folder: Path, structure: TreeSpec) -> None:
         leaves = [[name, str(file.dtype), list(file.shape)] for name, file in self._files.items()]
@@ -433,6 +478,9 @@ class LazyTensorStorage(TensorStorage):
     written as a lazy stack of tensordicts, at the root or in an entry, along a dimension after those that count
     elements. Each lane has tensors of its own, and rows are read as such stacks.
 
+    Text, and other values that JSON has, may differ between rows. A row takes as many bytes as the longest one; longer
+    text makes the column wider, unless other processes use it.
+
     Args:
         max_size: the capacity in elements. With `ndim` above 1 the tensors get as many rows as are needed for that many
             elements; afterwards `max_size` is what these rows hold.
@@ -452,6 +500,13 @@ class LazyTensorStorage(TensorStorage):
         UsageError: (a ValueError) arguments contradict each other, or `consolidated` is used for data that is not a
             tensordict.
         SchemaError: (a RuntimeError) when used: the keys differ, or an empty storage is passed to another process.
+
+    >>> import torch
+    >>> from tensordict import TensorDict
+    >>> storage = LazyTensorStorage(100)
+    >>> storage.set(range(2), TensorDict({"action": torch.arange(2), "task": ["walk", "run"]}, [2]))
+    >>> storage[torch.tensor([1, 0])].get("task").tolist()
+    ['run', 'walk']
     """
 
     def __init__(
@@ -544,6 +599,18 @@ class LazyTensorStorage(TensorStorage):
             return _in_one_buffer(wanted, self.device)
         return [zeros(dtype, shape, self.device) for dtype, shape in wanted]
 
+    def _set_text(self, path: Place, node: TreeSpec | None, *, keep: bool) -> None:
+        super()._set_text(path, node, keep=keep)
+        if self._maps is not None:
+            self._maps.describe(self.structure, tuple(self.columns.lead))
+
+    def _text_column(
+        self, structure: TreeSpec, path: Place, shape: tuple[int, ...], rows: torch.Tensor
+    ) -> torch.Tensor:
+        if self._maps is None:
+            return super()._text_column(structure, path, shape, rows)
+        return self._maps.replace(structure, list(structure.paths()).index(path), shape, rows)
+
     def _join(self) -> None:
         """Use the tensors that another process made."""
         maps = self._maps
@@ -590,10 +657,10 @@ class LazyTensorStorage(TensorStorage):
             SchemaError: names, types or shapes differ from earlier writes; nothing is changed.
         """
         if self.initialized:
-            self.structure.refuse_other_constants(structure)
-            leaves = in_order(self.structure, structure, leaves)
-            self.columns.check(leaves, tuple(self.columns.lead))
-            structure = self.structure
+            own = self._with_text_of(structure)
+            leaves = in_order(own, structure, leaves)
+            self._take_text(own, leaves, tuple(self.columns.lead))
+            structure = own
         else:
             self.device = torch.device("cpu")
             structure = structure.placed(self.device)
@@ -607,12 +674,18 @@ class LazyTensorStorage(TensorStorage):
     def _values(self, data: Any, lead: tuple[int, ...]) -> list[torch.Tensor]:
         try:
             return super()._values(data, lead)
-        except SchemaError:
-            if self.schema == "fixed":
+        except SchemaError as error:
+            if self.schema == "fixed" or isinstance(error, TextGrows):
                 raise
         brought = tree_spec_of(data, len(lead))
+        shared = dict(brought.constants())
+        for path, _ in self.structure.constants():
+            if path not in shared:  # None in these rows
+                raise TextGrows(path, dict(self.structure.in_columns().texts())[path])
+        structure = self.structure.joined(brought.placed(self.device))
+        brought = brought.with_text_of(structure)
         values = dict(zip(brought.paths(), brought.flatten(data), strict=True))
-        self._grow(self.structure.joined(brought.placed(self.device)), values, len(lead))
+        self._grow(structure, values, len(lead))
         columns = self.columns
         found = [
             values[path] if path in values else torch.zeros((*lead, *leaf.shape[self.ndim :]), dtype=leaf.dtype)

@@ -16,7 +16,7 @@ import json
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from types import MappingProxyType
@@ -37,6 +37,7 @@ from tensordict import (
 from ..errors import FormatError, SchemaError
 from ..format.memmap.tree import require_own_files
 from ..ted.schema import file_stem
+from .text import Values, alike, column_of, encoded, require_json, rows_of, shared_value, width_of
 
 Path: TypeAlias = tuple[str, ...]
 
@@ -61,22 +62,57 @@ class TreeSpec(ABC):
 
     @functools.cached_property
     def places(self) -> dict[Path, int]:
-        """The position of every leaf, by its path."""
-        return {path: number for number, path in enumerate(self.paths())}
+        """The position of every leaf that is a tensor of the user's, by its path."""
+        texts = dict(self.texts())
+        return {path: number for number, path in enumerate(self.paths()) if path not in texts}
 
-    def constants(self, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
-        """Yield path and value of every entry that is not a tensor."""
+    def values(self, prefix: Path = ()) -> Iterator[tuple[Path, TreeSpec]]:
+        """Yield path and node of every entry that is not a tensor."""
         for key, child in self.children.items():
-            yield from child.constants((*prefix, str(key)))
+            yield from child.values((*prefix, str(key)))
+
+    def texts(self) -> Iterator[tuple[Path, TextNode]]:
+        """Yield path and node of every entry that is not a tensor and differs between rows."""
+        return ((path, node) for path, node in self.values() if isinstance(node, TextNode))
+
+    def constants(self) -> Iterator[tuple[Path, Any]]:
+        """Yield path and value of every entry that is not a tensor and the same in all rows."""
+        return ((path, node.value) for path, node in self.values() if isinstance(node, ConstantNode))
 
     def refuse_other_constants(self, saved: TreeSpec) -> None:
         """Raise SchemaError if saved data differs in entries that are not tensors."""
         known = dict(self.constants())
         for path, value in saved.constants():
-            if path not in known or known[path] != value:
+            if path not in known or not alike(known[path], value):
                 raise SchemaError(
                     f"{place(path)} is {value!r} in the saved data, but {known.get(path, 'nothing')!r} here"
                 )
+
+    def in_columns(self, prefix: Path = ()) -> TreeSpec:
+        """Return this spec with columns for values that all rows share."""
+        return self.with_children({key: child.in_columns((*prefix, str(key))) for key, child in self.children.items()})
+
+    def with_text_of(self, other: TreeSpec) -> TreeSpec:
+        """Return this spec with the values that `other` has at the same paths: shared, or in columns as wide."""
+        return self.with_children(
+            {
+                key: child.with_text_of(other.children[key]) if key in other.children else child
+                for key, child in self.children.items()
+            }
+        )
+
+    def with_node(self, path: Path, node: TreeSpec | None) -> TreeSpec:
+        """Return this spec with another node at a path, or without the one there."""
+        if len(path) > 1:
+            return self.with_children(
+                {
+                    key: child.with_node(path[1:], node) if str(key) == path[0] else child
+                    for key, child in self.children.items()
+                }
+            )
+        known = {str(key): key for key in self.children}
+        children = {**self.children, known.get(path[0], path[0]): node}
+        return self.with_children({key: child for key, child in children.items() if child is not None})
 
     def placed(self, device: torch.device) -> TreeSpec:
         """Return this spec with `device` as the device of tensordicts."""
@@ -85,6 +121,16 @@ class TreeSpec(ABC):
     def with_children(self, children: Mapping[Any, TreeSpec]) -> TreeSpec:
         """Return a node of the same kind with other child nodes."""
         return self
+
+    def with_room_for(self, data: Any) -> TreeSpec:
+        """Return this spec with columns for the text of data, as wide as it needs; SchemaError if data does not fit."""
+        found: TreeSpec = self
+        while True:
+            try:
+                found.flatten(data)
+                return found
+            except TextGrows as grows:
+                found = found.with_node(grows.path, grows.node)
 
     def flatten(self, data: Any) -> list[torch.Tensor]:
         """Return the tensors of data that fits this spec; SchemaError if it does not."""
@@ -125,93 +171,28 @@ class TensorNode(TreeSpec):
         return next(leaves)
 
 
-class Values(NonTensorStack):
-    """A NonTensorStack of one value for all elements, which makes its members when they are first needed.
+class TextGrows(SchemaError):
+    """Text that needs a column, or a wider one: with `node` at `path`, the tree spec of the rows can hold it."""
 
-    A member takes as long as a row of tensors, and most batches are used without them. Members are distinct objects, so
-    that an edit of one leaves the others alone; from then on the stack is a plain NonTensorStack.
-    """
-
-    @classmethod
-    def of(cls, value: Any, shape: torch.Size, device: torch.device | None = None) -> Any:
-        """Return the value for elements of this shape; a NonTensorData for an empty shape."""
-        if not shape:
-            return NonTensorData(value, device=device)
-        if not _INITIAL:
-            return NonTensorStack(*(cls.of(value, shape[1:], device) for _ in range(shape[0])))
-        found = cls.__new__(cls)
-        for name, initial in _INITIAL.items():
-            setattr(found, name, initial)
-        found._batch_size = shape
-        found.shared = value, device
-        return found
-
-    shared: tuple[Any, torch.device | None]
-    """The value, and the device of the members."""
-
-    def __getattr__(self, name: str) -> Any:  # only called for what is missing
-        if name != "tensordicts":
-            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
-        (value, device), (count, *inner) = self.shared, self._batch_size
-        members = [Values.of(value, torch.Size(inner), device) for _ in range(count)]
-        self.__class__ = NonTensorStack
-        return self.__dict__.setdefault(name, members)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        value, device = self.shared
-        return Values.of, (value, self._batch_size, device)
+    def __init__(self, path: Path, node: TextNode) -> None:
+        super().__init__(f"{place(path)} needs {node.width} bytes a row")
+        self.path, self.node = path, node
 
 
-def _initial_stack() -> dict[str, Any]:
-    """Return the attributes of a stack, without its members; empty if tensordict works differently than known here."""
-    made = vars(NonTensorStack("a", "b"))
-    known = {"stack_dim": 0, "_is_locked": None, "_hook_out": None, "_hook_in": None}
-    rest = {name: value for name, value in made.items() if name not in ("tensordicts", "_batch_size")}
-    return known if rest == known and len(made) == len(known) + 2 else {}
+class _Value(TreeSpec):
+    """An entry that is not a tensor."""
 
+    __slots__ = ()
 
-_INITIAL = _initial_stack()
+    def __str__(self) -> str:
+        return "non-tensor value"
 
-
-def value_of(data: Any, prefix: Path = ()) -> Any:
-    """Return the value of a NonTensorData, or the one that all members of a NonTensorStack have.
-
-    Raises:
-        SchemaError: it is neither, or its members differ.
-    """
-    if type(data) is Values:
-        return data.shared[0]
-    if isinstance(data, NonTensorData):
-        return data.data
-    if not isinstance(data, NonTensorStack) or not len(data.tensordicts):
-        raise SchemaError(f"{place(prefix)} is a {type(data).__name__}, expected a NonTensorData")
-    first, *others = (value_of(part, prefix) for part in data.tensordicts)
-    if not all(_alike(first, other) for other in others):
-        raise SchemaError(
-            f"{place(prefix)} is a NonTensorStack of different values; only tensors differ between rows",
-            hint="a ListStorage keeps any object",
-        )
-    return first
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Whether two values are the same; unlike for `==`, 1, 1.0 and True differ."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if type(one) in (list, tuple):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if type(one) is dict:
-        return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
-    try:
-        return bool(one == other)
-    except (TypeError, ValueError, RuntimeError):  # arrays
-        return False
+    def values(self, prefix: Path = ()) -> Iterator[tuple[Path, TreeSpec]]:
+        yield prefix, self
 
 
 @dataclass(frozen=True, slots=True)
-class ConstantNode(TreeSpec):
+class ConstantNode(_Value):
     """A non-tensor entry, the same in every row; `tail` is its batch size after the dimensions that count elements.
 
     Several rows are read as a NonTensorStack. A single one is a NonTensorData, as in TorchRL, unless it was `stacked`.
@@ -222,34 +203,97 @@ class ConstantNode(TreeSpec):
     device: torch.device | None = None
     stacked: bool = False
 
-    def __str__(self) -> str:
-        return "non-tensor value"
-
     def flatten_into(self, leaves: list[torch.Tensor], data: Any, prefix: Path = ()) -> None:
-        self._refuse_change(value_of(data, prefix), prefix)
+        shared = shared_value(data, place(prefix))
+        if shared or 0 not in data.batch_size:
+            self._require(shared, lambda: _text_node(data, 0, prefix).width, prefix)
 
     def unflatten(self, leaves: Iterator[torch.Tensor], batch: torch.Size) -> Any:
         if batch or self.stacked:
             return Values.of(self.value, batch + self.tail, self.device)
         return NonTensorData(self.value, batch_size=self.tail, device=self.device)
 
-    def constants(self, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
-        yield prefix, self.value
+    def placed(self, device: torch.device) -> TreeSpec:
+        return replace(self, device=device)
+
+    def joined(self, other: TreeSpec, prefix: Path = ()) -> TreeSpec:
+        if isinstance(other, TextNode):
+            self._require([], lambda: other.width, prefix)
+        if isinstance(other, ConstantNode):
+            self._require([other.value], lambda: width_of([encoded(other.value, place(prefix))]), prefix)
+        return TreeSpec.joined(self, other, prefix)
+
+    def in_columns(self, prefix: Path = ()) -> TreeSpec:
+        return TextNode(self.tail, width_of([encoded(self.value, place(prefix))]), self.device)
+
+    def with_text_of(self, other: TreeSpec) -> TreeSpec:
+        if isinstance(other, TextNode):
+            return replace(other, device=self.device)
+        if isinstance(other, ConstantNode) and not alike(other.value, self.value):
+            return replace(self, value=other.value)
+        return self
+
+    def _require(self, value: list[Any], width: Callable[[], int], prefix: Path) -> None:
+        """Raise TextGrows unless there is one value, which is this one."""
+        if not (value and alike(value[0], self.value)):
+            own: Any = self.in_columns(prefix)
+            raise TextGrows(prefix, replace(own, width=max(own.width, width())))
+
+
+@dataclass(frozen=True, slots=True)
+class TextNode(_Value):
+    """A non-tensor entry that differs between rows: a column uint8 `[..., width]` with the bytes of its values."""
+
+    tail: torch.Size
+    width: int
+    device: torch.device | None = None
+
+    def paths(self, prefix: Path = ()) -> Iterator[Path]:
+        yield prefix
+
+    def flatten_into(self, leaves: list[torch.Tensor], data: Any, prefix: Path = ()) -> None:
+        if type(data) is Values and data.contents[1] is not None and data.contents[1].shape[-1] == self.width:
+            leaves.append(data.contents[1])
+            return
+        rows = rows_of(data, place(prefix))
+        if (width := width_of(rows)) > self.width:
+            raise TextGrows(prefix, replace(self, width=width))
+        found, shape = column_of(rows, self.width), torch.Size([*data.batch_size, self.width])
+        leaves.append(found.expand(shape) if isinstance(data, NonTensorData) else found.view(shape))
+
+    def unflatten(self, leaves: Iterator[torch.Tensor], batch: torch.Size) -> Any:
+        return Values.of_rows(next(leaves), self.device)
 
     def placed(self, device: torch.device) -> TreeSpec:
         return replace(self, device=device)
 
     def joined(self, other: TreeSpec, prefix: Path = ()) -> TreeSpec:
-        if isinstance(other, ConstantNode):
-            self._refuse_change(other.value, prefix)
-        return TreeSpec.joined(self, other, prefix)
+        found = other.in_columns(prefix) if isinstance(other, ConstantNode) else other
+        if isinstance(found, TextNode) and found.width > self.width:
+            raise TextGrows(prefix, replace(self, width=found.width))
+        return TreeSpec.joined(self, found, prefix)
 
-    def _refuse_change(self, value: Any, prefix: Path) -> None:
-        if not _alike(value, self.value):
-            raise SchemaError(
-                f"{place(prefix)} is {value!r}, but {self.value!r} in the rows stored before",
-                hint="store values that differ between rows as tensors, or use a ListStorage",
-            )
+    def with_text_of(self, other: TreeSpec) -> TreeSpec:
+        if isinstance(other, ConstantNode):
+            return replace(other, tail=self.tail, device=self.device)
+        if isinstance(other, TextNode) and other.width != self.width:
+            return replace(self, width=other.width)
+        return self
+
+
+def text_column(values: Sequence[Any], shape: Sequence[int], lead: int, prefix: Path) -> tuple[TextNode, torch.Tensor]:
+    """Return a column with values for elements of this shape, and its node; `lead` dimensions count elements."""
+    rows = [encoded(value, place(prefix)) for value in values]
+    node = TextNode(torch.Size(shape[lead:]), width_of(rows))
+    return node, column_of(rows, node.width).view(*shape, node.width)
+
+
+def _text_node(data: Any, lead: int, prefix: Path) -> TextNode:
+    return TextNode(data.batch_size[lead:], width_of(rows_of(data, place(prefix))), _device_of(data))
+
+
+def _device_of(data: Any) -> torch.device | None:
+    return data.contents[2] if type(data) is Values else data.device
 
 
 class MappingNode(TreeSpec):
@@ -274,11 +318,11 @@ class MappingNode(TreeSpec):
         elif kind is LazyStackedTensorDict:
             found = self._stacked(data, prefix)
         elif kind is dict or is_tensor_collection(data) or isinstance(data, Mapping):
-            found = dict(data.items())
+            found = _entries(data, prefix)
         else:
             raise SchemaError(f"{place(prefix)} is a {kind.__name__}, expected the entries {_list(self.children)}")
         if found.keys() != self.children.keys():
-            raise self._other_entries(found, prefix)
+            found = self._completed(found, data, prefix)
         for key, child in self.children.items():
             value = found[key]
             if type(child) is TensorNode and (type(value) is torch.Tensor or isinstance(value, torch.Tensor)):
@@ -297,6 +341,10 @@ class MappingNode(TreeSpec):
             raise SchemaError(
                 f"{place(prefix)} is a lazy stack of tensordicts that differ in shape, expected parts of one shape"
             ) from error
+
+    def _completed(self, found: Mapping[Any, Any], data: Any, prefix: Path) -> Mapping[Any, Any]:
+        """Return entries that differ from the expected ones with what is missing; SchemaError if that is unknown."""
+        raise self._other_entries(found, prefix)
 
     def _other_entries(self, found: Mapping[Any, Any], prefix: Path) -> SchemaError:
         lacks = _list(key for key in self.children if key not in found)
@@ -322,7 +370,8 @@ class MappingNode(TreeSpec):
             return super().joined(other, prefix)
         children = dict(self.children)
         for key, child in other.children.items():
-            children[key] = children[key].joined(child, (*prefix, str(key))) if key in children else child
+            inner = (*prefix, str(key))
+            children[key] = children[key].joined(child, inner) if key in children else child.in_columns(inner)
         return self.with_children(children)
 
     def with_children(self, children: Mapping[Any, TreeSpec]) -> MappingNode:
@@ -444,10 +493,41 @@ class TensorDictNode(MappingNode):
         children = {key: child.placed(device) for key, child in self.children.items()}
         return TensorDictNode(children, self.tail, device, self.kind)
 
+    def _completed(self, found: Mapping[Any, Any], data: Any, prefix: Path) -> Mapping[Any, Any]:
+        lacking = {key: child for key, child in self.children.items() if key not in found}
+        brought = {key: value for key, value in found.items() if key not in self.children}
+        text = all(isinstance(child, _Value) for child in lacking.values()) and all(
+            map(is_non_tensor, brought.values())
+        )
+        if not (self.kind and text):
+            raise self._other_entries(found, prefix)
+        for key, value in brought.items():  # a field that was None so far
+            inner = (*prefix, str(key))
+            raise TextGrows(inner, TextNode(self.tail, _text_node(value, 0, inner).width, self.device))
+        none = NonTensorData(None, batch_size=data.batch_size)
+        return {**found, **dict.fromkeys(lacking, none)}
+
+    def with_text_of(self, other: TreeSpec) -> TreeSpec:
+        if not self.kind:
+            return super().with_text_of(other)
+        children = {
+            key: child.with_text_of(other.children.get(key, child))
+            for key, child in self.children.items()
+            if key in other.children or not isinstance(child, _Value)
+        }
+        children |= {
+            key: child for key, child in other.children.items() if isinstance(child, _Value) and key not in children
+        }
+        return self.with_children(children)
+
     def with_children(self, children: Mapping[Any, TreeSpec]) -> MappingNode:
-        if self.kind and children.keys() != self.children.keys():
+        if self.kind and _tensors(children) != _tensors(self.children):
             raise SchemaError(f"a {self} has the fields {_list(self.children)}, found {_list(children)}")
         return TensorDictNode(children, self.tail, self.device, self.kind)
+
+
+def _tensors(children: Mapping[Any, TreeSpec]) -> set[Any]:
+    return {key for key, child in children.items() if not isinstance(child, _Value)}
 
 
 class StackNode(TreeSpec):
@@ -579,12 +659,15 @@ def tree_spec_of(data: Any, lead: int = 0, prefix: Path = (), *, dense: bool = T
         parts = [tree_spec_of(item, lead, (*prefix, str(n)), dense=dense) for n, item in enumerate(data)]
         named = hasattr(data, "_fields")
         return SequenceNode(parts, type(data) if named else tuple if isinstance(data, tuple) else list)
+    if type(data) is Values and data.contents[1] is not None and prefix:
+        return TextNode(data.batch_size[lead:], data.contents[1].shape[-1], data.contents[2])
     if isinstance(data, NonTensorData | NonTensorStack) and prefix:
+        if not (shared := shared_value(data, place(prefix))):
+            return _text_node(data, lead, prefix)
         tail = data.batch_size[lead:]
-        device = data.shared[1] if type(data) is Values else data.device
-        return ConstantNode(value_of(data, prefix), tail, device, bool(tail) and not isinstance(data, NonTensorData))
+        return ConstantNode(shared[0], tail, _device_of(data), bool(tail) and not isinstance(data, NonTensorData))
     if isinstance(data, TensorDictBase) and not isinstance(data, TensorDict) and not is_non_tensor(data):
-        if isinstance(data, LazyStackedTensorDict) and dense and _agree(data):
+        if isinstance(data, LazyStackedTensorDict) and dense and _agree(data, text=data.stack_dim >= lead):
             return tree_spec_of(data.contiguous(), lead, prefix)
         if isinstance(data, LazyStackedTensorDict) and data.stack_dim >= lead:
             parts = [
@@ -600,7 +683,8 @@ def tree_spec_of(data: Any, lead: int = 0, prefix: Path = (), *, dense: bool = T
             f"{place(prefix)} is a {type(data).__name__}; only tensors, tensordicts and nests of them can be stored",
             hint="a ListStorage keeps any object",
         )
-    found = {key: tree_spec_of(item, lead, (*prefix, str(key)), dense=dense) for key, item in data.items()}
+    entries = _entries(data, prefix)
+    found = {key: tree_spec_of(item, lead, (*prefix, str(key)), dense=dense) for key, item in entries.items()}
     if not is_tensor_collection(data):
         return MappingNode(found)
     if data.batch_dims < lead:
@@ -609,21 +693,43 @@ def tree_spec_of(data: Any, lead: int = 0, prefix: Path = (), *, dense: bool = T
     return TensorDictNode(found, data.batch_size[lead:], data.device, type(data) if is_tensorclass(data) else None)
 
 
-def _agree(stack: LazyStackedTensorDict) -> bool:
-    """Whether all parts of a lazy stack have the same entries, types and shapes, without other lazy stacks."""
-    first, *others = map(_outline, stack.tensordicts)
+def _entries(data: Any, prefix: Path) -> dict[Any, Any]:
+    """Return the entries of a mapping, a tensordict or a tensorclass.
+
+    A lazy stack of tensorclasses may have fields that are not in all of its parts: they are None there.
+    """
+    stack = data._tensordict if is_tensorclass(data) else None
+    if not isinstance(stack, LazyStackedTensorDict):
+        return dict(data.items())
+    parts, found = data.unbind(stack.stack_dim), dict(data.items())
+    fields = [_entries(part, prefix) for part in parts]
+    for key in dict.fromkeys(key for own in fields for key in own if key not in found):
+        pairs = zip(fields, parts, strict=True)
+        values = [own.get(key, NonTensorData(None, batch_size=part.batch_size)) for own, part in pairs]
+        if not all(map(is_non_tensor, values)):
+            raise SchemaError(f"{place((*prefix, str(key)))} is not in all parts of a lazy stack")
+        found[key] = NonTensorStack(*values, stack_dim=stack.stack_dim)
+    return found
+
+
+def _agree(stack: LazyStackedTensorDict, *, text: bool) -> bool:
+    """Whether all parts of a lazy stack have the same entries, types and shapes, without other lazy stacks.
+
+    With `text`, they also have the same values in entries that are not tensors.
+    """
+    first, *others = (_outline(part, text) for part in stack.tensordicts)
     return first is not None and all(other == first for other in others)
 
 
-def _outline(data: Any) -> Any:
+def _outline(data: Any, text: bool) -> Any:
     """Describe entries, types and shapes of a tensordict; None if there is a lazy stack in it."""
     if isinstance(data, torch.Tensor):
         return data.dtype, data.shape
     if is_non_tensor(data):
-        return type(data), data.batch_size, data.tolist()
+        return data.batch_size, data.tolist() if text else None
     if isinstance(data, LazyStackedTensorDict):
         return None
-    found = {key: _outline(value) for key, value in data.items()}
+    found = {key: _outline(value, text) for key, value in data.items()}
     return None if None in found.values() else (type(data), data.batch_size, found)
 
 
@@ -661,9 +767,11 @@ def spec_to_json(spec: TreeSpec) -> dict[str, Any]:
     if isinstance(spec, TensorNode):
         return {"kind": "tensor"}
     if isinstance(spec, ConstantNode):
-        _require_json(spec.value)
+        require_json(spec.value)
         stacked = {"stacked": True} if spec.stacked else {}
         return {"kind": "constant", "value": spec.value, **_batch(spec), **stacked}
+    if isinstance(spec, TextNode):
+        return {"kind": "text", "width": spec.width, **_batch(spec)}
     if isinstance(spec, SequenceNode):
         entries = [spec_to_json(child) for child in spec.children.values()]
         kind = spec.kind.__name__ if spec.kind in _SEQUENCES.values() else "named tuple"
@@ -706,6 +814,8 @@ def _spec(document: Mapping[str, Any], like: TreeSpec | None) -> TreeSpec:
     if kind == "constant":
         tail, stacked = torch.Size(document["batch"]), document.get("stacked") is True
         return ConstantNode(document["value"], tail, _device(document), stacked)
+    if kind == "text":
+        return TextNode(torch.Size(document["batch"]), int(document["width"]), _device(document))
     entries = document["entries"]
     if kind in (*_SEQUENCES, "named tuple"):
         counterparts: Any = list(like.children.values()) if isinstance(like, SequenceNode) else ()
@@ -738,7 +848,7 @@ def _stack(parts: list[TreeSpec], dim: Any) -> StackNode:
     return StackNode(parts, dim)
 
 
-def _batch(node: TensorDictNode | ConstantNode) -> dict[str, Any]:
+def _batch(node: TensorDictNode | ConstantNode | TextNode) -> dict[str, Any]:
     return {"batch": list(node.tail), "device": None if node.device is None else str(node.device)}
 
 
@@ -752,17 +862,6 @@ def _key(key: Any) -> str | int:
             f"the key {key!r} is a {type(key).__name__}; only text and whole numbers can be saved as keys"
         )
     return key  # type: ignore[no-any-return]
-
-
-def _require_json(value: Any) -> None:
-    if isinstance(value, list | dict):
-        for item in [*value, *value.values()] if isinstance(value, dict) else value:
-            _require_json(item)
-    elif not (value is None or isinstance(value, str | bool | int | float)):
-        raise SchemaError(
-            f"a constant is a {type(value).__name__}; only text, numbers and lists and dicts of them can be saved",
-            hint="rbtool never pickles data, so that loading never unpickles",
-        )
 
 
 def class_name(kind: type[Any]) -> str:
@@ -880,7 +979,7 @@ def leaf_files(spec: TreeSpec) -> list[str]:
 
 
 def _places(spec: TreeSpec, prefix: Path) -> Iterator[Path]:
-    if isinstance(spec, TensorNode):
+    if isinstance(spec, TensorNode | TextNode):
         yield prefix
     folder = (*prefix, _FIELDS) if isinstance(spec, TensorDictNode) and spec.kind else prefix
     for key, child in spec.children.items():
@@ -924,9 +1023,10 @@ def _describe(
     documents[f"{folder}meta.json"] = entries
     for key, child in node.children.items():
         inner = f"{folder}{file_stem(key)}/"
-        if isinstance(child, TensorNode):
+        if isinstance(child, TensorNode | TextNode):
             dtype, shape = next(leaves)
             entries[key] = {"device": "cpu", "shape": list(shape), "dtype": str(dtype), "is_nested": False}
+            entries[key] |= {"text": True} if isinstance(child, TextNode) else {}
         elif isinstance(child, ConstantNode):
             entries[key] = {"type": "NonTensorData"}
             documents[f"{inner}meta.json"] = _constant(child, key)

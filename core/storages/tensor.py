@@ -14,7 +14,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 from ..errors import MissingKeyError, RbtoolError, SchemaError, UsageError, did_you_mean
 from ..torchrl_classes import counterpart
 from .base import IndexedStorage
-from .columns import ArrayRows, Columns, Filler, zeros
+from .columns import ArrayRows, Columns, Filler, require_like, zeros
 from .cursors import as_index, grown_rows, last_of_repeats, rows_named, rows_of
 from .pytree import (
     MappingNode,
@@ -22,13 +22,17 @@ from .pytree import (
     StackNode,
     TensorDictNode,
     TensorNode,
+    TextGrows,
+    TextNode,
     TreeSpec,
     in_order,
     named_tensors,
+    place,
     saved_tensors,
     spec_to_json,
     tree_spec_of,
 )
+from .text import column_of, encoded
 from .write_log import Counter, Snapshot
 
 _Write: TypeAlias = Callable[[Columns, bool], None]
@@ -93,6 +97,8 @@ class TensorStorage(IndexedStorage):
             self._bare, lead = storage, storage.batch_size[:ndim]
             devices = [storage.device] if storage.device else []
         else:
+            if next(structure.paths(), None) is None:
+                structure = structure.in_columns()
             self._take(structure, structure.flatten(storage))
             lead = self.columns.lead
             devices = [leaf.device for leaf in self.columns.leaves]
@@ -122,7 +128,9 @@ class TensorStorage(IndexedStorage):
         if len(leads) != 1 or len(min(leads)) != self.ndim:
             shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves) or "no tensor"
             raise SchemaError(f"expected tensors that share their first {self.ndim} dimensions, found {shapes}")
-        self._columns = Columns(leaves, [".".join(path) for path in structure.paths()], self.ndim)
+        paths = list(structure.paths())
+        texts = frozenset(paths.index(path) for path, _ in structure.texts())
+        self._columns = Columns(leaves, [".".join(path) for path in paths], self.ndim, texts)
         self._structure = structure
         self._wrapped = None
 
@@ -172,7 +180,7 @@ class TensorStorage(IndexedStorage):
         self.log.lend()
         if not self.initialized:
             return self._bare
-        if self._wrapped is None:
+        if self._wrapped is None or self.columns.texts:  # values that were made of rows do not follow later writes
             columns = self.columns
             self._wrapped = self.structure.unflatten(iter(columns.given), columns.lead)
         return self._wrapped
@@ -213,6 +221,8 @@ class TensorStorage(IndexedStorage):
             return self._bare[: self.rows][index]
         columns, structure = self._columns or self.columns, self._structure or self.structure
         found, batch = columns.read(index, self._filled.value)
+        if columns.texts and isinstance(index, int | slice | tuple):  # views, but values are made of them later
+            found = [leaf.clone() if number in columns.texts else leaf for number, leaf in enumerate(found)]
         return structure.unflatten(iter(found), batch)
 
     def gather_into(self, index: torch.Tensor, targets: Sequence[torch.Tensor], chosen: Sequence[int]) -> None:
@@ -262,7 +272,8 @@ class TensorStorage(IndexedStorage):
     def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice | torch.Tensor | None:
         """Write the rows of `data` at `cursor`; if a row is repeated, the later one counts.
 
-        The length grows to the highest row written.
+        The length grows to the highest row written. Text that the rows stored before have no room for makes a column,
+        or a wider one, first.
 
         Args:
             cursor: an int takes one row without leading dimension, a tuple of coordinates takes elements, anything else
@@ -274,6 +285,13 @@ class TensorStorage(IndexedStorage):
         Raises:
             SchemaError: (a RuntimeError) rows are beyond the capacity or would leave a gap, or the data does not fit.
         """
+        while True:
+            try:
+                return self._write_at(cursor, data, set_cursor)
+            except TextGrows as grows:
+                self._set_text(grows.path, grows.node, keep=True)
+
+    def _write_at(self, cursor: Any, data: Any, set_cursor: bool) -> slice | torch.Tensor | None:
         before = (self._structure, self._columns) if self.initialized else (None, None)
         try:
             if before[1] is not None and (run := self._copied_run(before[1], cursor, data)) is not None:
@@ -425,6 +443,13 @@ class TensorStorage(IndexedStorage):
 
     def write_cells(self, index: Any, data: Any, dim: int = 0, label: str | None = None) -> None:
         """Write at an index of several dimensions; see `set_cells`."""
+        while True:
+            try:
+                return self._write_at_cells(index, data, dim, label)
+            except TextGrows as grows:
+                self._set_text(grows.path, grows.node, keep=True)
+
+    def _write_at_cells(self, index: Any, data: Any, dim: int, label: str | None) -> None:
         before = self._structure, self._columns
         self._take_in_new(index, data)
         try:
@@ -513,11 +538,53 @@ class TensorStorage(IndexedStorage):
         fitting = [value.reshape(*flat, *value.shape[len(lead) :]) for value in spread]
         return structure.unflatten(iter(fitting), flat)
 
+    # Text that differs between rows ----------------------------------------------------------------
+
+    def _set_text(self, path: Path, node: TreeSpec | None, *, keep: bool) -> None:
+        """Make `node` describe the text at `path`: as a column, which `keep` fills with the present values, or shared.
+
+        Without a node, there is none.
+
+        Raises:
+            SchemaError: other processes use the present column.
+        """
+        columns = self.columns
+        if not self.alone or self.journal is not None:
+            raise SchemaError(
+                f"{place(path)} needs a wider column for this text, but other processes use the present one",
+                hint="write a row with the longest text before the storage is shared",
+            )
+        known = dict(zip(self.structure.paths(), columns.given, strict=True))
+        structure, old = self.structure.with_node(path, node), known.pop(path, None)
+        if isinstance(node, TextNode) and (old is None or old.shape[-1] != node.width):
+            if not keep:
+                rows = torch.empty(0, dtype=torch.uint8)
+            elif old is not None:
+                rows = old[: self.rows]
+            else:
+                shared = encoded(dict(self.structure.constants()).get(path), place(path))
+                rows = column_of([shared], node.width).expand(self.rows, *columns.lead[1:], *node.tail, node.width)
+            old = self._text_column(structure, path, (*columns.lead, *node.tail, node.width), rows)
+        if old is not None:
+            known[path] = old
+        self._take(structure, [known[leaf] for leaf in structure.paths()])
+        if self._declared is not None:
+            self._declared = self._declared.with_text_of(structure)
+
+    def _text_column(self, structure: TreeSpec, path: Path, shape: tuple[int, ...], rows: torch.Tensor) -> torch.Tensor:
+        """Make a column for the text at `path` of what the storage will hold, which begins with these rows."""
+        made = zeros(torch.uint8, shape, torch.device(self.device))
+        if len(rows):
+            made[: len(rows), ..., : rows.shape[-1]] = rows
+        return made
+
     # Entries ---------------------------------------------------------------------------------------
 
     def editable(self, key: Path) -> torch.Tensor:
         """Return a view of one entry of all valid elements; MissingKeyError if it does not exist."""
         found = dict(zip(self.structure.paths(), self.columns.leaves, strict=True)).get(key)
+        if found is not None and key not in self.structure.places:
+            raise SchemaError(f"{place(key)} holds text, expected the key of a tensor", hint="write whole rows instead")
         if found is not None:
             self.log.lend()
             return found[: self.rows]
@@ -606,6 +673,8 @@ class TensorStorage(IndexedStorage):
             return False
         try:
             declared.flatten(data)
+        except TextGrows:  # which the write does, too
+            pass
         except SchemaError:
             return False
         known = dict(zip(self.structure.paths(), self.columns.given, strict=True))
@@ -665,12 +734,12 @@ class TensorStorage(IndexedStorage):
         try:
             if fresh:
                 self._allocate(structure, [(tensor.dtype, tensor.shape[1:]) for tensor in tensors])
-            self.structure.refuse_other_constants(structure)
-            columns = self.columns
-            structure, tensors = _with_numbers(None if write else self.numbered_by, structure, tensors, columns)
+            own, numbered = self._with_text_of(structure), None if write else self.numbered_by
+            structure, tensors = _with_numbers(numbered, structure, tensors, self.columns)
             rows = self._rows_to_fill(length)
-            values = [value[:rows] for value in in_order(self.structure, structure, tensors)]
-            columns.check(values, (rows, *columns.lead[1:]))
+            values = [value[:rows] for value in in_order(own, structure, tensors)]
+            self._take_text(own, values, (rows, *self.columns.lead[1:]))
+            columns = self.columns
             self._make_room(slice(0, rows))
             if self.journal is not None:
                 self.journal.discard()
@@ -691,6 +760,25 @@ class TensorStorage(IndexedStorage):
         self._filled.value = rows
         self.mark_replaced(rows % columns.lead[0], last_row if self.rotated is None else rows - 1)
 
+    def _with_text_of(self, saved: TreeSpec) -> TreeSpec:
+        """Return the structure with the text of saved data, which is to replace all rows."""
+        found = self.structure.with_text_of(saved)
+        found.refuse_other_constants(saved)
+        return found
+
+    def _take_text(self, structure: TreeSpec, values: Sequence[torch.Tensor], lead: tuple[int, ...]) -> None:
+        """Describe text as `structure` does; SchemaError, with nothing changed, unless it fits values."""
+        known = dict(zip(self.structure.paths(), self.columns.leaves, strict=True))
+        shapes = {path: leaf.shape[self.ndim :] for path, leaf in known.items()}
+        shapes |= {path: torch.Size([*node.tail, node.width]) for path, node in structure.texts()}
+        dtypes = [known[path].dtype if path in known else torch.uint8 for path in structure.paths()]
+        names = [".".join(path) for path in structure.paths()]
+        require_like(names, values, dtypes, [torch.Size([*lead, *shapes[path]]) for path in structure.paths()])
+        own, wanted = dict(self.structure.values()), dict(structure.values())
+        for path in own | wanted:
+            if wanted.get(path) is not own.get(path):
+                self._set_text(path, wanted.get(path), keep=False)
+
     def set_length(self, length: int) -> None:
         """Set the number of valid elements; SchemaError if there is not enough room."""
         self._filled.value = self._rows_to_fill(length)
@@ -710,19 +798,24 @@ class TensorStorage(IndexedStorage):
         """Create the tensors for the first data."""
         if isinstance(index, tuple):
             raise SchemaError("single elements cannot be written to an empty storage", hint="write rows first")
-        rows = not isinstance(index, int)
+        rows, items = not isinstance(index, int), list[Any]()
         if rows and _is_list(data):
             if not len(data):
                 raise SchemaError(
                     "the first write has no rows, expected at least one, which determines the structure of the storage"
                 )
-            data, rows = data[0] if isinstance(data, list) else data.unbind(0)[0], False
+            items = data if isinstance(data, list) else list(data.unbind(0))
+            data, rows = items[0], False
         structure = tree_spec_of(data, self.ndim if rows else self.ndim - 1)
+        if self._bare is not None or next(structure.paths(), None) is None:  # None in the rows that are not written
+            structure = structure.in_columns()
+        for item in items if next(structure.values(), None) else ():  # the text of all of them needs room
+            structure = structure.with_room_for(item)
         leaves = structure.flatten(data)
         if rows and not all(leaf.dim() for leaf in leaves):
             raise SchemaError("the rows are a tensor without dimensions, expected a first dimension that counts rows")
         if self.device == "auto" and leaves:
-            self.device = leaves[0].device
+            self.device = leaves[next(iter(structure.places.values()), 0)].device
         self._allocate(structure, [(leaf.dtype, leaf.shape[1:] if rows else leaf.shape) for leaf in leaves])
 
     def _allocate(self, structure: TreeSpec, rows: Sequence[tuple[torch.dtype, torch.Size]]) -> None:

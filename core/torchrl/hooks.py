@@ -95,9 +95,9 @@ class FlatPlan:
         """Check the rows; SchemaError for data without rows of tensors, and for names that the layout reserves."""
         header = _header(data, is_full, shift)
         storage = TensorStorage(data, device="auto", ndim=data.ndim)
-        constant = next(storage.structure.constants(), None)
-        if constant is not None:
-            raise SchemaError(f"{key_name(constant[0])} is not a tensor; only rows of tensors can be laid out flat")
+        value = next(storage.structure.values(), None)
+        if value is not None:
+            raise SchemaError(f"{key_name(value[0])} is not a tensor; only rows of tensors can be laid out flat")
         storage.last_cursor = (shift - 1) % len(data) if is_full else None
         source = StorageRows(storage, [(NEXT, *keys.done)])
         taken = next((field for field in source.fields if field.key[0] in keys.names | {AT_ROOT}), None)

@@ -153,8 +153,8 @@ def _row_view(fields: Iterable[Field], step: int, read: Callable[[Key], Array]) 
         if field.role == "text" and field.dtype == "uint8":
             length = (*field.key[:-1], f"{field.key[-1]}_length")
             row = read(field.key)
-            used = int(read(length)) if length in lengths else len(row)
-            values[field.name] = row[:used].tobytes().decode("utf-8", "replace")
+            used = row[: int(read(length))].tobytes() if length in lengths else row.tobytes().rstrip(b"\0")
+            values[field.name] = used.decode("utf-8", "replace")
         elif field.key not in lengths:
             values[key_name(field.key)] = _value(read(field.key), field)
     return RowView(step=step, values=values)

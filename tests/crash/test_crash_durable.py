@@ -24,6 +24,11 @@ SIZES = {"old": 30, "new": 80}
 KINDS = {"default": TensorStorageCheckpointer, "flat": FlatStorageCheckpointer, "h5": H5StorageCheckpointer}
 
 
+def texts_of(name: str) -> list[str]:
+    """What the steps have beside tensors; the newer texts need a wider column."""
+    return [f"{name} {row} " * (9 if name == "new" else 1) for row in range(SIZES[name])]
+
+
 def buffer_of(kind: str, name: str | None) -> TensorDictReplayBuffer:
     """A ring of 80 elements with episodes of 10 steps, every number of which shows which checkpoint it is of."""
     storage = LazyTensorStorage(80, checkpointer=KINDS[kind]())
@@ -32,9 +37,8 @@ def buffer_of(kind: str, name: str | None) -> TensorDictReplayBuffer:
         size, value = SIZES[name], float(name == "new")
         ends = (torch.arange(size) % 10 == 9).unsqueeze(-1)
         after = {"observation": torch.full((size, 3), value), "done": ends, "reward": torch.zeros(size, 1)}
-        buffer.extend(
-            TensorDict({"observation": torch.full((size, 3), value), "next": TensorDict(after, [size])}, [size])
-        )
+        rows = {"observation": torch.full((size, 3), value), "text": texts_of(name), "next": TensorDict(after, [size])}
+        buffer.extend(TensorDict(rows, [size]))
     return buffer
 
 
@@ -45,6 +49,7 @@ def state_of(kind: str, dest: Path) -> str:
     name = "old" if len(found) == SIZES["old"] else "new"
     assert len(found) == SIZES[name]
     assert bool((found[:]["next", "observation"] == float(name == "new")).all())
+    assert found[:]["text"] == texts_of(name)
     assert found.writer.write_count == SIZES[name]
     return name
 

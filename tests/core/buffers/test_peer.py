@@ -54,18 +54,35 @@ def test_its_transforms_in_our_buffers() -> None:
     assert torch.equal((batch := renamed.sample())["b"], batch["index"])
 
 
+TEXTS: dict[str, Any] = {
+    "shared": NonTensorData("x", [3]), "listed": ["x"] * 3, "tailed": NonTensorData("x", [3, 2]),
+    "different": ["x", "y", "z" * 99], "different tails": [["x", "y"], ["z", "z"], ["x", None]],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("storage", ["ListStorage", "LazyTensorStorage", "LazyMemmapStorage", "LazyStackStorage"])
-@pytest.mark.parametrize("form", ["shared", "listed", "tailed"])
-def test_text_that_all_rows_share_is_read_as_there(storage: str, form: str) -> None:
-    text: Any = {"shared": NonTensorData("x", [3]), "listed": ["x"] * 3, "tailed": NonTensorData("x", [3, 2])}[form]
-    rows = TensorDict({"a": torch.zeros(3, 2), "s": text}, [3, 2] if form == "tailed" else [3])
+@pytest.mark.parametrize("form", TEXTS)
+def test_text_is_read_as_there(storage: str, form: str) -> None:
+    rows = TensorDict({"a": torch.zeros(3, 2), "s": TEXTS[form]}, [3, 2] if "tail" in form else [3])
     found = []
     for home in (rbtool, data):
-        buffer = home.TensorDictReplayBuffer(storage=getattr(home, storage)(5), batch_size=2)
+        wrong = home is data and storage == "LazyMemmapStorage" and "different" in form  # it has the first text only
+        made = getattr(home, "LazyTensorStorage" if wrong else storage)(5)
+        buffer = home.TensorDictReplayBuffer(storage=made, sampler=home.SamplerWithoutReplacement(shuffle=False))
         buffer.extend(rows)
-        parts = [buffer[:], buffer[0], buffer[1:], buffer[torch.tensor([2, 0])], buffer.sample(), next(iter(buffer))]
+        index = torch.tensor([2, 0])
+        parts = [buffer[:], buffer[0], buffer[1:], buffer[index], buffer.sample(2), buffer.storage.get(index[0].item())]
         found.append([(type(part["s"]), part["s"], part.get("s").shape) for part in parts])
     assert found[0] == found[1]
+
+
+def test_text_that_it_saved(tmp_path: Path) -> None:
+    buffer = data.TensorDictReplayBuffer(storage=data.LazyTensorStorage(5), batch_size=2)
+    buffer.extend(TensorDict({"a": torch.arange(3), "s": ["x", "y", "z"]}, [3]))
+    buffer.dumps(tmp_path)
+    found = rbtool.TensorDictReplayBuffer(storage=rbtool.LazyTensorStorage(5), batch_size=2)
+    found.loads(tmp_path)
+    assert (found[:]["s"], found[:]["a"].tolist()) == (["x", "y", "z"], [0, 1, 2])
 
 
 def arguments(ours: bool, **more: Any) -> dict[str, Any]:

@@ -197,14 +197,14 @@ def test_another_length_than_was_saved(tmp_path: Path) -> None:
         (TensorDict({"a": torch.arange(10)}, [10]), "holds a, next.b, but this storage holds a"),
         (steps().set("a", torch.ones(10)), r"a is torch.int64 \[10\], expected torch.float32 \[10\]"),
         (steps().set(("next", "b"), torch.ones(10, 3).double()), r"next.b is .* \[10, 2\], expected .* \[10, 3\]"),
-        (steps().set("task", NonTensorData("pen")), None),
+        (steps(), "'task' is 'door' in the saved data, but 'nothing' here"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, data, message: str | None, compatible: bool) -> None:
+def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, data, message: str, compatible: bool) -> None:
     path = saved(tmp_path, steps().set("task", NonTensorData("door")), compatible=compatible)
     storage = TensorStorage(data)
-    with pytest.raises(RuntimeError, match=message or "'task' is 'door' in the saved data, but 'pen' here"):
-        TensorStorage(data.clone().set("task", NonTensorData("door")) if message else data).loads(path)
+    with pytest.raises(RuntimeError, match=message):
+        TensorStorage(data if "task" in message else data.clone().set("task", NonTensorData("door"))).loads(path)
     with pytest.raises(RuntimeError):
         storage.loads(path)
     assert (storage.log.now, same(storage[:], data)) == ((0, 0, 0), True)

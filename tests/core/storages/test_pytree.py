@@ -10,20 +10,12 @@ from typing import Any
 import pytest
 import torch
 from processes import Interpreter
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    is_non_tensor,
-    lazy_stack,
-    tensorclass,
-)
+from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
 from rbtool.core.errors import SchemaError
 from rbtool.core.storages import pytree
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
-from rbtool.core.storages.pytree import Values, tree_spec_of, value_of
+from rbtool.core.storages.pytree import tree_spec_of
 from rbtool.core.storages.tensor import TensorStorage
 
 
@@ -244,72 +236,3 @@ def test_without_a_receiver_that_has_it_the_class_is_asked_for() -> None:
     for target in (LazyTensorStorage(10), plain):
         with pytest.raises(SchemaError, match="is not imported"):
             target.load_state_dict(saved.state_dict())
-
-
-# Values that all rows share -------------------------------------------------------------------------
-
-USES: dict[str, Any] = {
-    "entry": lambda rows: rows["s"],
-    "list": lambda rows: rows.tolist(),
-    "row numbers": lambda rows: rows[torch.tensor([2, 0])]["s"],
-    "one row": lambda rows: rows[1]["s"],
-    "slice": lambda rows: rows[1:3]["s"],
-    "mask": lambda rows: rows[torch.tensor([True, False, True, False])]["s"],
-    "stack": lambda rows: torch.stack([rows, rows])["s"],
-    "cat": lambda rows: torch.cat([rows, rows.clone()])["s"],
-    "lazy stack": lambda rows: lazy_stack([rows, rows])["s"],
-    "reshape": lambda rows: rows.reshape(2, 2)["s"],
-    "expand": lambda rows: rows.expand(3, 4).permute(1, 0)["s"],
-    "to": lambda rows: rows.to("cpu")["in", "s"],
-    "pickle": lambda rows: pickle.loads(pickle.dumps(rows))["s"],
-    "unbind": lambda rows: [row["s"] for row in rows.unbind(0)],
-    "split": lambda rows: [part["s"] for part in rows.split(3)],
-    "apply": lambda rows: rows.apply(lambda leaf: leaf + 1)["s"],
-    "gather": lambda rows: rows.gather(0, torch.tensor([1, 1]))["s"],
-    "files": lambda rows: rows.memmap()["s"],
-    "shared memory": lambda rows: rows.share_memory_()["s"],
-    "flat keys": lambda rows: rows.flatten_keys(".")["in.s"],
-    "dict": lambda rows: rows.to_dict(),
-    "text": lambda rows: repr(rows),
-    "batch size": lambda rows: (setattr(rows, "batch_size", []), rows["s"])[1],
-    "item": lambda rows: (rows["s"].__setitem__(0, "z"), rows["s"], rows["in", "s"])[1:],
-    "row": lambda rows: (rows.__setitem__(1, rows[1].clone().set("s", "z")), rows["s"])[1],
-    "what it is": lambda rows: (is_non_tensor(rows.get("s")), rows.get("s").shape, rows.get("s").device, rows.device),
-}
-
-
-@pytest.mark.parametrize("use", USES)
-def test_a_value_that_all_rows_share_is_used_as_a_stack_of_tensordict_is(use: str, monkeypatch: Any) -> None:
-    def rows(value: Any) -> TensorDict:
-        return TensorDict({"a": torch.arange(4.0), "s": value(), "in": {"s": value()}}, [4])
-
-    expected = USES[use](rows(lambda: NonTensorStack(*"xxxx")))
-    assert repr(USES[use](rows(lambda: Values.of("x", torch.Size([4]))))) == repr(expected)
-    monkeypatch.setattr(pytree, "_INITIAL", {})
-    assert repr(USES[use](rows(lambda: Values.of("x", torch.Size([4]))))) == repr(expected)
-
-
-def test_tensordict_stacks_values_as_is_known_here() -> None:
-    assert pytree._INITIAL
-    found = Values.of("x", torch.Size([2, 3]))
-    assert (found.shape, type(found)) == ((2, 3), Values)
-    assert found.tolist() == [["x"] * 3] * 2
-    assert type(found) is NonTensorStack
-
-
-@pytest.mark.parametrize("value", [True, [1, {"k": None}], {"k": [1.5]}, ("a",), object()])
-def test_a_stack_of_one_value_is_that_value_in_all_rows(value: Any) -> None:
-    storage = LazyTensorStorage(9)
-    storage.set(range(2), TensorDict({"a": torch.ones(2), "s": NonTensorStack(*[NonTensorData(value)] * 2)}, [2]))
-    storage.set(range(2, 4), TensorDict({"a": torch.ones(2), "s": NonTensorData(value)}, [2]))
-    assert (storage[:]["s"], storage[1]["s"], storage[torch.tensor([3, 1])].get("s").tolist()) == (
-        [value] * 4, value, [value] * 2
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("first", "second"), [(1, True), (1, 1.0), ([1], [True]), ("1", 1), (torch.ones(2).numpy(), torch.ones(2).numpy())]
-)
-def test_values_that_only_look_alike_differ(first: Any, second: Any) -> None:
-    with pytest.raises(SchemaError):
-        value_of(NonTensorStack(NonTensorData(first), NonTensorData(second)))
