@@ -87,6 +87,10 @@ class TreeSpec(ABC):
                 raise SchemaError(
                     f"{place(path)} is {value!r} in the saved data, but {known.get(path, 'nothing')!r} here"
                 )
+        saved_paths = {path for path, _ in saved.values()}
+        for path, value in known.items():
+            if value is not None and path not in saved_paths:
+                raise SchemaError(f"{place(path)} is {value!r} here, but the saved data has no such entry")
 
     def in_columns(self, prefix: Path = ()) -> TreeSpec:
         """Return this spec with columns for values that all rows share."""
@@ -1000,7 +1004,7 @@ def tree_documents(
         return {}
     documents: dict[str, Mapping[str, Any]] = {}
     _describe(spec, iter(leaves), list(lead), "", documents)
-    return {path: json.dumps(document, ensure_ascii=False).encode() for path, document in documents.items()}
+    return {path: json.dumps(document).encode() for path, document in documents.items()}
 
 
 def _describe(

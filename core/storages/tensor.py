@@ -920,9 +920,12 @@ class TensorStorage(IndexedStorage):
         no rows.
         """
         self.log.settle()
-        for leaf in self.columns.leaves:
-            if leaf.is_cpu and not leaf.is_shared():
-                leaf.share_memory_()
+        try:
+            for leaf in self.columns.leaves:
+                if leaf.is_cpu and not leaf.is_shared():
+                    leaf.share_memory_()
+        finally:
+            self.columns.addresses()  # shared memory that is full leaves some columns in their place, but not all
         self._share_counts()
 
     def _share_counts(self) -> None:

@@ -431,7 +431,9 @@ class StoredFrameStack(_Stack):
 
 _IS_PAD = "is_pad"
 _TOLERANCE = 1e-4
-"""How many seconds an offset may be away from a step, as in LeRobot."""
+"""How many seconds an offset may be away from a step, as in LeRobot; a tenth of a step at most."""
+_FARTHEST = 1 << 20
+"""The longest offset: a batch has that many values for each sampled step."""
 _BOUNDS = re.compile(r"\s*([-+]?[\d.]+)(s?)\s*:\s*([-+]?[\d.]+)(s?)\s*")
 Pad: TypeAlias = Literal["clamp", "zero"]
 
@@ -484,7 +486,7 @@ class Windows(Transform):
             raise UsageError(f"windows is {windows!r}, expected a dict such as {{'action': (0, 16)}}")
         if pad not in get_args(Pad):
             raise UsageError(f"pad is {pad!r}, expected one of {', '.join(get_args(Pad))}")
-        if fps is not None and not 0 < fps < float("inf"):
+        if fps is not None and not (isinstance(fps, numbers.Real) and 0 < fps < float("inf")):
             raise UsageError(f"fps is {fps!r}, expected a number above 0")
         self.pad: Pad = pad
         self.windows = {
@@ -577,7 +579,7 @@ def _numbers(window: Any) -> tuple[Any, ...] | list[Any]:
             with contextlib.suppress(ValueError):
                 found = tuple(map(float if match[2] else int, (match[1], match[3])))
     elif isinstance(window, tuple | list | range):
-        found = window if isinstance(window, tuple) else list(window)
+        found = window if isinstance(window, tuple) else list(window[: _FARTHEST << 2])
     if not found or not all(isinstance(one, numbers.Real) and not isinstance(one, bool) for one in found):
         raise UsageError(
             f"the window is {window!r}, expected (start, stop), a list of offsets, or text like 0:16 or 0s:0.5s"
@@ -603,15 +605,18 @@ def _offsets(window: Any, fps: float | None) -> NDArray[np.int64]:
         times = [float(one) for one in found]
         if not all(map(math.isfinite, times)):
             raise UsageError(f"the window is {window!r}, expected finite numbers")
+        near = min(_TOLERANCE * fps, 0.1)  # in steps
         if isinstance(found, tuple):
-            found = tuple(math.ceil((one - _TOLERANCE) * fps) for one in times)
+            found = tuple(math.ceil(one * fps - near) for one in times)
         else:
             found = [round(one * fps) for one in times]
             for time, step in zip(times, found, strict=True):
-                if abs(time * fps - step) > _TOLERANCE * fps:
+                if abs(time * fps - step) > near:
                     raise UsageError(
                         f"{time:g} s is between two steps: at {fps:g} a second the nearest is {step / fps:g} s"
                     )
+    if any(abs(one) > _FARTHEST for one in found):
+        raise UsageError(f"the window is {window!r}, expected steps at most {_FARTHEST:,} away")
     offsets = np.array(range(*found) if isinstance(found, tuple) else found, np.int64)
     if not len(offsets):
         raise UsageError(f"the window is {window!r}, which has no steps")

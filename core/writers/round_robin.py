@@ -284,6 +284,10 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         super().on_register(storage, previous)
         self._labels = Labels()
 
+    def write_arrays(self, data: dict[Any, Any], single: bool) -> Any:
+        """Write a step or a batch; None also before the first write, which tells whether rows have numbers."""
+        return None if self._labels.kept is None else super().write_arrays(data, single)
+
     def _label(self) -> str | None:
         return INDEX if self._labels.kept else None
 

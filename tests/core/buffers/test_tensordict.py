@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -468,3 +469,37 @@ def test_moved_memory_is_followed() -> None:
     buffer.storage.contents.share_memory_()
     buffer.add(step | {"state": np.full(3, 9, np.float32)})
     assert buffer.storage[3]["state"].tolist() == [9, 9, 9]
+
+
+def test_an_index_in_a_dict_is_replaced_by_the_row_also_in_the_first_write_after_a_load(tmp_path: Path) -> None:
+    saved, loaded = (TensorDictReplayBuffer(storage=LazyTensorStorage(6), batch_size=2) for _ in range(2))
+    for row in range(4):
+        saved.add({"a": np.int64(row)})
+    saved.dumps(tmp_path / "saved")
+    loaded.loads(tmp_path / "saved")
+    for buffer in (loaded, TensorDictReplayBuffer(storage=saved.storage, batch_size=2)):
+        buffer.add({"a": np.int64(9), "index": np.int64(77)})
+        assert buffer[:]["index"].tolist() == list(range(len(buffer)))
+
+
+def test_dicts_are_written_to_all_columns_after_sharing_failed_halfway(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
+    steps = [{"a": np.int64(row), "r": np.float32(row), "o": np.full(9, row, np.float32)} for row in range(4)]
+    share, moved = torch.Tensor.share_memory_, list[Any]()
+
+    def full(tensor: torch.Tensor) -> torch.Tensor:
+        moved.append(tensor)
+        if len(moved) == 2:
+            raise RuntimeError("no space left")
+        return share(tensor)
+
+    buffer.add(steps[0])
+    buffer.add(steps[1])
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "share_memory_", full)
+        with pytest.raises(RuntimeError, match="no space"):
+            buffer.storage.share()
+    buffer.add(steps[2])
+    buffer.add(steps[3])
+    found = buffer[:]
+    assert found["a"].tolist() == found["r"].tolist() == found["o"][:, 8].tolist() == [0, 1, 2, 3]

@@ -37,7 +37,6 @@ from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorag
 from rbtool.core.storages.pytree import ConstantNode, spec_from_json, spec_to_json, tree_spec_of
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.storages.text import Values, decoded, encoded
-from rbtool.core.text.history import History
 
 STORAGES = [LazyTensorStorage, LazyMemmapStorage]
 CAPACITY = 7
@@ -130,35 +129,6 @@ def test_rows_without_tensors() -> None:
         storage.set(2, Line("user", "bye", batch_size=[]))
         found = storage[torch.tensor([2, 0])]
         assert (type(found), found.role, found.text) == (Line, ["user", "user"], ["bye", "hi"])
-
-
-USER, ANSWER = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}
-CALL = ANSWER | {"tool_calls": [{"name": "f"}]}
-
-
-def chat(*messages: dict[str, Any]) -> Any:
-    return History.from_chats([list(messages)])
-
-
-@pytest.mark.parametrize("kind", STORAGES)
-@pytest.mark.parametrize(
-    "chats", [[(USER, ANSWER), (USER, CALL)], [(CALL, CALL), (USER, ANSWER)], [(USER, CALL), (CALL, USER)]]
-)
-def test_fields_that_are_none_in_some_rows(kind: Any, chats: Any, tmp_path: Path) -> None:
-    complete = {"is_complete": True}
-    expected = [[message | complete for message in messages] for messages in chats]
-    storage, other, last = kind(CAPACITY), kind(CAPACITY), kind(CAPACITY)
-    for number, messages in enumerate(chats):
-        storage.set(range(number, number + 1), chat(*messages))
-    assert storage[:].tolist() == expected
-    storage.dumps(tmp_path / "one")
-    other.set(range(1), chat(USER, USER))
-    last.set(range(1), chat(CALL, CALL | {"tool_responses": ["x"]}))
-    for receiver in (other, last, LazyTensorStorage(CAPACITY)):
-        receiver.loads(tmp_path / "one")
-        assert receiver[:].tolist() == expected
-        receiver.set(range(2, 3), chat(USER, ANSWER | {"tool_responses": ["y"]}))
-        assert receiver[2:].tolist() == [[USER | complete, ANSWER | complete | {"tool_responses": ["y"]}]]
 
 
 def test_tensors_that_are_not_in_all_rows_are_refused() -> None:
@@ -513,3 +483,19 @@ def test_the_structure_as_json() -> None:
     assert [*spec_from_json(document).texts()] == [*storage.structure.texts()]
     with pytest.raises(FormatError):
         spec_from_json(json.loads(json.dumps(document).replace('"text"', '"words"')))
+
+
+def test_saved_data_without_the_shared_text_of_a_storage_is_refused(tmp_path: Path) -> None:
+    saved, receiver = (TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=2) for _ in range(2))
+    saved.extend(TensorDict({"x": torch.arange(3)}, [3]))
+    saved.dumps(tmp_path / "saved")
+    receiver.extend(TensorDict({"x": torch.tensor([7]), "t": "walk"}, [1]))
+    with pytest.raises(SchemaError, match="no such entry"):
+        receiver.loads(tmp_path / "saved")
+    assert receiver[:]["x"].tolist() == [7]
+
+
+def test_shared_text_may_be_half_a_pair_of_surrogates(tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(4, scratch_dir=tmp_path)
+    storage.set(range(1), TensorDict({"x": torch.tensor([0]), "t": "\ud800"}, [1]))
+    assert list(storage.get(range(1))["t"]) == ["\ud800"]

@@ -18,6 +18,7 @@ from text_files import tiny_tokenizer
 from rbtool import (
     ContentBase,
     History,
+    LazyMemmapStorage,
     LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
@@ -479,3 +480,32 @@ def test_texts_tokens_and_growth_are_torchrls() -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["compared"] > 400
     assert found["different"] == []
+
+
+USER, ANSWER = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}
+CALL = ANSWER | {"tool_calls": [{"name": "f"}]}
+
+
+def one_chat(*messages: dict[str, Any]) -> Any:
+    return History.from_chats([list(messages)])
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.parametrize(
+    "given", [[(USER, ANSWER), (USER, CALL)], [(CALL, CALL), (USER, ANSWER)], [(USER, CALL), (CALL, USER)]]
+)
+def test_fields_that_are_none_in_some_rows_of_a_storage(kind: Any, given: Any, tmp_path: Path) -> None:
+    complete = {"is_complete": True}
+    expected = [[message | complete for message in messages] for messages in given]
+    storage, other, last = kind(7), kind(7), kind(7)
+    for number, messages in enumerate(given):
+        storage.set(range(number, number + 1), one_chat(*messages))
+    assert storage[:].tolist() == expected
+    storage.dumps(tmp_path / "one")
+    other.set(range(1), one_chat(USER, USER))
+    last.set(range(1), one_chat(CALL, CALL | {"tool_responses": ["x"]}))
+    for receiver in (other, last, LazyTensorStorage(7)):
+        receiver.loads(tmp_path / "one")
+        assert receiver[:].tolist() == expected
+        receiver.set(range(2, 3), one_chat(USER, ANSWER | {"tool_responses": ["y"]}))
+        assert receiver[2:].tolist() == [[USER | complete, ANSWER | complete | {"tool_responses": ["y"]}]]

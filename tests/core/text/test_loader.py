@@ -396,7 +396,7 @@ def test_tokens_from_a_hub_then_without_the_network(python: tuple[Machine, Inter
 
 def test_the_examples_of_the_guide(python: tuple[Machine, Interpreter]) -> None:
     blocks = re.findall(r"```py\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     for block in blocks:
         run(python, block)
 

@@ -230,6 +230,10 @@ STORED = TensorDict(
         ({"y": (0, 1), "y.z": (0, 2)}, UsageError, "y.z has two windows"),
         ({"x": (0, 1), ("x",): (0, 2)}, UsageError, "x has two windows"),
         ({3: (0, 1)}, UsageError, "the key is 3"),
+        ({"x": (0, 10**9)}, UsageError, "at most 1,048,576 away"),
+        ({"x": "0:99999999999999999999"}, UsageError, "at most 1,048,576 away"),
+        ({"x": range(10**12)}, UsageError, "at most 1,048,576 away"),
+        ({"x": [2**63 - 1]}, UsageError, "at most 1,048,576 away"),
     ],
 )
 def test_bad_windows(windows: Any, error: type[Exception], words: str) -> None:
@@ -241,8 +245,10 @@ def test_bad_seconds_padding_and_rates() -> None:
     for windows, words in (({"x": [0.05]}, "between two steps"), ({"x": [0.1, float("nan")]}, "finite")):
         with pytest.raises(UsageError, match=words):
             Windows(windows, fps=10)
-    with pytest.raises(UsageError, match="fps is 0"):
-        Windows({"x": (0, 1)}, fps=0)
+    for fps in (0, "30"):
+        with pytest.raises(UsageError, match=f"fps is {fps!r}"):
+            Windows({"x": (0, 1)}, fps=fps)  # type: ignore[arg-type]
+    assert Windows({"x": (0.0, 0.001)}, fps=50_000).windows["x"].tolist() == list(range(50))
     with pytest.raises(UsageError, match="pad is 'mirror'"):
         Windows({"x": (0, 1)}, pad="mirror")  # type: ignore[arg-type]
 
