@@ -165,7 +165,7 @@ def load_dataset(
         sample_unit: a `SampleUnit` that expands each drawn element; `Sequence(8)` expands it to 8 steps of its episode.
         transform: a `Transform` of rbtool or TorchRL, a module or any callable, which is applied to batches.
         windows: which entries have the steps around each sampled step, as `{"action": (0, 16)}`, and which steps;
-            `Windows` explains them. Seconds are those of a dataset that states its frames a second, as LeRobot's do.
+            see `Windows`. Windows in seconds need a dataset that states its frame rate, as LeRobot's do.
         collate_fn: makes a batch of the rows that the storage returns.
         pin_memory: whether batches are put in page-locked memory, for fast copies to an accelerator.
         prefetch: how many batches are prepared ahead, in as many threads; needs `batch_size`.

@@ -18,7 +18,7 @@ from ..kernels.rows import Memory, memory_of
 from ..storages.base import Storage
 from ..storages.columns import renames
 from ..storages.dataset import StreamStorage, merged, tensordict_of
-from .trajectories import Ends, Key, clamped, has_columns, stored_entry
+from .trajectories import Key, clamped, has_columns, stored_entry
 
 Numbers: TypeAlias = NDArray[np.int64]
 
@@ -185,7 +185,7 @@ class StepsAround:
         """Return these entries, which are stored, of the steps themselves, in the shape of the index."""
         here = np.zeros((), np.int64)
         if self._lanes:
-            found = [self.window(key, here) for key in keys]
+            found = [self.window(key, here)[0] for key in keys]
         else:
             found = _entries(self._storage, keys, torch.from_numpy(self._step % self._table.capacity))
         tensors = {key: cast("torch.Tensor", value) for key, value in zip(keys, found, strict=True)}
@@ -202,27 +202,22 @@ class StepsAround:
         Missing steps are replaced by the earliest existing one. The tensor is fresh memory; None if the entry is not
         stored.
         """
-        return self.window(key, self._back)
+        return self.window(key, self._back)[0]
 
-    def window(self, key: Key, offsets: Numbers) -> torch.Tensor | None:
-        """Return an entry of the steps that are so many steps away, `[*index.shape, *offsets.shape, *entry.shape]`.
+    def window(self, key: Key, offsets: Numbers) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Return an entry of the steps that are so many steps away, `[*index.shape, *offsets.shape, *entry.shape]`, and
+        which of them are missing; bool `[*index.shape, *offsets.shape]`.
 
-        Missing steps are replaced by the nearest existing one. The tensor is fresh memory; None if the entry is not
-        stored.
+        Missing steps are replaced by the nearest existing one. The entry is fresh memory; None if it is not stored.
         """
-        steps, _ = self._clamped(offsets)
+        last = self._last if offsets.max(initial=0) > 0 else self._step
+        steps, missing = clamped(self._step[:, None] + offsets.reshape(-1), self._first, last)
         rows = torch.from_numpy(steps.reshape(-1) % self._table.capacity)
         lanes = [torch.from_numpy(np.repeat(part.reshape(-1), steps.shape[1])) for part in self._lanes]
         found = gathered(self._storage, key, rows, lanes, self._rooms)
-        return None if found is None else found.reshape((*self._lead, *offsets.shape, *found.shape[1:]))
-
-    def is_pad(self, offsets: Numbers) -> torch.Tensor:
-        """Return which of these steps are missing; bool `[*index.shape, *offsets.shape]`."""
-        return torch.from_numpy(self._clamped(offsets)[1].reshape((*self._lead, *offsets.shape)))
-
-    def _clamped(self, offsets: Numbers) -> tuple[Numbers, Ends]:
-        last = self._last if offsets.max(initial=0) > 0 else self._step
-        return clamped(self._step[:, None] + offsets.reshape(-1), self._first, last)
+        lead = (*self._lead, *offsets.shape)
+        mask = torch.from_numpy(missing.reshape(lead))
+        return (None if found is None else found.reshape((*lead, *found.shape[1:]))), mask
 
     def moved_on(self, stack: torch.Tensor, newest: torch.Tensor, use: Key) -> torch.Tensor:
         """Shift a stack by one step: drop the first step of what `entry` returned, and append `newest`.

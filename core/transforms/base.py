@@ -45,14 +45,12 @@ class Past(Protocol):
         Missing steps are replaced by the earliest existing one. None if the entry is not stored.
         """
 
-    def window(self, key: tuple[str, ...], offsets: NDArray[np.int64]) -> torch.Tensor | None:
-        """Return an entry of the steps that are so many steps away: `[*batch, *offsets.shape, …]`, fresh memory.
+    def window(self, key: tuple[str, ...], offsets: NDArray[np.int64]) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Return an entry of the steps that are so many steps away: `[*batch, *offsets.shape, …]`, fresh memory; and
+        which of these steps are missing, bool `[*batch, *offsets.shape]`.
 
         Missing steps are replaced by the nearest existing one. None if the entry is not stored.
         """
-
-    def is_pad(self, offsets: NDArray[np.int64]) -> torch.Tensor:
-        """Return which of these steps are missing; bool `[*batch, *offsets.shape]`."""
 
     def moved_on(self, stack: torch.Tensor, newest: torch.Tensor, use: tuple[str, ...]) -> torch.Tensor:
         """Shift a stack by one step: drop the first step of what `entry` returned, and append `newest`. Fresh memory.

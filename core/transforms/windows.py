@@ -447,10 +447,10 @@ class Windows(Transform):
     `[*batch, T]`, marks the steps that the anchor's episode does not have, or that a ring does not have any more. The
     values are LeRobot's for the same `delta_timestamps`.
 
-    Other entries are those of the anchor. Next observations, the entries under `"next"` that are at the root as well,
-    are left out unless they have a window: a batch reads what its windows need, and of kept videos only those frames
-    are decoded. It reads what is stored, so it must be the first transform of a buffer. `load_dataset(…, windows=…)`
-    puts one there.
+    Entries without a window are taken at the anchor. Next observations, which are the entries under `"next"` that the
+    root has, too, are left out unless they have a window: a batch reads what its windows need, and only those frames of
+    kept videos are decoded. It reads what is stored, so it must be the first transform of a buffer.
+    `load_dataset(…, windows=…)` puts one there.
 
     Args:
         windows: what each entry gets. Entries are tuples or names with dots, such as `"observation.image.top"`; a
@@ -505,7 +505,7 @@ class Windows(Transform):
 
     def forward(self, data: Any) -> NoReturn:
         raise SchemaError(
-            f"{type(self).__name__} read the steps around those of a batch, which only a buffer can provide",
+            f"{type(self).__name__} needs the steps around each step of a batch, which only a buffer can provide",
             hint="make it the first transform of a buffer, or of each member of an ensemble",
         )
 
@@ -524,7 +524,7 @@ class Windows(Transform):
         else:
             batch = data.exclude(*unread)
         for key, (shown, offsets) in windows.items():
-            value, missing = past.window(key, offsets), past.is_pad(offsets)
+            value, missing = past.window(key, offsets)
             if value is None:
                 raise MissingKeyError(f"{'.'.join(key)} is not in all elements of the storage")
             if self.pad == "zero":

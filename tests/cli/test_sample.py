@@ -148,23 +148,12 @@ def test_windows_have_masks_and_no_next_observation(shell):
         ("--window action=8:8", "the window is '8:8', which has no steps"),
         ("--window action=0s:1s", "the number of steps a second is not known"),
         ("--window action=0:8 --frame-stack 4", "--window and --frame-stack are both set"),
-    ],
-)
-def test_windows_that_do_not_exist(words, message, shell):
-    done = shell(f"rbtool sample ./cartpole {words}")
-    assert message in re.sub(r"\s+", " ", done.stderr)
-    assert done.returncode == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
         ("--frame-stack 0", "--frame-stack is 0, expected a number of frames from 1"),
         ("--frame-key observation", "--frame-key names the frames to stack, and none are stacked"),
         ("--frame-stack 4 --frame-key action", "field 'action' not found"),
     ],
 )
-def test_frames_that_cannot_be_stacked(shell, words, message):
+def test_windows_and_stacks_that_cannot_be_made(shell, words, message):
     done = shell(f"rbtool sample ./cartpole {words}")
     assert message in re.sub(r"\s+", " ", done.stderr)
     assert done.returncode == 2
