@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import check_sizes
+import pictures
 import pytest
 import source_tree
 from packaging.requirements import Requirement
@@ -40,6 +41,10 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert rbtool.__version__ == PROJECT["project"]["version"]
     changelog = (source_tree.ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"## [{rbtool.__version__}]" in changelog
+
+
+def test_the_badges_say_what_the_project_says() -> None:
+    assert (pictures.IMAGES / "badges.svg").read_text(encoding="utf-8") == pictures.badges()
 
 
 @pytest.mark.parametrize("pin", PINS)

@@ -1,4 +1,4 @@
-"""Draw the picture of the README from real runs, in light and dark colours: a terminal, and the report that it wrote.
+"""Draw the pictures of the README: badges, and from real runs a terminal and the report that it wrote.
 
 make pictures
 """
@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -50,7 +51,8 @@ _FORMAT = _FORMAT.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas
 
 
 def main() -> None:
-    """Run the commands in an empty folder, and draw what a terminal shows of them beside the page of the report."""
+    """Draw the badges. Then run the commands in an empty folder, and draw a terminal beside the page of the report."""
+    (IMAGES / "badges.svg").write_text(badges(), encoding="utf-8")
     shown = Text()
     with tempfile.TemporaryDirectory() as folder:
         for command in COMMANDS:
@@ -63,6 +65,34 @@ def main() -> None:
         console.print(shown, end="")
         terminal = console.export_svg(title="rbtool", theme=theme, code_format=_FORMAT, unique_id=name)
         (IMAGES / f"first-{name}.svg").write_text(_beside(terminal, page, name), encoding="utf-8")
+
+
+def badges() -> str:
+    """Return the badges: what pyproject.toml says of versions, systems and licence, in a file that needs no server."""
+    project = tomllib.loads((IMAGES.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    known = [name.split(" :: ") for name in project["classifiers"]]
+    pythons = [name[-1] for name in known if name[0] == "Programming Language" and "." in name[-1]]
+    systems = [name[-1].replace("Mac", "mac") for name in known if name[0] == "Operating System"]
+    tensordict = next(one for one in project["dependencies"] if one.startswith("tensordict"))
+    said = {
+        "version": project["version"],
+        "python": " · ".join(pythons),
+        "runs on": " · ".join(systems),
+        "tensordict": " ".join(re.findall(r"[<>=]+[\d.]+", tensordict)).replace(">=", "≥ ").replace("<", "< "),
+        "licence": project["license"],
+    }
+    parts, x = [], 0
+    for name, value in said.items():
+        left, right = (round(6.1 * len(words)) + 16 for words in (name, value))
+        parts.append(f'<rect x="{x}" width="{left + right}" height="20" rx="4" fill="#0969da"/>')
+        parts.append(f'<path d="M{x + left} 0H{x + 4}a4 4 0 0 0-4 4v12a4 4 0 0 0 4 4H{x + left}z" fill="#57606a"/>')
+        for words, start, width in ((name, x, left), (value, x + left, right)):
+            place = f'x="{start + 8}" y="14" textLength="{width - 16}"'
+            parts.append(f"<text {place}>{html.escape(words)}</text>")
+        x += left + right + 6
+    style = 'font-family="Verdana, DejaVu Sans, sans-serif" font-size="11" fill="#fff"'
+    size = f'width="{x - 6}" height="20" viewBox="0 0 {x - 6} 20"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(parts) + "\n</svg>\n"
 
 
 def _run(command: str, folder: str) -> str:

@@ -18,7 +18,8 @@ from rbtool.core.errors import DatasetNotFoundError, UsageError
 from rbtool.core.torchrl_names import DIFFERENT, MISSING, MODULES
 from rbtool.core.verbs.migrate import MigratedFile
 
-BLOCKS = Path(__file__).parents[2] / "data/torchrl_reference/blocks.txt"
+TESTS = Path(__file__).parents[2]
+BLOCKS, README = TESTS / "data/torchrl_reference/blocks.txt", TESTS.parent / "README.md"
 
 
 def migrated(path: Path, source: str) -> MigratedFile:
@@ -235,7 +236,11 @@ def test_all_modules_and_names_of_torchrl_are_known() -> None:
     lists = [
         node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     ]
-    assert set(ast.literal_eval(lists[0])) - set(rbtool.__all__) <= MISSING.keys()
+    listed = set(ast.literal_eval(lists[0]))
+    assert listed - set(rbtool.__all__) <= MISSING.keys()
+    said = re.search(r"of the (\d+) names that `torchrl.data` lists, rbtool\s+has (\d+)", README.read_text("utf-8"))
+    assert said is not None
+    assert (int(said[1]), int(said[2])) == (len(listed), len(listed & set(rbtool.__all__)))
 
 
 @pytest.mark.slow
