@@ -31,6 +31,7 @@ from ...core.format.episodes import EpisodeRanges, select_episodes
 from ...core.format.files import FETCH_AGAIN, LEAVES_OUT, digest_file, no_match, open_regular, read_regular
 from ...core.format.manifest import Dropped
 from ...core.format.videos import index_name, video_id, video_name
+from ...core.progress import counted
 from ...core.remote.hub import HubRepositorySource
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD
@@ -768,7 +769,21 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
             lengths=lengths,
             final_missing=True,
             last_terminated=[one is not None and one.terminated for one in chosen],
+            keeps_last=not self._has_rewards,
         )
+
+    @property
+    def _has_rewards(self) -> bool:
+        return any(column.field.key == REWARD for column in self.found.columns.columns)
+
+    def notes_on(self, numbers: Sequence[int]) -> Sequence[str]:
+        """State how many last rows `auto` leaves out."""
+        ends = [self.found.episodes[number] for number in numbers if number in self.found.episodes]
+        count = sum(not one.terminated for one in ends)
+        if self.final_step != "auto" or not count:
+            return ()
+        left = f"{counted(count, 'row')} of {counted(len(ends), 'episode')} left out"
+        return [f"{left}: an episode's last, which no observation follows (--final-step repeat keeps it)"]
 
     def _documents(self) -> dict[str, bytes]:
         """The metadata files that are not large; FormatError for JSON that is none."""

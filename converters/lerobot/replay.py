@@ -421,9 +421,9 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
 
     Elements have `("observation", "state")`, `("observation", "image", NAME)`, `action`, `episode`, `frame`,
     `language_instruction` (text), and `("next", …)` with the observations after the step, never of another
-    episode. The last frame of an episode that no flag ends has none, so it is not a step of its own. The
-    `index` of LeRobot is `("info", "index")`; `"index"` is the sampler's. A stored dataset is opened without the
-    network.
+    episode. Where there are rewards, the last frame of an episode that no flag ends is not a step of its own; without,
+    it is, and its observation is repeated. The `index` of LeRobot is `("info", "index")`; `"index"` is the sampler's. A
+    stored dataset is opened without the network.
 
     `from_columns` makes a buffer of columns in memory.
 

@@ -42,6 +42,7 @@ class SourceFacts:
     `final_step` from `Reader.facts`. `final_missing` states that the source may have no observation after
     the last step of an episode: then each last piece states whether it has. A source that never has one, and states the
     `lengths`, may state in `last_terminated` which last steps are terminated: then no row is read for the facts.
+    `keeps_last` states that `auto` keeps all last steps: where there are no rewards, no target bootstraps from them.
     """
 
     source: str
@@ -59,6 +60,7 @@ class SourceFacts:
     lengths: Sequence[int] | None = None
     final_missing: bool = False
     last_terminated: Sequence[bool] | None = None
+    keeps_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

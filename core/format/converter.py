@@ -156,8 +156,8 @@ def require_piece(piece: Piece, whole: SourceFacts, what: str, *, complete: bool
 
 FinalStep: TypeAlias = Literal["auto", "drop", "repeat"]
 """`auto`: a terminated last step is kept, and its next observation repeats the last one, for no target bootstraps
-from it; any other is left out, and the step before it becomes the truncated end. `drop` leaves all of them out,
-`repeat` keeps all of them."""
+from it; any other is left out, and the step before it becomes the truncated end, unless the source keeps all of them
+(`SourceFacts.keeps_last`). `drop` leaves all of them out, `repeat` keeps all of them."""
 FINAL_STEPS: tuple[FinalStep, ...] = get_args(FinalStep)
 
 
@@ -456,6 +456,8 @@ class Reader(Closing, ABC):
             for field, _ in found.fields:
                 if field.key == REWARD and not is_real(field.dtype):
                     raise FormatError(f"{self.path}: rewards are {field.dtype}, expected real numbers")
+            if found.keeps_last and self.final_step == "auto":
+                self.final_step = "repeat"
             self.__facts = found
         return self.__facts
 

@@ -88,7 +88,8 @@ def convert(asked: ConvertOptions) -> ConvertResult:
         compress: fields of layout `packed` to compress, like `observation.image=zstd:3` (a level of 1 to 22, or lz4).
         final_step: what to do with a last step that has no next observation. `auto` keeps it if it is terminated, with
             the last observation repeated, and drops it otherwise, so that the step before it becomes the truncated
-            end; `drop` drops all of them, `repeat` keeps all. The episode table records which.
+            end, unless the format keeps them where there are no rewards; `drop` drops all of them, `repeat` keeps all.
+            The episode table records which.
         root: where stored datasets are.
         skip_bad: take the sound episodes of a damaged dataset, which is then read twice; notes name the others.
         force: replace what is at `dest`.

@@ -126,7 +126,8 @@ def assert_equals_plain_reading(folder: Path, out: Path, final_step: FinalStep =
 
 def _kept(rows: list[dict[str, Any]], final_step: str) -> int:
     """How many steps of an episode are kept."""
-    whole = final_step == "repeat" or (final_step == "auto" and bool(rows[-1].get("next.done")))
+    keeps = "next.reward" not in rows[-1] or bool(rows[-1].get("next.done"))
+    whole = final_step == "repeat" or (final_step == "auto" and keeps)
     return len(rows) if whole else len(rows) - 1
 
 
@@ -134,6 +135,23 @@ def _kept(rows: list[dict[str, Any]], final_step: str) -> int:
 @pytest.mark.parametrize("name", ["g1", "v21", "v30"])
 def test_rows_and_pixels_equal_a_plain_reading(name: str, final_step: FinalStep, tmp_path: Path) -> None:
     assert_equals_plain_reading(DATA / name, tmp_path / "out", final_step)
+
+
+def test_what_last_rows_cost_is_noted_where_there_are_rewards(tmp_path: Path) -> None:
+    takes = random_takes((4, 3, 2), done=False)
+    takes[1].columns["next.done"][-1] = True
+    with LerobotReader(write_dataset(tmp_path / "d", takes, images="none")) as reader:
+        facts = reader.facts()
+        assert (facts.lengths, facts.steps) == ([3, 3, 1], 7)
+        assert [note for note in facts.notes if note.startswith("2 rows of 3 episodes left out")]
+    bare = write_dataset(tmp_path / "bare", [_without(take, "next.reward") for take in takes], images="none")
+    with LerobotReader(bare) as reader:
+        facts, table = reader.facts(), reader.episode_table()
+        assert (facts.lengths, table.final.tolist()) == ([4, 3, 2], [Final.REPEATED] * 3)
+        assert table.truncated.tolist() == [True, False, True]
+        assert not [note for note in facts.notes if "left out" in note]
+    with LerobotReader(bare, final_step="drop") as reader:
+        assert reader.facts().lengths == [3, 2, 1]
 
 
 @pytest.mark.parametrize("images", ["video", "image", "none"])
