@@ -159,7 +159,8 @@ class ReaderOptions(TypedDict, total=False):
 class OperationOption:
     """An option of `rbtool preprocess`: an operation, or a value that several operations share.
 
-    `target` is the operation's class in `rbtool.core.preprocess.operations.built_in`, None for a shared value.
+    `target` is the operation's class: its name in `rbtool.core.preprocess.operations.built_in`, or `module:Class` where
+    it is part of a leaf; None for a shared value.
     `values` is the type of the value: bool for a switch, `list[str]` if the option may be repeated. `metavar` and
     `help` appear on the help page; `discounted` marks operations that use the shared `--gamma`.
     """
@@ -180,6 +181,14 @@ OPERATION_OPTIONS = (
         "filter", "Filter", list[str], "CONDITION",
         "Only episodes of which it holds: length, return, terminated, truncated, done, episode, seed, compared with "
         "numbers and joined by and, or, not.",
+    ),
+    OperationOption(
+        "task", "rbtool.core.robots.tasks:SetTask", list[str], "A:B=TEXT",
+        "The task of these episodes, by the source's numbers, like 0:50='pick the cube'.",
+    ),
+    OperationOption(
+        "rename-task", "rbtool.core.robots.tasks:RenameTask", list[str], "OLD=NEW",
+        "Give a task another text, in all episodes that have it.",
     ),
     OperationOption(
         "where", "Where", list[str], "CONDITION",

@@ -18,7 +18,7 @@ FLOORS = (
     {"streams"},
     {"experience_replay", "loading", "text"},
     {"verbs"},
-    {"datasets", "report"},
+    {"datasets", "report", "robots"},
     {"preprocess"},
     {"buffers", "saved_steps", "torchrl", "trees"},
     {"transforms", "checkpointers", "maps", "recording", "samplers", "vla", "writers"},

@@ -107,6 +107,7 @@ def preprocess(asked: PreprocessOptions) -> PreprocessResult:
         require_apart(reader.path, destination)
         processor = _processor(reader, asked)
         selection = _selection(reader, processor, asked.num_frames)
+        selection.texts = processor.texts(selection.table.episode.tolist(), selection.texts)
         whole_episodes, apart = processor.whole_episodes, settings.needs_workers
         plan = Plan.of(selection, asked.chunk_size, asked.num_workers, whole_episodes=whole_episodes, apart=apart)
         whole = Preprocessing(selection, processor, plan, asked.seed, settings)

@@ -164,6 +164,9 @@ def numbers_episodes(columns: Mapping[Key, BlockColumn]) -> bool:
     )
 
 
+EpisodeTexts: TypeAlias = Sequence[dict[str, str]]
+"""What each episode has of text, by name."""
+
 Unit: TypeAlias = Literal["step", "row", "episode"]
 """The argument of one call: some steps, a single one, or a whole episode."""
 
@@ -249,6 +252,10 @@ class Processor(ABC):
     def selects(self, episodes: EpisodeTable) -> Any:
         """Rows of the episode table that take part, int64 ascending; None: all."""
         return None
+
+    def texts(self, numbers: Sequence[int], texts: EpisodeTexts) -> EpisodeTexts:
+        """The texts of the episodes that take part, given their numbers and texts in the source; `[]` without any."""
+        return texts
 
     def portable(self) -> Processor:
         """Return an equal processor that can be pickled."""

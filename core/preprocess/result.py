@@ -34,7 +34,7 @@ from ..format.memmap.tree import FieldRange, TreeWriter, merge_ranges
 from ..format.returns import return_field, running_return
 from ..ted.episodes import end_reason, rows_equal
 from ..ted.schema import EPISODE, NEXT, NEXT_DONE, NEXT_TRUNCATED, Field, Key, as_numbers, state_keys
-from .processor import Pieces, Processor
+from .processor import EpisodeTexts, Pieces, Processor
 from .selection import StepSelection
 
 
@@ -234,10 +234,10 @@ class ResultEpisodes:
         }  # fmt: skip
         return EpisodeTable.from_columns(columns)
 
-    def text(self) -> list[dict[str, str]]:
+    def text(self) -> EpisodeTexts:
         """The text of the episodes."""
-        texts = self._selection.reader.episode_text
-        return [] if texts is None else [texts[row] for row in self._selection.rows[self.sources].tolist()]
+        texts = self._selection.texts
+        return [texts[source] for source in self.sources.tolist()] if texts else []
 
 
 _OF_PIECES = ("episode", "rows", "begins", "ends")
@@ -353,7 +353,7 @@ class Assembled(NamedTuple):
     data: Sequence[FileRecord]
     ranges: Mapping[Key, FieldRange]
     table: EpisodeTable
-    text: Sequence[dict[str, str]]
+    text: EpisodeTexts
     renumbered: int
     emptied: int
 

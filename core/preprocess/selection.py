@@ -17,7 +17,7 @@ from ..format.returns import sum_rewards, table_with_returns
 from ..format.threads import usable_cores
 from ..ted.episodes import EndReason
 from ..ted.schema import NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, row_bytes
-from .processor import Block, BlockColumn, Pieces
+from .processor import Block, BlockColumn, EpisodeTexts, Pieces
 
 
 class StepSelection:
@@ -50,6 +50,12 @@ class StepSelection:
         if self.cut:
             self._cut_last(columns)
         return EpisodeTable.from_columns(columns)
+
+    @cached_property
+    def texts(self) -> EpisodeTexts:
+        """The texts of the episodes, which `preprocess` sets to those of the result; empty if there are none."""
+        texts = self.reader.episode_text
+        return [] if texts is None else [texts[row] for row in self.rows.tolist()]
 
     def _cut_last(self, columns: dict[str, Array]) -> None:
         reader, length = self.reader, self.steps - int(columns["start"][-1])

@@ -5,7 +5,8 @@ python tests/tools/leaves.py edges               lists the imports that keep a l
 python tests/tools/leaves.py copy FOLDER NAME... makes a copy of the tree without these leaves; `all` for all of them
 
 A leaf is a set of packages and modules that the trunk knows by one declaration and by nothing else: an entry in
-`FORMATS` of its package, in `VERBS` of the command line, or in `core/declarations.py`. With a leaf fall the leaves that
+`FORMATS` of its package, in `VERBS` of the command line, or in `core/declarations.py` (`LEAVES`, or options of
+`preprocess`). With a leaf fall the leaves that
 import it, the tests that mirror its modules, and its public names. Whatever else uses it - tests of several leaves,
 benchmarks, examples - falls file by file. What a leaf needs is read from the imports of the tree, also those in
 functions and under TYPE_CHECKING.
@@ -41,6 +42,9 @@ _LEAVES = {
     "specs": Leaf(("core/specs",), "specs of observations and actions, and the spaces of gymnasium made of them"),
     "maps and trees": Leaf(("core/maps", "core/trees"), "maps keyed by rows of tensors, and trees of rollouts"),
     "text": Leaf(("core/text",), "conversations, tokens, batches of text, KL controllers, rewards for language models"),
+    "robots": Leaf(
+        ("core/robots",), "operations of `preprocess` for robot data: tasks",
+    ),
     "vla": Leaf(("core/vla",), "vision-language-action models: tokens of actions, steps and images"),
     "report": Leaf(("core/report", "core/charts", "core/verbs/report", "cli/report"), "`rbtool report` and charts"),
     "plot": Leaf(("core/verbs/plot", "cli/plot"), "`rbtool plot`"),
@@ -182,6 +186,7 @@ def _home(line: str) -> str | None:
 _NAMED = re.compile(r"\brbtool((?:\.\w+)+)")
 _LISTED = re.compile(r'( {8}"\.[\w.]+": )("[\w ]+"|\([^)]+\)),\n')
 _FROM = re.compile(r"\bfrom rbtool((?:\.\w+)*) import \(?([\w, ]+)")
+_OPTION = re.compile(r' {4}OperationOption\(\n {8}"[\w-]+", "rbtool\.([\w.]+):\w+",[\s\S]*?\n {4}\),\n')
 _DECLARED = re.compile(r' {4}"\w+": "rbtool\.([\w.]+):\w+",\n')
 
 
@@ -339,7 +344,9 @@ def copy(folder: Path, names: Collection[str]) -> None:
     _replace(target / "__init__.pyi", [line for line in _lines("__init__.pyi") if _home(line) not in gone])
     _replace(target / "__init__.py", [_LISTED.sub(lambda entry: _entry(entry, gone), "".join(_lines("__init__.py")))])
     for path in ("core/declarations.py", "cli/words.py"):
-        _replace(target / path, [one for one in _lines(path) if not _declared(one) & gone])
+        text = _OPTION.sub(lambda option: "" if _file(option[1]) in gone else option[0], "".join(_lines(path)))
+        kept = [one for one in text.splitlines(keepends=True) if not _declared(one) & gone]
+        _replace(target / path, kept)
     kept = [line for line in _lines("pyproject.toml") if not _package(line) & gone]
     _replace(target / "pyproject.toml", kept)
 
@@ -373,9 +380,14 @@ def _entry(entry: re.Match[str], gone: Collection[str]) -> str:
 def _declared(line: str) -> set[str]:
     """Return the file that a line of `LEAVES` in core/declarations.py, or of `VERBS` in cli/words.py, declares."""
     if found := _DECLARED.fullmatch(line):
-        return {f"{found[1].replace('.', '/')}.py"}
+        return {_file(found[1])}
     found = re.fullmatch(r' {4,8}"[a-z]+": (?:Verb\()?"(\w+)".*\n', line)
     return set() if found is None else {f"cli/{found[1]}.py"}
+
+
+def _file(module: str) -> str:
+    """Return the file of a module, without `rbtool.` in front of its name."""
+    return f"{module.replace('.', '/')}.py"
 
 
 def _package(line: str) -> set[str]:
@@ -386,13 +398,10 @@ def _package(line: str) -> set[str]:
 
 def missing_declarations() -> list[str]:
     """Return the declared files that do not exist."""
-    return [
-        file
-        for path in ("core/declarations.py", "cli/words.py")
-        for line in _lines(path)
-        for file in _declared(line)
-        if not (ROOT / file).is_file()
-    ]
+    paths = ("core/declarations.py", "cli/words.py")
+    files = {file for path in paths for line in _lines(path) for file in _declared(line)}
+    files |= {_file(option[1]) for option in _OPTION.finditer("".join(_lines(paths[0])))}
+    return [file for file in sorted(files) if not (ROOT / file).is_file()]
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from ...ted.schema import (
     safe_part,
     unknown_field,
 )
-from ..processor import Block, BlockColumn, Pieces, marked
+from ..processor import Block, BlockColumn, EpisodeTexts, Pieces, marked
 
 KEPT: tuple[Key, ...] = tuple((NEXT, *flag) for flag in FLAGS)
 """What no operation removes, renames or gives another type: where episodes end."""
@@ -517,6 +517,18 @@ class RowOperation(Operation):
     def rescales(self) -> str | None:
         """The name of the field whose range of values changes."""
         return None
+
+    @property
+    def notes(self) -> Iterable[str]:
+        """Notes on the result, for its manifest."""
+        return ()
+
+    def texts(self, numbers: Sequence[int], texts: EpisodeTexts) -> EpisodeTexts:
+        """Return the texts of the chosen episodes, given their numbers and their texts in the source.
+
+        `texts` is empty if no episode has any. Called before rows are read, whatever becomes of the rows.
+        """
+        return texts
 
     @abstractmethod
     def plan(self, fields: Fields) -> BoundOperation:

@@ -1229,6 +1229,10 @@ class NormalizeFields(RowOperation):
     def rescales(self) -> str:
         return self.key
 
+    @property
+    def notes(self) -> Iterable[str]:
+        return [note for part in self.constants for note in part.notes]
+
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise UsageError(

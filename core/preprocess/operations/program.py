@@ -14,6 +14,7 @@ import tomllib
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -28,13 +29,16 @@ from ...format.episodes import EpisodeTable
 from ...format.files import digest_bytes
 from ...format.manifest import MANIFEST, Manifest, Provenance
 from ...ted.schema import NEXT, NEXT_REWARD, Field, Key, key_name
-from ..processor import Block, Context, LoadedProcessor, Processor
+from ..processor import Block, Context, EpisodeTexts, LoadedProcessor, Processor
 from . import built_in
 from .base import BoundOperation, Discount, EpisodeChoice, Fields, LazyBatch, Operation, RowOperation, texts_of
 from .built_in import BoundNormalize, Constants, Episodes, Measured, NormalizeFields
 
 OPERATIONS: dict[str, type[Operation]] = {
-    option.name: getattr(built_in, option.target) for option in OPERATION_OPTIONS if option.target is not None
+    option.name: getattr(import_module(module) if module else built_in, name)
+    for option in OPERATION_OPTIONS
+    if option.target is not None
+    for module, _, name in [option.target.rpartition(":")]
 }
 """The built-in operations by name, in the order in which their options are applied."""
 
@@ -282,9 +286,7 @@ class ProgramProcessor(Processor):
 
     def notes(self, fields: Sequence[Field], result: Sequence[Field]) -> tuple[str, ...]:
         """Notes on the result, other than fields that were left out."""
-        known = (operation for operation in self.program.operations if isinstance(operation, NormalizeFields))
-        constants = (part for operation in known for part in operation.constants)
-        return (*self._remarks, *(note for part in constants for note in part.notes))
+        return (*self._remarks, *(note for operation in self.program.on_rows for note in operation.notes))
 
     def load(self, context: Context) -> LoadedProcessor:
         return _LoadedProgram(BoundProgram(self.program, context.fields))
@@ -323,6 +325,11 @@ class ProgramProcessor(Processor):
         if all(field.key != NEXT_REWARD for field in self._fields):
             episodes = replace(episodes, total_reward=np.full(len(episodes), np.nan))  # no return is 0 without rewards
         return self.program.selects(episodes)
+
+    def texts(self, numbers: Sequence[int], texts: EpisodeTexts) -> EpisodeTexts:
+        for operation in self.program.on_rows:
+            texts = operation.texts(numbers, texts)
+        return texts
 
     def with_measurements(self, measured: Iterable[Any]) -> Processor:
         known = self.program.with_measurements(self._bound.merged(measured))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from scale_reward import ScaleReward
 
 import rbtool
+from rbtool.core.declarations import OPERATION_OPTIONS
 from rbtool.core.errors import DatasetNotFoundError, SchemaError, UsageError
 from rbtool.core.preprocess.operations.base import BoundOperation, FieldChanges, Fields, LazyColumn, RowOperation
 from rbtool.core.preprocess.operations.built_in import Constants, NormalizeFields, Where
@@ -48,10 +49,12 @@ ORDER = [
     "clip-reward", "normalize", "select", "exclude",
 ]  # fmt: skip
 
+OF_LEAVES = {option.name for option in OPERATION_OPTIONS if ":" in (option.target or "")}
+
 
 def test_options_come_in_a_fixed_order_and_either_spelling():
     names = [operation.name for operation in program_of(EVERYTHING).operations]
-    assert list(dict.fromkeys(names)) == ORDER == list(OPERATIONS)
+    assert list(dict.fromkeys(names)) == ORDER == [name for name in OPERATIONS if name not in OF_LEAVES]
     assert program_of({"n-step": 2, "gamma": 1}) == program_of({"n_step": 2, "gamma": 1.0})
     assert program_of({"cat": {"o": ["a", "b"]}, "rename": {"x": "y"}}) == program_of(
         {"cat": "o=a,b", "rename": ["x=y"]}

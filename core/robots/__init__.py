@@ -1,0 +1,1 @@
+"""Operations of `preprocess` for robot data, such as the tasks of episodes."""
