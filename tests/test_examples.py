@@ -18,6 +18,7 @@ EXAMPLES = {example.stem: example for example in (ROOT / "examples").glob("*.py"
 # Of the last line, the first number is what the script compares its second number with.
 Judgement = Callable[[float, float], bool]
 SHORT: dict[str, tuple[int, Judgement]] = {
+    "act": (300, lambda before, learned: learned > before + 15),
     "bc": (100, lambda dataset, clone: clone > 1.2 * dataset),
     "decision_transformer": (90, lambda random, learned: learned < 0.9 * random),
     "dqn": (1200, lambda random, learned: learned > 1.8 * random),
@@ -25,6 +26,7 @@ SHORT: dict[str, tuple[int, Judgement]] = {
     "offline_to_online": (600, lambda dataset, learned: dataset < -150 and learned > -190),
 }
 FULL: dict[str, Judgement] = {
+    "act": lambda before, learned: before < 10 and learned > 70,
     "bc": lambda dataset, clone: clone > 1.5 * dataset,
     "decision_transformer": lambda random, learned: learned < 0.5 * random,
     "dqn": lambda random, learned: learned > 5 * random,
@@ -53,6 +55,13 @@ def test_the_examples_are_short() -> None:
     assert EXAMPLES.keys() - OF_TORCHRL.keys() == SHORT.keys() == FULL.keys()
     for example in EXAMPLES.values():
         assert len([line for line in example.read_text(encoding="utf-8").splitlines() if line.strip()]) < 100
+
+
+def test_the_guide_for_robots_shows_parts_of_the_script() -> None:
+    page, script = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/guides/robots.md", "examples/act.py"))
+    shown = re.findall(r"^```python\n( .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(shown) == 4
+    assert [part for part in shown if part not in script] == []
 
 
 QUICK = ("bc", "dqn")

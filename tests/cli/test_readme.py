@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from hub import WRITER, UploadHub
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ("first-steps", "data", "preprocess", "look", "split", "checkpoint", "export", "ci")
+GUIDES = ("first-steps", "data", "preprocess", "look", "split", "checkpoint", "export", "ci", "robots")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [(ROOT / f"docs/guides/{guide}.md").read_text(encoding="utf-8") for guide in GUIDES]
 BLOCKS = dict.fromkeys(re.findall(r"^```console\n(.*?)^```$", "".join([README, *PAGES]), re.MULTILINE | re.DOTALL))
@@ -52,8 +53,10 @@ def shape(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The folder in which they are followed."""
-    return tmp_path_factory.mktemp("readme")
+    """The folder in which they are followed, with the script of the guide for robots."""
+    folder = tmp_path_factory.mktemp("readme")
+    shutil.copy(ROOT / "examples/act.py", folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
