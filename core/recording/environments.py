@@ -342,7 +342,8 @@ class RecordVectorEpisodes(VectorWrapper):
 
     def close(self, **kwargs: Any) -> None:
         """Close the environments; a recording that is not finished stays as it is, and can be resumed."""
-        self.recorder.close()
+        if hasattr(self, "recorder"):  # gymnasium 1.2 also closes what its constructor refused
+            self.recorder.close()
         super().close(**kwargs)
 
     def __enter__(self) -> RecordVectorEpisodes:
