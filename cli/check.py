@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +26,7 @@ EXAMPLES = (
     Example("rbtool check ./cartpole", "exit code 3 if there are errors"),
     Example("rbtool check ./cartpole.h5 --fail-on error --json", "a checkpoint, as JSON"),
     Example("rbtool check ./cartpole ./cartpole.h5", "several, one after the other"),
+    Example("rbtool check ./cartpole --profile form", "the form alone, without rules about behaviour"),
     Example("rbtool check --rules", "what is checked"),
 )
 _INDENT = 4
@@ -40,6 +42,15 @@ class FailOn(StrEnum):
     WARN = "warn"
 
 
+class Profile(StrEnum):
+    """Which rules run."""
+
+    FORM = "form"
+    DATA = "data"
+    ROBOT = "robot"
+    ALL = "all"
+
+
 def add(app: typer.Typer) -> None:
     """Add the verb to the command line."""
     verb(app, "check", EXAMPLES)(check)
@@ -51,24 +62,47 @@ def check(
     out: Output,
     fail_on: Annotated[FailOn, typer.Option("--fail-on", help="What exit code 3 is for.")] = FailOn.ERROR,
     rules: Annotated[bool, typer.Option("--rules", help="List the rules, and check nothing.")] = False,
+    profile: Annotated[
+        Profile | None,
+        typer.Option(
+            "--profile",
+            help="Rules beside those about form: form: none; data: about episodes, rewards and metadata; robot: about "
+            "motion, time and pictures; all. Default: data, and robot where there are cameras or a rate.",
+        ),
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Decode all frames of kept videos, not some.")] = False,
+    thresholds: Annotated[
+        Path | None,
+        typer.Option("--thresholds", metavar="FILE", help="Thresholds of the rules about behaviour, in TOML."),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option("--baseline", metavar="FILE", help="Accept the findings in what --json printed before."),
+    ] = None,
     root: Root = None,
     source_format: FromFormat = None,
     raw: ReaderOptions,
 ) -> int:
     """Check a dataset or a checkpoint against every rule of TED, or a raw dataset before it is converted.
 
-    Reads everything: files against their digests, rows against the rules. Problems are listed on stdout, one per
-    line. Of several datasets -q prints those that fail, and the exit code is the highest.
+    Reads everything: files against their digests, rows against the rules. Looks also for what spoils training though
+    the form is right, such as stuck joints, frozen cameras or copies of episodes; these are warnings, with the command
+    that mends it. Problems are listed on stdout, one per line. Of several datasets -q prints those that fail, and the
+    exit code is the highest.
     """
     if rules:
         _show_rules(datasets, out)
         return 0
     from ..core.verbs.check import check as run
 
+    chosen: dict[str, Any] = {
+        "profile": profile and profile.value, "full": full, "thresholds": thresholds, "baseline": baseline,
+        "root": root,
+    }  # fmt: skip
+
     def check_one(dataset: str, out: Output) -> int:
         with out.progress() as progress:
-            result = run(dataset, format=source_format, full=full, root=root, progress=progress, **raw)
+            result = run(dataset, format=source_format, progress=progress, **chosen, **raw)
         failed = result.failed("warn" if fail_on is FailOn.WARN else "error")
         names = [dataset] * failed if out.is_part else dict.fromkeys(finding.rule for finding in result.findings)
         out.show(result, names, lambda width: lines(result, width))
@@ -123,6 +157,16 @@ def _finding_rows(same: Sequence[Finding]) -> Iterator[Line]:
     """Yield a row for each of the first findings of a rule, and one for the number of the others."""
     severity, rule, name = _kind(same[0])
     more = len(same) - _MOST
-    texts = [finding.message for finding in (same if more <= 1 else same[:_MOST])]
-    for text in (*texts, *([f"and {more:,} more, which --json lists"] if more > 1 else [])):
+    shown = same if more <= 1 else same[:_MOST]
+    one_way = len({finding.mend for finding in same}) == 1
+    texts = [finding.message if one_way else _joined(finding.message, finding.mend) for finding in shown]
+    if more > 1:
+        texts.append(f"and {more:,} more, which --json lists")
+    if why := _joined(same[0].why, same[0].mend if one_way else ""):
+        texts.append(why)
+    for text in texts:
         yield [Styled(severity, _COLOURS[severity]), Styled(rule, "bold"), name, text]
+
+
+def _joined(text: str, mend: str) -> str:
+    return f"{text}; to mend it: {mend}" if mend else text

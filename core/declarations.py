@@ -17,7 +17,9 @@ _CONVERTERS = "rbtool.converters"
 
 LEAVES: dict[str, str] = {
     "dataset_specs": "rbtool.core.specs.interop:dataset_specs",
+    "behaviour": "rbtool.core.doctor.rules:ENTRIES",
     "deployed_on_ray": "rbtool.core.buffers.ray_buffer:deployed_on_ray",
+    "doctor": "rbtool.core.doctor.doctor:Doctor",
     "download": "rbtool.core.verbs.download:download",
     "foreign_form": "rbtool.core.torchrl.reader:TorchrlForm",
     "hub_address": "rbtool.core.remote.hub_address:HubAddress",
@@ -25,6 +27,7 @@ LEAVES: dict[str, str] = {
     "normal_map": "rbtool.converters.table.mapping:normal_map",
     "open_stream": "rbtool.core.streams.shards:open_stream",
     "spec_of_space": "rbtool.core.specs.interop:spec_of_space",
+    "thresholds": "rbtool.core.doctor.rules:Thresholds",
 }
 """What the trunk of rbtool calls of its leaves: a part that is not installed has no line here."""
 

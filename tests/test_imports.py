@@ -26,7 +26,7 @@ FLOORS = (
     {"kernels", "results"},
     {"open_steps", "state_folder"},
     {"encodings"},
-    {"engine", "remote", "stats"},
+    {"doctor", "engine", "remote", "stats"},
     {"format"},
     {"charts", "options", "ted"},
     {"declarations", "errors", "progress", "torchrl_classes", "torchrl_names"},
@@ -39,7 +39,7 @@ VERSION = "rbtool.core.__version__"
 REGISTRY = "rbtool.core.declarations"
 
 NUMPY_ONLY = (
-    "rbtool.converters", "rbtool.core.charts", "rbtool.core.encodings", "rbtool.core.engine",
+    "rbtool.converters", "rbtool.core.charts", "rbtool.core.doctor", "rbtool.core.encodings", "rbtool.core.engine",
     "rbtool.core.format", "rbtool.core.open_steps",
     "rbtool.core.remote", "rbtool.core.report", "rbtool.core.stats", "rbtool.core.ted", "rbtool.core.torchrl.layout",
     "rbtool.core.torchrl.reader", "rbtool.core.torchrl.writer",

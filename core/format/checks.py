@@ -403,7 +403,7 @@ def _as_ranges(numbers: Sequence[int]) -> str:
 
 
 class SourcePass:
-    """A pass over all episodes: the episode `table`, the `rules`, and the errors of episodes that cannot be read.
+    """A pass over all episodes: their `table` and `text`, the `rules`, and the errors of episodes that cannot be read.
 
     `unread` has, by the number of the episode, the message and the hint.
     """
@@ -427,7 +427,7 @@ class SourcePass:
                 self.unread[number] = str(error), error.hint
         feeder.flush()
         progress.done()
-        self.table = ingest.table
+        self.table, self.text = ingest.table, ingest.text
 
 
 def with_hint(message: str, hint: str) -> str:

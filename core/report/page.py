@@ -27,7 +27,7 @@ from ..format.manifest import Manifest, Provenance, space_text
 from ..progress import counted, readable_size, redact
 from ..stats import QUANTILE_ERROR
 from ..ted.episodes import EndReason
-from ..ted.rules import RULES, Finding
+from ..ted.rules import Finding, known_rules
 from ..ted.schema import key_name
 from .figures import FRACTIONS, MOST_COLUMNS, ColumnHistogram, Distribution, FieldFigures
 from .subject import CheckedSubject, Sheet, ShownEpisode, ShownImages, Subject, Trace
@@ -224,7 +224,7 @@ def findings(subjects: Sequence[Subject]) -> Html:
             rule.checks,
             f"docs/reference/checks.md, {rule.rule}",
         ]
-        for rule in RULES
+        for rule in known_rules()
         if rule.rule in named
     ]
     known = table(["rule", "name", "what holds", "described in"], rows, label="Rules with findings")
@@ -250,7 +250,8 @@ def _findings(subject: Subject) -> Html:
 def _finding(one: Finding) -> Html:
     link = element("a", one.rule, href=f"#rule-{one.rule}")
     head = element("strong", one.severity, class_="bad" if one.severity == "error" else "doubtful")
-    return element("li", head, " ", link, f" {one.name}: {one.message[:_LONGEST]}", _places(one))
+    text = "; ".join(filter(None, (f" {one.name}: {one.message[:_LONGEST]}", one.why, one.mend)))
+    return element("li", head, " ", link, text, _places(one))
 
 
 def _places(one: Finding) -> Child:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, overload
 
 import numpy as np
 
+from ..declarations import LEAVES, from_leaf
 from .episodes import Continuity, rows_equal
 from .schema import (
     ACTION,
@@ -116,7 +117,7 @@ class RuleEntry:
 
     rule: str
     name: str
-    about: Literal["rows", "folder", "saved buffers"]
+    about: Literal["rows", "folder", "saved buffers", "episodes", "metadata", "motion", "pictures", "rewards", "time"]
     severities: tuple[Severity, ...]
     checks: str
 
@@ -186,12 +187,18 @@ RULES: tuple[RuleEntry, ...] = (
 RULE_BY_ID = {entry.rule: entry for entry in RULES}
 
 
+def known_rules() -> tuple[RuleEntry, ...]:
+    """Return all rules, and those about behaviour if they are installed."""
+    return (*RULES, *(from_leaf("behaviour") if "behaviour" in LEAVES else ()))
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One problem: the rule that found it, how bad it is, what was found and where.
 
     `steps` are all steps concerned, as half-open ranges, and `episodes` the numbers of all episodes concerned, where
-    the rule is about such.
+    the rule is about such. Where something was measured, `figure` is it and `threshold` what it was compared with;
+    `why` says why it matters for training, and `mend` is the command that mends it.
     """
 
     rule: str
@@ -200,6 +207,10 @@ class Finding:
     message: str
     steps: Sequence[tuple[int, int]] = ()
     episodes: Sequence[int] = ()
+    figure: float | None = None
+    threshold: float | None = None
+    why: str = ""
+    mend: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,6 +444,9 @@ def _ends(tally: Tally) -> str:
     return f"{tally.count:,} episode{'s end' if tally.count > 1 else ' ends'}"
 
 
+_TIMES: Key = ("timestamp",)
+
+
 class SchemaRule(Rule):
     """Flags lie under `next` and are bool, and what was observed after an action is there, too.
 
@@ -454,7 +468,7 @@ class SchemaRule(Rule):
     def _lacking(self) -> Iterator[str]:
         if not self._has_transitions:
             yield "there are no transitions: only flags are under 'next', as in the tables of contextual bandits"
-        elif all(field.key != NEXT_REWARD for field in self.fields):
+        elif all(field.key not in (NEXT_REWARD, _TIMES) for field in self.fields):  # timed demonstrations are imitated
             yield "there are no rewards: no field is 'next.reward'"
         if all(field.key[:1] != ACTION for field in self.fields):
             yield "there are no actions: no field is 'action'"

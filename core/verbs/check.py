@@ -10,14 +10,15 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal, TypeAlias, Unpack, get_args
 
 import numpy as np
 
 from ..datasets.mixtures import open_mixture
-from ..declarations import ReaderOptions
+from ..declarations import LEAVES, ReaderOptions, from_leaf
 from ..encodings.compact import BUFFER, STORAGE
 from ..encodings.video import VideoFile, VideoIndex, require_pyav
 from ..errors import (
@@ -31,6 +32,7 @@ from ..errors import (
 from ..format.checks import FOLDER_RULES, UNVERIFIED, EpisodeTableRule, SourcePass, readable_rows, with_hint
 from ..format.contracts import Array, StepReader
 from ..format.converter import Reader
+from ..format.documents import parse_json
 from ..format.episodes import EpisodeTable
 from ..format.files import read_regular
 from ..format.locate import find_dataset, open_source
@@ -44,7 +46,7 @@ from ..progress import Progress, Silent, counted
 from ..results import Result, given_options, refuse_map_alone, refuse_raw_options, seconds_since
 from ..saved_steps import has_steps, is_of_buffer, is_unknown, open_saved
 from ..ted.episodes import BoundaryCounts, EndReason
-from ..ted.rules import DATA_RULES, RULE_BY_ID, RULES, Finding, Places, Rows, Rule, RuleEntry, data_rules
+from ..ted.rules import DATA_RULES, RULE_BY_ID, Finding, Places, Rows, Rule, RuleEntry, data_rules, known_rules
 from ..ted.schema import Field, ted_fields
 from .saved_buffers import BUFFER_RULES, NO_DIGESTS, buffer_findings
 
@@ -53,6 +55,8 @@ _IN_ANY = (
     "finding names"
 )
 _TAKEN = f"this was made with --skip-bad of a damaged dataset, and its digests do not cover that: {UNVERIFIED}"
+Profile: TypeAlias = Literal["form", "data", "robot", "all"]
+"""Which rules run: those about form, and of those about behaviour the ones about data, about robots, or all."""
 _DIGESTS, _OPENS = RULE_BY_ID["TED013"].named, RULE_BY_ID["TED014"].named
 
 
@@ -84,17 +88,44 @@ class CheckResult(Result):
         return bool(self.errors or (fail_on == "warn" and self.warnings))
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is asked of a check: which rules of behaviour, with which thresholds, and whether all frames are decoded."""
+
+    full: bool
+    profile: Profile | None
+    thresholds: Any
+    root: str | os.PathLike[str] | None
+    progress: Progress
+
+    def doctor(self, fields: Sequence[Field], path: Path, *, is_raw: bool, **known: Any) -> Any:
+        """Make the rules of behaviour; None where they are not asked for, or not installed."""
+        if self.profile == "form" or "doctor" not in LEAVES:
+            return None
+        profiles = {None: None, "all": ("data", "robot")}.get(self.profile, (self.profile,))
+        return from_leaf("doctor")(
+            fields, path, is_raw=is_raw, limits=self.thresholds, profiles=profiles, **known
+        )  # fmt: skip
+
+
 @suggests_keywords(*ReaderOptions.__annotations__)
 def check(
     dataset: str | os.PathLike[str],
     *,
     format: str | None = None,
+    profile: Profile | None = None,
     full: bool = False,
+    thresholds: str | os.PathLike[str] | None = None,
+    baseline: str | os.PathLike[str] | None = None,
     root: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     **options: Unpack[ReaderOptions],
 ) -> CheckResult:
     """Run every rule on a dataset, a checkpoint, or a TED folder that another tool wrote.
+
+    Besides the form, it looks at behaviour: at what a policy cannot be trained from though the form is right, such as
+    stuck joints, frozen cameras, copies of episodes, or statistics of other data. Episodes are compared with each
+    other, so that a threshold fits any robot; all findings about behaviour are warnings.
 
     All files are read once for the digests and once for the rows, in bounded memory. The checkpoint of a buffer
     (rbtool's or TorchRL's) is also checked for consistency between its parts; its contents need not be steps, and its
@@ -105,8 +136,11 @@ def check(
     Args:
         dataset: a path or `source:id`.
         format: the name of the format, instead of detecting it, as in `convert`.
-        full: decode all frames of kept videos that rows refer to; by default about 1,000, evenly spread. A note says
-            how many.
+        profile: `form` for the rules about form alone; `data` for episodes, rewards and metadata as well, `robot` for
+            motion, time and pictures, `all` for both. Default: `data`, and `robot` where there are cameras or a rate.
+        full: decode all frames of kept videos that rows refer to; by default some, evenly spread. A note says how many.
+        thresholds: a TOML file with thresholds of the rules about behaviour, which have other values than the defaults.
+        baseline: a file that `check --json` printed: findings that it has are accepted, and not reported again.
         root: where stored datasets are.
         progress: shows how far it is; default: nothing is shown.
         options: for some formats only, as in `convert`.
@@ -118,18 +152,45 @@ def check(
         DatasetNotFoundError, FormatError: there is no data to check.
         UsageError: arguments make no sense.
     """
-    started, path, given = time.perf_counter(), find_dataset(dataset, root), given_options(options)
+    if profile not in (None, *get_args(Profile)):
+        raise UsageError(f"profile is {profile!r}, expected one of {', '.join(get_args(Profile))}")
+    limits = None if thresholds is None else from_leaf("thresholds").load(Path(thresholds))
+    accepted = frozenset() if baseline is None else _accepted(Path(baseline))
+    started, path = time.perf_counter(), find_dataset(dataset, root)
+    asked = _Asked(full, profile, limits, root, progress or Silent())
+    result = _checked(path, format, given_options(options), asked, started)
+    findings = tuple(one for one in result.findings if (one.rule, one.message) not in accepted)
+    if len(findings) == len(result.findings):
+        return result
+    errors = sum(one.severity == "error" for one in findings)
+    notes = (*result.notes, f"{counted(len(result.findings) - len(findings), 'finding')} of {baseline} left out")
+    return replace(result, findings=findings, errors=errors, warnings=len(findings) - errors, notes=notes)
+
+
+def _accepted(path: Path) -> frozenset[tuple[str, str]]:
+    """Return the findings in what `check --json` printed: rules and messages. UsageError for another file."""
+    try:
+        document = parse_json(read_regular(path), str(path))
+        return frozenset((one["rule"], one["message"]) for one in document["findings"])
+    except (OSError, FormatError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path} has no findings of rbtool check: {error}", hint="rbtool check DATASET --json"
+        ) from None
+
+
+def _checked(path: Path, format: str | None, given: Mapping[str, Any], asked: _Asked, started: float) -> CheckResult:
+    """Run the rules that fit what is at a path."""
     if is_mixture(path):
         refuse_raw_options(path, {"format": format, **given})
-        return _check_mixture(path, root, progress or Silent(), started, full=full)
+        return _check_mixture(path, asked, started)
     if (path / BUFFER).is_file():
         refuse_raw_options(path, {"format": format, **given})
-        return _check_buffer(path, progress or Silent(), started)
+        return _check_buffer(path, asked, started)
     of_storage = is_of_buffer(path)
     if given and format is None and not of_storage and is_unknown(path):
         refuse_map_alone(path, given)
     if not of_storage and not has_steps(path, raw=True, format=format):
-        return _check_raw(path, format, given, progress or Silent(), started, full=full)
+        return _check_raw(path, format, given, asked, started)
     refuse_raw_options(path, {"format": format, **given})
     try:
         reader = (open_saved if of_storage else open_steps)(path, damaged=True)
@@ -140,37 +201,43 @@ def check(
         suspect = any(finding.rule in {"TED012", "TED013"} for finding in findings)
         proven = reader.proven_episodes() if suspect else None
         damaged = any(finding.rule == "TED011" or finding.episodes for finding in findings)
-        videos = VideoRule(reader.fields, _videos(reader), path / VIDEOS, progress or Silent(), full=full)
-        data_findings, episodes, skipped = _data_findings(reader, progress or Silent(), videos, damaged=damaged)
+        manifest = reader.manifest
+        documents: Mapping[str, bytes] = {}
+        with contextlib.suppress(FormatError):  # a rule reports it
+            documents = reader.documents()
+        doctor = asked.doctor(reader.fields, path, is_raw=False, documents=documents, renamed=manifest.renamed_keys)
+        videos = VideoRule(
+            reader.fields, _videos(reader), path / VIDEOS, asked.progress, full=asked.full, doctor=doctor
+        )
+        data_findings, episodes, skipped = _data_findings(reader, asked.progress, videos, doctor, damaged=damaged)
         if proven is not None:
             findings += _episodes_found(reader.episodes, ~proven, "do not match their digests", _DIGESTS)
         result = _result(path, [*data_findings, *findings], reader.manifest.steps, episodes, skipped, started)
+        ran = result.rules + (0 if doctor is None or skipped else doctor.count)
         notes = [] if reader.has_digests else [NO_DIGESTS]
         notes += [_IN_ANY] if suspect and proven is None else []
         notes += _without_final(reader)
         notes += videos.notes
         notes += [_TAKEN] if UNVERIFIED in reader.manifest.notes else []
-        return replace(result, unfinished=0 if skipped else _unfinished(reader), notes=tuple(notes))
+        return replace(result, rules=ran, unfinished=0 if skipped else _unfinished(reader), notes=tuple(notes))
 
 
-def _check_mixture(
-    path: Path, root: str | os.PathLike[str] | None, progress: Progress, started: float, *, full: bool
-) -> CheckResult:
+def _check_mixture(path: Path, asked: _Asked, started: float) -> CheckResult:
     """Check the datasets of a mixture, whose names their findings and notes start with, and that they can be mixed."""
     mixture, findings, places = read_mixture(path), list[Finding](), dict[Path, str]()
     try:
-        places = {one.path: one.member.name for one in open_mixture(path, lambda reader: None, root).datasets}
+        places = {one.path: one.member.name for one in open_mixture(path, lambda reader: None, asked.root).datasets}
     except (RbtoolError, OSError) as error:
         hint = error.hint if isinstance(error, RbtoolError) else ""
         findings = [Finding(*_OPENS, "error", f"{error}; {hint}" if hint else str(error))]
         for member in mixture.dataset:  # those that are there, without mixtures in the mixture
             with contextlib.suppress(RbtoolError, OSError):
-                places[member.place(path, root)] = member.name
+                places[member.place(path, asked.root)] = member.name
         places = {place: name for place, name in places.items() if not is_mixture(place)}
     results = []
     for place, name in places.items():
         try:
-            results.append((name, check(place, full=full, root=root, progress=progress)))
+            results.append((name, _checked(place, None, {}, asked, started)))
         except (RbtoolError, OSError) as error:
             findings.append(Finding(*_OPENS, "error", f"{name}: {error}"))
     findings += [replace(one, message=f"{name}: {one.message}") for name, result in results for one in result.findings]
@@ -181,15 +248,16 @@ def _check_mixture(
 
 
 def _check_raw(
-    path: Path, format: str | None, options: Mapping[str, Any], progress: Progress, started: float, *, full: bool
+    path: Path, format: str | None, options: Mapping[str, Any], asked: _Asked, started: float
 ) -> CheckResult:
     with open_source(path, format=format, options=options) as reader:
-        report = check_source(reader, progress, full=full)
+        report = check_source(reader, asked)
     result = _result(path, list(report.findings), report.steps, report.episodes, [], started)
-    return replace(result, rules=len(DATA_RULES) + 2, notes=report.notes, boundary=report.boundary.to_dict())
+    rules = len(DATA_RULES) + 2 + report.behaviour
+    return replace(result, rules=rules, notes=report.notes, boundary=report.boundary.to_dict())
 
 
-def _check_buffer(path: Path, progress: Progress, started: float) -> CheckResult:
+def _check_buffer(path: Path, asked: _Asked, started: float) -> CheckResult:
     """Run the rules about saved buffers and, if the buffer holds steps of episodes, those about rows."""
     findings, verified = buffer_findings(path)
     notes = () if verified else (NO_DIGESTS,)
@@ -204,7 +272,7 @@ def _check_buffer(path: Path, progress: Progress, started: float) -> CheckResult
     if reader is None:
         return replace(_result(path, findings, 0, 0, names, started), rules=len(BUFFER_RULES), notes=notes)
     with reader:
-        found, episodes, skipped = _data_findings(reader, progress, None, damaged=False)
+        found, episodes, skipped = _data_findings(reader, asked.progress, None, None, damaged=False)
         result = _result(path, found, reader.manifest.steps, episodes, skipped, started)
         return replace(
             result, rules=total - len(skipped), notes=notes, unfinished=0 if skipped else _unfinished(reader)
@@ -278,7 +346,7 @@ def _result(
 
 
 def _data_findings(
-    reader: StepReader, progress: Progress, videos: VideoRule | None, *, damaged: bool
+    reader: StepReader, progress: Progress, videos: VideoRule | None, doctor: Any, *, damaged: bool
 ) -> tuple[list[Finding], int, list[str]]:
     """Run the rules that read rows; return their findings, the number of episodes, and the ids of the rules not run.
 
@@ -305,15 +373,20 @@ def _data_findings(
     episodes = len(reader.episodes)
     if not episodes or reader.episodes.steps != steps:
         return list(_findings(rules[-1:] if steps else rules)), episodes, names[:-1] if steps else []
+    seeing = rules if doctor is None else [*rules, doctor]
     progress.start("checking", steps, "steps")
     lost = np.zeros(episodes, bool)
     for start, stop in reader.chunks():
         for rows in readable_rows(reader, start, stop, lost):
-            for rule in rules:
+            for rule in seeing:
                 rule.see(rows)
         progress.advance(stop - start)
     progress.done()
-    return [*_findings(rules), *_episodes_found(reader.episodes, lost, "cannot be read", _OPENS)], episodes, []
+    found = [*_findings(rules), *_episodes_found(reader.episodes, lost, "cannot be read", _OPENS)]
+    if doctor is not None:
+        texts = dict(zip(reader.episodes.episode.tolist(), reader.episode_text or [], strict=False))
+        found += doctor.findings_about(texts, whole=_as_converted(reader) and not lost.any())
+    return found, episodes, []
 
 
 def _episodes_found(table: EpisodeTable, lost: Array, what: str, rule: tuple[str, str]) -> Iterator[Finding]:
@@ -351,8 +424,12 @@ def _findings(rules: Sequence[Rule]) -> Iterator[Finding]:
 
 _SAMPLED_FRAMES = 1_000
 """About how many frames are decoded of a dataset, unless all are."""
+_SAMPLED_PIXELS, _LEAST_PIXELS = 400_000_000, 20_000
+"""About how many pixels are decoded if rules look at them, and how many a frame costs besides its own."""
 _AT_ONCE = 8
-"""How many decoded frames are in memory."""
+"""How many decoded frames a thread has in memory."""
+_LEAST_GROUPS = 64
+"""From how many groups of frames on a video is decoded by several threads."""
 
 
 class VideoRule(Rule):
@@ -365,14 +442,16 @@ class VideoRule(Rule):
     rule_id = "TED017"
 
     def __init__(
-        self, fields: Sequence[Field], videos: VideoContents, folder: Path, progress: Progress, *, full: bool
-    ) -> None:
+        self, fields: Sequence[Field], videos: VideoContents, folder: Path, progress: Progress, *, full: bool,
+        doctor: Any = None,
+    ) -> None:  # fmt: skip
         super().__init__(fields, 0)
         self._keys = reference_keys(fields)
         self._videos = videos
         self._folder = folder
         self._progress = progress
         self._full = full
+        self._doctor = doctor
         # Of each video, what episodes refer to: number, first and last frame.
         self._uses: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         self.notes: list[str] = []
@@ -406,7 +485,7 @@ class VideoRule(Rule):
             else:
                 parts.append(self._groups(video, index))
         groups = np.concatenate(parts)
-        chosen = groups if self._full else _spread(groups)
+        chosen = groups if self._full else _spread(groups, self._budget(indexes))
         try:
             if len(chosen):
                 require_pyav()
@@ -415,14 +494,33 @@ class VideoRule(Rule):
             return found
         frames, total = _frames(chosen), _frames(groups)
         self._progress.start("decoding", frames, "frames")
-        for part in np.split(chosen, np.flatnonzero(np.diff(chosen[:, 0])) + 1) if len(chosen) else ():
-            found += self._decoded(int(part[0, 0]), indexes[int(part[0, 0])], part[:, 1:])
+        parts = np.split(chosen, np.flatnonzero(np.diff(chosen[:, 0])) + 1) if len(chosen) else []
+        workers = min(8, os.cpu_count() or 1)
+        pieces = [
+            piece for part in parts for piece in np.array_split(part, min(workers, -(-len(part) // _LEAST_GROUPS)))
+        ]
+        with ThreadPoolExecutor(workers) as pool:
+            jobs = [pool.submit(self._decoded, int(one[0, 0]), indexes[int(one[0, 0])], one[:, 1:]) for one in pieces]
+            for piece, job in zip(pieces, jobs, strict=True):
+                found += job.result()
+                self._progress.advance(_frames(piece))
         self._progress.done()
         if frames < total:
             self.notes.append(
                 f"{frames:,} of {counted(total, 'frame')} of kept videos were decoded; --full decodes all of them"
             )
         return found
+
+    def _budget(self, indexes: Mapping[int, VideoIndex]) -> int:
+        """Return how many frames are decoded without `full`: more of small ones, if rules look at them."""
+        if self._doctor is None or not indexes:
+            return _SAMPLED_FRAMES
+        video, index = next(iter(indexes.items()))
+        try:
+            with VideoFile(self._place(video), index, threads=1) as opened:
+                return max(_SAMPLED_FRAMES, _SAMPLED_PIXELS // (opened.shape[0] * opened.shape[1] + _LEAST_PIXELS))
+        except RbtoolError:
+            return _SAMPLED_FRAMES
 
     def _index(self, video: int) -> VideoIndex:
         """Read the index of a video; FormatError where the file or its index is missing or damaged."""
@@ -451,16 +549,18 @@ class VideoRule(Rule):
     def _decoded(self, video: int, index: VideoIndex, groups: Array) -> list[Finding]:
         """Decode groups of frames of a video; return a finding about those that cannot be decoded."""
         bad, problem = list[tuple[int, int]](), ""
+        eye = None if self._doctor is None else self._doctor.eye(video)
         try:
             with VideoFile(self._place(video), index, threads=1) as opened:
                 for start, stop in groups.tolist():
                     try:
                         for first in range(start, stop, _AT_ONCE):
-                            opened.read(np.arange(first, min(first + _AT_ONCE, stop)))
+                            images = opened.read(np.arange(first, min(first + _AT_ONCE, stop)))
+                            if eye is not None:
+                                eye.take(first, images)
                     except RbtoolError as error:
                         bad.append((start, stop))
                         problem = problem or str(error)
-                    self._progress.advance(stop - start)
         except UsageError as error:  # no decoder of this codec
             self.notes.append(f"frames were not decoded: {error}; {error.hint}")
             return []
@@ -482,12 +582,12 @@ def _frames(groups: Array) -> int:
     return int((groups[:, 2] - groups[:, 1]).sum())
 
 
-def _spread(groups: Array) -> Array:
-    """Choose groups with about `_SAMPLED_FRAMES` frames, from the first to the last; all where there are no more."""
+def _spread(groups: Array, most: int) -> Array:
+    """Choose groups with about `most` frames, from the first to the last; all where there are no more."""
     total = _frames(groups)
-    if total <= _SAMPLED_FRAMES:
+    if total <= most:
         return groups
-    count = max(2, len(groups) * _SAMPLED_FRAMES // total)
+    count = max(2, len(groups) * most // total)
     return groups[np.unique(np.linspace(0, len(groups) - 1, count).round().astype(np.int64))]
 
 
@@ -496,30 +596,33 @@ _READS = RULE_BY_ID["TED014"].named
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """What the rules found, how many steps and episodes a conversion would have, and how those end."""
+    """What the rules found, how many steps and episodes a conversion would have, and how those end.
+
+    `behaviour` is how many rules about behaviour ran.
+    """
 
     findings: tuple[Finding, ...]
     steps: int
     episodes: int
     boundary: BoundaryCounts
     notes: tuple[str, ...]
+    behaviour: int = 0
 
 
-def check_source(reader: Reader, progress: Progress, *, full: bool = False) -> SourceReport:
+def check_source(reader: Reader, asked: _Asked) -> SourceReport:
     """Read all episodes, and run the rules on the rows of those that can be read; a finding names each other one.
-
-    `full` decodes all frames of kept videos that rows refer to.
 
     Memory is bounded by a piece of an episode. Raises what `Reader.facts` raises other than FormatError.
     """
     try:
         stated = reader.stated()
-        contents = reader.videos_of(stated.episode_numbers)
-        videos = VideoRule(ted_fields(stated.fields), contents, reader.folder, progress, full=full)
-        run = SourcePass(reader, None, progress, videos)
+        fields, contents = ted_fields(stated.fields), reader.videos_of(stated.episode_numbers)
+        doctor = asked.doctor(fields, reader.path, is_raw=True, documents=stated.documents, renamed=stated.renamed_keys)
+        videos = VideoRule(fields, contents, reader.folder, asked.progress, full=asked.full, doctor=doctor)
+        run = SourcePass(reader, None, asked.progress, videos, *([] if doctor is None else [doctor]))
     except FormatError as error:
         return SourceReport((Finding(*_READS, "error", with_hint(str(error), error.hint)),), 0, 0, BoundaryCounts(), ())
-    findings = [finding for rule in run.rules for finding in rule.findings()]
+    findings = [finding for rule in run.rules if rule is not doctor for finding in rule.findings()]
     findings += [
         Finding(*_READS, "error", f"episode {one}: {with_hint(*error)}", episodes=(one,))
         for one, error in run.unread.items()
@@ -529,7 +632,11 @@ def check_source(reader: Reader, progress: Progress, *, full: bool = False) -> S
         notes = reader.facts().notes
     except FormatError as error:  # of the source as a whole, or of an episode that is named already
         findings += [] if run.unread else [Finding(*_READS, "error", with_hint(str(error), error.hint))]
-    return SourceReport(tuple(findings), table.steps, len(table), table.counts(), (*notes, *videos.notes))
+    if doctor is not None:
+        texts = dict(zip(table.episode.tolist(), run.text, strict=True))
+        findings += doctor.findings_about(texts, whole=not run.unread, steps=stated.steps, files=reader.files())
+    ran = 0 if doctor is None else doctor.count
+    return SourceReport(tuple(findings), table.steps, len(table), table.counts(), (*notes, *videos.notes), ran)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -537,4 +644,4 @@ class RulesResult(Result):
     """The rules of `check`: id, name, what each is about, the severities of its findings, and what it checks."""
 
     kind: ClassVar[str] = "rules"
-    rules: tuple[RuleEntry, ...] = RULES
+    rules: tuple[RuleEntry, ...] = field(default_factory=known_rules)

@@ -301,6 +301,33 @@ def rules_table() -> str:
     return chr(10).join(text)
 
 
+def behaviour_table() -> str:
+    """The rules of `check` about behaviour."""
+    from rbtool.core.declarations import from_leaf
+
+    text = ["| rule | name | what holds | why |", "|---|---|---|---|"]
+    text += [
+        f"| {one.rule} | {_cell(one.name)} | {_cell(one.checks)} | {_cell(one.why)} |" for one in from_leaf("behaviour")
+    ]
+    return chr(10).join(text)
+
+
+def thresholds_table() -> str:
+    """The thresholds of the rules about behaviour, from the docstring of their class."""
+    import re
+
+    from rbtool.core.declarations import from_leaf
+
+    thresholds = from_leaf("thresholds")
+    described = re.findall(r"^ {8}(\w+): ((?:.|\n {12})+)", thresholds.__doc__, re.MULTILINE)
+    text = ["| name | default | what it is |", "|---|---|---|"]
+    text += [
+        f"| `{name}` | {getattr(thresholds(), name)} | {_cell(' '.join(what.split()).rstrip('.'))} |"
+        for name, what in described
+    ]
+    return chr(10).join(text)
+
+
 def formats_table() -> str:
     """All formats that can be read, from their declarations."""
     from rbtool.core.verbs.list import list_formats
@@ -323,6 +350,7 @@ def filled(page: str) -> str:
     """Return a written page with its tables, and the examples in docs/examples, as they are now."""
     tables = {
         "floors": floors_table, "formats": formats_table, "leaves": leaves_table, "rules": rules_table,
+        "behaviour": behaviour_table, "thresholds": thresholds_table,
         "torchrl": torchrl_table, "verbs": verbs_reference,
     }  # fmt: skip
     for name, table in tables.items():

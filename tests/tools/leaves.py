@@ -70,6 +70,7 @@ _LEAVES = {
     "split": Leaf(("core/verbs/split", "cli/split"), "`rbtool split`"),
     "diff": Leaf(("core/verbs/diff", "cli/diff"), "`rbtool diff`"),
     "check": Leaf(("core/verbs/check", "cli/check"), "`rbtool check`"),
+    "doctor": Leaf(("core/doctor",), "rules of `rbtool check` about behaviour: stuck joints, frozen cameras, copies"),
     "repair": Leaf(("core/verbs/repair", "cli/repair"), "`rbtool repair`"),
     "checkpoint": Leaf(("core/verbs/checkpoint", "cli/checkpoint"), "`rbtool checkpoint`"),
     "cache": Leaf(("core/verbs/cache", "cli/cache"), "`rbtool cache`"),

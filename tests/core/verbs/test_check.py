@@ -89,7 +89,7 @@ def _found(folder: Path) -> dict[str, str]:
 def test_a_sound_dataset_breaks_no_rule(walks: Path) -> None:
     result = rbtool.check(walks)
     assert result.findings == ()
-    assert (result.steps, result.episodes, result.rules, result.skipped) == (31, 4, 17, ())
+    assert (result.steps, result.episodes, result.rules, result.skipped) == (31, 4, 34, ())
     assert not result.failed("warn")
 
 
@@ -246,7 +246,7 @@ def test_a_cut_checkpoint_is_a_finding_and_a_sound_one_is_none(walks: Path, tmp_
     result = rbtool.check(tmp_path / "saved")
     whole = [("TED014", ())] if form == "h5" else [("TED012", ()), ("TED014", (3,))]
     assert [(finding.rule, finding.episodes) for finding in result.findings] == whole
-    assert (result.errors, result.rules, len(result.skipped)) == ((1, 1, 16) if form == "h5" else (2, 17, 0))
+    assert (result.errors, result.rules, len(result.skipped)) == ((1, 1, 16) if form == "h5" else (2, 34, 0))
     assert result.failed()
 
 
@@ -327,7 +327,7 @@ def test_the_table_of_rules_is_that_of_the_code(tmp_path: Path) -> None:
     numbers = [(one.about == "saved buffers", one.rule) for one in RULES]
     assert numbers == sorted(numbers)
     write_walks(tmp_path / "walks", [(3, "terminated")])
-    assert rbtool.check(tmp_path / "walks").rules == sum(one.about != "saved buffers" for one in RULES)
+    assert rbtool.check(tmp_path / "walks", profile="form").rules == sum(one.about != "saved buffers" for one in RULES)
 
 
 @pytest.mark.parametrize("rule", [*DATA_RULES, EpisodeTableRule, VideoRule], ids=lambda rule: rule.rule_id)

@@ -1,0 +1,422 @@
+"""Rules of behaviour about pictures: frames of videos, and images in rows.
+
+Of every picture a copy of 8 x 8 grey values is kept with its brightness, its sharpness, and how far it is from the two
+before. States are predicted from the small copies of other episodes: where that works for all but one, its pictures
+are not those of its states.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..format.contracts import Array
+from ..format.videos import image_key, reference_keys
+from ..progress import counted
+from ..ted.rules import Rows
+from ..ted.schema import NEXT, Field, Key, key_name
+from .rows import RowRules
+from .rules import Report, Thresholds, of_episodes
+
+_SIDE, _SMALL = 48, 8
+_LEAST_SIDE = 16
+_MOST_PICTURES = 1 << 20
+_SHIFTS = range(-24, 25)
+_FOLDS = 12
+_FLAT = 4
+"""The deviation of the grey values of a picture of one colour, of 255."""
+_CALM = 0.25
+"""The change of a picture that stands still, as a share of a small change of its camera."""
+
+
+@dataclass
+class Eye:
+    """What is kept of pictures in order: `frames` are their numbers."""
+
+    frames: list[Array] = field(default_factory=list)
+    small: list[Array] = field(default_factory=list)
+    light: list[Array] = field(default_factory=list)
+    sharp: list[Array] = field(default_factory=list)
+    change: list[Array] = field(default_factory=list)
+    change_two: list[Array] = field(default_factory=list)
+    _before: Array | None = None
+    _reached: int = -2
+
+    def take(self, first: int, images: Array) -> None:
+        """Take pictures `[n, height, width, channels]`, uint8, of which the first has the number `first`."""
+        height, width = images.shape[1:3]
+        sharp = images[:, :: max(1, height // _SIDE), :, min(1, images.shape[3] - 1)].astype(np.int16)
+        grey = images[:, :: -(-height // _SIDE), :: -(-width // _SIDE)].mean(-1).astype(np.float32)
+        known = self._before if self._before is not None and self._reached == first else grey[:0]
+        joined = np.concatenate((known, grey))
+        lead, count = len(known), len(grey)
+        for name, away in (("change", 1), ("change_two", 2)):
+            found = np.full(count, np.nan, np.float32)
+            start = max(0, away - lead)
+            if start < count:
+                later, earlier = joined[lead + start :], joined[lead + start - away : lead + count - away]
+                found[start:] = np.abs(later - earlier).mean((1, 2))
+            getattr(self, name).append(found)
+        self._before, self._reached = joined[-2:], first + count
+        self.frames.append(np.arange(first, first + count))
+        self.light.append(grey.mean((1, 2)))
+        self.sharp.append(np.abs(np.diff(sharp, axis=2)).mean((1, 2), dtype=np.float32))
+        self.small.append(_shrunk(grey))
+
+    def pause(self) -> None:
+        """State that the next pictures do not follow."""
+        self._before = None
+
+
+def _shrunk(grey: Array) -> Array:
+    """Return the means of 8 x 8 parts, uint8 `[n, 64]`."""
+    rows = np.linspace(0, grey.shape[1], _SMALL, endpoint=False).astype(int)
+    columns = np.linspace(0, grey.shape[2], _SMALL, endpoint=False).astype(int)
+    total = np.add.reduceat(np.add.reduceat(grey, rows, axis=1), columns, axis=2)
+    area = np.outer(np.diff(np.append(rows, grey.shape[1])), np.diff(np.append(columns, grey.shape[2])))
+    return np.asarray(total / area, np.uint8).reshape(len(grey), -1)
+
+
+@dataclass
+class _Shots:
+    """The pictures of one camera in one episode: `steps` count from its beginning; other arrays have a row each."""
+
+    steps: Array
+    small: Array
+    light: Array
+    sharp: Array
+    change: Array
+    change_two: Array
+
+
+class PictureRules:
+    """Gathers small copies of the pictures of all cameras, and compares them with each other and with the states."""
+
+    def __init__(self, fields: Sequence[Field], limits: Thresholds) -> None:
+        self._limits = limits
+        self._references = [key for key in reference_keys(fields) if key[0] != NEXT]
+        self._images = [
+            one for one in fields
+            if one.role == "observation" and one.key[0] != NEXT and one.dtype == "uint8" and len(one.shape) == 3
+            and min(sorted(one.shape)[1:]) >= _LEAST_SIDE
+        ]  # fmt: skip
+        self._eyes: dict[tuple[Any, ...], list[Eye]] = defaultdict(list)
+        self._count = 0
+        self._uses: dict[Key, list[Array]] = defaultdict(list)
+
+    @property
+    def cameras(self) -> list[Key]:
+        """The keys of all cameras."""
+        return [*self._references, *(one.key for one in self._images)]
+
+    def eye(self, video: int) -> Eye | None:
+        """Return what takes frames of a video in order; None once enough were taken."""
+        if self._count > _MOST_PICTURES or not self._references:
+            return None
+        found = Eye()
+        self._eyes[video,].append(found)
+        return found
+
+    def see(self, rows: Rows) -> None:
+        """Take the images in rows, and note which frames of videos they refer to."""
+        if not len(rows):
+            return
+        number = rows.episode.reshape(-1).astype(np.int64)
+        steps = np.arange(rows.start, rows.start + len(rows))
+        for key in self._references:
+            places = rows.columns[key].reshape(len(rows), 2)
+            self._uses[key].append(np.column_stack((number, steps, places)))
+        for one in self._images if self._count <= _MOST_PICTURES else ():
+            images = rows.columns[one.key]
+            images = images if one.shape[2] in (1, 3, 4) else np.moveaxis(images, 1, -1)
+            cuts = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
+            for start, stop in zip(cuts, np.append(cuts[1:], len(number)), strict=True):
+                eyes = self._eyes[(*one.key, int(number[start]))]
+                if not eyes:
+                    eyes.append(Eye())
+                eyes[0].take(rows.start + int(start), images[start:stop])
+            self._count += len(rows)
+            places = np.column_stack((np.full(len(rows), -1), steps))
+            self._uses[one.key].append(np.column_stack((number, steps, places)))
+
+    def _shots(self) -> dict[Key, dict[int, _Shots]]:
+        """Return the pictures of each camera by episode."""
+        known: dict[tuple[Any, ...], tuple[Array, dict[str, Array]]] = {}
+        names = ("small", "light", "sharp", "change", "change_two")
+        for place, eyes in self._eyes.items():
+            frames = np.concatenate([one for eye in eyes for one in eye.frames] or [np.zeros(0, int)])
+            order = np.argsort(frames, kind="stable")
+            if len(frames):
+                arrays = {name: np.concatenate([one for eye in eyes for one in getattr(eye, name)]) for name in names}
+                known[place] = frames[order], {name: array[order] for name, array in arrays.items()}
+        found: dict[Key, dict[int, _Shots]] = {}
+        for key in self.cameras:
+            if not self._uses[key]:
+                continue
+            uses = np.concatenate(self._uses[key])
+            cuts = np.flatnonzero(np.append(True, uses[1:, 0] != uses[:-1, 0]))
+            by_episode: dict[int, _Shots] = {}
+            for start, stop in zip(cuts, np.append(cuts[1:], len(uses)), strict=True):
+                part = uses[start:stop]
+                place = (int(part[0, 2]),) if part[0, 2] >= 0 else (*key, int(part[0, 0]))
+                if place not in known:
+                    continue
+                frames, arrays = known[place]
+                at = np.minimum(np.searchsorted(frames, part[:, 3]), len(frames) - 1)
+                there = frames[at] == part[:, 3]
+                if there.any():
+                    taken = {name: array[at[there]] for name, array in arrays.items()}
+                    by_episode[int(part[0, 0])] = _Shots(np.flatnonzero(there), **taken)
+            if by_episode:
+                found[key] = by_episode
+        return found
+
+    def report(self, report: Report, rows: RowRules) -> None:
+        """Report what is unusual."""
+        shots = self._shots()
+        starts = dict(zip(report.numbers, np.concatenate(rows.places).tolist() if rows.places else [], strict=True))
+        for key, episodes in shots.items():
+            name = key_name(image_key(key) if key in self._references else key)
+            _Camera(name, episodes, rows, starts, self._limits, report).look()
+        if len(shots) > 1:
+            self._compare_cameras(report, shots)
+        if shots:
+            self._compare_states(report, shots, rows)
+
+    def _compare_cameras(self, report: Report, shots: dict[Key, dict[int, _Shots]]) -> None:
+        keys = list(shots)
+        names = {key: key_name(image_key(key) if key in self._references else key) for key in keys}
+        means = {
+            key: {number: one.small.mean(0, dtype=np.float64) for number, one in shots[key].items()} for key in keys
+        }
+        family = {key: np.median(list(one.values()), axis=0) for key, one in means.items()}
+        for at, one in enumerate(keys):
+            for other in keys[:at]:
+                both = sorted(shots[one].keys() & shots[other].keys())
+                equal, swapped = [], []
+                for number in both:
+                    first, second = shots[one][number], shots[other][number]
+                    if len(first.small) == len(second.small):
+                        apart = np.abs(first.small.astype(int) - second.small).mean()
+                        if apart < 0.75 and first.small.std(axis=1).mean() > _FLAT:
+                            equal.append(number)
+                    own = np.abs(means[one][number] - family[one]) + np.abs(means[other][number] - family[other])
+                    cross = np.abs(means[one][number] - family[other]) + np.abs(means[other][number] - family[one])
+                    if cross.mean() < 0.4 * own.mean():
+                        swapped.append(number)
+                if equal:
+                    text = f"{names[other]} and {names[one]} show the same in {of_episodes(equal)}"
+                    report.add("PIC006", text, episodes=equal, figure=len(equal))
+                elif swapped and len(swapped) < 0.5 * len(both):
+                    text = f"{of_episodes(swapped)}: {names[other]} and {names[one]} are swapped"
+                    report.add("PIC007", text, episodes=swapped, figure=len(swapped))
+
+    def _compare_states(self, report: Report, shots: dict[Key, dict[int, _Shots]], rows: RowRules) -> None:
+        """Predict states from pictures by ridge regression on other episodes, and compare."""
+        pairs: dict[int, tuple[Array, Array, Array]] = {}
+        for number, pose in rows.poses.items():
+            parts = [one[number] for one in shots.values() if number in one]
+            if len(parts) < len(shots):
+                continue
+            steps = parts[0].steps
+            for part in parts:
+                steps = np.intersect1d(steps, part.steps[part.small.std(axis=1) >= _FLAT])
+            steps = steps[steps < len(pose)]
+            if len(steps) < 2 * self._limits.least:
+                continue
+            parts_of = [part.small[np.isin(part.steps, steps)].astype(np.float32) / 255 for part in parts]
+            pairs[number] = np.concatenate(parts_of, axis=1), pose[steps].astype(np.float64), steps
+        if len(pairs) < 4:
+            return
+        everything = np.concatenate([pose for _, pose, _ in pairs.values()])
+        middle, width = np.median(everything, axis=0), np.std(everything, axis=0)
+        lows, highs = np.quantile(everything, (0.1, 0.9), axis=0)
+        use = (width > 1e-9) & (highs > lows)
+        if not use.any():
+            return
+        scale = np.maximum(highs - lows, 1e-9)[use]
+        poses = {number: np.clip((pose[:, use] - middle[use]) / scale, -2, 2) for number, (_, pose, _) in pairs.items()}
+        small = {number: one[0] for number, one in pairs.items()}
+        guesses = _predictions(small, poses, set(small))
+        errors = {number: float(((guess - poses[number]) ** 2).mean()) for number, guess in guesses.items()}
+        usual = float(np.median(list(errors.values())))
+        sound = {number for number, error in errors.items() if error <= 2 * usual}
+        guesses = _predictions(small, poses, sound)  # without what does not belong together
+        errors = {number: float(((guess - poses[number]) ** 2).mean()) for number, guess in guesses.items()}
+        usual = float(np.median(list(errors.values())))
+        total = float(np.mean([pose.var(0).mean() for pose in poses.values()]))
+        if 1 - usual / max(total, 1e-12) < self._limits.fit:
+            return
+        for number, error in errors.items():
+            if error < max(2.5 * usual, 0.1 * total):
+                continue
+            guess, pose, steps = guesses[number], poses[number], pairs[number][2]
+            turned = float(((guess - pose[::-1]) ** 2).mean())
+            shift, shifted = _best_shift(guess, pose, steps)
+            if abs(shift) >= self._limits.lag and shifted < min(0.4 * error, 1.6 * usual) and shifted <= turned:
+                when = f"{abs(shift)} steps {'later' if shift > 0 else 'earlier'}"
+                report.add("PIC008", f"episode {number}: pictures show states {when} than those of their step",
+                           episodes=[number], figure=shift, threshold=self._limits.lag)  # fmt: skip
+            elif turned < min(0.5 * error, 2 * usual):
+                text = f"episode {number}: pictures fit the states in reverse order, and not as they are"
+                report.add("PIC009", text, episodes=[number], figure=error / usual, threshold=2.5)
+            elif error > max(5 * usual, 0.5 * total):
+                text = f"episode {number}: pictures predict its states {error / usual:.0f} times as badly as others"
+                report.add("PIC009", text, episodes=[number], figure=error / usual, threshold=5)
+
+
+def _predictions(pictures: dict[int, Array], poses: dict[int, Array], used: set[int]) -> dict[int, Array]:
+    """Predict the poses of each episode from a ridge regression on the `used` ones of other folds."""
+    numbers = list(pictures)
+    folds = min(len(numbers), _FOLDS)
+    grams, products = [], []
+    center = np.mean([one.mean(0) for one in pictures.values()], axis=0)
+    x = {
+        number: np.column_stack((one - center, np.ones(len(one)))).astype(np.float64)
+        for number, one in pictures.items()
+    }
+    for fold in range(folds):
+        chosen = [number for number in numbers[fold::folds] if number in used]
+        width, count = len(center) + 1, poses[numbers[0]].shape[1]
+        grams.append(sum((x[number].T @ x[number] for number in chosen), np.zeros((width, width))))
+        products.append(sum((x[number].T @ poses[number] for number in chosen), np.zeros((width, count))))
+    whole, target = sum(grams), sum(products)
+    found: dict[int, Array] = {}
+    for fold in range(folds):
+        gram = whole - grams[fold]
+        ridge = 3e-4 * np.trace(gram) / len(gram) * np.eye(len(gram))
+        weights = np.linalg.solve(gram + ridge, target - products[fold])
+        found |= {number: x[number] @ weights for number in numbers[fold::folds]}
+    return found
+
+
+def _best_shift(guess: Array, pose: Array, steps: Array) -> tuple[int, float]:
+    """Return by how many steps a prediction has to be moved to fit best, and the error then."""
+    best, least = 0, np.inf
+    regular = len(steps) == steps[-1] - steps[0] + 1
+    for shift in _SHIFTS if regular else ():
+        if len(pose) - abs(shift) < len(pose) // 2:
+            continue
+        early, late = (
+            guess[max(0, -shift) : len(guess) - max(0, shift)],
+            pose[max(0, shift) : len(pose) + min(0, shift)],
+        )
+        error = float(((early - late) ** 2).mean())
+        if error < least:
+            best, least = shift, error
+    return best, least
+
+
+@dataclass
+class _Camera:
+    """The pictures of one camera, whose episodes begin at the steps `starts`."""
+
+    name: str
+    shots: dict[int, _Shots]
+    rows: RowRules
+    starts: dict[int, int]
+    limits: Thresholds
+    report: Report
+
+    def look(self) -> None:
+        """Report what is unusual about single pictures and runs of them."""
+        changes = np.concatenate([one.change for one in self.shots.values()])
+        changes = changes[np.isfinite(changes)]
+        if not len(changes):
+            changes = np.zeros(1, np.float32)
+        self._usual, self._calm = float(np.median(changes)), float(np.quantile(changes, 0.2))
+        self._sharp = float(np.median(np.concatenate([one.sharp for one in self.shots.values()])))
+        lights = np.concatenate([np.abs(np.diff(one.light)) for one in self.shots.values()])
+        self._flicker = float(np.quantile(lights, 0.95)) if len(lights) else 0.0
+        for number, one in self.shots.items():
+            flat = self._flat(number, one)
+            self._frozen(number, one, flat)
+            self._glitches(number, one, flat)
+            self._exposure(number, one, flat)
+        self._blur()
+
+    def _add(self, rule: str, number: int, text: str, steps: Array, figure: float, threshold: float) -> None:
+        start = self.starts.get(number, 0)
+        places = [(start + int(one), start + int(one) + 1) for one in steps]
+        ranges: list[tuple[int, int]] = []
+        for begin, end in places:
+            if ranges and ranges[-1][1] == begin:
+                ranges[-1] = ranges[-1][0], end
+            else:
+                ranges.append((begin, end))
+        self.report.add(rule, f"episode {number}: {self.name} {text}", episodes=[number], steps=ranges, figure=figure,
+                        threshold=threshold)  # fmt: skip
+
+    def _flat(self, number: int, one: _Shots) -> Array:
+        """Find pictures of one colour; return which."""
+        even = one.small.std(axis=1) < _FLAT
+        black, white = even & (one.light < self.limits.dark), even & (one.light > 255 - self.limits.dark)
+        for which, word in ((black, "black"), (white, "white")):
+            if which.any():
+                text = f"is {word} in {int(which.sum()):,} of {len(which):,} pictures"
+                self._add("PIC002", number, text, one.steps[which], float(one.light[which].mean()), self.limits.dark)
+        return np.asarray(black | white)
+
+    def _frozen(self, number: int, one: _Shots, flat: Array) -> None:
+        change = np.fmin(one.change, one.change_two)
+        known = np.isfinite(change)
+        pose = self.rows.poses.get(number)
+        if pose is None or not len(pose) or self._calm <= 0.05:
+            return
+        still = (change < _CALM * self._calm) & ~flat & known
+        steps, quiet = one.steps[known], still[known]
+        edges = np.diff(np.concatenate(([0], quiet.astype(np.int8), [0])))
+        spread = np.maximum(self.rows.states.spread[: pose.shape[1]], 1e-12)
+        for begin, end in zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True):
+            first, last = int(steps[begin]), int(steps[end - 1])
+            length = last - first + 1
+            if length < max(self.limits.frozen, 10) or end - begin < 4:
+                continue
+            part = pose[first : min(last + 1, len(pose))]
+            if len(part) and float(((part.max(0) - part.min(0)) / spread).max()) > 0.15:
+                self._add("PIC001", number, f"shows the same for {length} steps while the robot moves",
+                          np.arange(first, last + 1), length, self.limits.frozen)  # fmt: skip
+
+    def _glitches(self, number: int, one: _Shots, flat: Array) -> None:
+        if len(one.steps) < 4 or self._usual <= 0:
+            return
+        least = self.limits.glitch * max(self._usual, 0.5)
+        here, after, across = one.change[:-1], one.change[1:], one.change_two[1:]
+        odd = (here > least) & (after > least) & (across < 0.5 * np.minimum(here, after))
+        odd &= ~flat[:-1] & ~flat[1:] & (np.diff(one.steps) == 1)
+        odd[1:] &= ~flat[:-2]
+        if odd.any():
+            figure = float(here[odd].max() / max(self._usual, 0.5))
+            text = f"has {counted(int(odd.sum()), 'picture')} unlike those before and after"
+            self._add("PIC003", number, text, one.steps[:-1][odd], figure, self.limits.glitch)
+
+    def _exposure(self, number: int, one: _Shots, flat: Array) -> None:
+        light = one.light
+        least = max(self.limits.exposure, 6 * self._flicker)
+        if len(light) < 8:
+            return
+        for at in np.flatnonzero(np.abs(np.diff(light)) > least).tolist():
+            before, after = slice(max(0, at - 4), at + 1), slice(at + 1, at + 6)
+            jump = float(np.median(light[after]) - np.median(light[before]))
+            if abs(jump) > 0.7 * least and not flat[before].any() and not flat[after].any():
+                text = f"turns {'brighter' if jump > 0 else 'darker'} by {abs(jump):.0f} of 255 at once"
+                self._add("PIC005", number, text, one.steps[[at + 1]], abs(jump), least)
+                return
+
+    def _blur(self) -> None:
+        low_in = {
+            number: (one.sharp < self.limits.sharp * self._sharp) & (one.small.std(axis=1) >= _FLAT)
+            for number, one in self.shots.items()
+        }
+        if self._sharp < 1 or np.median([low.mean() for low in low_in.values()]) > 0.02:
+            return
+        for number, low in low_in.items():
+            one = self.shots[number]
+            if low.sum() >= max(5, 0.1 * len(low)):
+                figure = float(np.median(one.sharp[low]) / self._sharp)
+                text = f"is blurred in {int(low.sum())} of {len(low)} pictures: {figure:.0%} of the usual sharpness"
+                self._add("PIC004", number, text, one.steps[low], figure, self.limits.sharp)

@@ -1,0 +1,907 @@
+"""Rules of behaviour about rows: what a pass over all steps gathers of each episode, and how episodes compare.
+
+Of every episode a few numbers a component are kept, such as its range and its largest leap. After the pass, an episode
+is compared with the median of all: what is unusual in one dataset is what another one consists of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..format.contracts import Array
+from ..progress import counted
+from ..ted.rules import Rows
+from ..ted.schema import ACTION, NEXT, NEXT_REWARD, NEXT_TERMINATED, Field, as_numbers
+from .rules import Report, Thresholds, of_episodes, robust
+
+LAGS = np.arange(-16, 17)
+"""By how many steps states may follow actions."""
+_MOST_WIDE = 512
+"""Components that a field may have to be compared; a picture has more."""
+_MOST_HELD = 1 << 17
+"""Rows that an episode may have to be looked at as one; of a longer one, the parts."""
+_POSES, _POSE_WIDTH = 1 << 18, 32
+"""Rows whose states are kept for comparison with pictures, and how many of their components."""
+_ANCHORS = 16
+"""One of so many rows stands for its neighbours when parts of episodes are looked for."""
+_MOST_ANCHORS = 1 << 20
+
+
+@dataclass
+class Signal:
+    """The numbers of all observations, or of all actions, in one array, with their names.
+
+    `each` has arrays `[episodes, components]` by the name of a measure. `scale`, `spread` and `bend` are the usual
+    change of a component in a step, its range, and the change of that change, in the rows so far.
+    """
+
+    keys: list[tuple[Any, str]]
+    names: list[str]
+    components: dict[str, slice]
+    each: dict[str, list[Array]] = field(default_factory=lambda: defaultdict(list))
+    scale: Array = field(default_factory=lambda: np.zeros(0))
+    spread: Array = field(default_factory=lambda: np.zeros(0))
+    bend: Array = field(default_factory=lambda: np.zeros(0))
+
+    @classmethod
+    def of(cls, fields: Sequence[Field], root: str, named: Mapping[str, Sequence[str]]) -> Signal:
+        """Choose the fields of floating-point numbers below a key."""
+        found = cls([], [], {})
+        for one in fields:
+            width = int(np.prod(one.shape, dtype=np.int64))
+            if one.key[0] != root or one.numpy.kind != "f" or not 0 < width <= _MOST_WIDE:
+                continue
+            start = len(found.names)
+            found.keys.append((one.key, one.dtype))
+            parts = named.get(one.name, ())
+            found.names += list(parts) if len(parts) == width else [f"{one.name}[{at}]" for at in range(width)]
+            found.components[one.name] = slice(start, start + width)
+        return found
+
+    def take(self, rows: Rows) -> Array:
+        """Return the numbers of rows, float32 `[rows, components]`."""
+        parts = [as_numbers(rows.columns[key], dtype).reshape(len(rows), -1) for key, dtype in self.keys]
+        joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return joined.astype(np.float32, copy=False)
+
+    def array(self, name: str) -> Array:
+        """Return a measure of all episodes, `[episodes, components]`."""
+        return np.concatenate(self.each[name])
+
+    def called(self, which: Any) -> str:
+        """Name the components of a mask, at most three of them."""
+        found = [self.names[at] for at in np.flatnonzero(which)]
+        return ", ".join(found[:3]) + (f" and {len(found) - 3:,} more" if len(found) > 3 else "")
+
+    def is_gripper(self) -> Array:
+        """Whether components are named like grippers, which rest on limits and move at once."""
+        words = ("grip", "finger", "hand", "claw", "jaw", "suction")
+        return np.array([any(word in name.lower() for word in words) for name in self.names])
+
+
+class _Batch:
+    """Whole episodes in a block of rows: where they begin, and how sums and extremes of them are taken."""
+
+    def __init__(self, first: Array) -> None:
+        self.starts = np.flatnonzero(first)
+        self.rows = len(first)
+        self.lengths = np.diff(np.append(self.starts, self.rows))
+        self.first = first
+
+    def sum(self, values: Array) -> Array:
+        return np.add.reduceat(values, self.starts, axis=0)
+
+    def largest(self, values: Array) -> Array:
+        return np.maximum.reduceat(values, self.starts, axis=0)
+
+    def least(self, values: Array) -> Array:
+        return np.minimum.reduceat(values, self.starts, axis=0)
+
+    def spread(self, values: Array) -> Array:
+        """Repeat a row of each episode for all of its rows."""
+        return np.repeat(values, self.lengths, axis=0)
+
+    def share(self, marked: Array, of: Array | None = None) -> Array:
+        """Return the share of rows that are marked, among those of a mask `[rows]`."""
+        total = self.lengths if of is None else np.maximum(self.sum(of.astype(np.int32)), 1)
+        return np.asarray(self.sum(marked.astype(np.uint8, copy=False).view(np.uint8).astype(np.int32)).T / total).T
+
+    def leading(self, marked: Array) -> tuple[Array, Array]:
+        """Return how many rows of each episode come before the first, and after the last row that is marked."""
+        where = np.append(np.flatnonzero(marked), self.rows)
+        stops = self.starts + self.lengths
+        after = where[np.searchsorted(where, self.starts)]
+        before = np.append(-1, np.flatnonzero(marked))[np.searchsorted(np.flatnonzero(marked), stops)]
+        return np.minimum(after, stops) - self.starts, stops - 1 - np.maximum(before, self.starts - 1)
+
+    def longest_run(self, marked: Array) -> tuple[Array, Array]:
+        """Return the length and the first row of the longest run of marked rows in each episode."""
+        broken = marked.copy()
+        edges = np.diff(np.concatenate(([0], broken.astype(np.int8), [0])))
+        begin, end = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+        length, place = np.zeros(len(self.starts), np.int64), self.starts.copy()
+        which = np.searchsorted(self.starts, begin, side="right") - 1
+        end = np.minimum(end, (self.starts + self.lengths)[which])
+        for at in np.argsort(end - begin, kind="stable"):
+            length[which[at]], place[which[at]] = end[at] - begin[at], begin[at]
+        return length, place
+
+
+class RowRules:
+    """Gathers what the rules need of all rows, and reports.
+
+    `rate` is the stated number of steps a second, `statistics` the stored statistics by the name of a field, `texts`
+    the task of each episode by number, and `splits` the numbers of the episodes of each split.
+    """
+
+    def __init__(
+        self, fields: Sequence[Field], limits: Thresholds, *, rate: float | None, names: Mapping[str, Sequence[str]]
+    ) -> None:
+        self._limits = limits
+        self._rate = rate
+        self.states = Signal.of(fields, "observation", names)
+        self.actions = Signal.of(fields, ACTION[0], names)
+        self._fields = {one.key: one for one in fields}
+        self.numbers: list[Array] = []
+        self.lengths: list[Array] = []
+        self.places: list[Array] = []
+        self._each: dict[str, list[Array]] = defaultdict(list)
+        self._held: list[tuple[dict[str, Array], Array, Array, int]] = []
+        self._digests: dict[bytes, list[int]] = defaultdict(list)
+        self._anchors: dict[int, tuple[int, int]] = {}
+        self._contained: dict[tuple[int, int], int] = defaultdict(int)
+        self._anchor_counts: dict[int, int] = defaultdict(int)
+        self.poses: dict[int, Array] = {}
+        self._posed = 0
+        self._projection = np.random.default_rng(0).normal(size=(_MOST_WIDE * 8, 2)).astype(np.float32)
+
+    # The pass over rows ----------------------------------------------------------------------------------
+
+    def see(self, rows: Rows) -> None:
+        """Take rows; those of an episode that goes on are held until it ends."""
+        if not len(rows):
+            return
+        found = self._columns(rows)
+        stop = int(np.flatnonzero(rows.last)[-1]) + 1 if rows.last.any() else 0
+        held = sum(len(first) for _, first, _, _ in self._held)
+        if stop:
+            self._hold(found, rows, 0, stop)
+            self._flush()
+        if stop < len(rows):
+            self._hold(found, rows, stop, len(rows))
+            if held + len(rows) - stop > _MOST_HELD:
+                self._flush()
+
+    def _columns(self, rows: Rows) -> dict[str, Array]:
+        found = {name: one.take(rows) for name, one in self._signals()}
+        for name, key in (("time", ("timestamp",)), ("reward", NEXT_REWARD), ("success", (NEXT, "success"))):
+            if key in rows.columns and rows.columns[key].size == len(rows):
+                found[name] = as_numbers(rows.columns[key], self._fields[key].dtype).reshape(-1).astype(np.float64)
+        if NEXT_TERMINATED in rows.columns:
+            found["terminated"] = np.asarray(rows.columns[NEXT_TERMINATED].reshape(len(rows), -1).any(1))
+        return found
+
+    def _signals(self) -> Iterator[tuple[str, Signal]]:
+        for name, one in (("state", self.states), ("action", self.actions)):
+            if one.names:
+                yield name, one
+
+    def _hold(self, found: dict[str, Array], rows: Rows, start: int, stop: int) -> None:
+        first = rows.first[start:stop].copy()
+        part = {name: array[start:stop] for name, array in found.items()}
+        self._held.append((part, first, rows.episode[start:stop].reshape(-1), rows.start + start))
+
+    def finish(self) -> None:
+        """Take what is held as ended."""
+        self._flush()
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        parts, self._held = self._held, []
+        columns = {name: np.concatenate([part[0][name] for part in parts]) for name in parts[0][0]}
+        if len(parts) == 1:
+            columns = parts[0][0]
+        first = np.concatenate([part[1] for part in parts])
+        first[0] = True
+        episode = np.concatenate([part[2] for part in parts])
+        batch = _Batch(first)
+        self.numbers.append(episode[batch.starts].astype(np.int64))
+        self.lengths.append(batch.lengths)
+        self.places.append(batch.starts + parts[0][3])
+        moving = None
+        for name, signal in self._signals():
+            columns[name] = _finite(columns[name])
+            moving = self._measure(signal, columns[name], batch, moving)
+        if self.states.names and self.actions.names:
+            self._compare(columns["state"], columns["action"], batch)
+        if self.states.names or self.actions.names:
+            self._look_for_copies([columns[name] for name, _ in self._signals()], batch)
+        if "time" in columns:
+            self._measure_time(columns["time"], batch)
+        if "reward" in columns:
+            self._measure_rewards(columns, batch)
+        for name in ("terminated", "success"):
+            if name in columns:
+                self._each[name].append(columns[name][batch.starts + batch.lengths - 1] > 0)
+        self._keep_poses(columns, batch)
+
+    def _measure(self, signal: Signal, x: Array, batch: _Batch, before: Array | None) -> Array:
+        """Measure each episode; return which rows move, for the signal itself and those measured after it."""
+        limits = self._limits
+        low, high = batch.least(x), batch.largest(x)
+        step = np.empty_like(x)
+        step[0] = 0
+        np.subtract(x[1:], x[:-1], out=step[1:])
+        step[batch.starts] = 0
+        bend = np.zeros_like(x)
+        bend[:-1] = step[1:]
+        bend[:-1] -= step[:-1]
+        bend[batch.starts] = 0
+        bend[batch.starts + batch.lengths - 1] = 0
+        size, turn = np.abs(step), np.abs(bend)
+        speed = (batch.sum(size).T / np.maximum(batch.lengths - 1, 1)).T
+        signal.scale = _running(signal.scale, speed.mean(0))
+        signal.spread = _running(signal.spread, np.median(high - low, axis=0))
+        weight = _inverse(signal.scale)
+        pace = size @ (weight / max(1, int((weight > 0).sum())))
+        moves = pace > limits.slow
+        others = moves if before is None else before
+        still = size <= 1e-6 * signal.spread.astype(np.float32)
+        stuck: Array = still & moves[:, None]
+        stuck[batch.starts] = False
+        on_limit: Array = (x == batch.spread(low)) | (x == batch.spread(high))
+        on_limit &= moves[:, None]
+        far = (0.3 * signal.spread).astype(np.float32)
+        turns = np.zeros(x.shape, bool)
+        turns[1:] = (step[1:] * step[:-1] < 0) & (size[1:] > far) & (size[:-1] > far)
+        mean = (batch.sum(x).T / batch.lengths).T
+        centred = x - batch.spread(mean.astype(np.float32))
+        for name, values in (
+            ("low", low), ("high", high), ("mean", mean), ("speed", speed), ("leap", batch.largest(size)),
+            ("glitch", batch.largest(turn) / 2), ("rough", (batch.sum(turn).T / batch.lengths).T),
+            ("variance", (batch.sum(centred * centred).T / batch.lengths).T), ("stuck", batch.share(stuck, moves)),
+            ("limits", batch.share(on_limit, moves)), ("turns", batch.share(turns)),
+        ):  # fmt: skip
+            signal.each[name].append(values.astype(np.float32))
+        signal.bend = _running(signal.bend, turn.mean(0))
+        wild = turn @ (1 / np.maximum(signal.bend, 1e-6 * signal.spread + 1e-12)).astype(np.float32)
+        is_peak = wild == batch.spread(batch.largest(wild))
+        signal.each["peak"].append((np.minimum.reduceat(
+            np.where(is_peak, np.arange(batch.rows), batch.rows), batch.starts) - batch.starts)[:, None])  # fmt: skip
+        if signal is self.states:
+            self._frozen: Array = np.asarray(still.all(1))
+            self._frozen[batch.starts] = False
+            self._pace = pace
+        return others if before is not None and signal is self.states else moves | others
+
+    def _compare(self, state: Array, action: Array, batch: _Batch) -> None:
+        """Compare states with actions: which rows rest, the lag between them, and how they correlate by component."""
+        limits = self._limits
+        still = self._frozen
+        step = np.zeros_like(action)
+        np.subtract(action[1:], action[:-1], out=step[1:])
+        weight = _inverse(self.actions.scale)
+        pace = np.abs(step) @ (weight / max(1, int((weight > 0).sum())))
+        pace[batch.starts] = 0
+        run, place = batch.longest_run(still & (pace > limits.slow))
+        self._each["frozen"].append(run)
+        self._each["frozen_at"].append(place - batch.starts)
+        lead, tail = batch.leading((pace > limits.slow) | (self._pace > limits.slow))
+        self._each["lead"].append(lead)
+        self._each["tail"].append(tail)
+        by_state, by_action = _inverse(self.states.spread), _inverse(self.actions.spread)
+        if state.shape[1] == action.shape[1]:  # positions follow positions, or their changes follow velocities
+            weights = self._projection[: len(by_state)]
+            one, other = action @ (weights * by_action[:, None]), state @ (weights * by_state[:, None])
+            other = _changes(other, batch)
+            self._each["lags"].append(lag_correlations(_changes(one, batch), other, batch))
+            self._each["lags_of_speeds"].append(lag_correlations(one, other, batch))
+            self._each["agree"].append(_correlation(state, action, batch))
+            return
+        one, other = np.abs(action) @ by_action, np.abs(_changes(state, batch)) @ by_state
+        self._each["lags"].append(lag_correlations(one[:, None], other[:, None], batch))
+
+    def _look_for_copies(self, signals: list[Array], batch: _Batch) -> None:
+        """Take a digest of each episode, a few of its rows, and anchors by which parts of others are recognised."""
+        joined = [np.ascontiguousarray(one) for one in signals]
+        numbers = self.numbers[-1]
+        code = np.zeros(batch.rows, np.uint64)
+        for at, one in enumerate(joined):
+            factors = np.random.default_rng(at).integers(1, 1 << 32, (2, one.shape[1]), np.uint32) | np.uint32(1)
+            low, high = (np.einsum("rc,c->r", one.view(np.uint32), few).astype(np.uint64) for few in factors)
+            code = code * np.uint64(0x9E3779B97F4A7C15) + (low | high << np.uint64(32))
+        code ^= code >> np.uint64(29)
+        code *= np.uint64(0xBF58476D1CE4E5B9)
+        code ^= code >> np.uint64(32)
+        for at, (start, length) in enumerate(zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True)):
+            if length >= self._limits.least:
+                digest = hashlib.blake2b(code[start : start + length].tobytes(), digest_size=16).digest()
+                self._digests[digest].append(int(numbers[at]))
+        picks = (batch.starts[:, None] + (batch.lengths - 1)[:, None] * np.array([0, 0.3, 0.5, 0.8, 1])).astype(int)
+        whole = np.concatenate([one[picks].reshape(len(picks), -1) for one in joined], axis=1)
+        if sum(map(len, self._each["picks"])) * whole.shape[1] < 1 << 25:
+            self._each["picks"].append(whole)
+        self._find_anchors(code, batch, numbers)
+
+    def _find_anchors(self, code: Array, batch: _Batch, numbers: Array) -> None:
+        chosen = np.flatnonzero(code % np.uint64(_ANCHORS) == 0)
+        if len(self._anchors) > _MOST_ANCHORS:
+            return
+        which = np.searchsorted(batch.starts, chosen, side="right") - 1
+        for value, at in zip(code[chosen].tolist(), which.tolist(), strict=True):
+            if batch.lengths[at] < self._limits.least:
+                continue
+            number = int(numbers[at])
+            self._anchor_counts[number] += 1
+            other = self._anchors.setdefault(value, (number, 0))[0]
+            if other != number:
+                self._contained[min(number, other), max(number, other)] += 1
+
+    def _measure_time(self, time: Array, batch: _Batch) -> None:
+        step = np.zeros(len(time))
+        step[1:] = np.diff(time)
+        inner = np.ones(len(time), bool)
+        inner[batch.starts] = False
+        usual = float(np.median(step[inner])) if inner.any() else 0.0
+        tick = 1 / self._rate if self._rate else usual
+        rounding = 4 * np.spacing(np.float32(np.abs(time).max(initial=1)))
+        off = np.where(inner, np.abs(step - usual), 0)
+        near = off < usual * (self._limits.gap - 1)
+        allowed = max(self._limits.jitter * usual, float(rounding), 1e-4)
+        back = inner & (step <= 0)
+        gap = inner & (step > usual * self._limits.gap)
+        self._each["usual"].append(np.full(len(batch.starts), usual))
+        self._each["tick"].append(np.full(len(batch.starts), tick))
+        self._each["time_first"].append(time[batch.starts])
+        within = np.arange(len(time)) - batch.spread(batch.starts)
+        apart = time - batch.spread(time[batch.starts]) - within * tick
+        apart -= batch.spread(batch.sum(apart) / batch.lengths)
+        drift = batch.largest(np.abs(apart))
+        self._each["jitter"].append(np.minimum(drift, batch.largest(np.where(near, off, 0))))
+        lasting = (time[batch.starts + batch.lengths - 1] - time[batch.starts]) / np.maximum(batch.lengths - 1, 1)
+        self._each["lasting"].append(lasting)
+        self._each["jittered"].append(batch.share(near & (off > allowed)))
+        self._each["gap"].append(batch.largest(np.where(inner, step, 0)))
+        self._each["gap_at"].append(_first_of(gap, batch))
+        self._each["backward"].append(batch.sum(back.astype(np.int64)))
+        self._each["backward_at"].append(_first_of(back, batch))
+
+    def _measure_rewards(self, columns: dict[str, Array], batch: _Batch) -> None:
+        reward = np.nan_to_num(columns["reward"])
+        self._each["return"].append(batch.sum(reward))
+        self._each["reward_low"].append(batch.least(reward))
+        self._each["reward_high"].append(batch.largest(reward))
+        size = np.abs(reward)
+        grows = np.zeros(len(reward), bool)
+        grows[1:] = size[1:] >= size[:-1]
+        grows[batch.starts] = True
+        self._each["growing"].append(batch.share(grows))
+        self._each["rewarded"].append(batch.sum((size > 0).astype(np.int64)))
+        self._each["reward_from_end"].append(batch.leading(size > 0)[1])
+        self._each["reward_first"].append(size[batch.starts])
+        self._each["reward_last"].append(size[batch.starts + batch.lengths - 1])
+        if "state" in columns and "action" in columns:
+            self._fit_rewards(columns, reward, batch)
+
+    def _fit_rewards(self, columns: dict[str, Array], reward: Array, batch: _Batch) -> None:
+        """Gather sums for the regression of rewards on what was seen and done, at three shifts of the rewards."""
+        if sum(map(len, self._each["fit_rows"])) > 1 << 14 or columns["state"].shape[1] > 64:
+            return
+        inner = np.ones(len(reward), bool)
+        for away in (0, 1):
+            inner[np.minimum(batch.starts + away, len(reward) - 1)] = False
+            inner[np.maximum(batch.starts + batch.lengths - 1 - away, 0)] = False
+        at = np.flatnonzero(inner)[: 1 << 14]
+        if not len(at):
+            return
+        self._each["fit_rows"].append(np.concatenate([
+            columns["state"][at], columns["state"][at + 1], columns["action"][at],
+            reward[at - 1][:, None], reward[at][:, None], reward[at + 1][:, None],
+        ], axis=1).astype(np.float32))  # fmt: skip
+
+    def _keep_poses(self, columns: dict[str, Array], batch: _Batch) -> None:
+        if "state" not in columns or self._posed > _POSES:
+            return
+        for at, number in enumerate(self.numbers[-1].tolist()):
+            start, stop = batch.starts[at], batch.starts[at] + batch.lengths[at]
+            self.poses[number] = columns["state"][start:stop, :_POSE_WIDTH].copy()
+        self._posed += batch.rows
+
+    # Findings ----------------------------------------------------------------------------------------------
+
+    def array(self, name: str) -> Array:
+        """Return a measure of all episodes, `[episodes]` or `[episodes, …]`."""
+        return np.concatenate(self._each[name])
+
+    def has(self, name: str) -> bool:
+        """Whether something was measured."""
+        return bool(self._each.get(name))
+
+    def report(self, report: Report, *, robot: bool, splits: Mapping[str, Sequence[int]]) -> None:
+        """Report what is unusual; rules about robots only with `robot`."""
+        if not self.numbers:
+            return
+        self._number, self._length = np.concatenate(self.numbers), np.concatenate(self.lengths)
+        self._start = np.concatenate(self.places)
+        report.numbers = self._number.tolist()
+        self._whole = self._length >= self._limits.least
+        self._report = report
+        self._lengths_and_returns()
+        self._copies(splits)
+        self._constant()
+        self._rewards()
+        self._wild: set[int] = set()
+        if not robot:
+            return
+        for _, signal in self._signals():
+            if self._whole.any():
+                self._leaps(signal)
+                self._still(signal)
+                self._units(signal)
+        if self.states.names and self.actions.names and self._whole.any():
+            self._pairs()
+        if self.has("usual"):
+            self._time()
+
+    def _add(
+        self, rule: str, what: str, which: Array, figure: float, threshold: float, steps: Sequence[Any] = ()
+    ) -> None:
+        """Report about the episodes of a mask; `what` has `{}` for their numbers."""
+        numbers = self._number[which]
+        ranges = steps or [
+            (start, start + length) for start, length in zip(self._start[which], self._length[which], strict=True)
+        ]
+        self._report.add(
+            rule, what.format(of_episodes(numbers)), episodes=numbers.tolist(), steps=ranges, figure=figure,
+            threshold=threshold,
+        )  # fmt: skip
+
+    def _lengths_and_returns(self) -> None:
+        limits, length = self._limits, self._length
+        middle = float(np.median(length))
+        least: float = max(limits.short * middle, 4.0)
+        if middle >= 20 and (short := length < least).any() and short.mean() < 0.5:
+            found = int(length[short].min())
+            self._add("EPI004", f"{{}}: {counted(found, 'step')}, the median is {middle:.0f}", short, found, least)
+        _, deviation = robust(length.astype(float))
+        most = max(limits.long * middle, middle + limits.outlier * float(deviation))
+        if len(length) >= 5 and middle >= 5 and (long := length > most).any():
+            found = int(length[long].max())
+            self._add("EPI006", f"{{}}: {found:,} steps, the median is {middle:.0f}", long, found, most)
+        if not self.has("return") or len(length) < 8:
+            return
+        value = self.array("return")
+        middle, spread = map(float, robust(value))
+        far = np.abs(value - middle)
+        reached = limits.outlier * max(spread, 1e-3 * abs(middle))
+        if reached > 0 and 0 < (odd := far > reached).mean() < 0.1:
+            worst = float(value[odd][np.argmax(far[odd])])
+            self._add("EPI007", f"{{}}: return {worst:g}, the median is {middle:g}", odd, worst, reached)
+
+    def _copies(self, splits: Mapping[str, Sequence[int]]) -> None:
+        of_split = {number: name for name, numbers in splits.items() for number in numbers}
+        where = {number: at for at, number in enumerate(self._number.tolist())}
+        equal: set[int] = set()
+        varied = self._varied()
+        for same in self._digests.values():
+            same = [one for one in same if one in where and varied[where[one]]]
+            if len(same) > 1:
+                equal |= set(same)
+                names = {of_split.get(one, "") for one in same}
+                across = f", and they are in the splits {' and '.join(sorted(names))}" if len(names) > 1 else ""
+                text = f"{of_episodes(same[1:])}: the same states and actions as episode {same[0]}{across}"
+                self._one("EPI001", text, same[1:], len(same), 1)
+        near = self._near(equal, varied)
+        for number, (other, apart) in near.items():
+            text = f"episode {number}: within {apart:.1g} of the range of episode {other}, in all that was compared"
+            self._one("EPI002", text, [number], apart, self._limits.near)
+        for (one, other), shared in self._contained.items():
+            if one in where and other in where and not {one, other} <= equal:
+                short, long = sorted((one, other), key=lambda number: self._length[where[number]])
+                share = shared / max(1, self._anchor_counts[short])
+                if shared >= 2 and share > 0.5 and varied[where[short]]:
+                    text = f"episode {short}: about {share:.0%} of its steps are in episode {long}, bit for bit"
+                    self._one("EPI003", text, [short], share, 0.5)
+
+    def _one(self, rule: str, text: str, numbers: Sequence[int], figure: float, threshold: float) -> None:
+        which = np.isin(self._number, numbers)
+        self._add(rule, text.replace("{", "{{").replace("}", "}}"), which, figure, threshold)
+
+    def _varied(self) -> Array:
+        """Whether anything varies in each episode."""
+        found = np.zeros(len(self._number), bool)
+        for _, signal in self._signals():
+            found |= (signal.array("high") > signal.array("low")).any(1)
+        return found
+
+    def _near(self, equal: set[int], varied: Array) -> dict[int, tuple[int, float]]:
+        """Find episodes of one length whose rows at five places are nearly equal."""
+        found: dict[int, tuple[int, float]] = {}
+        if not self.has("picks"):
+            return found
+        picks, numbers = self.array("picks"), self._number
+        count = min(len(picks), len(numbers))
+        widths = np.tile(np.concatenate([np.repeat(np.maximum(signal.spread, 1e-12)[None], 5, 0).reshape(-1)
+                                         for _, signal in self._signals()]), 1)  # fmt: skip
+        if picks.shape[1] != len(widths):
+            return found
+        scaled = picks[:count] / widths
+        order = np.lexsort((scaled.sum(1), self._length[:count]))
+        for at in range(1, count):
+            for back in range(1, min(4, at) + 1):
+                one, other = sorted((order[at], order[at - back]))
+                if self._length[one] != self._length[other] or self._length[one] < self._limits.least:
+                    break
+                apart = float(np.abs(scaled[one] - scaled[other]).max())
+                if apart < self._limits.near and varied[one] and not {int(numbers[one]), int(numbers[other])} <= equal:
+                    found.setdefault(int(numbers[other]), (int(numbers[one]), apart))
+        return found
+
+    def _constant(self) -> None:
+        for name, signal in self._signals():
+            span = signal.array("high") - signal.array("low")
+            moving = np.median(span[self._whole], axis=0) > 0 if self._whole.any() else np.zeros(span.shape[1], bool)
+            if moving.any():
+                still = self._whole & (span[:, moving] == 0).all(1)
+                if 0 < still.sum() <= 0.2 * self._whole.sum():
+                    what = "observations" if name == "state" else "actions"
+                    self._add("EPI005", f"{{}}: {what} never change", still, 0, 0)
+
+    def _rewards(self) -> None:
+        success = self.has("success") and self.array("success")
+        if success is not False and not np.any(success):
+            self._add("EPI008", "success is recorded, and no episode has it", np.zeros(len(self._number), bool), 0, 1)
+        ended = self.array("terminated") if self.has("terminated") else np.zeros(len(self._number), bool)
+        length, everything = self._length, np.ones(len(self._number), bool)
+        if len(length) >= 5 and ended.all() and (length == length.max()).mean() > 0.9 and length.max() >= 10:
+            text = f"all episodes terminate, {(length == length.max()).mean():.0%} of them after {length.max():,} steps"
+            self._add("REW004", text, everything, float((length == length.max()).mean()), 0.9)
+        if not self.has("return"):
+            return
+        low, high = self.array("reward_low").min(), self.array("reward_high").max()
+        same_end = len(length) > 2 and (not ended.any() or (length == length.max()).all())
+        if low == high and (low == 0 or same_end):
+            self._add("REW001", f"every reward is {low:g}", everything, 0, 0)
+            return
+        whole = self._whole
+        if whole.sum() >= 3:
+            grows, first, last = (self.array(name)[whole] for name in ("growing", "reward_first", "reward_last"))
+            summed = (grows > 0.98) & (last > 5 * first) & (self.array("rewarded")[whole] > 0.5 * length[whole])
+            value = last / length[whole]
+            steady = np.std(value) < 0.5 * np.mean(value) if np.mean(value) else False
+            beyond = max(abs(low), abs(high)) > 1.001  # progress up to 1 grows as well
+            if summed.mean() > 0.9 and steady and beyond:
+                text = f"in {summed.mean():.0%} of the episodes rewards only grow, to {last.mean():.3g} on average"
+                self._add("REW003", text, everything, float(summed.mean()), 0.9)
+                return
+        lone = self.array("reward_from_end")[self.array("rewarded") > 0]
+        if len(lone) >= 5 and self.array("rewarded").max() <= 2 and (lone == 1).mean() > 0.9:
+            text = f"in {(lone == 1).mean():.0%} of the episodes the reward comes a step before the end"
+            self._add("REW002", text, everything, float((lone == 1).mean()), 0.9)
+        elif self.has("fit_rows"):
+            self._shifted_rewards(everything)
+
+    def _shifted_rewards(self, everything: Array) -> None:
+        rows = self.array("fit_rows").astype(np.float64)
+        if len(rows) < 200:
+            return
+        width = self.states.spread.shape[0]
+        x = rows[:, :-3]
+        x = (x - x.mean(0)) / np.maximum(x.std(0), 1e-9)
+        change = x[:, width : 2 * width] - x[:, :width]
+        x = np.column_stack((x[:, : 2 * width], x[:, 2 * width :], x**2, change**2, np.ones(len(x))))
+        half = len(x) // 2
+        fits = []
+        for at in (-3, -2, -1):
+            y = rows[:, at]
+            gram = x[:half].T @ x[:half] + 1e-3 * half * np.eye(x.shape[1])
+            guess = x[half:] @ np.linalg.solve(gram, x[:half].T @ y[:half])
+            fits.append(1 - float(((y[half:] - guess) ** 2).mean() / max(float(y[half:].var()), 1e-12)))
+        before, here, after = fits
+        other = max(before, after)
+        if other > 0.8 and (1 - here) > 1.25 * (1 - other) and other - here > 0.01:
+            side = "the step after theirs" if after > before else "the step before theirs"
+            text = (
+                f"rewards fit {side} better than their own: {other:.3f} of their variance is explained, not {here:.3f}"
+            )
+            self._add("REW002", text, everything, other - here, 0.01)
+
+    def _family(self, values: Array) -> Array:
+        return np.asarray(np.median(values[self._whole], axis=0))
+
+    def _leaps(self, signal: Signal) -> None:
+        limits = self._limits
+        span = self._family(signal.array("high") - signal.array("low"))
+        glitch, leap, speed = signal.array("glitch"), signal.array("leap"), signal.array("speed")
+        usual = np.maximum(self._family(glitch), 2 * self._family(speed))
+        wild = (glitch > limits.spike * usual) & (glitch > limits.spike_range * span) & (span > 0)
+        jump = (leap > limits.spike / 1.5 * self._family(leap)) & (leap > limits.spike_range / 2 * span) & (span > 0)
+        wild |= jump & (jump.sum(1) > max(1, 0.3 * jump.shape[1]))[:, None]
+        which = self._whole & wild.any(1) & ~(signal.array("turns") > limits.chatter).any(1)
+        which &= ~self._scaled(signal).any(1)
+        if which.any() and which.mean() < 0.5:
+            self._wild |= set(np.flatnonzero(which).tolist())
+            ratio = float((glitch[which] / np.maximum(usual, 1e-12)).max())
+            at = self._start[which] + signal.array("peak")[which, 0]
+            text = f"{{}}: {signal.called(wild[which].any(0))} leaps by {ratio:.0f} times the usual"
+            self._add("MOT001", text, which, ratio, limits.spike, [(int(one), int(one) + 1) for one in at])
+        rough = signal.array("rough")
+        ratio_of = rough / np.maximum(self._family(rough), 1e-12)
+        noisy = self._far_above(rough) & (rough > 1e-3 * span)
+        quick = self._far_above(speed) & (span > 0)
+        far = noisy | quick
+        odd = self._whole & (far.mean(1) > 0.3) & ~which & ~self._scaled(signal).any(1)
+        if odd.any() and odd.mean() < 0.3:
+            figure = float(ratio_of[odd].max())
+            text = f"{{}}: {signal.called(far[odd].any(0))} changes {figure:.0f} times as roughly as in others"
+            self._add("MOT009", text, odd, figure, limits.rough)
+        turns = signal.array("turns")
+        chatter = (turns > limits.chatter) & (span > 0)
+        odd = self._whole & chatter.any(1)
+        if odd.any():
+            text = f"{{}}: {signal.called(chatter[odd].any(0))} reverses by far in {turns[odd].max():.0%} of the steps"
+            self._add("MOT005", text, odd, float(turns[odd].max()), limits.chatter)
+
+    def _far_above(self, values: Array) -> Array:
+        """Whether values are many times the family's, and out of its spread."""
+        size = np.log(np.maximum(values, 1e-12))
+        middle, spread = robust(size[self._whole])
+        far = size > middle + np.maximum(np.log(self._limits.rough), 6 * spread)
+        return np.asarray(far & (middle > np.log(1e-11)))
+
+    def _scaled(self, signal: Signal) -> Array:
+        """Whether components of episodes have another unit: `[episodes, components]`."""
+        span = signal.array("high") - signal.array("low")
+        size = np.maximum(np.abs(signal.array("high")), np.abs(signal.array("low")))
+        usual, usual_size = self._family(span), self._family(size)
+        larger = (span > self._limits.units * usual) & (size > self._limits.units * usual_size) & (usual > 0)
+        smaller = (span * self._limits.units < usual) & (size * self._limits.units < usual_size) & (span > 0)
+        found = larger | smaller
+        few = found.sum(1) < max(2, 0.4 * (usual > 0).sum()) if len(usual) > 1 else ~found.any(1)
+        found[few] = False
+        return np.asarray(found)
+
+    def _units(self, signal: Signal) -> None:
+        found = self._scaled(signal)
+        odd = self._whole & found.any(1)
+        if odd.any() and odd.mean() < 0.5:
+            span = signal.array("high") - signal.array("low")
+            part = found[odd]
+            ratio = float(np.median((span[odd] / np.maximum(self._family(span), 1e-12))[part]))
+            guess = ", as degrees among radians are" if 40 < ratio < 75 else ""
+            text = f"{{}}: the range of {signal.called(part.any(0))} is {ratio:.3g} times the usual{guess}"
+            self._add("MOT008", text, odd, ratio, self._limits.units)
+
+    def _still(self, signal: Signal) -> None:
+        limits = self._limits
+        stuck, span = signal.array("stuck"), signal.array("high") - signal.array("low")
+        regular = self._family(stuck) < 0.05
+        regular &= (
+            np.quantile(span[self._whole], 0.1, axis=0) > 0.1 * self._family(span) if self._whole.sum() > 5 else True
+        )
+        held = (stuck > limits.stuck) & regular & (self._family(span) > 0) & ~signal.is_gripper()
+        share, whole = signal.array("limits"), self._whole
+        joints = ~signal.is_gripper() & (self._family(span) > 0)
+        often = (share > 3 * limits.limits) & (share > 4 * self._family(share) + limits.limits) & joints
+        often &= span > 0.05 * self._family(span)
+        clipped = (often.sum(1) > 1) & ~(signal.array("turns") > limits.chatter).any(1)
+        odd = self._whole & held.any(1) & (held.mean(1) < 0.9) & ~clipped
+        if odd.any() and odd.mean() < 0.3 and len(span[0]) > 1:
+            most = float(stuck[odd][held[odd]].max())
+            text = f"{{}}: {signal.called(held[odd].any(0))} stands still in {most:.0%} of the moves of others"
+            self._add("MOT002", text, odd, most, limits.stuck)
+        low, high = signal.array("low")[whole].min(0), signal.array("high")[whole].max(0)
+        touches = (signal.array("low") == low) | (signal.array("high") == high)
+        length = self._length[:, None]
+        total = (share * touches * length)[whole].sum(0) / self._length[whole].sum()
+        several = touches[whole].mean(0) > 0.5
+        often_there = (share * touches * length)[whole].sum(0) > 5 * touches[whole].sum(0)
+        several &= often_there & (whole.sum() > 2)
+        everywhere = (total > limits.limits) & (total < 0.6) & several & joints
+        ordinary = np.isin(low, (-1, 0)) & np.isin(high, (0, 1, 100))
+        if everywhere.sum() > (everywhere & ordinary).sum() or (everywhere.sum() > 1 and total[everywhere].max() > 0.2):
+            text = f"{signal.called(everywhere)} lies on a limit in {total[everywhere].max():.0%} of the moving steps"
+            self._add("MOT004", text, whole, float(total[everywhere].max()), limits.limits)
+            return
+        odd = whole & clipped
+        if odd.any() and odd.mean() < 0.3:
+            most = float(share[odd][often[odd]].max())
+            text = f"{{}}: {signal.called(often[odd].any(0))} lies on a limit in {most:.0%} of the moving steps"
+            self._add("MOT004", text, odd, most, 3 * limits.limits)
+
+    def _pairs(self) -> None:
+        limits, whole = self._limits, self._whole
+        run = self.array("frozen")
+        odd = whole & (run >= limits.frozen) & (run > 3 * np.median(run[whole]))
+        if odd.any() and odd.mean() < 0.5:
+            at = (self._start + self.array("frozen_at"))[odd]
+            steps = [(int(start), int(start + length)) for start, length in zip(at, run[odd], strict=True)]
+            text = f"{{}}: states stand still for {int(run[odd].max())} steps while actions move"
+            self._add("MOT003", text, odd, float(run[odd].max()), limits.frozen, steps)
+        moves = np.zeros(len(self._number), bool)
+        for _, signal in self._signals():
+            moves |= (signal.array("high") > signal.array("low")).any(1)
+        for name, words in (("lead", "begins"), ("tail", "ends")):
+            rest = self.array(name)
+            odd = whole & (rest > np.maximum(15, limits.idle * self._length)) & moves & (rest < self._length - 2)
+            if odd.any():
+                most = int(rest[odd].max())
+                text = f"{{}}: {words} with up to {counted(most, 'step')} of rest"
+                if name == "lead":
+                    steps = [(start, start + one) for start, one in zip(self._start[odd], rest[odd], strict=True)]
+                else:
+                    end = (self._start + self._length)[odd]
+                    steps = [(stop - one, stop) for stop, one in zip(end, rest[odd], strict=True)]
+                share = float((rest / self._length)[odd].max())
+                self._add("MOT006", text, odd, share, limits.idle, steps)
+        self._lag()
+        if self.has("agree"):
+            self._agreement()
+
+    def _lags(self) -> tuple[Array, int, float]:
+        """Return the correlations by lag of each episode, the place of the family's lag, and its correlation."""
+        found = []
+        for name in ("lags", "lags_of_speeds"):
+            if self.has(name):
+                lags = self.array(name)
+                family = np.median(lags[self._whole], axis=0)
+                found.append((lags, int(np.argmax(family)), float(family.max())))
+        return max(found, key=lambda one: one[2])
+
+    def _lag(self) -> None:
+        limits, whole = self._limits, self._whole
+        lags, usual, agreed = self._lags()
+        if agreed < 0.6:
+            return
+        own, best = lags.argmax(1), lags.max(1)
+        odd = whole & (np.abs(own - usual) >= limits.lag) & (best - lags[:, usual] > 0.05) & (best > 0.6)
+        if odd.any() and odd.mean() < 0.5:
+            shown = int(LAGS[own[odd]][0])
+            text = f"{{}}: states follow actions by {shown} steps, the others by {int(LAGS[usual])}"
+            self._add("MOT007", text, odd, shown - int(LAGS[usual]), limits.lag)
+        late = self._rate is not None and LAGS[usual] > max(limits.lag + 1, limits.lead * self._rate)
+        if LAGS[usual] <= -3 or late:
+            how = f"precede actions by {-LAGS[usual]}" if LAGS[usual] < 0 else f"follow actions by {LAGS[usual]}"
+            self._add(
+                "MOT007",
+                f"states {how} steps in all episodes",
+                whole,
+                float(LAGS[usual]),
+                -3 if not late else limits.lead,
+            )
+
+    def _agreement(self) -> None:
+        agree = self.array("agree")
+        middle, spread = robust(agree[self._whole])
+        moves = ~(self.states.array("stuck") > self._limits.stuck) & ~(self.actions.array("stuck") > self._limits.stuck)
+        far = (agree < middle - np.maximum(0.5, 8 * spread)) & (middle > 0.7) & moves & np.isfinite(agree)
+        odd = self._whole & far.any(1) & ~np.isin(np.arange(len(far)), list(self._wild))
+        odd &= ~(self.actions.array("turns") > self._limits.chatter).any(1)
+        lags, usual, _ = self._lags()
+        odd &= np.abs(lags.argmax(1) - usual) < self._limits.lag
+        if odd.any() and odd.mean() < 0.3:
+            worst, usual_one = float(agree[odd][far[odd]].min()), float(middle[far[odd].any(0)].min())
+            names = self.states.called(far[odd].any(0))
+            text = f"{{}}: states and actions of {names} correlate by {worst:.2f}, {usual_one:.2f} is usual"
+            self._add("MOT010", text, odd, worst, usual_one - 0.5)
+
+    def _time(self) -> None:
+        limits = self._limits
+        usual, tick = self.array("usual"), self.array("tick")
+        gap, back = self.array("gap"), self.array("backward")
+        skips = gap > limits.gap * np.maximum(usual, 1e-12)
+        if skips.any() and skips.mean() < 0.9:
+            at = (self._start + self.array("gap_at"))[skips].tolist()
+            text = f"{{}}: up to {gap[skips].max():.3f} s between two steps, {usual[0]:.3f} s are usual"
+            steps = [(one - 1, one + 1) for one in at]
+            self._add("TIM001", text, skips, float(gap[skips].max()), limits.gap * float(usual[0]), steps)
+        if (odd := back > 0).any():
+            at = (self._start + self.array("backward_at"))[odd].tolist()
+            text = f"{{}}: time does not go on in {counted(int(back.sum()), 'step')}"
+            self._add("TIM003", text, odd, float(back.sum()), 0, [(one - 1, one + 1) for one in at])
+        jitter = self.array("jitter")
+        if (odd := self.array("jittered") > 0.05).any():
+            needed = float(jitter[odd].max())
+            text = f"{{}}: steps are off by up to {1e3 * needed:.1f} ms: loaders need a tolerance of {needed:.2g} s"
+            self._add("TIM002", text, odd, needed, max(limits.jitter * float(usual[0]), 1e-4))
+        first = self.array("time_first")
+        middle = float(np.median(first))
+        late = np.abs(first - middle) > 1.5 * np.maximum(tick, 1e-12)
+        if len(first) > 2 and late.any() and late.mean() < 0.3:
+            text = f"{{}}: begins at {first[late][0]:.3f} s, the others at {middle:.3f} s"
+            self._add("TIM004", text, late, float(np.abs(first[late] - middle).max()), 1.5 * float(tick[0]))
+        several = self._length > 1
+        lasting = float(np.median(self.array("lasting")[several])) if several.any() else 0.0
+        if self._rate and lasting > 0 and abs(lasting * self._rate - 1) > limits.jitter:
+            text = f"steps last {lasting:.4f} s, {self._rate:g} a second are stated, which is {1 / self._rate:.4f} s"
+            self._add("TIM005", text, np.ones(len(first), bool), 1 / lasting, self._rate)
+
+    # Statistics ----------------------------------------------------------------------------------------------
+
+    def moments(self) -> dict[str, dict[str, Array]]:
+        """Return least and largest values, mean and deviation of each field, from the measures of all episodes."""
+        found = {}
+        count = np.concatenate(self.lengths)[:, None].astype(np.float64)
+        for _, signal in self._signals():
+            mean, variance = (signal.array(name).astype(np.float64) for name in ("mean", "variance"))
+            middle = (mean * count).sum(0) / count.sum()
+            spread = np.sqrt(((variance + (mean - middle) ** 2) * count).sum(0) / count.sum())
+            low, high = signal.array("low").min(0), signal.array("high").max(0)
+            for name, place in signal.components.items():
+                found[name] = {"min": low[place], "max": high[place], "mean": middle[place], "std": spread[place]}
+        return found
+
+
+def _inverse(scale: Array) -> Array:
+    """Return weights that bring components to one scale, 0 for those that never change."""
+    return np.asarray(np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0), np.float32)
+
+
+def _changes(values: Array, batch: _Batch) -> Array:
+    """Return the change over the two steps around each row; 0 at the ends of episodes."""
+    found = np.zeros_like(values)
+    found[1:-1] = values[2:] - values[:-2]
+    found[batch.starts] = 0
+    found[batch.starts + batch.lengths - 1] = 0
+    return found
+
+
+def _running(before: Array, now: Array) -> Array:
+    return now.astype(np.float64) if not len(before) else 0.8 * before + 0.2 * now
+
+
+def _finite(x: Array) -> Array:
+    """Give the value before to those that are not finite; another rule reports them."""
+    if np.isfinite(x.sum()):
+        return x
+    bad = ~np.isfinite(x)
+    if not bad.any():
+        return x
+    last = np.maximum.accumulate(np.where(bad, 0, np.arange(len(x))[:, None]), axis=0)
+    return np.asarray(np.nan_to_num(np.take_along_axis(x, last, axis=0), nan=0.0, posinf=0.0, neginf=0.0))
+
+
+def _first_of(marked: Array, batch: _Batch) -> Array:
+    """Return the first marked row of each episode, from its start; 0 where none is."""
+    where = np.where(marked, np.arange(batch.rows), batch.rows)
+    found = np.minimum.reduceat(where, batch.starts) - batch.starts
+    return np.where(found < batch.lengths, found, 0)
+
+
+def _correlation(one: Array, other: Array, batch: _Batch) -> Array:
+    """Correlate components of two signals in each episode."""
+    one = one - batch.spread((batch.sum(one).T / batch.lengths).T.astype(np.float32))
+    other = other - batch.spread((batch.sum(other).T / batch.lengths).T.astype(np.float32))
+    both = np.sqrt(batch.sum(one * one) * batch.sum(other * other))
+    return np.asarray(np.divide(batch.sum(one * other), both, out=np.full(both.shape, np.nan), where=both > 1e-12))
+
+
+def lag_correlations(one: Array, other: Array, batch: _Batch) -> Array:
+    """Correlate two signals `[rows, n]` in each episode, where `other` follows by `LAGS`: `[episodes, lags]`."""
+    one, other = (
+        np.ascontiguousarray((part - batch.spread((batch.sum(part).T / batch.lengths).T.astype(np.float32))).T)
+        for part in (one, other)
+    )
+    found = np.zeros((len(batch.starts), len(LAGS)), np.float32)
+    both = np.sqrt(batch.sum(np.einsum("cr,cr->r", one, one)) * batch.sum(np.einsum("cr,cr->r", other, other)))
+    stops = batch.starts + batch.lengths
+    product = np.zeros(batch.rows + 1, np.float32)
+    for at, lag in enumerate(LAGS.tolist()):
+        away = abs(lag)
+        fits = batch.lengths > away + 4
+        if not fits.any():
+            continue
+        early, late = (one, other) if lag >= 0 else (other, one)
+        product[:] = 0
+        np.einsum("cr,cr->r", early[:, : batch.rows - away], late[:, away:], out=product[: batch.rows - away])
+        edges = np.column_stack((batch.starts, np.maximum(stops - away, batch.starts + 1))).reshape(-1)
+        sums = np.add.reduceat(product, np.minimum(edges, batch.rows))[::2]
+        found[:, at] = np.where(fits & (both > 1e-12), sums / np.maximum(both, 1e-12), 0)
+    return found

@@ -1,0 +1,333 @@
+"""The rules of behaviour: which there are, their thresholds, and the findings that are made of them."""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from ..errors import UsageError, did_you_mean
+from ..format.contracts import Array
+from ..format.files import read_regular
+from ..ted.rules import Finding, Places, RuleEntry
+
+Profile: TypeAlias = Literal["data", "robot"]
+
+
+@dataclass(frozen=True, slots=True)
+class BehaviourEntry(RuleEntry):
+    """A rule of behaviour: `why` it matters for training, and what mends it.
+
+    `mend` is what to do with the episodes: `leave out`, `cut`, `export` again, or words.
+    """
+
+    profile: Profile = "data"
+    why: str = ""
+    mend: str = ""
+
+
+def _entry(rule: str, name: str, checks: str, why: str, mend: str) -> BehaviourEntry:
+    about = _ABOUT[rule[:3]]
+    profile: Profile = "robot" if rule[:3] in {"MOT", "TIM", "PIC"} else "data"
+    return BehaviourEntry(rule, name, about, ("warning",), checks, profile, why, mend)
+
+
+_ABOUT: Mapping[str, Any] = {
+    "EPI": "episodes", "MET": "metadata", "MOT": "motion", "PIC": "pictures", "REW": "rewards", "TIM": "time",
+}  # fmt: skip
+
+ENTRIES: tuple[BehaviourEntry, ...] = (
+    _entry(
+        "EPI001", "duplicate episodes", "No episode has the states and actions of another one.",
+        "a copy counts twice, and one in another split makes the evaluation too good", "leave out",
+    ),
+    _entry(
+        "EPI002", "nearly equal episodes", "No episode is as good as equal to another one, step by step.",
+        "a copy with a little noise counts twice", "leave out",
+    ),
+    _entry(
+        "EPI003", "episodes in others", "No part of an episode is in another episode, bit for bit.",
+        "the steps count twice", "leave out",
+    ),
+    _entry(
+        "EPI004", "very short episodes", "No episode is far shorter than the others.",
+        "windows and action chunks consist of padding", "leave out",
+    ),
+    _entry(
+        "EPI005", "constant episodes", "Observations and actions vary in every episode, if they vary in others.",
+        "a policy learns to stand still", "leave out",
+    ),
+    _entry(
+        "EPI006", "very long episodes", "No episode is far longer than the others.",
+        "it dominates draws of steps, and a recording may not have been stopped", "look",
+    ),
+    _entry(
+        "EPI007", "returns out of family", "No return is far from those of the other episodes.",
+        "targets of values and weights by return are ruled by it", "look",
+    ),
+    _entry(
+        "EPI008", "no success", "Where success is recorded, some episode has it.",
+        "nothing shows what the task is", "look",
+    ),
+    _entry(
+        "MET001", "statistics", "The stored statistics are those of the data, and those of no field are missing.",
+        "a policy normalises its inputs and actions with them", "export",
+    ),
+    _entry("MET002", "totals", "The metadata state as many steps, episodes and tasks as there are.",
+           "loaders trust the totals", "export"),
+    _entry(
+        "MET003", "tasks", "Every episode has a text for its task, and no two texts are nearly equal.",
+        "a policy that reads language gets an empty or a second instruction for one task",
+        "correct the text in the metadata of the source",
+    ),
+    _entry("MET004", "files", "Every data file and video in the folder of a source belongs to an episode.",
+           "what is not read is lost for training", "remove the file, or add it to the metadata"),
+    _entry("MET005", "names", "As many names are stated for the components of a vector as it has.",
+           "joints are taken for others", "correct the names in the metadata of the source"),
+    _entry(
+        "MOT001", "spikes and jumps", "No value leaps in a single step, compared with the other episodes.",
+        "one wild target rules the loss and the range of normalisation", "leave out",
+    ),
+    _entry(
+        "MOT002", "stuck components", "What moves in other episodes does not stand still while the rest moves.",
+        "the state that a policy sees is not the state that the robot had", "leave out",
+    ),
+    _entry(
+        "MOT003", "frozen states", "States do not stand still while actions move.",
+        "the sensor stopped, and actions seem to have no effect", "leave out",
+    ),
+    _entry(
+        "MOT004", "values at limits", "Values do not rest on their least or largest value while the rest moves.",
+        "the true value is lost where it was clipped", "record without the limit, or widen it",
+    ),
+    _entry(
+        "MOT005", "chatter", "No component alternates between far values from step to step.",
+        "a policy averages the two values, and neither is reached", "leave out",
+    ),
+    _entry(
+        "MOT006", "idle ends", "Episodes do not begin or end with long rest.",
+        "a policy learns to wait", "cut",
+    ),
+    _entry(
+        "MOT007", "lag of actions", "States follow actions by as many steps as in the other episodes, and not before.",
+        "an action is learned with the wrong observation", "leave out",
+    ),
+    _entry(
+        "MOT008", "units", "No episode has values many times as large or as small as the others.",
+        "one episode in other units rules the normalisation", "leave out",
+    ),
+    _entry(
+        "MOT009", "roughness", "Speed and jerk of an episode are like those of the others.",
+        "a policy imitates the noise", "leave out",
+    ),
+    _entry(
+        "MOT010", "disagreement", "The actions and states of a component agree as in the other episodes.",
+        "a joint was swapped, turned or calibrated otherwise", "leave out",
+    ),
+    _entry(
+        "PIC001", "frozen pictures", "A camera does not show the same picture while the robot moves.",
+        "the policy sees a scene that is over", "leave out",
+    ),
+    _entry("PIC002", "black and white pictures", "No picture is all black or all white.",
+           "there is nothing to see", "leave out"),
+    _entry("PIC003", "glitches", "No single picture differs from both of its neighbours, which are alike.",
+           "a broken frame is noise in every window that holds it", "leave out"),
+    _entry("PIC004", "blur", "The pictures of an episode are as sharp as those of the others.",
+           "details that a grasp depends on are gone", "leave out"),
+    _entry("PIC005", "exposure", "Brightness does not jump inside an episode.",
+           "the same scene looks like another one", "leave out"),
+    _entry("PIC006", "equal cameras", "No two cameras show the same.",
+           "a view is missing, and another one counts twice", "leave one camera out: rbtool preprocess --exclude"),
+    _entry("PIC007", "swapped cameras", "The cameras of an episode show what they show in the others.",
+           "a policy gets the views in the wrong places", "leave out"),
+    _entry("PIC008", "lag of pictures", "Pictures show the state of their step, not an earlier or later one.",
+           "a policy acts on what it saw long before", "leave out"),
+    _entry("PIC009", "foreign pictures", "Pictures belong to the states of their episode, and run in their direction.",
+           "observation and action have nothing to do with each other", "leave out"),
+    _entry("REW001", "constant rewards", "Rewards vary, or episodes terminate.",
+           "no episode is better than another one", "look"),
+    _entry("REW002", "shifted rewards", "A reward belongs to its own step, not to the one before or after.",
+           "credit goes to the wrong action", "make the rewards again: rbtool preprocess --fn"),
+    _entry("REW003", "summed rewards", "Rewards are not running sums.",
+           "returns count every reward many times", "make the rewards again: rbtool preprocess --fn"),
+    _entry("REW004", "time limits", "Not all episodes terminate after the same number of steps.",
+           "a value of zero is learned for states that are cut off by a time limit", "limits"),
+    _entry("TIM001", "gaps", "Time does not skip steps.", "windows and action chunks span the gap as if it were a step",
+           "leave out"),
+    _entry("TIM002", "jitter", "Steps are equally long.",
+           "loaders that compare time stamps with the rate refuse the data or take other frames", "retime"),
+    _entry("TIM003", "order of time", "Time goes on with every step.", "frames and rows are matched by time", "retime"),
+    _entry("TIM004", "offset of time", "Every episode begins at the time at which the others begin.",
+           "frames of videos are found by time", "retime"),
+    _entry("TIM005", "rate", "The steps are as long as the stated rate says.",
+           "action chunks last longer or shorter than the robot takes for them", "retime"),
+)  # fmt: skip
+"""All rules of behaviour, in the order of their ids."""
+
+BY_ID = {entry.rule: entry for entry in ENTRIES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """The thresholds of the rules of behaviour. A family is all episodes of a dataset; it is described by its median.
+
+    Args:
+        least: steps of an episode from which it takes part in comparisons.
+        near: the largest difference of nearly equal episodes, as a share of the range.
+        short: the least length, as a share of the family's.
+        long: the largest length, as a multiple of the family's.
+        outlier: how many robust deviations (1.48 MAD) from the median are out of family.
+        spike: a leap, as a multiple of the family's largest.
+        spike_range: a leap, as a share of the range.
+        stuck: the share of steps that a component may stand still while others move.
+        frozen: the steps that all states, or a picture, may stand still while the robot moves.
+        limits: the share of steps that may lie on a limit.
+        chatter: the share of steps that may reverse by far.
+        idle: the share of an episode that may be rest at its beginning or end.
+        slow: the speed of rest, as a share of the mean speed.
+        lag: by how many steps the lag of actions or pictures may differ.
+        lead: the seconds that a state may follow its action, where the rate is known.
+        units: the ratio of ranges that is taken for another unit.
+        rough: the ratio of speeds or of jerk.
+        gap: a step in time, as a multiple of the usual one.
+        jitter: the deviation of a step in time, as a share of the usual one.
+        mean: the error of a stored mean, in standard deviations; of a stored deviation, as a share of it.
+        dark: the brightness of black pictures, of 255; white ones are as near to 255.
+        glitch: the change of a single picture, as a multiple of the usual one.
+        sharp: the sharpness, as a share of the family's.
+        exposure: the jump in brightness, of 255.
+        fit: the share of the variance of states that pictures predict, below which they are not compared.
+    """
+
+    least: int = 10
+    near: float = 1e-3
+    short: float = 0.1
+    long: float = 5.0
+    outlier: float = 12.0
+    spike: float = 6.0
+    spike_range: float = 0.3
+    stuck: float = 0.3
+    frozen: int = 8
+    limits: float = 0.04
+    chatter: float = 0.3
+    idle: float = 0.25
+    slow: float = 0.1
+    lag: int = 5
+    lead: float = 0.4
+    units: float = 15.0
+    rough: float = 4.0
+    gap: float = 1.5
+    jitter: float = 0.02
+    mean: float = 0.1
+    dark: float = 8.0
+    glitch: float = 5.0
+    sharp: float = 0.7
+    exposure: float = 15.0
+    fit: float = 0.5
+
+    @classmethod
+    def load(cls, path: Path) -> Thresholds:
+        """Read thresholds from a TOML file; those that it does not name keep their defaults.
+
+        UsageError for a name that does not exist, and a value that is not a positive number.
+        """
+        try:
+            document = tomllib.loads(read_regular(path).decode())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise UsageError(f"{path} cannot be read as TOML: {error}") from None
+        known = {one.name: one for one in fields(cls)}
+        for name, value in document.items():
+            if name not in known:
+                raise UsageError(f"{path}: there is no threshold {name!r}{did_you_mean(name, known)}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise UsageError(f"{path}: {name} is {value!r}, expected a positive number")
+        return cls(**document)
+
+
+@dataclass
+class Report:
+    """Gathers findings of rules of behaviour about the dataset at `path`, whose episodes have these `numbers`."""
+
+    path: Path
+    is_raw: bool
+    findings: list[Finding] = field(default_factory=list)
+    numbers: Sequence[int] = ()
+
+    def add(
+        self,
+        rule: str,
+        message: str,
+        *,
+        episodes: Iterable[int] = (),
+        steps: Iterable[tuple[int, int]] = (),
+        figure: float = 0.0,
+        threshold: float = 0.0,
+    ) -> None:
+        """Add a finding; `figure` is what was measured, and `threshold` what it was compared with."""
+        entry = BY_ID[rule]
+        concerned = sorted({int(one) for one in episodes})
+        places = np.array(sorted({(int(start), int(stop)) for start, stop in steps}), np.int64).reshape(-1, 2)
+        self.findings.append(
+            Finding(
+                rule, entry.name, "warning", message, Places(places), Places(np.array(concerned, np.int64)),
+                figure=round(float(figure), 6), threshold=round(float(threshold), 6), why=entry.why,
+                mend=self._mend(entry.mend, concerned),
+            )
+        )  # fmt: skip
+
+    def _mend(self, how: str, episodes: Collection[int]) -> str:
+        """Write the command that mends it."""
+        place = shlex.quote(str(self.path))
+        if how == "leave out" and episodes and len(set(self.numbers) - set(episodes)):
+            kept = ranges_without(self.numbers, episodes)
+            verb = f"rbtool convert {place} DEST" if self.is_raw else f"rbtool preprocess {place} --dest DEST"
+            return f"{verb} --episodes {kept}"
+        if how == "cut":
+            first = f"rbtool convert {place} STEP && " if self.is_raw else ""
+            return f"{first}rbtool preprocess {'STEP' if self.is_raw else place} --where CONDITION --dest DEST"
+        if how in {"export", "retime"}:
+            first = f"rbtool convert {place} STEP && " if self.is_raw else ""
+            return f"{first}rbtool export {'STEP' if self.is_raw else place} DEST --to lerobot"
+        if how == "limits":
+            return (
+                f"rbtool convert {place} DEST --ends truncated"
+                if self.is_raw
+                else "convert again with --ends truncated"
+            )
+        if how in {"look", "leave out"}:
+            return f"look at it: rbtool inspect {place}"
+        return how
+
+
+def ranges_without(numbers: Sequence[int], left_out: Collection[int]) -> str:
+    """Write the episodes without some of them as `--episodes` takes them: `0:3,4:8`."""
+    parts: list[list[int]] = []
+    gone = set(left_out)
+    for number in sorted(numbers):
+        if number in gone:
+            continue
+        if parts and parts[-1][1] == number:
+            parts[-1][1] = number + 1
+        else:
+            parts.append([number, number + 1])
+    return ",".join(f"{start}:{stop}" if stop - start > 1 else str(start) for start, stop in parts)
+
+
+def of_episodes(episodes: Collection[int]) -> str:
+    """Write a few numbers of episodes: `episode 3`, or `episodes 3, 5, 8 and 4 more`."""
+    shown = [str(int(one)) for one in list(episodes)[:6]]
+    if len(episodes) == 1:
+        return f"episode {shown[0]}"
+    more = len(episodes) - len(shown)
+    return f"episodes {', '.join(shown)}" + (f" and {more:,} more" if more else "")
+
+
+def robust(values: Array) -> tuple[Array, Array]:
+    """Return the median and 1.48 MAD of values, along the first axis."""
+    middle = np.median(values, axis=0)
+    return middle, 1.4826 * np.median(np.abs(values - middle), axis=0)

@@ -1,0 +1,175 @@
+"""The rules about behaviour: planted defects are found, clean sets raise no alarm, and what is proposed mends."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import robot_sets
+from robot_sets import CLEAN, DEFECTS, Kind, make, write, write_defect
+
+import rbtool
+from rbtool import UsageError
+from rbtool.core.doctor.rows import RowRules
+from rbtool.core.doctor.rules import BY_ID, ENTRIES, Report, Thresholds, ranges_without
+from rbtool.core.results import to_document
+from rbtool.core.testing.datasets import write_walks
+
+QUICK = ("stuck joint", "frozen camera", "lagging actions", "reversed states", "wrong statistics", "near duplicate")
+"""Defects of which each takes another way through the rules."""
+
+
+def _rules(result: Any) -> set[str]:
+    return {one.rule for one in result.findings}
+
+
+def _require_found(name: str, folder: Path) -> None:
+    found = rbtool.check(write_defect(name, folder))
+    assert _rules(found) & set(DEFECTS[name].rules), found.findings
+    assert all(one.severity == "warning" for one in found.findings if one.rule in BY_ID)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_defect_is_found(name: str, tmp_path: Path) -> None:
+    _require_found(name, tmp_path / "set")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in DEFECTS if name not in QUICK])
+def test_every_planted_defect_is_found(name: str, tmp_path: Path) -> None:
+    _require_found(name, tmp_path / "set")
+
+
+def test_a_clean_set_raises_no_alarm(tmp_path: Path) -> None:
+    assert rbtool.check(write(make(CLEAN["arm"]), tmp_path / "set")).findings == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLEAN)
+def test_clean_sets_of_all_kinds_raise_no_alarm(name: str, tmp_path: Path) -> None:
+    assert rbtool.check(write(make(CLEAN[name]), tmp_path / "set"), full=True).findings == ()
+
+
+@pytest.fixture(scope="module")
+def stuck(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set without cameras in which a joint is stuck in episode 3."""
+    made = make(Kind(cameras=0))
+    DEFECTS["stuck joint"].change(made)
+    return write(made, tmp_path_factory.mktemp("stuck") / "set")
+
+
+def test_a_finding_says_where_how_much_why_and_what_mends_it(stuck: Path, tmp_path: Path) -> None:
+    (found,) = rbtool.check(stuck).findings
+    assert (found.rule, found.severity, found.episodes) == ("MOT002", "warning", [3])
+    assert found.figure is not None
+    assert found.threshold == Thresholds().stuck < found.figure
+    assert found.why == BY_ID["MOT002"].why
+    ((start, stop),) = found.steps
+    lengths = [len(one) for one in make(Kind(cameras=0)).episodes]
+    assert (start, stop) == (sum(lengths[:3]), sum(lengths[:4]))
+    words = shlex.split(found.mend)
+    assert words[:4] == ["rbtool", "convert", str(stuck), "DEST"]
+    rbtool.convert(stuck, tmp_path / "mended", episodes=words[words.index("--episodes") + 1])
+    assert rbtool.check(tmp_path / "mended").findings == ()
+
+
+def test_a_converted_set_is_checked_like_its_source(stuck: Path, tmp_path: Path) -> None:
+    rbtool.convert(stuck, tmp_path / "set")
+    (found,) = rbtool.check(tmp_path / "set").findings
+    assert (found.rule, found.episodes) == ("MOT002", [3])
+    assert found.mend.startswith(f"rbtool preprocess {tmp_path}/set --dest DEST --episodes 0:3,4:8")
+
+
+@pytest.mark.parametrize(("profile", "found"), [("form", 0), ("data", 0), ("robot", 1), ("all", 1), (None, 1)])
+def test_profiles_choose_the_rules(stuck: Path, profile: Any, found: int) -> None:
+    result = rbtool.check(stuck, profile=profile)
+    assert len(result.findings) == found
+    about = {"form": (), "data": ("data",), "robot": ("robot",)}.get(profile, ("data", "robot"))
+    form = rbtool.check(stuck, profile="form").rules
+    assert result.rules - form == sum(one.profile in about for one in ENTRIES)
+
+
+def test_data_without_times_or_cameras_are_no_robots(tmp_path: Path) -> None:
+    write_walks(tmp_path / "walks", [(30, "terminated")] * 8)
+    data = sum(one.profile == "data" for one in ENTRIES)
+    form = rbtool.check(tmp_path / "walks", profile="form").rules
+    assert rbtool.check(tmp_path / "walks").rules == form + data
+
+
+def test_thresholds_come_from_a_file(stuck: Path, tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text("stuck = 2\n")
+    assert "MOT002" not in _rules(rbtool.check(stuck, thresholds=path))
+    for text, said in (("stucc = 1", "did you mean"), ("stuck = -1", "positive"), ("stuck =", "TOML")):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=said):
+            rbtool.check(stuck, thresholds=path)
+
+
+def test_findings_of_a_baseline_are_accepted(stuck: Path, tmp_path: Path) -> None:
+    path = tmp_path / "reviewed.json"
+    path.write_text(json.dumps(to_document(rbtool.check(stuck))))
+    result = rbtool.check(stuck, baseline=path)
+    assert (result.findings, result.warnings, result.notes[-1]) == ((), 0, f"1 finding of {path} left out")
+    path.write_text(json.dumps({"findings": [{"rule": "MOT002", "message": "another"}]}))
+    assert len(rbtool.check(stuck, baseline=path).findings) == 1
+    path.write_text("[]")
+    with pytest.raises(UsageError, match="no findings of rbtool check"):
+        rbtool.check(stuck, baseline=path)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "gone", "text"),
+    [(range(8), [3], "0:3,4:8"), (range(4), [0, 2], "1,3"), ([2, 5, 6], [2], "5:7"), (range(3), [], "0:3")],
+)
+def test_the_other_episodes_are_written_as_ranges(numbers: Any, gone: Any, text: str) -> None:
+    assert ranges_without(numbers, gone) == text
+
+
+def test_findings_do_not_depend_on_how_rows_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make(Kind(cameras=0, episodes=6))
+    DEFECTS["action spike"].change(made)
+    rbtool.convert(write(made, tmp_path / "raw"), tmp_path / "set")
+    whole = rbtool.check(tmp_path / "set").findings
+    seen: list[int] = []
+    see = RowRules.see
+
+    def counted(rules: RowRules, rows: Any) -> None:
+        seen.append(len(rows))
+        see(rules, rows)
+
+    monkeypatch.setattr(RowRules, "see", counted)
+    from rbtool.core.format.packed.reader import PackedReader
+
+    monkeypatch.setattr(
+        PackedReader,
+        "chunks",
+        lambda reader: iter([(n, min(n + 37, reader.manifest.steps)) for n in range(0, reader.manifest.steps, 37)]),
+    )
+    cut = rbtool.check(tmp_path / "set").findings
+    assert max(seen) <= 37
+    assert [(one.rule, one.episodes, one.steps) for one in cut] == [
+        (one.rule, one.episodes, one.steps) for one in whole
+    ]
+    assert {one.rule for one in whole} == {"MOT001"}
+
+
+def test_every_rule_has_a_name_of_its_own_and_says_why() -> None:
+    assert len({one.name for one in ENTRIES}) == len(BY_ID) == len(ENTRIES)
+    assert all(one.why and one.mend and one.checks.endswith(".") for one in ENTRIES)
+    assert [one.rule for one in ENTRIES] == sorted(one.rule for one in ENTRIES)
+    with pytest.raises(KeyError):
+        Report(Path(), is_raw=True).add("XXX000", "nothing")
+
+
+def test_sets_are_made_alike_and_differ_by_their_defect_alone() -> None:
+    for name in robot_sets.MORE:
+        defect = DEFECTS[name]
+        clean, other = make(replace(defect.kind)), make(defect.kind)
+        for one, twin in zip(clean.episodes, other.episodes, strict=True):
+            assert all(np.array_equal(one.columns[key], twin.columns[key]) for key in one.columns)
