@@ -100,6 +100,7 @@ _NAMES = {
         ".core.experience_replay": "BaseDatasetExperienceReplay",
         ".core.loading.loader": "TorchLoader",
         ".core.loading.torch_dataset": "TorchDataset TorchMapDataset torch_dataset",
+        ".core.robots.deployment": "ActionMapping action_space",
         ".core.streams.stream_dataset": "StreamDataset",
         ".core.ted.schema": "DEFAULT_DONE_KEYS",
     },

@@ -75,6 +75,8 @@ from .core.preprocess.preprocess import preprocess as preprocess
 from .core.recording.environments import RecordEpisodes as RecordEpisodes
 from .core.recording.environments import RecordVectorEpisodes as RecordVectorEpisodes
 from .core.recording.rollouts import record_rollout as record_rollout
+from .core.robots.deployment import ActionMapping as ActionMapping
+from .core.robots.deployment import action_space as action_space
 from .core.samplers.base import Sampler as Sampler
 from .core.samplers.ensemble import SamplerEnsemble as SamplerEnsemble
 from .core.samplers.hindsight import HindsightStrategy as HindsightStrategy

@@ -198,6 +198,11 @@ OPERATION_OPTIONS = (
         "Only rows of which it holds: fields such as reward, truncated (those under next) or observation[3]. An "
         "episode falls into pieces at gaps; the row before a gap becomes truncated.",
     ),
+    OperationOption(
+        "action-space", "rbtool.core.robots.action_space:ChangeActionSpace", list[str], "PLACE=KIND,…",
+        "Change what numbers of the action mean: 0:6=pose,from=euler-xyz,to=6d-rows,as=relative,"
+        "state=observation.state[0:6], or 6=gripper,from=0:1,to=-1:1. As: delta, step, relative, …",
+    ),
     OperationOption("rename", "Rename", list[str], "OLD=NEW", "Give a field or group another name."),
     OperationOption(
         "cast", "Cast", list[str], "FIELD=TYPE", "Change the element type; what would not fit is refused."

@@ -180,6 +180,7 @@ def _processor(reader: StepReader, asked: PreprocessOptions) -> Processor:
     remarks = different_past(replay, reader.manifest) if replay is not None else ()
     if replay is not None and not asked.replay_filters:
         remarks += filters_left_out(replay)
+    program = replace(program, operations=tuple(operation.settled(reader) for operation in program.operations))
     return ProgramProcessor(program, reader.fields, remarks)
 
 

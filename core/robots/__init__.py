@@ -1,1 +1,1 @@
-"""Operations of `preprocess` for robot data, such as the tasks of episodes."""
+"""Operations of `preprocess` for robot data, action spaces and tasks; and actions of a policy as a robot takes them."""

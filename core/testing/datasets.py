@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -84,14 +84,21 @@ def write_walks(
     folder: Path, episodes: Sequence[tuple[int, Ending]], *, seed: int = 0, piece_steps: int = 1 << 30
 ) -> Manifest:
     """Write random walks as a dataset at `folder`, which must not exist."""
-    with DatasetBuilder(folder, ted_fields(WALK_FIELDS)) as builder:
-        ingest = Ingest(builder, WALK_FIELDS)
-        ingest.run(walk_pieces(episodes, seed=seed, piece_steps=piece_steps))
-        origin = Origin(
-            Request("walks", "walks", "walks/test-v0"), (provenance_step("write_walks", {"seed": seed}, {}),),
-            spaces={"observation": {"type": "Box", "low": float("-inf")}}, documents={"metadata.json": b'{"total": 1}'},
-        )  # fmt: skip
-        return builder.finish(ingest.table, origin, ingest.text)
+    origin = Origin(
+        Request("walks", "walks", "walks/test-v0"), (provenance_step("write_walks", {"seed": seed}, {}),),
+        spaces={"observation": {"type": "Box", "low": float("-inf")}}, documents={"metadata.json": b'{"total": 1}'},
+    )  # fmt: skip
+    return write_pieces(folder, WALK_FIELDS, walk_pieces(episodes, seed=seed, piece_steps=piece_steps), origin)
+
+
+def write_pieces(
+    folder: Path, fields: Sequence[tuple[Field, Timing]], pieces: Iterable[Piece], origin: Origin | None = None
+) -> Manifest:
+    """Write pieces of episodes as a dataset at `folder`, which must not exist."""
+    with DatasetBuilder(folder, ted_fields(fields)) as builder:
+        ingest = Ingest(builder, fields)
+        ingest.run(pieces)
+        return builder.finish(ingest.table, origin or Origin(Request("pieces", "pieces", "pieces"), ()), ingest.text)
 
 
 def write_packed(source: Path, folder: Path, *compressed: str) -> Manifest:

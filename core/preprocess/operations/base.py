@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...engine.tasks import ResultRefused
 from ...errors import SchemaError, UsageError
-from ...format.contracts import Array, own_attributes, refuse_overrides
+from ...format.contracts import Array, StepReader, own_attributes, refuse_overrides
 from ...format.episodes import EpisodeTable
 from ...ted.schema import (
     DTYPES,
@@ -456,6 +456,10 @@ class Operation(ABC):
         UsageError if the value is invalid. Only called for built-in operations.
         """
         return [cls(text) for text in texts_of(value, cls.name)]  # type: ignore[call-arg]
+
+    def settled(self, reader: StepReader) -> Operation:
+        """Return it with what the dataset says, such as numbers in place of names, for the manifest."""
+        return self
 
     @final
     def describe(self) -> dict[str, Any]:

@@ -595,7 +595,7 @@ def _documents_of(path: str | os.PathLike[str]) -> tuple[list[Any], list[Any]]:
 
 def _last_step(path: str | os.PathLike[str]) -> Provenance:
     """Return the step that made a dataset; UsageError if it was not `preprocess`."""
-    manifest = _manifest_at(path)
+    manifest = manifest_at(path)
     last = manifest.provenance[-1] if manifest.provenance else None
     if last is None or last.verb != "preprocess":
         made = "does not say how it was made" if last is None else f"was made by {last.verb}"
@@ -621,7 +621,7 @@ def different_past(path: str | os.PathLike[str], manifest: Manifest) -> tuple[st
 
     A replay only applies the last step: its constants fit only rows that went through the same steps before.
     """
-    theirs, ours = _made_before(_manifest_at(path).provenance[:-1]), _made_before(manifest.provenance)
+    theirs, ours = _made_before(manifest_at(path).provenance[:-1]), _made_before(manifest.provenance)
     if theirs == ours:
         return ()
     before, here = _joined_steps(theirs), _joined_steps(ours)
@@ -645,7 +645,7 @@ def _made_before(provenance: Sequence[Provenance]) -> list[str]:
     return found
 
 
-def _manifest_at(path: str | os.PathLike[str]) -> Manifest:
+def manifest_at(path: str | os.PathLike[str]) -> Manifest:
     """Read a manifest; `path` is the file, or the folder of the dataset."""
     place = fs.expanded(path)
     if place.is_file():

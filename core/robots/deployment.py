@@ -1,0 +1,365 @@
+"""Actions of a policy as the robot takes them, and the other way round: what `--action-space` did, and its inverse."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..errors import MissingKeyError, SchemaError, UsageError
+from ..format.contracts import StepReader
+from ..format.locate import find_dataset
+from ..format.manifest import Manifest
+from ..open_steps import open_steps
+from ..preprocess.operations.program import manifest_at
+from ..stats import Moments, QuantileSketch
+from ..transforms.base import Past, Transform
+from ..transforms.keyed import require_tensordict
+from .representations import OF_CHUNKS, Array, Group, Layout, Place, Runs
+
+_QUANTILES = (0.01, 0.99)
+_ANCHORS = 4096
+"""Chunks that statistics are taken of at a time."""
+
+
+class _Scale(NamedTuple):
+    """A field that was normalised: `value * scale + loc` undoes it."""
+
+    key: str
+    loc: Array
+    scale: Array
+
+
+class ActionMapping:
+    """What the actions of a dataset mean, and how they become actions that the robot takes; see `action_space`.
+
+    `steps` are the changes in the order in which they were made.
+
+    >>> from rbtool.core.robots.representations import Layout
+    >>> text = "0:2=numbers,as=relative,state=observation.state"
+    >>> layout = Layout.of("action", [text], {"action": 3, "observation.state": 2}, {})
+    >>> chunk = np.array([[0.5, 0.0, 1.0], [1.0, 0.0, 1.0]])
+    >>> ActionMapping((layout,)).inverse(chunk, state=np.array([10.0, 20.0])).tolist()
+    [[10.5, 20.0, 1.0], [11.0, 20.0, 1.0]]
+    """
+
+    def __init__(self, steps: tuple[Layout | _Scale, ...], source: Path | None = None) -> None:
+        self.steps = steps
+        self._source = source
+        self._keys = tuple(dict.fromkeys(step.key for step in steps))
+
+    def __repr__(self) -> str:
+        groups = [group.text for step in self.steps if isinstance(step, Layout) for group in step.groups]
+        return f"{type(self).__name__}({', '.join(map(repr, groups))})"
+
+    def forward(self, actions: Any, state: Any = None, *, previous: Any = None) -> Any:
+        """Return actions as the policy learns them, for actions as the source of the dataset has them.
+
+        Args:
+            actions: one, `[d]`; a batch of single ones, `[B, d]`; a chunk, `[T, d]`; or chunks, `[B, T, d]`. Arrays or
+                tensors; a mapping by the name of the field if several fields were changed.
+            state: what the actions are relative to, as the dataset has it: `[s]` or `[B, s]`, for chunks at their
+                start. A mapping by the name of the field if there are several. A state with as many dimensions as
+                the actions belongs to single actions, one with a dimension less to chunks.
+            previous: for `delta` after the first action of an episode: the absolute action before, as the source has
+                it, in the shape of the state's rows.
+
+        Returns:
+            The same kind of arrays, float32 unless the actions are float64.
+
+        Raises:
+            UsageError: (a ValueError) a state is missing or does not fit the actions.
+        """
+        return self._applied(actions, state, previous, inverse=False)
+
+    def inverse(self, actions: Any, state: Any = None, *, previous: Any = None) -> Any:
+        """Return actions as the robot takes them, for actions of the policy: the opposite of `forward`.
+
+        The arguments are those of `forward`; `previous` is the last action that the robot was given, absolute.
+        """
+        return self._applied(actions, state, previous, inverse=True)
+
+    def transform(self) -> Transform:
+        """Return the transform that makes the actions of a batch relative, where that depends on the chunk.
+
+        It is for buffers and loaders, after their windows: `load_dataset(path, windows={"action": (0, 16)},
+        transform=space.transform())`. Actions become relative to the state of the sampled step; without a window, of
+        the step itself. It changes nothing in a dataset without `as=relative` or `as=chunk-delta`.
+        """
+        return RelativeToChunk(tuple(_of_chunks(step) for step in self._layouts() if _in_chunks(step)))
+
+    def statistics(self, horizon: int = 1) -> dict[str, Any]:
+        """Return statistics of actions as a policy with chunks of `horizon` steps learns them, to normalise them by.
+
+        They are of whole chunks, which begin at every step that has enough steps of its episode after it.
+
+        Returns:
+            For the field, or by field if several were changed: `count`, and `mean`, `std`, `min`, `max`, `q01` and
+            `q99` as arrays `[horizon, d]`. Quantiles are accurate to 0.2 %.
+        """
+        if self._source is None:
+            raise UsageError("statistics are of a dataset, and this is of a manifest alone")
+        if horizon < 1:
+            raise UsageError(f"horizon is {horizon}, expected a number of steps from 1")
+        found = {}
+        with contextlib.closing(open_steps(self._source)) as reader:
+            for key in self._keys:
+                width = horizon * next(field.shape[0] for field in reader.fields if field.name == key)
+                moments, sketch = Moments(width), QuantileSketch(width)
+                for chunks in self._chunks(reader, key, horizon):
+                    moments.merge(Moments.of(chunks))
+                    sketch.update(chunks)
+                shown = {"mean": moments.mean, "std": moments.std, "min": moments.min, "max": moments.max}
+                low_high = sketch.quantiles(_QUANTILES, moments.min, moments.max)
+                shown |= dict(zip(("q01", "q99"), low_high, strict=True))
+                arrays = {name: np.asarray(value).reshape(horizon, -1) for name, value in shown.items()}
+                found[key] = {"count": int(moments.count.max(initial=0)), **arrays}
+        return found[self._keys[0]] if len(self._keys) == 1 else found
+
+    def _chunks(self, reader: StepReader, key: str, horizon: int) -> Iterator[Array]:
+        """Yield the actions of whole chunks as a policy learns them, `[chunks, horizon * d]`."""
+        layouts = [_of_chunks(step) for step in self._layouts() if step.key == key and _in_chunks(step)]
+        table = reader.episodes
+        for start, length in zip(table.start.tolist(), table.length.tolist(), strict=True):
+            for low in range(start, start + length - horizon + 1, _ANCHORS):
+                count = min(_ANCHORS, start + length - horizon + 1 - low)
+                rows = reader.read(_path(key), low, low + count + horizon - 1)
+                chunks = np.lib.stride_tricks.sliding_window_view(rows, horizon, 0).swapaxes(1, 2)
+                for layout in layouts:
+                    names = dict.fromkeys(place.key for place in layout.states())
+                    states = {name: reader.read(_path(name), low, low + count) for name in names}
+                    chunks = _of_layout(layout, chunks, states, None)
+                yield chunks.reshape(count, -1).astype(np.float64)
+
+    def _layouts(self) -> list[Layout]:
+        return [step for step in self.steps if isinstance(step, Layout)]
+
+    def _applied(self, actions: Any, state: Any, previous: Any, *, inverse: bool) -> Any:
+        if not isinstance(actions, Mapping):
+            if len(self._keys) != 1:
+                raise UsageError(f"actions are an array, expected a mapping of {', '.join(self._keys)}")
+            before = None if previous is None else {self._keys[0]: previous}
+            return self._applied({self._keys[0]: actions}, state, before, inverse=inverse)[self._keys[0]]
+        if previous is not None and not isinstance(previous, Mapping):
+            raise UsageError("previous is an array, expected a mapping like the actions")
+        found = {}
+        for key, given in actions.items():
+            if key not in self._keys:
+                raise UsageError(f"there is no {key!r} among what was changed: {', '.join(self._keys)}")
+            steps = [step for step in self.steps if step.key == key]
+            last = None if previous is None else _numbers(previous[key])
+            found[key] = _like(given, _changed(steps, _numbers(given), state, last, inverse=inverse))
+        return found
+
+
+def _changed(
+    steps: list[Layout | _Scale], actions: Array, state: Any, previous: Array | None, *, inverse: bool
+) -> Array:
+    befores: list[Array | None] = []  # in front of each step
+    for step in steps:
+        befores.append(previous)
+        if previous is not None and isinstance(step, Layout):
+            stays = step.with_groups(Group.representation)
+            rows = previous.reshape(-1, previous.shape[-1])
+            previous = stays.changed(rows, Runs.of([1] * len(rows)), _no_states).reshape(*previous.shape[:-1], -1)
+        elif previous is not None and isinstance(step, _Scale):
+            previous = (previous - step.loc) / step.scale
+    befores.append(previous)
+    order = list(enumerate(steps))
+    for place, step in reversed(order) if inverse else order:
+        if isinstance(step, _Scale):
+            actions = actions * step.scale + step.loc if inverse else (actions - step.loc) / step.scale
+        else:
+            actions = _of_layout(step.inverted() if inverse else step, actions, state, befores[place + inverse])
+    return actions
+
+
+def _no_states(place: Place) -> Any:
+    raise AssertionError("nothing is relative")
+
+
+def _of_layout(layout: Layout, actions: Array, state: Any, previous: Array | None) -> Array:
+    if not actions.ndim or actions.shape[-1] != layout.width:
+        raise UsageError(
+            f"{layout.key} is {list(actions.shape)}, expected {layout.width} numbers in the last dimension"
+        )
+    known = _states(layout, state)
+    single = all(one.ndim == actions.ndim for one in known.values()) if known else actions.ndim < 3
+    lead = actions.shape[:-1] if single else actions.shape[:-2]
+    for name, one in {**known, **({"previous": previous} if previous is not None else {})}.items():
+        if one.shape[:-1] != lead:
+            raise UsageError(
+                f"{name} is {list(one.shape)}, and {layout.key} is {list(actions.shape)}: expected one for each "
+                "action, or one for each chunk of actions"
+            )
+    rows = actions.reshape(-1, layout.width)
+    count = int(np.prod(lead, dtype=np.int64))
+    runs = Runs.of([1 if single else actions.shape[-2]] * count)
+
+    def states(place: Place) -> tuple[Array | None, Array]:
+        found = place.of(known[place.key].reshape(count, -1))
+        return (found if single else None), found
+
+    before = None if previous is None else previous.reshape(count, -1)
+    found = layout.changed(rows, runs, states, before)
+    return found.reshape(*actions.shape[:-1], found.shape[-1])
+
+
+def _path(name: str) -> tuple[str, ...]:
+    return tuple(name.split("."))
+
+
+def _states(layout: Layout, state: Any) -> dict[str, Array]:
+    """Return the states that a layout needs, by the name of the field."""
+    places = layout.states()
+    keys = list(dict.fromkeys(place.key for place in places))
+    if keys and state is None:
+        raise UsageError(f"state is missing: actions are relative to {', '.join(map(str, places))}")
+    if keys and not isinstance(state, Mapping):
+        if len(keys) > 1:
+            raise UsageError(f"state is an array, expected a mapping of {', '.join(keys)}")
+        state = {keys[0]: state}
+    found = {}
+    for place in places:
+        if place.key not in state:
+            raise UsageError(f"state lacks {place.key}: actions are relative to {place}")
+        found[place.key] = one = _numbers(state[place.key])
+        if one.shape[-1] < int(place.stop or 0):
+            raise UsageError(f"{place.key} is {list(one.shape)}, and actions are relative to {place}")
+    return found
+
+
+def _numbers(value: Any) -> Array:
+    return np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value, np.float64)
+
+
+def _like(given: Any, found: Array) -> Any:
+    """Return numbers as what was given: a tensor or an array, float64 if that was, else float32."""
+    if isinstance(given, torch.Tensor):
+        dtype = given.dtype if given.is_floating_point() else torch.float32
+        return torch.from_numpy(found).to(given.device, dtype)
+    return found if np.asarray(given).dtype == np.float64 else found.astype(np.float32)
+
+
+def _in_chunks(layout: Layout) -> bool:
+    return any(group.becomes in OF_CHUNKS for group in layout.groups)
+
+
+def _of_chunks(layout: Layout) -> Layout:
+    """Return what is left to do in batches, given rows as `preprocess` wrote them."""
+    rows = layout.with_groups(Group.of_rows).inverted()  # the places of the rows
+    pairs = list(zip(layout.groups, rows.groups, strict=True))
+    return Layout(layout.key, layout.made, tuple(asked.in_batches(made.place) for asked, made in pairs))
+
+
+class RelativeToChunk(Transform):
+    """Makes the actions of a batch relative to the state of the sampled step; `ActionMapping.transform` makes it.
+
+    A transform of a buffer, for batches of single steps, behind the windows. The state is read from the storage, with
+    or without a window of its own.
+
+    Raises:
+        MissingKeyError: (a KeyError) the action is not in the batch, or the state is not stored.
+        SchemaError: (a RuntimeError) the actions of the batch have another shape.
+    """
+
+    looks_back = 0
+
+    def __init__(self, layouts: tuple[Layout, ...]) -> None:
+        super().__init__()
+        self.layouts = layouts
+
+    def forward(self, data: Any) -> Any:
+        if not self.layouts:
+            return data
+        raise SchemaError(
+            f"{type(self).__name__} needs the state of each step of a batch, which only a buffer can provide",
+            hint="pass it as transform= to load_dataset or torch_dataset",
+        )
+
+    def with_past(self, data: Any, past: Past) -> Any:
+        """Return rows with relative actions."""
+        batch = require_tensordict(data, self).copy()
+        lead = past.age.dim()
+        for layout in self.layouts:
+            key = _path(layout.key)
+            value = batch.get(key, None)
+            if value is None:
+                raise MissingKeyError(f"{layout.key} is not in the batch, so it cannot become relative")
+            if value.dim() not in (lead + 1, lead + 2) or value.shape[-1] != layout.width:
+                raise SchemaError(
+                    f"{layout.key} is {list(value.shape)}, expected {layout.width} numbers for each step of a window"
+                )
+            states = {}
+            for name in dict.fromkeys(place.key for place in layout.states()):
+                found, _ = past.window(_path(name), np.zeros((), np.int64))
+                if found is None:
+                    raise MissingKeyError(f"{name} is not stored, and actions are relative to it")
+                states[name] = found
+            batch.set(key, _like(value, _of_layout(layout, _numbers(value), states, None)))
+        return batch
+
+    def extra_repr(self) -> str:
+        return ", ".join(group.text for layout in self.layouts for group in layout.groups)
+
+
+def action_space(dataset: str | os.PathLike[str]) -> ActionMapping:
+    """Return what `preprocess --action-space` did to the actions of a dataset, to undo it for the actions of a policy.
+
+    All runs of `preprocess` that the manifest lists count, and `--normalize` of the changed fields as well: `inverse`
+    returns actions as the source of the first run has them.
+
+    Args:
+        dataset: a path, `source:id`, or a `manifest.json`, which is enough for deployment.
+
+    Raises:
+        UsageError: (a ValueError) no action space was changed, or a field was renamed or joined before or after.
+        DatasetNotFoundError: nothing is there.
+    """
+    path = find_dataset(dataset)
+    manifest = manifest_at(path)
+    return ActionMapping(_steps(manifest, str(dataset)), None if path.is_file() else path)
+
+
+def _steps(manifest: Manifest, name: str) -> tuple[Layout | _Scale, ...]:
+    done: list[tuple[Mapping[str, Any], list[Any]]] = []
+    for made in manifest.provenance:
+        measured = iter(made.arguments.get("constants") or ())
+        for document in made.arguments.get("operations") or ():
+            constants = document.get("constants") or (next(measured, []) if document["name"] == "normalize" else [])
+            done.append((document, constants))
+    spaces = [document for document, _ in done if document["name"] == "action-space"]
+    if not spaces:
+        raise UsageError(f"no action space of {name} was changed", hint="preprocess --action-space does so")
+    groups = [Group.parsed(text, document.get("key", "action")) for document in spaces for text in document["groups"]]
+    keys = {group.place.key for group in groups}
+    used = keys | {group.state.key for group in groups if group.state is not None}
+    widths = {field.name: field.shape[0] for field in manifest.fields if field.shape}
+    found: list[Layout | _Scale] = []
+    for document, constants in reversed(done):  # how many numbers there are is known at the end
+        key = document.get("key", "action")
+        if document["name"] == "action-space":
+            own = tuple(Group.parsed(text, key) for text in document["groups"])
+            before = widths.get(key, 0) - sum(group.width - group.place.width for group in own)
+            if any(step.key == key for step in found) and _in_chunks(Layout(key, before, own)):
+                raise UsageError(
+                    f"{key} was changed again after it was made relative to chunks, which cannot be undone"
+                )
+            found.append(Layout(key, before, own))
+            widths[key] = before
+        elif document["name"] == "normalize":
+            for part in constants:
+                if part["key"] in keys:
+                    found.append(_Scale(part["key"], np.array(part["loc"]), np.array(part["scale"])))
+                elif part["key"] in used:
+                    raise UsageError(
+                        f"{part['key']}, to which actions are relative, was normalised: that is not undone"
+                    )
+        elif document["name"] in ("rename", "cat") and used & {key, document.get("to"), *document.get("parts", ())}:
+            raise UsageError(f"{key} was changed by {document['name']} of {name}, which is not undone")
+    return tuple(reversed(found))
