@@ -165,7 +165,8 @@ def load_dataset(
         sample_unit: a `SampleUnit` that expands each drawn element; `Sequence(8)` expands it to 8 steps of its episode.
         transform: a `Transform` of rbtool or TorchRL, a module or any callable, which is applied to batches.
         windows: which entries have the steps around each sampled step, as `{"action": (0, 16)}`, and which steps;
-            see `Windows`. Windows in seconds need a dataset that states its frame rate, as LeRobot's do.
+            see `Windows`. Windows in seconds need a dataset that states its frame rate, as LeRobot's do;
+            a stream fetches a shard for it.
         collate_fn: makes a batch of the rows that the storage returns.
         pin_memory: whether batches are put in page-locked memory, for fast copies to an accelerator.
         prefetch: how many batches are prepared ahead, in as many threads; needs `batch_size`.
@@ -228,7 +229,7 @@ def load_dataset(
         open_stream = from_leaf("open_stream")
         storage = open_stream(dataset, root, cache_size, given_options(options), skip_bad=skip_bad)
         if windows is not None:
-            arguments["transform"] = _with_windows(Windows(windows), transform)
+            arguments["transform"] = _with_windows(Windows.of_dataset(windows, storage), transform)
         buffer = DatasetReplayBuffer(storage=storage, **parts, **arguments)
     elif given := [*options, *["cache_size"] * (cache_size is not None), *["skip_bad"] * skip_bad]:
         raise UsageError(f"{given[0]} is set, expected with streaming=True only")

@@ -322,6 +322,7 @@ class OpenShard(NamedTuple):
         decode: makes the batch of rows, for example by decoding frames of videos kept in files next to them.
         kept: while it exists, these files stay.
         fields: the fields of the rows as they are stored.
+        fps: finds out how many steps a second its dataset states.
     """
 
     storage: Storage
@@ -332,6 +333,7 @@ class OpenShard(NamedTuple):
     decode: Callable[[TensorDictBase], TensorDictBase] | None = None
     fields: Sequence[Field] = ()
     kept: object = None
+    fps: Callable[[], float | None] = lambda: None
 
     @classmethod
     def nothing(cls, left_out: tuple[str, ...] = ()) -> OpenShard:
@@ -426,11 +428,17 @@ class StreamStorage(Storage):
     @property
     def fields(self) -> Sequence[Field]:
         """The fields of the rows as they are stored; fetches the first shard with rows, if none was fetched yet."""
-        for shard in range(len(self.shards)):
-            if self._schema is not None:
-                break
-            self.take(shard)
+        if self._schema is None:
+            self._first_shard()
         return self._fields
+
+    def stated_fps(self) -> float | None:
+        """Return the steps a second that the first shard with rows states, None if it does not; fetches it."""
+        first = self._first_shard()
+        return None if first is None else first.fps()
+
+    def _first_shard(self) -> OpenShard | None:
+        return next((found for found in map(self.take, range(len(self.shards))) if found.rows), None)
 
     # Elements ----------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ from ..format.open_files import ListedFiles
 from ..format.packed.reader import PackedReader
 from ..format.packed.schema import SCHEMA
 from ..format.returns import return_field_of, sum_rewards
-from ..format.videos import ids_of_episodes, index_name, video_name
+from ..format.videos import ids_of_episodes, index_name, stated_fps, video_name
 from ..open_steps import open_dataset
 from ..progress import Silent, readable_size
 from ..remote.fetch import fetch_files
@@ -466,12 +466,19 @@ Decode: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 
 
 def open_shard(
-    shards: EpisodeShards, storage: Storage, number: int, fields: Sequence[Field], decode: Decode | None = None
-) -> OpenShard:
+    shards: EpisodeShards, storage: Storage, number: int, fields: Sequence[Field], decode: Decode | None,
+    fps: Callable[[], float | None],
+) -> OpenShard:  # fmt: skip
     """Return a shard whose rows, of these fields, are in a storage of the whole dataset."""
     first, stop = shards.bounds[number : number + 2]
     lengths = shards.lengths[first:stop]
-    return OpenShard(storage, int(shards.starts[number]), lengths, decode=decode, fields=fields)
+    return OpenShard(storage, int(shards.starts[number]), lengths, decode=decode, fields=fields, fps=fps)
+
+
+def _fps_of(path: Path) -> float | None:
+    """Return the steps a second that a dataset states."""
+    with open_dataset(path) as reader:
+        return stated_fps(reader)
 
 
 def storage_of(reader: TedReader | PackedReader) -> Storage:
@@ -497,7 +504,8 @@ class LocalShards(StreamShards):
 
     def take(self, number: int) -> OpenShard:
         """Return a shard."""
-        return open_shard(self._shards, self._storage, number, self._fields, self._decode)
+        fps = functools.partial(_fps_of, self.path)
+        return open_shard(self._shards, self._storage, number, self._fields, self._decode, fps)
 
 
 # Rows -----------------------------------------------------------------------------------------------
@@ -758,7 +766,8 @@ class HubShards(ShardFiles):
         """Map a shard that is in a folder."""
         with self._opened(lambda name: open_regular(folder / name)) as reader:
             frames = frames_below(folder, reader.fields)
-            return open_shard(self._shards, storage_of(reader), number, reader.fields, frames)
+            fps = functools.partial(stated_fps, self._reader)
+            return open_shard(self._shards, storage_of(reader), number, reader.fields, frames, fps)
 
     def close(self) -> None:
         """Close the connections and the files."""
@@ -1013,7 +1022,10 @@ class SourceShards(ShardFiles):
             return OpenShard.nothing(left_out)
         with open_dataset(folder / _DATASET) as reader:
             first, frames = self._first_episode(number, reader), with_frames(reader, None)
-            return OpenShard(storage_of(reader), 0, reader.episodes.length, first, left_out, frames, reader.fields)
+            fps = functools.partial(_fps_of, folder / _DATASET)
+            return OpenShard(
+                storage_of(reader), 0, reader.episodes.length, first, left_out, frames, reader.fields, fps=fps
+            )
 
     def _first_episode(self, number: int, reader: TedReader | PackedReader) -> int:
         """Return what is added to the numbers of episodes that begin at 0 in each shard."""

@@ -19,6 +19,7 @@ from tensordict import TensorDictBase
 from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean, require_flags, warn_caller
 from ..format.contracts import StepReader
 from ..format.videos import VIDEO, image_key, stated_fps
+from ..storages.dataset import StreamStorage
 from ..ted.schema import NEXT_DONE, SINGLETONS, TRAJECTORY_KEYS, key_called
 from .base import Past, Transform
 from .keyed import (
@@ -496,11 +497,16 @@ class Windows(Transform):
         self._resolved: tuple[list[Path], dict[Path, tuple[Path, NDArray[np.int64]]]] | None = None
 
     @classmethod
-    def of_dataset(cls, windows: Any, reader: StepReader) -> Windows:
-        """Make windows for a dataset, which states its steps a second; MissingKeyError for what it does not have."""
+    def of_dataset(cls, windows: Any, dataset: StepReader | StreamStorage) -> Windows:
+        """Make windows for a dataset, which states its steps a second; MissingKeyError for what it does not have.
+
+        Of a stream, a shard is fetched only for windows in seconds.
+        """
         seconds = isinstance(windows, Mapping) and any(_in_seconds(_numbers(one)) for one in windows.values())
-        made = cls(windows, fps=stated_fps(reader) if seconds else None)
-        made.of_entries([field.key for field in reader.fields])
+        if isinstance(dataset, StreamStorage):
+            return cls(windows, fps=dataset.stated_fps() if seconds else None)
+        made = cls(windows, fps=stated_fps(dataset) if seconds else None)
+        made.of_entries([field.key for field in dataset.fields])
         return made
 
     def forward(self, data: Any) -> NoReturn:

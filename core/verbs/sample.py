@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ..buffers.tensordict import TensorDictReplayBuffer
     from ..samplers.base import Sampler
     from ..storages.base import Storage
+    from ..storages.dataset import StreamStorage
     from ..transforms.base import Compose
 
 
@@ -155,7 +156,7 @@ def _buffer(reader: StepReader, options: SampleOptions, batch_size: int | None =
     """Make the buffer to sample from."""
     field = None if options.priority is None else priority_field(reader, options.priority)
     priorities = None if field is None else initial_priorities(reader, field)
-    transform = reading_further(options, reader.fields, reader)
+    transform = reading_further(options, reader)
     import torch  # lazy: takes seconds, and an invalid request fails before
 
     from ..buffers.tensordict import TensorDictReplayBuffer
@@ -189,11 +190,9 @@ _OBSERVATION: Key = ("observation",)
 _CHANNELS = (1, 3, 4)
 
 
-def reading_further(asked: SampleOptions, fields: Iterable[Field], reader: StepReader | None = None) -> Compose | None:
+def reading_further(asked: SampleOptions, dataset: StepReader | StreamStorage) -> Compose | None:
     """Make the transform that reads windows, or stacks frames, of these fields; UsageError for a key that is not one of
-    them, or for stacks not one of states.
-
-    By default all images are stacked, else `observation`. A reader knows how many steps there are a second.
+    them, or for stacks not one of states. By default all images are stacked, else `observation`.
     """
     if asked.windows:
         from ..transforms.base import Compose  # lazy: torch takes seconds, and an invalid request fails before
@@ -201,12 +200,12 @@ def reading_further(asked: SampleOptions, fields: Iterable[Field], reader: StepR
 
         windows = {key: window for key, _, window in (one.rpartition("=") for one in asked.windows)}
         try:
-            return Compose(Windows(windows) if reader is None else Windows.of_dataset(windows, reader))
+            return Compose(Windows.of_dataset(windows, dataset))
         except MissingKeyError as error:
             raise UsageError(error.message, hint=error.hint) from None
     if asked.frame_stack is None:
         return None
-    chosen = _stacked_fields(asked.frame_keys, list(fields))
+    chosen = _stacked_fields(asked.frame_keys, list(dataset.fields))
     from ..transforms.base import Compose  # lazy: torch takes seconds, and an invalid request fails before
     from ..transforms.windows import StoredFrameStack
 

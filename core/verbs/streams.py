@@ -101,7 +101,7 @@ def _drawn(request: SampleRequest, storage: StreamStorage) -> SampleResult:
     from ..buffers.tensordict import TensorDictReplayBuffer
     from ..writers.base import ImmutableDatasetWriter
 
-    transform = reading_further(request.options, storage.fields)
+    transform = reading_further(request.options, storage)
     buffer = TensorDictReplayBuffer(
         storage=storage, sampler=_sampler(request), writer=ImmutableDatasetWriter(), transform=transform,
         batch_size=request.size,

@@ -15,6 +15,7 @@ import rbtool
 from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
 from rbtool.core.storages.dataset import Pages
+from rbtool.core.testing.datasets import write_walks
 from rbtool.core.transforms import video
 from rbtool.core.transforms.windows import Windows
 
@@ -231,6 +232,9 @@ def test_seconds_are_those_of_the_dataset(robot: Path, tmp_path: Path) -> None:
     seconds = {"action": [step / FPS for step in (-2, 0, 3)], "observation.state": "0s:0.3s"}
     steps = {"action": [-2, 0, 3], "observation.state": (0, 3)}
     assert bool((rbtool.load_dataset(robot, windows=seconds)[:] == rbtool.load_dataset(robot, windows=steps)[:]).all())
+    streams = [rbtool.load_dataset(robot, 4, windows=one, streaming=True, seed=0) for one in (seconds, steps)]
+    for one, other in zip(*streams, strict=True):
+        assert bool((one == other).all())
 
 
 def test_added_rows_have_windows_as_those_of_the_dataset(robot: Path) -> None:
@@ -248,14 +252,15 @@ def test_the_mask_can_have_another_name(robot: Path) -> None:
     assert batch["action_is_pad"].shape == (4, 5)
 
 
-def test_what_has_no_windows_says_so(robot: Path) -> None:
+def test_what_has_no_windows_says_so(robot: Path, tmp_path: Path) -> None:
     windows = {"action": (0, 2)}
     with pytest.raises(MissingKeyError, match="actoin is not in the data"):
         rbtool.load_dataset(robot, 4, windows={"actoin": (0, 2)})
     with pytest.raises(UsageError, match="split_trajs"):
         rbtool.load_dataset(robot, 4, windows=windows, split_trajs=True)
+    write_walks(walks := tmp_path / "walks", [(5, "terminated")])
     with pytest.raises(UsageError, match="a second is not known"):
-        rbtool.load_dataset(robot, 4, windows={"action": "0s:1s"}, streaming=True)
+        rbtool.load_dataset(walks, 4, windows={"observation": "0s:1s"}, streaming=True)
     with pytest.raises(UsageError, match="windows is set, expected in the buffer"):
         rbtool.torch_dataset(rbtool.load_dataset(robot, 4), windows=windows)
     with pytest.raises(UsageError, match="expected as a transform"):

@@ -78,7 +78,12 @@ def test_videos_are_not_fetched_where_images_are_left_out(
 @pytest.mark.parametrize(("name", "shards"), [(OLD, 4), (NEW, 1)])
 def test_a_stream_has_the_steps_of_the_download(name: str, shards: int, machine: Machine) -> None:
     asked = {"dataset": f"lerobot:{name}", "batch_size": 8, "window": 2}
-    whole, rest, stored = in_process(machine.variables, asked, asked | {"skip": 2}, asked | {"download": {}})
+    seconds = asked | {"windows": {"action": "-0.2s:0.3s"}}
+    whole, rest, stored, near, near_stored = in_process(
+        machine.variables, asked, asked | {"skip": 2}, asked | {"download": {}}, seconds, seconds | {"download": {}}
+    )
+    assert near_stored | {"steps": None} == near | {"steps": None}
+    assert near["digest"] != whole["digest"]
     assert rest["steps"] == whole["steps"][2:]
     assert stored | {"steps": None} == whole | {"steps": None}
     assert (whole["shards"], whole["episodes"]) == (shards, 4)

@@ -204,7 +204,8 @@ def kept_environment(kept_hub: Hub, tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_stream_has_the_batches_of_the_dataset(kept_datasets: Path, kept_environment: dict[str, str]) -> None:
-    asked: list[Any] = [{}, {"slices": True}, {"skip": 2}, {"window": 1, "seed": 9, "cache_size": "300kB"}]
+    seconds = {"windows": {"action": "0s:0.3s", "observation.image": "-0.1s:0.1s"}}
+    asked: list[Any] = [{}, {"slices": True}, {"skip": 2}, {"window": 1, "seed": 9, "cache_size": "300kB"}, seconds]
     found = in_process(kept_environment, *(KEPT | one for one in asked))
     assert found == [batches_of(str(kept_datasets / "org" / "kept"), **one) for one in asked]
     assert found[0]["shards"] > 2
