@@ -139,6 +139,8 @@ class Doctor(Rule):
 
     def _check_totals(self, report: Report, steps: int) -> None:
         counts = {"total_episodes": len(report.numbers), "total_frames": steps}
+        videos = [name for name, one in self._features.items() if _mapping(one).get("dtype") == "video"]
+        counts["total_videos"] = len(report.numbers) * len(videos)
         if (tasks := self._documents.get("meta/tasks.jsonl")) is not None:
             counts["total_tasks"] = len([line for line in tasks.splitlines() if line.strip()])
         for name, there in counts.items():
@@ -171,6 +173,12 @@ class Doctor(Rule):
                 problem = self._contradiction(found, moments[key])
             if problem:
                 report.add("MET001", f"{_STATS}: {name}: {problem[0]}", figure=problem[1], threshold=problem[2])
+        for key, light in self._pictures.brightness.items():
+            for name in (name for name, one in self._key_of.items() if one == key and name in stored):
+                mean = _vector(_mapping(stored[name]).get("mean"), 3)
+                if mean is not None and abs(float(mean.mean()) - light / 255) > 0.1:
+                    text = f"{_STATS}: {name}: mean is {mean.mean():.3f}, pictures have {light / 255:.3f}"
+                    report.add("MET001", text, figure=float(mean.mean()) - light / 255, threshold=0.1)
         self._check_episode_statistics(report)
 
     def _contradiction(self, stored: Mapping[str, Any], found: Mapping[str, Array]) -> tuple[str, float, float] | None:
@@ -244,6 +252,11 @@ class Doctor(Rule):
         if not of_text:
             return
         empty = [number for text, numbers in of_text.items() if not text.strip() for number in numbers]
+        for task, numbers in of_text.items():
+            if task.strip() and _is_no_task(task):
+                named = json.dumps(task, ensure_ascii=False)
+                report.add("MET003", f"{of_episodes(numbers)}: the task {named} says nothing", episodes=numbers,
+                           figure=len(numbers))  # fmt: skip
         lacking = sorted(set(texts) - {number for numbers in of_text.values() for number in numbers}
                          - {number for number, text in texts.items() if "language_instructions" in text})  # fmt: skip
         if empty:
@@ -251,8 +264,8 @@ class Doctor(Rule):
         if lacking:
             report.add("MET003", f"{of_episodes(lacking)}: no task", episodes=lacking, figure=len(lacking))
         plain: dict[str, list[str]] = defaultdict(list)
-        for one in of_text:
-            plain[" ".join(re.findall(r"\w+", one.casefold()))].append(one)
+        for task in of_text:
+            plain[" ".join(re.findall(r"\w+", task.casefold()))].append(task)
         for same in plain.values():
             if len(same) > 1 and same[0].strip():
                 episodes = [number for text in same[1:] for number in of_text[text]]
@@ -275,6 +288,15 @@ class Doctor(Rule):
         if orphans:
             more = f" and {len(orphans) - 1:,} more" if len(orphans) > 1 else ""
             report.add("MET004", f"{orphans[0]}{more}: no episode refers to it", figure=len(orphans))
+
+
+def _is_no_task(text: str) -> bool:
+    """Whether a text is a placeholder, or was decoded wrongly."""
+    plain = text.strip().casefold().strip(".<>[]_- ")
+    return (
+        plain in {"", "task", "todo", "test", "none", "null", "nan", "n/a", "na", "tbd", "default", "unknown"}
+        or "\ufffd" in text
+    )
 
 
 def _document(data: bytes) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ..progress import counted
 from ..ted.rules import Rows
 from ..ted.schema import NEXT, Field, Key, key_name
 from .rows import RowRules
-from .rules import Report, Thresholds, of_episodes
+from .rules import Report, Thresholds, of_episodes, robust
 
 _SIDE, _SMALL = 48, 8
 _LEAST_SIDE = 16
@@ -39,7 +39,7 @@ class Eye:
 
     frames: list[Array] = field(default_factory=list)
     small: list[Array] = field(default_factory=list)
-    light: list[Array] = field(default_factory=list)
+    color: list[Array] = field(default_factory=list)
     sharp: list[Array] = field(default_factory=list)
     change: list[Array] = field(default_factory=list)
     change_two: list[Array] = field(default_factory=list)
@@ -50,7 +50,8 @@ class Eye:
         """Take pictures `[n, height, width, channels]`, uint8, of which the first has the number `first`."""
         height, width = images.shape[1:3]
         sharp = images[:, :: max(1, height // _SIDE), :, min(1, images.shape[3] - 1)].astype(np.int16)
-        grey = images[:, :: -(-height // _SIDE), :: -(-width // _SIDE)].mean(-1).astype(np.float32)
+        few = images[:, :: -(-height // _SIDE), :: -(-width // _SIDE)]
+        grey = few.mean(-1, dtype=np.float32)
         known = self._before if self._before is not None and self._reached == first else grey[:0]
         joined = np.concatenate((known, grey))
         lead, count = len(known), len(grey)
@@ -63,7 +64,8 @@ class Eye:
             getattr(self, name).append(found)
         self._before, self._reached = joined[-2:], first + count
         self.frames.append(np.arange(first, first + count))
-        self.light.append(grey.mean((1, 2)))
+        color = few.mean((1, 2), dtype=np.float32)
+        self.color.append(color if color.shape[1] == 3 else np.repeat(color.mean(1, keepdims=True), 3, axis=1))
         self.sharp.append(np.abs(np.diff(sharp, axis=2)).mean((1, 2), dtype=np.float32))
         self.small.append(_shrunk(grey))
 
@@ -87,10 +89,15 @@ class _Shots:
 
     steps: Array
     small: Array
-    light: Array
+    color: Array
     sharp: Array
     change: Array
     change_two: Array
+
+    @property
+    def light(self) -> Array:
+        """The brightness of each, of 255."""
+        return np.asarray(self.color.mean(1))
 
 
 class PictureRules:
@@ -107,6 +114,8 @@ class PictureRules:
         self._eyes: dict[tuple[Any, ...], list[Eye]] = defaultdict(list)
         self._count = 0
         self._uses: dict[Key, list[Array]] = defaultdict(list)
+        self.brightness: dict[str, float] = {}
+        """The mean brightness of each camera, of 255, once it is reported."""
 
     @property
     def cameras(self) -> list[Key]:
@@ -146,7 +155,7 @@ class PictureRules:
     def _shots(self) -> dict[Key, dict[int, _Shots]]:
         """Return the pictures of each camera by episode."""
         known: dict[tuple[Any, ...], tuple[Array, dict[str, Array]]] = {}
-        names = ("small", "light", "sharp", "change", "change_two")
+        names = ("small", "color", "sharp", "change", "change_two")
         for place, eyes in self._eyes.items():
             frames = np.concatenate([one for eye in eyes for one in eye.frames] or [np.zeros(0, int)])
             order = np.argsort(frames, kind="stable")
@@ -178,6 +187,12 @@ class PictureRules:
     def report(self, report: Report, rows: RowRules) -> None:
         """Report what is unusual."""
         shots = self._shots()
+        self.brightness = {
+            key_name(image_key(key) if key in self._references else key): float(
+                np.mean(np.concatenate([part.light for part in one.values()]))
+            )
+            for key, one in shots.items()
+        }
         starts = dict(zip(report.numbers, np.concatenate(rows.places).tolist() if rows.places else [], strict=True))
         for key, episodes in shots.items():
             name = key_name(image_key(key) if key in self._references else key)
@@ -321,6 +336,7 @@ class _Camera:
     starts: dict[int, int]
     limits: Thresholds
     report: Report
+    found: dict[str, list[tuple[int, str, list[tuple[int, int]], float, float]]] = field(default_factory=dict)
 
     def look(self) -> None:
         """Report what is unusual about single pictures and runs of them."""
@@ -329,6 +345,8 @@ class _Camera:
         if not len(changes):
             changes = np.zeros(1, np.float32)
         self._usual, self._calm = float(np.median(changes)), float(np.quantile(changes, 0.2))
+        repeats = {number: self._repeated(one) for number, one in self.shots.items()}
+        usual = float(np.quantile([one.mean() for one in repeats.values()], 0.75))
         self._sharp = float(np.median(np.concatenate([one.sharp for one in self.shots.values()])))
         lights = np.concatenate([np.abs(np.diff(one.light)) for one in self.shots.values()])
         self._flicker = float(np.quantile(lights, 0.95)) if len(lights) else 0.0
@@ -337,7 +355,21 @@ class _Camera:
             self._frozen(number, one, flat)
             self._glitches(number, one, flat)
             self._exposure(number, one, flat)
+            share = float(repeats[number].mean())
+            if len(one.steps) >= 20 and share > max(0.4, 2 * usual + 0.2):
+                text = f"repeats the picture before in {share:.0%} of the steps"
+                self._add("PIC001", number, text, one.steps[repeats[number]], share, 0.4)
         self._blur()
+        self._looks()
+        self._tell()
+
+    def _repeated(self, one: _Shots) -> Array:
+        """Find pictures like those before, between changes: a camera that is slower than the rate."""
+        change = np.nan_to_num(one.change, nan=np.inf)
+        calm, changed = change < _CALM * self._usual, (change > 0.6 * self._usual) & np.isfinite(change)
+        found = np.zeros(len(change), bool)
+        found[1:-1] = calm[1:-1] & changed[:-2] & changed[2:]
+        return found
 
     def _add(self, rule: str, number: int, text: str, steps: Array, figure: float, threshold: float) -> None:
         start = self.starts.get(number, 0)
@@ -348,8 +380,21 @@ class _Camera:
                 ranges[-1] = ranges[-1][0], end
             else:
                 ranges.append((begin, end))
-        self.report.add(rule, f"episode {number}: {self.name} {text}", episodes=[number], steps=ranges, figure=figure,
-                        threshold=threshold)  # fmt: skip
+        self.found.setdefault(rule, []).append((number, text, ranges, figure, threshold))
+
+    def _tell(self) -> None:
+        """Report what was found: of many episodes together, with the words for the longest run of pictures."""
+        for rule, found in self.found.items():
+            by_number = {
+                number: [one for one in found if one[0] == number] for number in dict.fromkeys(one[0] for one in found)
+            }
+            for group in [found] if len(by_number) > 3 else by_number.values():
+                worst = max(group, key=lambda one: sum(stop - start for start, stop in one[2]))
+                numbers = list(dict.fromkeys(one[0] for one in group))
+                self.report.add(
+                    rule, f"{of_episodes(numbers)}: {self.name}: {worst[1]}", episodes=numbers,
+                    steps=[place for one in group for place in one[2]], figure=worst[3], threshold=worst[4],
+                )  # fmt: skip
 
     def _flat(self, number: int, one: _Shots) -> Array:
         """Find pictures of one colour; return which."""
@@ -357,7 +402,7 @@ class _Camera:
         black, white = even & (one.light < self.limits.dark), even & (one.light > 255 - self.limits.dark)
         for which, word in ((black, "black"), (white, "white")):
             if which.any():
-                text = f"is {word} in {int(which.sum()):,} of {len(which):,} pictures"
+                text = f"{word} in {int(which.sum()):,} of {len(which):,} pictures"
                 self._add("PIC002", number, text, one.steps[which], float(one.light[which].mean()), self.limits.dark)
         return np.asarray(black | white)
 
@@ -365,9 +410,9 @@ class _Camera:
         change = np.fmin(one.change, one.change_two)
         known = np.isfinite(change)
         pose = self.rows.poses.get(number)
-        if pose is None or not len(pose) or self._calm <= 0.05:
+        if pose is None or not len(pose):
             return
-        still = (change < _CALM * self._calm) & ~flat & known
+        still = (change < _CALM * max(self._calm, 0.2)) & ~flat & known
         steps, quiet = one.steps[known], still[known]
         edges = np.diff(np.concatenate(([0], quiet.astype(np.int8), [0])))
         spread = np.maximum(self.rows.states.spread[: pose.shape[1]], 1e-12)
@@ -377,7 +422,7 @@ class _Camera:
             if length < max(self.limits.frozen, 10) or end - begin < 4:
                 continue
             part = pose[first : min(last + 1, len(pose))]
-            if len(part) and float(((part.max(0) - part.min(0)) / spread).max()) > 0.15:
+            if len(part) and float(((part.max(0) - part.min(0)) / spread).mean()) > 0.2:
                 self._add("PIC001", number, f"shows the same for {length} steps while the robot moves",
                           np.arange(first, last + 1), length, self.limits.frozen)  # fmt: skip
 
@@ -418,5 +463,31 @@ class _Camera:
             one = self.shots[number]
             if low.sum() >= max(5, 0.1 * len(low)):
                 figure = float(np.median(one.sharp[low]) / self._sharp)
-                text = f"is blurred in {int(low.sum())} of {len(low)} pictures: {figure:.0%} of the usual sharpness"
+                text = f"blurred in {int(low.sum())} of {len(low)} pictures: {figure:.0%} of the usual sharpness"
                 self._add("PIC004", number, text, one.steps[low], figure, self.limits.sharp)
+
+    def _looks(self) -> None:
+        """Compare brightness, colours and view of whole episodes."""
+        whole = {number: one for number, one in self.shots.items() if (one.small.std(axis=1) >= _FLAT).mean() > 0.9}
+        if len(whole) < 5:
+            return
+        numbers = list(whole)
+        color = np.array([np.median(one.color, axis=0) for one in whole.values()])
+        small = np.array([np.median(one.small, axis=0) for one in whole.values()])
+        light, tint = color.mean(1), color - color.mean(1, keepdims=True)
+        view = small - small.mean(1, keepdims=True)
+        sharp = np.array([np.median(one.sharp) for one in whole.values()])
+        usual = np.median(tint, axis=0)
+        for what, found, least in (
+            ("brightness", np.abs(light - np.median(light)), 20.0),
+            ("colours", np.abs(tint - usual).max(1), 10.0),
+            ("view", np.abs(view - np.median(view, axis=0)).mean(1), 6.0),
+            ("noise", np.maximum(sharp - np.median(sharp), 0), max(1.0, 0.4 * float(np.median(sharp)))),
+        ):
+            middle, spread = map(float, robust(found))
+            most = max(least, middle + 8 * spread)
+            for at in np.flatnonzero(found > most).tolist() if (found > most).mean() < 0.3 else ():
+                swapped = what == "colours" and np.abs(tint[at][::-1] - usual).max() < 0.4 * found[at]
+                text = f"{what} {'are' if what == 'colours' else 'is'} unlike in the others, by {found[at]:.0f} of 255"
+                text += ", as if red and blue were swapped" if swapped else ""
+                self._add("PIC010", numbers[at], text, whole[numbers[at]].steps, float(found[at]), most)

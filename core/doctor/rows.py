@@ -157,6 +157,7 @@ class RowRules:
         self._anchors: dict[int, tuple[int, int]] = {}
         self._contained: dict[tuple[int, int], int] = defaultdict(int)
         self._anchor_counts: dict[int, int] = defaultdict(int)
+        self._equal = True
         self.poses: dict[int, Array] = {}
         self._posed = 0
         self._projection = np.random.default_rng(0).normal(size=(_MOST_WIDE * 8, 2)).astype(np.float32)
@@ -290,6 +291,11 @@ class RowRules:
         weight = _inverse(self.actions.scale)
         pace = np.abs(step) @ (weight / max(1, int((weight > 0).sum())))
         pace[batch.starts] = 0
+        held = still & (step == 0).all(1)
+        held[batch.starts] = False
+        repeated, repeated_at = batch.longest_run(held)
+        self._each["repeated"].append(repeated)
+        self._each["repeated_at"].append(repeated_at - batch.starts)
         run, place = batch.longest_run(still & (pace > limits.slow))
         self._each["frozen"].append(run)
         self._each["frozen_at"].append(place - batch.starts)
@@ -304,6 +310,7 @@ class RowRules:
             self._each["lags"].append(lag_correlations(_changes(one, batch), other, batch))
             self._each["lags_of_speeds"].append(lag_correlations(one, other, batch))
             self._each["agree"].append(_correlation(state, action, batch))
+            self._equal &= bool((state == action).all())
             return
         one, other = np.abs(action) @ by_action, np.abs(_changes(state, batch)) @ by_state
         self._each["lags"].append(lag_correlations(one[:, None], other[:, None], batch))
@@ -466,11 +473,12 @@ class RowRules:
     def _lengths_and_returns(self) -> None:
         limits, length = self._limits, self._length
         middle = float(np.median(length))
-        least: float = max(limits.short * middle, 4.0)
+        _, deviation = robust(length.astype(float))
+        usual_least = min(0.6 * middle, middle - limits.outlier * max(float(deviation), 0.02 * middle))
+        least: float = max(limits.short * middle, 4.0, usual_least)
         if middle >= 20 and (short := length < least).any() and short.mean() < 0.5:
             found = int(length[short].min())
             self._add("EPI004", f"{{}}: {counted(found, 'step')}, the median is {middle:.0f}", short, found, least)
-        _, deviation = robust(length.astype(float))
         most = max(limits.long * middle, middle + limits.outlier * float(deviation))
         if len(length) >= 5 and middle >= 5 and (long := length > most).any():
             found = int(length[long].max())
@@ -634,13 +642,14 @@ class RowRules:
             self._add("MOT001", text, which, ratio, limits.spike, [(int(one), int(one) + 1) for one in at])
         rough = signal.array("rough")
         ratio_of = rough / np.maximum(self._family(rough), 1e-12)
-        noisy = self._far_above(rough) & (rough > 1e-3 * span)
-        quick = self._far_above(speed) & (span > 0)
+        noisy = self._far_above(rough, limits.rough) & (rough > 1e-3 * span)
+        quick = self._far_above(speed, limits.fast) & (span > 0)
+        quick &= (quick.mean(1) > 0.6)[:, None]
         far = noisy | quick
         odd = self._whole & (far.mean(1) > 0.3) & ~which & ~self._scaled(signal).any(1)
         if odd.any() and odd.mean() < 0.3:
-            figure = float(ratio_of[odd].max())
-            text = f"{{}}: {signal.called(far[odd].any(0))} changes {figure:.0f} times as roughly as in others"
+            figure = float(max(ratio_of[odd].max(), (speed[odd] / np.maximum(self._family(speed), 1e-12)).max()))
+            text = f"{{}}: {signal.called(far[odd].any(0))} changes {figure:.1f} times as fast or as roughly as usual"
             self._add("MOT009", text, odd, figure, limits.rough)
         turns = signal.array("turns")
         chatter = (turns > limits.chatter) & (span > 0)
@@ -649,11 +658,11 @@ class RowRules:
             text = f"{{}}: {signal.called(chatter[odd].any(0))} reverses by far in {turns[odd].max():.0%} of the steps"
             self._add("MOT005", text, odd, float(turns[odd].max()), limits.chatter)
 
-    def _far_above(self, values: Array) -> Array:
+    def _far_above(self, values: Array, ratio: float) -> Array:
         """Whether values are many times the family's, and out of its spread."""
         size = np.log(np.maximum(values, 1e-12))
         middle, spread = robust(size[self._whole])
-        far = size > middle + np.maximum(np.log(self._limits.rough), 6 * spread)
+        far = size > middle + np.maximum(np.log(ratio), 6 * spread)
         return np.asarray(far & (middle > np.log(1e-11)))
 
     def _scaled(self, signal: Signal) -> Array:
@@ -741,6 +750,13 @@ class RowRules:
                     steps = [(stop - one, stop) for stop, one in zip(end, rest[odd], strict=True)]
                 share = float((rest / self._length)[odd].max())
                 self._add("MOT006", text, odd, share, limits.idle, steps)
+        run, at = self.array("repeated"), self.array("repeated_at")
+        inside = (at > 1) & (at + run < self._length - 1)
+        odd = whole & inside & (run >= limits.frozen) & (run > 3 * np.median(run[whole]) + 2)
+        if odd.any() and odd.mean() < 0.3:
+            steps = [(int(one), int(one + more)) for one, more in zip((self._start + at)[odd], run[odd], strict=True)]
+            text = f"{{}}: states and actions are repeated for {int(run[odd].max())} steps, bit for bit"
+            self._add("MOT003", text, odd, float(run[odd].max()), limits.frozen, steps)
         self._lag()
         if self.has("agree"):
             self._agreement()
@@ -761,7 +777,12 @@ class RowRules:
         if agreed < 0.6:
             return
         own, best = lags.argmax(1), lags.max(1)
-        odd = whole & (np.abs(own - usual) >= limits.lag) & (best - lags[:, usual] > 0.05) & (best > 0.6)
+        odd = (
+            whole
+            & (np.abs(own - usual) >= max(limits.lag, 4 * np.median(np.abs(own - usual)[whole])))
+            & (best - lags[:, usual] > 0.05)
+            & (best > 0.6)
+        )
         if odd.any() and odd.mean() < 0.5:
             shown = int(LAGS[own[odd]][0])
             text = f"{{}}: states follow actions by {shown} steps, the others by {int(LAGS[usual])}"
@@ -779,6 +800,19 @@ class RowRules:
 
     def _agreement(self) -> None:
         agree = self.array("agree")
+        apart = self.actions.array("mean") - self.states.array("mean")
+        usual_apart, spread_apart = robust(apart[self._whole])
+        span = self._family(self.states.array("high") - self.states.array("low"))
+        far = np.abs(apart - usual_apart) > np.maximum(10 * spread_apart, 0.15 * span) + 1e-9
+        odd = self._whole & far.any(1) & ~self._scaled(self.states).any(1) & ~self._scaled(self.actions).any(1)
+        odd &= ~np.isin(np.arange(len(far)), list(self._wild)) & ~(self.states.array("stuck") > 0.5).any(1)
+        odd &= ~(self.actions.array("turns") > self._limits.chatter).any(1)
+        if odd.any() and odd.mean() < 0.3 and np.median(agree[self._whole]) > 0.7:
+            figure = float(np.abs(apart - usual_apart)[odd][far[odd]].max())
+            text = f"{{}}: {self.states.called(far[odd].any(0))} is {figure:.3g} away from its actions on average"
+            self._add("MOT010", text, odd, figure, float((10 * spread_apart + 0.15 * span).min()))
+        if (np.abs(apart) == 0).all() and self._equal:
+            self._add("MOT010", "all actions are the states of their steps", self._whole, 1, 1)
         middle, spread = robust(agree[self._whole])
         moves = ~(self.states.array("stuck") > self._limits.stuck) & ~(self.actions.array("stuck") > self._limits.stuck)
         far = (agree < middle - np.maximum(0.5, 8 * spread)) & (middle > 0.7) & moves & np.isfinite(agree)
@@ -814,7 +848,11 @@ class RowRules:
         first = self.array("time_first")
         middle = float(np.median(first))
         late = np.abs(first - middle) > 1.5 * np.maximum(tick, 1e-12)
-        if len(first) > 2 and late.any() and late.mean() < 0.3:
+        absolute = self._rate is not None and np.abs(first - 0) > 1.5 * np.maximum(tick, 1e-12)
+        if len(first) > 2 and absolute is not False and np.mean(absolute) > 0.5:
+            text = f"{{}}: begins at up to {np.abs(first).max():.3f} s, and time stamps count from the beginning"
+            self._add("TIM004", text, np.asarray(absolute), float(np.abs(first).max()), 1.5 * float(tick[0]))
+        elif len(first) > 2 and late.any() and late.mean() < 0.3:
             text = f"{{}}: begins at {first[late][0]:.3f} s, the others at {middle:.3f} s"
             self._add("TIM004", text, late, float(np.abs(first[late] - middle).max()), 1.5 * float(tick[0]))
         several = self._length > 1

@@ -149,6 +149,10 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
            "a policy acts on what it saw long before", "leave out"),
     _entry("PIC009", "foreign pictures", "Pictures belong to the states of their episode, and run in their direction.",
            "observation and action have nothing to do with each other", "leave out"),
+    _entry(
+        "PIC010", "looks", "A camera has the brightness, colours, noise and view of the other episodes.",
+        "the same scene looks like another one", "leave out",
+    ),
     _entry("REW001", "constant rewards", "Rewards vary, or episodes terminate.",
            "no episode is better than another one", "look"),
     _entry("REW002", "shifted rewards", "A reward belongs to its own step, not to the one before or after.",
@@ -193,7 +197,8 @@ class Thresholds:
         lag: by how many steps the lag of actions or pictures may differ.
         lead: the seconds that a state may follow its action, where the rate is known.
         units: the ratio of ranges that is taken for another unit.
-        rough: the ratio of speeds or of jerk.
+        rough: the ratio of jerk.
+        fast: the ratio of speeds, of most components at once.
         gap: a step in time, as a multiple of the usual one.
         jitter: the deviation of a step in time, as a share of the usual one.
         mean: the error of a stored mean, in standard deviations; of a stored deviation, as a share of it.
@@ -217,10 +222,11 @@ class Thresholds:
     chatter: float = 0.3
     idle: float = 0.25
     slow: float = 0.1
-    lag: int = 5
+    lag: int = 4
     lead: float = 0.4
     units: float = 15.0
     rough: float = 4.0
+    fast: float = 1.7
     gap: float = 1.5
     jitter: float = 0.02
     mean: float = 0.1

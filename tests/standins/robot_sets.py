@@ -512,7 +512,84 @@ MORE: dict[str, Defect] = {
 }
 """More defects, of our own invention."""
 
-DEFECTS = OPEN | MORE
+
+def _repeat_rows(made: RobotSet) -> None:
+    for name in FEATURES:
+        made.episodes[3].columns[name][30:50] = made.episodes[3].columns[name][30]
+
+
+def _faster(made: RobotSet) -> None:
+    one = made.episodes[3]
+    _copied(made, 3, 3, 0, len(one) // 2)
+    half = made.episodes[3]
+    for name in FEATURES:
+        half.columns[name] = one.columns[name][::2][: len(half)].copy()
+    half.pictures = {name: one.pictures[name][::2][: len(half)] for name in one.pictures}
+
+
+def _shuffled(made: RobotSet) -> None:
+    one = made.episodes[3]
+    order = made.draw.permutation(len(one))
+    for name in FEATURES:
+        one.columns[name] = one.columns[name][order]
+
+
+def _global_times(made: RobotSet) -> None:
+    start = 0.0
+    for one in made.episodes:
+        one.columns[TIMESTAMP] = (one.columns[TIMESTAMP] + start).astype(np.float32)
+        start += len(one) / made.kind.fps
+
+
+def _equal_actions(made: RobotSet) -> None:
+    for one in made.episodes:
+        one.columns[ACTION] = one.columns[STATE].copy()
+
+
+def _noisy_pictures(images: Any, made: RobotSet) -> Any:
+    return np.clip(images + made.draw.normal(0, 30, images.shape), 0, 255).astype(np.uint8)
+
+
+RARE: dict[str, Defect] = {
+    "swapped colours": Defect(("PIC010",), _edit(_FRONT)(lambda one, made: one[..., ::-1])),
+    "grey episode": Defect(
+        ("PIC010",), _edit(_FRONT)(lambda one, made: one * 0 + one.mean(-1, keepdims=True).astype(np.uint8))
+    ),
+    "mirrored camera": Defect(("PIC010", "PIC009"), _edit(_FRONT)(lambda one, made: one[:, :, ::-1])),
+    "moved camera": Defect(("PIC010", "PIC009"), _edit(_FRONT)(lambda one, made: np.roll(one, (8, 12), (1, 2)))),
+    "noisy pictures": Defect(("PIC010",), _edit(_FRONT)(_noisy_pictures)),
+    "bright episode": Defect(
+        ("PIC010",), _edit(_FRONT)(lambda one, made: np.clip(one + 60.0, 0, 255).astype(np.uint8))
+    ),
+    "slow camera": Defect(("PIC001",), _edit(_FRONT)(lambda one, made: np.repeat(one[::2], 2, axis=0)[: len(one)])),
+    "dead camera": Defect(("PIC001",), _edit(_WRIST, episode=None)(_put(np.s_[:], lambda one: one[:1]))),
+    "offset joint": Defect(("MOT010",), _edit(STATE)(_put(np.s_[:, 2], lambda one: one[:, 2] + 0.5))),
+    "double speed": Defect(("MOT009", "EPI004"), _faster, kind=Kind(tasks=("push the block",))),
+    "repeated rows": Defect(("MOT003", "MOT001"), _repeat_rows),
+    "shuffled rows": Defect(("MOT001", "MOT009"), _shuffled),
+    "half an episode": Defect(("EPI004",), lambda made: _cut(made, 4, 0, 40), kind=Kind(spread=3)),
+    "changes as actions": Defect(
+        ("MOT008", "MOT010"),
+        lambda made: made.episodes[3].columns.update(
+            {ACTION: np.diff(made.episodes[3].columns[ACTION], axis=0, append=made.episodes[3].columns[ACTION][-1:])}
+        ),
+    ),
+    "lag of five": Defect(("MOT007",), _edit(ACTION)(lambda array, made: _shift_lag(array, made, 5))),
+    "no task": Defect(("MET003",), lambda made: setattr(made.episodes[4], "task", "TODO")),
+    "total videos": Defect(
+        ("MET002",), lambda made: made.info.update(total_videos=7), kind=Kind(1, version="v2.1", episodes=6)
+    ),
+    "global times": Defect(("TIM004",), _global_times, kind=_STILL),
+    "rounded states": Defect(("MOT002", "MOT009"), _edit(STATE)(lambda one, made: np.round(one * 4) / 4)),
+    "actions are states": Defect(("MOT010",), _equal_actions),
+    "NaN state": Defect(("TED007",), _edit(STATE)(_put((40, 1), np.nan))),
+    "statistics of quantiles": Defect(
+        ("MET001",), _stats(lambda found: found[ACTION].update(q01=found[ACTION]["q99"], q99=found[ACTION]["q01"]))
+    ),
+}
+"""Defects that are rare, or hard to see."""
+
+DEFECTS = OPEN | MORE | RARE
 
 
 def write_defect(name: str, folder: Path) -> Path:
