@@ -28,6 +28,10 @@ EXAMPLES = (
     Example(f"rbtool export {STORED} ./steps.parquet", "a table of the steps, for pandas and its like"),
     Example("rbtool export ./cartpole ./table --to parquet", "steps and episodes, for datasets.load_dataset"),
     Example("rbtool export ./cartpole ./lerobot --to lerobot --fps 50", "for LeRobot, at 50 steps a second"),
+    Example(
+        "rbtool export ./cartpole ./named --to lerobot --fps 50 --robot-type cart --names action=push",
+        "with names of what the numbers are",
+    ),
     Example("rbtool export ./cartpole ./plain.h5 --dry-run --json", "what would be written, as JSON"),
 )
 

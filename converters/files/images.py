@@ -1,4 +1,4 @@
-"""PNG and JPEG images in datasets: their shape from the header alone, and their pixels, `[height, width, channels]`."""
+"""PNG, JPEG and TIFF images in datasets: their shape from the header, and their pixels `[height, width, channels]`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ Images: TypeAlias = Literal["decode", "keep", "skip"]
 Jpeg: TypeAlias = Literal["exact", "fast"]
 """How JPEG is decoded: `exact` as Pillow does, `fast` as TensorFlow does by default, with other rounding."""
 _SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
-_KINDS = ("PNG", "JPEG")
+_KINDS = ("PNG", "JPEG", "TIFF")
 _MOST_PIXELS = 1 << 24
 _FAST_LIBRARY = "simplejpeg"
 _MODES = {
     "1": ("L", "uint8", 1), "L": ("L", "uint8", 1), "LA": ("LA", "uint8", 2), "RGB": ("RGB", "uint8", 3),
     "RGBA": ("RGBA", "uint8", 4), "P": ("RGB", "uint8", 3), "PA": ("RGBA", "uint8", 4), "CMYK": ("RGB", "uint8", 3),
     "I;16": ("I;16", "uint16", 1), "I;16B": ("I;16", "uint16", 1), "I": ("I", "uint16", 1),
+    "F": ("F", "float32", 1),
 }  # fmt: skip
 """The mode to decode to, the element type and the number of channels, by Pillow's mode of the file."""
 

@@ -4,8 +4,8 @@
     data/chunk-000/file-000.parquet     one row a step, of whole episodes
     videos/KEY/chunk-000/file-000.mp4   videos that the dataset keeps, as they are
 
-Images are stored in the rows as PNG, without loss. There is no row for the observation after the last step of an
-episode.
+Images are stored in the rows as PNG, and maps of depths as TIFF, without loss. There is no row for the observation
+after the last step of an episode. What comes from LeRobot goes back as it was.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from ...core.encodings.video import CHANNELS, VideoFile, VideoIndex
+from ...core.encodings.video import CHANNELS, VideoIndex, open_video, require_pyav
 from ...core.errors import CorruptDataError, RbtoolError, SchemaError, UsageError
 from ...core.format import fs
 from ...core.format.contracts import Array
@@ -32,10 +34,38 @@ from ...core.format.files import read_regular
 from ...core.format.manifest import Dropped
 from ...core.format.syncing import NewFile
 from ...core.format.videos import VIDEO_SUFFIX, image_key, index_name, reference_keys, video_name
-from ...core.ted.schema import EPISODE, NEXT, NEXT_REWARD, SINGLETONS, Field, Key, key_name, state_keys
+from ...core.progress import counted
+from ...core.ted.episodes import Final
+from ...core.ted.schema import (
+    EPISODE,
+    NEXT,
+    NEXT_DONE,
+    NEXT_REWARD,
+    NEXT_TERMINATED,
+    NEXT_TRUNCATED,
+    SINGLETONS,
+    Field,
+    Key,
+    is_floating,
+    key_name,
+    state_keys,
+)
 from ..files.arrow import nested, parquet_writer
 from ..files.exports import FORMAT, ExportColumn, columns_of, decoded
-from .metadata import EPISODE_INDEX, FRAME_INDEX, INDEX, INFO, LANGUAGE, TASK_INDEX, TIMESTAMP, VIDEO
+from .metadata import (
+    EPISODE_INDEX,
+    FRAME_INDEX,
+    IMAGE,
+    INDEX,
+    INFO,
+    LANGUAGE,
+    SPOKEN,
+    TASK_INDEX,
+    TIMESTAMP,
+    VIDEO,
+    stated_tasks,
+)
+from .statistics import NAMES, PictureCounts, Statistics, of_all, of_episodes, sampled_frames
 
 Kind: TypeAlias = Literal["numbers", "text", "image", "video"]
 _OWN = (
@@ -45,10 +75,16 @@ _OWN = (
     (INDEX, "int64"),
     (TASK_INDEX, "int64"),
 )
-"""The columns of every dataset, which are made again."""
-MADE: frozenset[Key] = frozenset({("frame",), (TIMESTAMP,), (TASK_INDEX,), ("info", INDEX)})
+"""The columns of every dataset, which are made again, but for time stamps of LeRobot."""
+_FRAME, _STAMP = ("frame",), (TIMESTAMP,)
+MADE: frozenset[Key] = frozenset({_FRAME, _STAMP, (TASK_INDEX,), ("info", INDEX)})
 _OBSERVATION, _IMAGES = "observation", ("observation", "image")
 _CHANNELS = frozenset({1, 3, 4})
+_DEPTHS = ("uint16", "float32")
+"""The element types of maps of depths."""
+_FLAGS: dict[Key, str] = {
+    NEXT_DONE: "next.done", NEXT_TERMINATED: "next.terminated", NEXT_TRUNCATED: "next.truncated",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +102,28 @@ class ExportFeature:
         """The key of the leaf."""
         return self.column.field.key
 
-    def document(self, fps: float, names: object = None) -> dict[str, Any]:
-        """The entry in `info.json`; `names` name the numbers of a row; None where they have no names."""
+    def document(self) -> dict[str, Any]:
+        """The entry in `info.json`."""
         if self.kind == "text":
             return {"dtype": "string", "shape": [1], "names": None}
         if self.kind == "numbers":
-            return {"dtype": self.column.field.dtype, "shape": list(self.shape or (1,)), "names": names}
-        axes = ["height", "width", "channels"]
-        found: dict[str, Any] = {"dtype": self.kind, "shape": list(self.shape), "names": axes}
-        if self.kind == VIDEO:
-            found["info"] = {"video.fps": fps, "video.is_depth_map": False, "has_audio": False}
-        return found
+            return {"dtype": self.column.field.dtype, "shape": list(self.shape or (1,)), "names": None}
+        found = {"dtype": self.kind, "shape": list(self.shape), "names": ["height", "width", "channels"]}
+        return found | ({"info": {"is_depth_map": True}} if self.column.field.dtype in _DEPTHS else {})
+
+    @property
+    def is_stated_as(self) -> tuple[str, list[int]]:
+        """Element type and shape as LeRobot's metadata have them."""
+        image = (*self.shape[2:], *self.shape[:2]) if self.channels_first else self.shape
+        dtype = {"text": "string", "numbers": self.column.field.dtype}.get(self.kind, self.kind)
+        return dtype, list(image or (1,))
 
 
-def own_features() -> dict[str, dict[str, Any]]:
-    """The entries of the columns that every dataset has."""
-    return {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in _OWN}
+def _features_of(fields: tuple[Field, ...], names: Mapping[str, str]) -> tuple[list[ExportFeature], list[Dropped]]:
+    """Lay out fields as features; return also what is left out. SchemaError where two would have one name.
 
-
-def features_of(fields: tuple[Field, ...]) -> tuple[list[ExportFeature], list[Dropped]]:
-    """Lay out fields as features; return also what is left out. SchemaError where two would have one name."""
+    `names` are those that LeRobot's metadata have, by the names of keys.
+    """
     states, references = set(state_keys(fields)), set(reference_keys(fields))
     found: list[ExportFeature] = []
     dropped: list[Dropped] = []
@@ -98,7 +136,9 @@ def features_of(fields: tuple[Field, ...]) -> tuple[list[ExportFeature], list[Dr
             continue
         if column.field.dtype in ("bfloat16", "complex64", "complex128"):
             raise SchemaError(f"{column.field.name} is {column.field.dtype}, which LeRobot does not have")
-        found.append(_feature(column, key, references, states))
+        one = _feature(column, key, references, states)
+        known = names.get(key_name(image_key(key) if one.kind == "video" else key))
+        found.append(one if known is None else replace(one, name=known))
     _require_names(found)
     return found, dropped
 
@@ -109,10 +149,11 @@ def _feature(column: ExportColumn, key: Key, references: set[Key], states: set[K
         return ExportFeature(_name(image_key(key), is_image=True, is_state=True), "video", column, ())
     if column.length is not None:
         return ExportFeature(_name(key, is_image=False, is_state=key in states), "text", column, ())
-    if key in states and field.dtype == "uint8" and len(field.shape) == 3:
+    if key in states and len(field.shape) == 3 and all(field.shape):
         first = field.shape[2] not in _CHANNELS and field.shape[0] in _CHANNELS
         image = (*field.shape[1:], field.shape[0]) if first else field.shape
-        if image[2] in _CHANNELS and all(image):
+        is_depth = field.dtype in _DEPTHS and image[2] == 1 and key[:2] == _IMAGES
+        if is_depth or (field.dtype == "uint8" and image[2] in _CHANNELS):
             return ExportFeature(_name(key, is_image=True, is_state=True), "image", column, image, first)
     shape = () if key == NEXT_REWARD or (key[0] == NEXT and field.shape == (1,)) else field.shape
     return ExportFeature(_name(key, is_image=False, is_state=key in states), "numbers", column, shape)
@@ -139,26 +180,59 @@ def _require_names(found: Iterable[ExportFeature]) -> None:
 
 _DATA_MB, _VIDEO_MB, _CHUNK = 100, 200, 1000
 _DATA, _VIDEOS, _EPISODES = "data", "videos", "meta/episodes/chunk-000/file-000.parquet"
+_SUBTASKS, _MODALITY = "meta/subtasks.parquet", "meta/modality.json"
 _ROW_BYTES, _GROUP_BYTES = 40, 8 << 20
-_SAMPLED_IMAGES, _SAMPLED_VIDEOS = 64, 4
 _LARGEST = (1 << 63) - 1
 _MOST_FPS = 1e6
 _PART = re.compile(r"(?P<key>.+)\[(?P<first>[0-9]+)(?::(?P<stop>[0-9]+))?\]")
 """Where a column is in a vector, as `renamed_keys` state it: `observation[0]`, or `observation[0:3]`."""
+_OLD_TOTALS = ("total_videos", "total_chunks")
+"""What `info.json` of v3 does not have."""
+_LASTING = frozenset({"subtask", "plan", "memory", "motion"})
+"""Styles of language of which the newest one holds, until the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Consecutive episodes of the export: the first has the number `position`, its first row the index `start`."""
+
+    position: int
+    start: int
+    bounds: tuple[tuple[int, int], ...]
+    """Where the rows of each are in the dataset, half-open."""
+
+    @property
+    def lengths(self) -> Array:
+        return np.array([stop - first for first, stop in self.bounds], np.int64)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Where all rows are, in as few ranges as possible."""
+        found: list[tuple[int, int]] = []
+        for first, stop in self.bounds:
+            if found and found[-1][1] == first:
+                found[-1] = found[-1][0], stop
+            else:
+                found.append((first, stop))
+        return found
 
 
 class LerobotExporter(Sink):
     """Writes LeRobot v3.0: rows in Parquet files of about 100 MB, and kept videos as they are."""
 
     keeps_videos = True
-    option_names = frozenset({"fps"})
+    option_names = frozenset({"fps", "names", "robot_type", "modality"})
 
     def __init__(self, chosen: Chosen, name: str, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(chosen, name, options)
         self._language: ExportColumn | None = None
         self._features: list[ExportFeature] = []
+        self._flag_keys: dict[str, Key] = {}
+        self._spoken: dict[str, Any] = {}
+        self._texts: list[str] = []
         self._fps = 0.0
-        self._videos: dict[str, VideoIndex] = {}
+        self._keeps_stamps = False
+        self._tasks: dict[str, int] = {}
 
     @classmethod
     def made(cls, path: Path) -> bool:
@@ -172,29 +246,103 @@ class LerobotExporter(Sink):
 
     def prepare(self) -> None:
         """Lay out the features, and refuse what LeRobot does not have."""
-        features, dropped = features_of(self.chosen.fields)
+        named = self.chosen.reader.manifest.renamed_keys
+        names = {key: name for name, key in named.items()} if self._stated else {}
+        features, dropped = _features_of(self.chosen.fields, names)
         self.dropped += dropped
         language = [one for one in features if one.key == (LANGUAGE,) and one.kind == "text"]
         self._language = language[0].column if language else None
-        self._features = [one for one in features if one not in language]
+        order = {name: place for place, name in enumerate(self._stated)}
+        features.sort(key=lambda one: order.get(one.name, len(order)))
+        unstated = self._unstated_flags()
+        self._features = [one for one in features if one not in language and one.name not in unstated]
         self._refuse_large_numbers()
-        stated = self.options.get("fps", self._source_info.get("fps"))
+        self._state_rate()
+        count = len(self.chosen.table)
+        known = int((self.chosen.table.final != Final.REPEATED).sum())
+        if known:
+            self.notes.append(
+                f"the observation after the last step of {counted(known, 'episode')} is left out: LeRobot has no row "
+                "for it"
+            )
+        self._state_texts()
+        if self._language is None and not all(self._tasks_of(position) for position in range(count)):
+            self.notes.append(f"episodes without the text {LANGUAGE} have the task {self.name!r}")
+        self._number_tasks()
+        self._entries()
+        self._modality()
+
+    def _state_rate(self) -> None:
+        """Find the rate, and whether the time stamps are kept: those of LeRobot are, if the rate stays."""
+        source = self._source_info.get("fps")
+        stated = self.options.get("fps", source)
         known = isinstance(stated, int | float) and not isinstance(stated, bool) and 0 < stated <= _MOST_FPS
         if not known and "fps" in self.options:
             raise UsageError(f"--fps is {stated!r}, expected a number of steps a second")
         self._fps = float(stated) if known and stated is not None else 1.0
         if not known:
             self.notes.append("the rate of steps is not known: fps is 1, and timestamps count steps (--fps states it)")
+        fields = {one.key: one for one in self.chosen.fields if not one.shape}
+        stamps = fields.get(_STAMP)
+        self._keeps_stamps = stamps is not None and is_floating(stamps.dtype) and _FRAME in fields and stated == source
         if not self._source_info:
             made = [key_name(one.key) for one in self.chosen.fields if one.key in MADE]
             self.dropped += [Dropped(one, "LeRobot's column of that name is made again") for one in made]
-        count = len(self.chosen.table)
-        self.notes.append(
-            f"the observation after the last step of {count:,} episode{'s' if count != 1 else ''} is left out: LeRobot "
-            "has no row for it"
-        )
-        if self._language is None and not all(self._tasks_of(position) for position in range(count)):
-            self.notes.append(f"episodes without the text {LANGUAGE} have the task {self.name!r}")
+        elif stamps is not None:
+            changed = sum(int((~self._unbroken(one)).sum()) for one in self._blocks()) if self._keeps_stamps else -1
+            if changed:
+                which = f"of {counted(changed, 'episode')}, which lack rows," if changed > 0 else "of the other rate"
+                self.notes.append(f"time stamps {which} are made again: they count steps")
+
+    def _unbroken(self, block: _Block) -> Array:
+        """Whether the frames of each episode follow one another, as they were recorded."""
+        frames, lengths = self._read(_FRAME, block.spans), block.lengths
+        starts = np.cumsum(lengths) - lengths
+        expected = np.repeat(frames[starts], lengths) + np.arange(len(frames)) - np.repeat(starts, lengths)
+        found: Array = np.logical_and.reduceat(frames == expected, starts)
+        return found
+
+    def _unstated_flags(self) -> set[str]:
+        """The flags that LeRobot's metadata do not state, where those that they do state say the same.
+
+        A reader takes `next.done` as a termination, and ends episodes without any flag truncated.
+        """
+        self._flag_keys = {name: key for key, name in _FLAGS.items()}
+        there = self._stated.keys() & self._flag_keys.keys()
+        if not self._stated or there - {"next.done"}:
+            return set()
+        wins = any(one.key == (NEXT, "success") for one in self.chosen.fields)
+        for block in self._blocks():
+            terminated, truncated = (
+                np.flatnonzero(self._read(key, block.spans).reshape(-1)) for key in (NEXT_TERMINATED, NEXT_TRUNCATED)
+            )
+            stops = np.cumsum(block.lengths) - 1
+            if not np.array_equal(truncated, np.setdiff1d(stops, terminated)):
+                return set()
+            won = self._read((NEXT, "success"), block.spans).reshape(-1)[stops].astype(bool) if wins else stops < 0
+            if not there and not np.array_equal(terminated, stops[won]):
+                return set()
+        self._flag_keys["next.done"] = NEXT_TERMINATED
+        return self._flag_keys.keys() - there
+
+    def _state_texts(self) -> None:
+        """Find the texts of episodes that are columns of LeRobot: text, and language."""
+        texts = self.chosen.text or []
+        for name, entry in self._stated.items():
+            if entry.get("dtype") == "string" and name != LANGUAGE and texts and all(name in one for one in texts):
+                self._texts.append(name)
+            elif entry.get("dtype") == SPOKEN and any(name in one for one in texts):
+                values = [said for position in range(len(texts)) for said in self._said(name, position).values()]
+                self._spoken[name] = pa.array(values or [[]]).type
+
+    def _said(self, name: str, position: int) -> dict[int | None, list[Any]]:
+        """What an episode has as language: by frame, or the same in all rows, at None."""
+        found = parse_json((self.chosen.text or [])[position].get(name, "[]"), name)
+        if isinstance(found, dict) and all(one.isdecimal() for one in found):
+            return {int(frame): value for frame, value in found.items()}
+        if not isinstance(found, list):
+            raise CorruptDataError(f"the text {name} of episode {position} is not LeRobot's language")
+        return {None: found}
 
     def _refuse_large_numbers(self) -> None:
         """Raise SchemaError for a number that LeRobot cannot read: it makes int64 of uint64."""
@@ -210,10 +358,20 @@ class LerobotExporter(Sink):
                     )
 
     @cached_property
+    def _documents(self) -> Mapping[str, bytes]:
+        return self.chosen.reader.documents()
+
+    @cached_property
     def _source_info(self) -> Mapping[str, Any]:
-        data = self.chosen.reader.documents().get(INFO, b"{}")
-        found = parse_json(data, INFO)
+        found = parse_json(self._documents.get(INFO, b"{}"), INFO)
         return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def _stated(self) -> Mapping[str, Mapping[str, Any]]:
+        """The features of LeRobot's metadata."""
+        found = self._source_info.get("features")
+        known = found.items() if isinstance(found, dict) else ()
+        return {name: entry for name, entry in known if isinstance(entry, dict)}
 
     def size(self) -> int:
         """Bytes of the rows and of the videos."""
@@ -230,6 +388,17 @@ class LerobotExporter(Sink):
         several = parse_json(text.get(f"{LANGUAGE}s", "[]"), LANGUAGE)
         return [str(one) for one in several] if isinstance(several, list) else []
 
+    def _number_tasks(self) -> None:
+        """Number the tasks as LeRobot's metadata do, less those that no row has; annotations keep all numbers."""
+        stated = stated_tasks(self._documents)
+        used = dict.fromkeys(
+            task for position in range(len(self.chosen.table)) for task in self._tasks_of(position) or [self.name]
+        )
+        known = [stated[number] for number in sorted(stated)] if sorted(stated) == [*range(len(stated))] else []
+        if not any(one.name.startswith("annotation.") for one in self._features):
+            known = [task for task in known if task in used]
+        self._tasks = {task: number for number, task in enumerate(dict.fromkeys([*known, *used]))}
+
     def _instructions(self, start: int, stop: int) -> list[str]:
         """The tasks of rows of the dataset, where each row states its own."""
         assert self._language is not None
@@ -239,14 +408,48 @@ class LerobotExporter(Sink):
         )
         return decoded(rows, lengths, self._language.field.name)
 
+    def _entries(self) -> dict[str, dict[str, Any]]:
+        """The features in `info.json`: as LeRobot's metadata have them, where element type and shape are the same."""
+        given = _names_given(self.options.get("names") or ())
+        found: dict[str, dict[str, Any]] = {}
+        for one in self._features:
+            known = self._stated.get(one.name, {})
+            kind, shape = one.is_stated_as
+            same = known.get("dtype") == kind and (one.kind == VIDEO or known.get("shape") == shape)
+            found[one.name] = deepcopy(dict(known)) if same else one.document() | {"names": self._names_of(one)}
+        found |= {name: {"dtype": "string", "shape": [1], "names": None, **self._stated[name]} for name in self._texts}
+        found |= {name: dict(self._stated[name]) for name in self._spoken}
+        for name, dtype in _OWN:
+            entry = self._stated.get(name, {})
+            kept = self._stamp_type if name == TIMESTAMP else dtype
+            found[name] = dict(entry) if entry.get("dtype") == kept else {"dtype": kept, "shape": [1], "names": None}
+        for name, names in given.items():
+            stated = found.get(name, {}).get("shape")
+            if stated != [len(names)]:
+                vectors = [one for one, entry in found.items() if len(entry["shape"]) == 1 and one not in dict(_OWN)]
+                what = "is not one of them" if stated is None else f"has the shape {stated}"
+                raise UsageError(
+                    f"--names has {len(names)} names for {name}, which {what}", hint=f"there are {', '.join(vectors)}"
+                )
+            found[name]["names"] = names
+        for entry in found.values():
+            for about, rate in ((entry, "fps"), (entry.get("info"), "video.fps")):
+                if isinstance(about, dict) and about.get(rate, self._fps) != self._fps:
+                    about[rate] = self._rate
+        return found
+
+    @property
+    def _rate(self) -> int | float:
+        return int(self._fps) if self._fps == int(self._fps) else self._fps
+
+    @property
+    def _stamp_type(self) -> str:
+        return next(one.dtype for one in self.chosen.fields if one.key == _STAMP) if self._keeps_stamps else "float32"
+
     def _names_of(self, one: ExportFeature) -> object:
-        """The names of the numbers of a row: as LeRobot's metadata state them, or of the columns that were joined."""
-        features = self._source_info.get("features")
-        stated = features.get(one.name) if isinstance(features, dict) else None
-        if isinstance(stated, dict) and stated.get("shape") == list(one.shape or (1,)):
-            return stated.get("names")
-        if len(one.shape) != 1:
-            return None
+        """The names of the axes of an image, or of the numbers of a row: those of the columns that were joined."""
+        if one.kind != "numbers" or len(one.shape) != 1:
+            return one.document()["names"]
         found: dict[int, str] = {}
         for column, places in self.chosen.reader.manifest.renamed_keys.items():
             for place in places.split(", "):
@@ -257,149 +460,381 @@ class LerobotExporter(Sink):
                 found |= {at: f"{column}_{at - first}" for at in range(first, stop)} or {first: column}
         return [found[at] for at in range(one.shape[0])] if found.keys() == set(range(one.shape[0])) else None
 
+    def _modality(self) -> bytes | None:
+        """`meta/modality.json` for GR00T: the file that the options name, or that of the source; it has to fit."""
+        chosen = self.options.get("modality")
+        if chosen is None:
+            data = self._documents.get(_MODALITY)
+        else:
+            path = fs.expanded(chosen)
+            if not path.is_file():
+                raise UsageError(f"--modality is {chosen}, which is not a file")
+            data = read_regular(path)
+        if data is None:
+            return None
+        problem = _misfit(parse_json(data, _MODALITY), self._entries())
+        if problem is None:
+            return data
+        if chosen is not None:
+            raise UsageError(f"--modality {chosen}: {problem}")
+        self.dropped.append(Dropped(_MODALITY, problem))
+        return None
+
+    def statistics(self) -> dict[str, dict[str, Any]]:
+        """The statistics of all rows, for `stats.json`; nothing is written."""
+        self.check()
+        videos, pictures = self._open_videos(), self._no_pictures()
+        for block in self._blocks():
+            found = {name: _BlockPictures(one, block) for name, one in pictures.items()}
+            for at, piece in self._pieces(block):
+                for one in self._features:
+                    if one.kind == IMAGE:
+                        found[one.name].add(self._images(one, piece), at)
+            for position, bounds in enumerate(block.bounds, block.position):
+                videos.of(position, *bounds)
+        return self._totals(pictures | videos.totals)
+
+    def _totals(self, pictures: Mapping[str, PictureCounts]) -> dict[str, dict[str, Any]]:
+        """Return what `stats.json` has; a feature with a number that is never finite is left out."""
+        found: dict[str, Any] = {}
+        for one in self._features:
+            if one.name in pictures:
+                found[one.name] = _listed(pictures[one.name].statistics(), (-1, 1, 1))
+            elif one.kind == "numbers":
+                found[one.name] = _listed(of_all(partial(self._values, one), self.chosen.steps), one.shape or (1,))
+        for name, _ in _OWN:
+            found[name] = _listed(of_all(partial(self._own_rows, name), self.chosen.steps), (1,))
+        return {name: one for name, one in found.items() if one is not None}
+
+    def _own_rows(self, name: str) -> Iterator[Array]:
+        for block in self._blocks():
+            yield self._own(block)[name][:, None]
+
+    def _values(self, one: ExportFeature) -> Iterator[Array]:
+        """Yield the rows of numbers, `[n, width]`."""
+        for rows in self.chosen.chunks(self._flag_keys.get(one.name, one.key), one.column.bytes):
+            yield rows.reshape(len(rows), -1)
+
+    def _images(self, one: ExportFeature, piece: Iterable[tuple[int, int]]) -> Array:
+        """Read images `[n, height, width, channels]`."""
+        values = self._read(one.key, piece)
+        return np.moveaxis(values, 1, -1) if one.channels_first else values
+
+    def _no_pictures(self) -> dict[str, PictureCounts]:
+        """Counts of the values of the images in rows, which are to be filled."""
+        values = {"uint8": np.arange(256) / 255, "uint16": np.arange(1 << 16, dtype=np.float64)}
+        images = [one for one in self._features if one.kind == IMAGE]
+        return {one.name: PictureCounts(values.get(one.column.field.dtype), one.shape[2]) for one in images}
+
+    def _open_videos(self) -> _Videos:
+        return _Videos(self.chosen, [one for one in self._features if one.kind == VIDEO], self._fps)
+
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
         """Write rows, videos and, last, the metadata."""
-        fs.make_folder(target / "meta" / "episodes" / "chunk-000")
-        tasks: dict[str, int] = {}
-        statistics = {one.name: _Statistics(one) for one in self._features if one.kind != "text"}
-        videos = _Videos(self.chosen, [one for one in self._features if one.kind == "video"], self._fps)
-        episodes: list[dict[str, Any]] = []
-        start = 0
-        for number, positions in enumerate(self._files()):
-            place = {"chunk_index": number // _CHUNK, "file_index": number % _CHUNK}
-            path = target / _DATA / _numbered(place, "parquet")
-            fs.make_folder(path.parent)
-            with parquet_writer(path, self._schema) as (writer, file):
-                waiting: list[Any] = []
-                held = 0
-                for position in positions:
-                    first, stop = self.chosen.episode(position)
-                    found = self._tasks_of(position) or [self.name]
-                    numbers = [tasks.setdefault(task, len(tasks)) for task in found]
-                    episodes.append(
-                        {"episode_index": position, "tasks": found, "length": stop - first}
-                        | {f"data/{name}": value for name, value in place.items()}
-                        | {"dataset_from_index": start, "dataset_to_index": start + stop - first}
-                        | videos.of(position, first, stop)
-                        | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
-                    )
-                    for batch, size in self._batches(position, first, stop, start, found, numbers, statistics):
-                        waiting.append(batch)
-                        held += batch.nbytes
-                        if held >= _GROUP_BYTES:
-                            writer.write_table(pa.Table.from_batches(waiting))
-                            waiting, held = [], 0
-                        file.check()
-                        progress(size)
-                    start += stop - first
-                if waiting:
-                    writer.write_table(pa.Table.from_batches(waiting))
-        videos.write(target, statistics, progress)
-        self._write_metadata(target, tasks, episodes, statistics, videos.shapes)
+        fs.make_folder((target / _EPISODES).parent)
+        videos, pictures = self._open_videos(), self._no_pictures()
+        with ExitStack() as opened:
+            entries: _RowGroups | None = None
+            for number, blocks in enumerate(self._files()):
+                place = {"chunk_index": number // _CHUNK, "file_index": number % _CHUNK}
+                path = target / _DATA / _numbered(place, "parquet")
+                fs.make_folder(path.parent)
+                with parquet_writer(path, self._schema) as (writer, file), _RowGroups(writer) as rows:
+                    for block in blocks:
+                        statistics = {name: _BlockPictures(one, block) for name, one in pictures.items()}
+                        for table, size in self._tables(block, statistics):
+                            rows.add(table)
+                            file.check()
+                            progress(size)
+                        table = self._episodes_of(block, place, videos, statistics)
+                        if entries is None:
+                            episodes, _ = opened.enter_context(parquet_writer(target / _EPISODES, table.schema))
+                            entries = opened.enter_context(_RowGroups(episodes))
+                        entries.add(table)
+        videos.write(target, progress)
+        self._write_metadata(target, self._totals(pictures | videos.totals), videos)
 
-    def _files(self) -> Iterator[list[int]]:
+    def _blocks(self) -> Iterator[_Block]:
+        """Yield all episodes, as many at a time as have about 8 MB of rows."""
+        size = max(1, sum(field.row_bytes for field in self.chosen.fields))
+        bounds: list[tuple[int, int]] = []
+        rows = start = 0
+        for position in range(len(self.chosen.table)):
+            first, stop = self.chosen.episode(position)
+            if bounds and (rows + stop - first) * size > _GROUP_BYTES:
+                yield _Block(position - len(bounds), start, tuple(bounds))
+                bounds, rows, start = [], 0, start + rows
+            bounds.append((first, stop))
+            rows += stop - first
+        if bounds:
+            yield _Block(len(self.chosen.table) - len(bounds), start, tuple(bounds))
+
+    def _files(self) -> Iterator[list[_Block]]:
         """Yield the episodes of each file of rows."""
         row = _ROW_BYTES + sum(one.column.bytes for one in self._features)
-        found: list[int] = []
+        found: list[_Block] = []
         size = 0
-        for position, length in enumerate(self.chosen.table.length.tolist()):
-            if found and size + length * row > _DATA_MB << 20:
+        for block in self._blocks():
+            more = int(block.lengths.sum()) * row
+            if found and size + more > _DATA_MB << 20:
                 yield found
                 found, size = [], 0
-            found.append(position)
-            size += length * row
+            found.append(block)
+            size += more
         if found:
             yield found
 
     @cached_property
     def _schema(self) -> Any:
-        columns = [(one.name, _arrow_type(one)) for one in self._features if one.kind != "video"]
-        own = [(name, pa.from_numpy_dtype(entry["dtype"])) for name, entry in own_features().items()]
-        return pa.schema([*columns, *own])
+        columns = [(one.name, _arrow_type(one)) for one in self._features if one.kind != VIDEO]
+        columns += [(name, pa.string()) for name in self._texts] + list(self._spoken.items())
+        entries = self._entries()
+        return pa.schema([*columns, *((name, pa.from_numpy_dtype(entries[name]["dtype"])) for name, _ in _OWN)])
 
-    def _batches(
-        self,
-        position: int,
-        first: int,
-        stop: int,
-        start: int,
-        names: list[str],
-        tasks: list[int],
-        statistics: Mapping[str, _Statistics],
-    ) -> Iterator[tuple[Any, int]]:
-        """Yield the rows of an episode and how many bytes they are; `start` is the row of its first step."""
-        reader, schema = self.chosen.reader, self._schema
-        size = sum(field.row_bytes for field in self.chosen.fields)
-        rows = max(1, _GROUP_BYTES // max(1, size))
-        seen: dict[int, int] = {}
+    def _read(self, key: Key, spans: Iterable[tuple[int, int]]) -> Array:
+        parts = [self.chosen.reader.read(key, first, stop) for first, stop in spans]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _pieces(self, block: _Block) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """Yield ranges of rows of about 8 MB, with the row of the block where they begin: all, but of long episodes."""
+        size = max(1, sum(field.row_bytes for field in self.chosen.fields))
+        rows = max(1, _GROUP_BYTES // size)
+        if len(block.bounds) > 1:
+            yield 0, block.spans
+            return
+        ((first, stop),) = block.bounds
         for low in range(first, stop, rows):
-            high = min(low + rows, stop)
+            yield low - first, [(low, min(low + rows, stop))]
+
+    def _tables(self, block: _Block, pictures: Mapping[str, _BlockPictures]) -> Iterator[tuple[Any, int]]:
+        """Yield the rows of episodes, and how many bytes they are here."""
+        size = sum(field.row_bytes for field in self.chosen.fields)
+        own, said = self._own(block), self._words_of(block)
+        for at, piece in self._pieces(block):
+            count = sum(stop - first for first, stop in piece)
             arrays = []
             for one in self._features:
-                if one.kind == "video":
-                    continue
-                values = reader.read(one.key, low, high)
-                if one.kind == "text" and one.column.length is not None:
-                    lengths = reader.read(one.column.length.key, low, high)
-                    arrays.append(pa.array(decoded(values, lengths, one.name), pa.string()))
-                    continue
-                values = np.moveaxis(values, 1, -1) if one.channels_first else values
-                statistics[one.name].add(values)
-                arrays.append(
-                    _png(values)
-                    if one.kind == "image"
-                    else _numbers(values.reshape(len(values), *one.shape), one.shape)
-                )
-            frame = np.arange(low - first, high - first)
-            task = self._task_numbers(low, high, names, tasks, seen)
-            own = (
-                (frame / self._fps).astype(np.float32), frame, np.full(high - low, position), start + frame, task,
-            )  # fmt: skip
-            arrays += [pa.array(one) for one in own]
-            yield pa.record_batch(arrays, schema=schema), size * (high - low)
+                if one.kind == IMAGE:
+                    values = self._images(one, piece)
+                    pictures[one.name].add(values, at)
+                    arrays.append(_encoded(values))
+                elif one.kind == "text" and one.column.length is not None:
+                    texts = self._read(one.key, piece), self._read(one.column.length.key, piece)
+                    arrays.append(pa.array(decoded(*texts, one.name), pa.string()))
+                elif one.kind == "numbers":
+                    arrays.append(_numbers(self._flat(one, piece).reshape(count, *one.shape), one.shape))
+            arrays += [one[at : at + count] for one in said]
+            arrays += [pa.array(own[name][at : at + count]) for name, _ in _OWN]
+            yield pa.Table.from_arrays(arrays, schema=self._schema), size * count
 
-    def _task_numbers(self, low: int, high: int, names: list[str], tasks: list[int], seen: dict[int, int]) -> Array:
+    def _flat(self, one: ExportFeature, spans: Iterable[tuple[int, int]]) -> Array:
+        """Read numbers, `[n, width]`."""
+        values = self._read(self._flag_keys.get(one.name, one.key), spans)
+        return values.reshape(len(values), -1)
+
+    def _flats(self, one: ExportFeature, pieces: Iterable[Iterable[tuple[int, int]]]) -> Iterator[Array]:
+        for piece in pieces:
+            yield self._flat(one, piece)
+
+    def _statistics_of(self, block: _Block) -> dict[str, Statistics]:
+        """The statistics of the numbers of each episode."""
+        found, own = {}, self._own(block)
+        pieces = [piece for _, piece in self._pieces(block)]
+        for one in self._features:
+            if one.kind == "numbers" and len(pieces) == 1:
+                found[one.name] = of_episodes(self._flat(one, pieces[0]), block.lengths)
+            elif one.kind == "numbers":
+                long = of_all(partial(self._flats, one, pieces), int(block.lengths[0]))
+                found[one.name] = {name: values[None] for name, values in long.items()}
+        return found | {name: of_episodes(own[name][:, None], block.lengths) for name, _ in _OWN}
+
+    def _own(self, block: _Block) -> dict[str, Array]:
+        """The columns that every dataset has."""
+        lengths = block.lengths
+        starts = np.cumsum(lengths) - lengths
+        count = int(lengths.sum())
+        frames = np.arange(count) - np.repeat(starts, lengths)
+        stamps = (frames / self._fps).astype(self._stamp_type)
+        if self._keeps_stamps:
+            stored, kept = self._read(_STAMP, block.spans), np.repeat(self._unbroken(block), lengths)
+            shifts = self._shifts(block)
+            moved = np.where(np.repeat(shifts, lengths) == 0, stored, stored - np.repeat(shifts, lengths))
+            stamps = np.where(kept, moved, stamps).astype(self._stamp_type)
+        positions = np.repeat(np.arange(len(lengths)) + block.position, lengths)
+        tasks = [self._task_numbers(block.position + at, *bounds) for at, bounds in enumerate(block.bounds)]
+        return {
+            TIMESTAMP: stamps, FRAME_INDEX: frames, EPISODE_INDEX: positions, INDEX: block.start + np.arange(count),
+            TASK_INDEX: np.concatenate(tasks),
+        }  # fmt: skip
+
+    def _shifts(self, block: _Block) -> Array:
+        """By how much kept time stamps are earlier than stored ones: episodes that lost their first rows begin at 0."""
+        firsts = np.concatenate([self.chosen.reader.read(_FRAME, first, first + 1) for first, _ in block.bounds])
+        return firsts / self._fps
+
+    def _words_of(self, block: _Block) -> list[Any]:
+        """The columns of the texts and of the language of episodes."""
+        texts = self.chosen.text or []
+        found = []
+        for name in self._texts:
+            words = [texts[block.position + at][name] for at in range(len(block.bounds))]
+            found.append(pa.array(np.repeat(np.array(words, object), block.lengths), pa.string()))
+        for name, kind in self._spoken.items():
+            rows: list[Any] = []
+            for at, (first, stop) in enumerate(block.bounds):
+                said = self._said(name, block.position + at)
+                if None in said:
+                    rows += [self._from(said[None], first)] * (stop - first)
+                else:
+                    frames = self.chosen.reader.read(_FRAME, first, stop).tolist()
+                    rows += [self._from(said.get(frame, []), first) for frame in frames]
+            found.append(pa.array(rows, kind))
+        return found
+
+    def _from(self, said: list[Any], first: int) -> list[Any]:
+        """What is said in rows that begin at row `first` of the dataset: times count from there, as the rows' do."""
+        shift = float(self.chosen.reader.read(_FRAME, first, first + 1)[0]) / self._fps if said else 0.0
+        if not shift or not all(isinstance(one, dict) and "timestamp" in one for one in said):
+            return said
+        found: list[Any] = []
+        newest: dict[Any, int] = {}
+        for one in said:
+            moved = one | {"timestamp": max(0.0, one["timestamp"] - shift)}
+            same = tuple(json.dumps(one.get(name)) for name in ("style", "role", "camera"))
+            if not moved["timestamp"] and one.get("style") in _LASTING and same in newest:
+                found[newest[same]] = moved
+                continue
+            newest[same] = len(found)
+            found.append(moved)
+        return found
+
+    def _task_numbers(self, position: int, first: int, stop: int) -> Array:
         """The number of the task of each row: of several, they are in the order in which `task_index` has them."""
-        if len(tasks) == 1:
-            return np.full(high - low, tasks[0])
         if self._language is not None:
-            numbers = dict(zip(names, tasks, strict=True))
-            return np.array([numbers[one] for one in self._instructions(low, high)], np.int64)
-        if all(field.key != ("task_index",) for field in self.chosen.fields):
+            return np.array([self._tasks[one] for one in self._instructions(first, stop)], np.int64)
+        tasks = [self._tasks[one] for one in self._tasks_of(position) or [self.name]]
+        if len(tasks) == 1:
+            return np.full(stop - first, tasks[0])
+        if all(field.key != (TASK_INDEX,) for field in self.chosen.fields):
             raise SchemaError("episodes have several tasks, and no task_index states which of them a row has")
-        stored = self.chosen.reader.read(("task_index",), low, high).tolist()
-        for one in stored:
-            seen.setdefault(one, len(seen))
+        stored = self.chosen.reader.read((TASK_INDEX,), first, stop)
+        seen = {one: place for place, one in enumerate(dict.fromkeys(stored.tolist()))}
         if len(seen) > len(tasks):
             raise SchemaError("an episode has more values of task_index than tasks")
-        return np.array([tasks[seen[one]] for one in stored], np.int64)
+        return np.array([tasks[seen[one]] for one in stored.tolist()], np.int64)
 
-    def _write_metadata(
-        self,
-        target: Path,
-        tasks: Mapping[str, int],
-        episodes: list[dict[str, Any]],
-        statistics: Mapping[str, _Statistics],
-        shapes: Mapping[str, tuple[int, ...]],
-    ) -> None:
-        _write_table(target / _EPISODES, pa.Table.from_pylist(episodes))
-        _write_table(target / "meta" / "tasks.parquet", _task_table(tasks))
-        features = {one.name: one.document(self._fps, self._names_of(one)) for one in self._features}
-        for name, shape in shapes.items():
-            features[name]["shape"] = list(shape)
-        document = {
-            "codebase_version": "v3.0", "robot_type": self._source_info.get("robot_type"),
-            "total_episodes": len(episodes), "total_frames": self.chosen.steps, "total_tasks": len(tasks),
-            "chunks_size": _CHUNK, "data_files_size_in_mb": _DATA_MB, "video_files_size_in_mb": _VIDEO_MB,
-            "fps": int(self._fps) if self._fps == int(self._fps) else self._fps,
-            "splits": {"train": f"0:{len(episodes)}"},
-            "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
-            "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4" if shapes else None,
-            "features": features | own_features(), "exported_by": FORMAT,
+    def _episodes_of(
+        self, block: _Block, place: Mapping[str, int], videos: _Videos, pictures: Mapping[str, _BlockPictures]
+    ) -> Any:
+        """What the metadata state about episodes, a row each."""
+        lengths, count = block.lengths, len(block.bounds)
+        starts = block.start + np.cumsum(lengths) - lengths
+        positions = range(block.position, block.position + count)
+        columns: dict[str, Any] = {
+            "episode_index": np.array(positions), "tasks": [self._tasks_of(one) or [self.name] for one in positions],
+            "length": lengths,
         }  # fmt: skip
-        found = {name: one.document() for name, one in statistics.items() if one.count}
-        fs.write_file(target / "meta" / "stats.json", (dump_json(found, indent=1) + "\n").encode())
+        columns |= {f"data/{name}": np.full(count, value) for name, value in place.items()}
+        columns |= {"dataset_from_index": starts, "dataset_to_index": starts + lengths}
+        of_each = [videos.of(position, *bounds) for position, bounds in zip(positions, block.bounds, strict=True)]
+        for name in videos.names:
+            for what in _PLACE:
+                columns[f"videos/{name}/{what}"] = [places[name][what] for places, _ in of_each]
+        found = self._statistics_of(block) | {name: one.statistics() for name, one in pictures.items()}
+        for name in videos.names:
+            found[name] = {one: np.stack([known[name][one] for _, known in of_each]) for one in NAMES}
+        shapes = {one.name: (-1, 1, 1) if one.kind in (IMAGE, VIDEO) else one.shape or (1,) for one in self._features}
+        for name, known in found.items():
+            for one in NAMES:
+                shape = (1,) if one == "count" else shapes.get(name, (1,))
+                columns[f"stats/{name}/{one}"] = nested(known[one].reshape(count, *shape))
+        columns |= {"meta/episodes/chunk_index": np.zeros(count, np.int64)}
+        columns |= {"meta/episodes/file_index": np.zeros(count, np.int64)}
+        return pa.table(columns)
+
+    def _write_metadata(self, target: Path, statistics: Mapping[str, Any], videos: _Videos) -> None:
+        _write_table(target / "meta" / "tasks.parquet", _task_table(self._tasks))
+        features = self._entries()
+        unknown = {name for name in videos.names if features[name].get("info") is None}
+        for name, about in videos.described(self._rate).items() if unknown else ():
+            features[name] |= about if name in unknown else {}
+        subtasks = self._documents.get(_SUBTASKS)
+        for name, data in (
+            (_SUBTASKS, subtasks if "subtask_index" in features else None),
+            (_MODALITY, self._modality()),
+        ):
+            if data is not None:
+                fs.write_file(target / name, data)
+        kept = {name: value for name, value in self._source_info.items() if name not in _OLD_TOTALS}
+        count = len(self.chosen.table)
+        document = kept | {
+            "codebase_version": "v3.0", "robot_type": self.options.get("robot_type", kept.get("robot_type")),
+            "total_episodes": count, "total_frames": self.chosen.steps, "total_tasks": len(self._tasks),
+            "chunks_size": _CHUNK, "data_files_size_in_mb": _DATA_MB, "video_files_size_in_mb": _VIDEO_MB,
+            "fps": self._rate, "splits": {"train": f"0:{count}"},
+            "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+            "video_path": (
+                "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4" if videos.names else None
+            ),
+            "features": features, "exported_by": FORMAT,
+        }  # fmt: skip
+        fs.write_file(target / "meta" / "stats.json", (dump_json(statistics, indent=1) + "\n").encode())
         fs.write_file(target / INFO, (dump_json(document, indent=4) + "\n").encode())
+
+
+_PLACE = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
+
+
+class _RowGroups:
+    """Writes tables as groups of rows of about 8 MB."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._waiting: list[Any] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def add(self, table: Any) -> None:
+        """Write a table, at once or later."""
+        self._waiting.append(table)
+        if sum(one.nbytes for one in self._waiting) >= _GROUP_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        if self._waiting:
+            self._writer.write_table(pa.concat_tables(self._waiting).combine_chunks())
+            self._waiting = []
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self._write()
+
+
+class _BlockPictures:
+    """Counts of the values of sampled images of each episode of a block; `total` gets all of them."""
+
+    def __init__(self, total: PictureCounts, block: _Block) -> None:
+        self._total = total
+        self._parts = [total.empty() for _ in block.bounds]
+        starts = np.cumsum(block.lengths) - block.lengths
+        frames = [at + sampled_frames(length) for at, length in zip(starts, block.lengths.tolist(), strict=True)]
+        self._frames, sizes = np.concatenate(frames), [len(one) for one in frames]
+        self._owners = np.repeat(np.arange(len(frames)), sizes)
+
+    def add(self, images: Array, at: int) -> None:
+        """Take images into account, the first of which is the row `at` of the block."""
+        there = (self._frames >= at) & (self._frames < at + len(images))
+        for owner in np.unique(self._owners[there]).tolist():
+            part = self._total.empty()
+            part.add(images[self._frames[there & (self._owners == owner)] - at])
+            self._parts[owner].merge(part)
+            self._total.merge(part)
+
+    def statistics(self) -> Statistics:
+        """The statistics of each episode."""
+        found = [one.statistics() for one in self._parts]
+        return {name: np.stack([one[name] for one in found]) for name in NAMES}
 
 
 class _Videos:
@@ -407,20 +842,23 @@ class _Videos:
 
     def __init__(self, chosen: Chosen, features: list[ExportFeature], fps: float) -> None:
         self._chosen, self._features, self._fps = chosen, features, fps
+        self.names = [one.name for one in features]
         self._contents = chosen.reader.videos()
         self._numbers: dict[str, dict[int, int]] = {one.name: {} for one in features}
         self._indexes: dict[int, VideoIndex] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.totals: dict[str, PictureCounts] = {}
 
-    def of(self, position: int, first: int, stop: int) -> dict[str, Any]:
-        """Return what the metadata state about the videos of an episode."""
-        found: dict[str, Any] = {}
+    def of(self, position: int, first: int, stop: int) -> tuple[dict[str, dict[str, Any]], dict[str, Statistics]]:
+        """Return what the metadata state about the videos of an episode: the places, and the statistics of frames."""
+        found: dict[str, dict[str, Any]] = {}
+        statistics: dict[str, Statistics] = {}
         for one in self._features:
             rows = self._chosen.reader.read(one.key, first, stop)
             ids, frames = np.unique(rows[:, 0]).tolist(), rows[:, 1]
             if len(ids) != 1:
                 raise SchemaError(f"episode {position} refers to {len(ids)} videos of {one.name}, LeRobot has one")
-            times = self._index(ids[0]).times
+            index = self._index(ids[0])
+            times = index.times
             if not (frames.min() >= 0 and frames.max() < len(times)):
                 raise CorruptDataError(f"episode {position} refers to frames that a video of {one.name} does not have")
             start = float(times[frames[0]])
@@ -428,12 +866,26 @@ class _Videos:
             if (drift >= 0.5 / self._fps).any():
                 raise SchemaError(f"episode {position} has frames of {one.name} that are not {self._fps:g} a second")
             number = self._numbers[one.name].setdefault(ids[0], len(self._numbers[one.name]))
-            values = {
+            found[one.name] = {
                 "chunk_index": number // _CHUNK, "file_index": number % _CHUNK, "from_timestamp": start,
                 "to_timestamp": start + len(frames) / self._fps,
             }  # fmt: skip
-            found |= {f"videos/{one.name}/{name}": value for name, value in values.items()}
-        return found
+            with open_video(self._file(ids[0]), partial(self._index, ids[0])) as video:
+                images = video.read(frames[sampled_frames(len(frames))])
+            if one.name not in self.totals:
+                values = np.arange(256) / 255 if index.depth is None else index.depth.table.astype(np.float64)
+                self.totals[one.name] = PictureCounts(values, images.shape[-1])
+            counts = self.totals[one.name].empty()
+            counts.add(images)
+            self.totals[one.name].merge(counts)
+            statistics[one.name] = counts.statistics()
+        return found, statistics
+
+    def _file(self, number: int) -> Path:
+        content = self._contents.get(video_name(number))
+        if isinstance(content, bytes) or content is None:
+            raise RbtoolError(f"{video_name(number)} is not a file")
+        return content
 
     def _index(self, number: int) -> VideoIndex:
         if number not in self._indexes:
@@ -444,22 +896,28 @@ class _Videos:
             self._indexes[number] = VideoIndex.from_bytes(data, index_name(number))
         return self._indexes[number]
 
-    def write(self, target: Path, statistics: Mapping[str, _Statistics], progress: Callable[[int], None]) -> None:
-        """Copy the files, note the shapes of their frames, and take some of them into account."""
+    def described(self, rate: float) -> dict[str, dict[str, Any]]:
+        """Return the shape of each feature and what there is to say about its first video."""
+        found = {}
+        for name, numbers in self._numbers.items():
+            with require_pyav().open(str(self._file(next(iter(numbers))))) as container:
+                context = container.streams.video[0].codec_context
+                about = {
+                    "video.height": context.height, "video.width": context.width, "video.fps": rate,
+                    "video.codec": context.codec.canonical_name, "video.pix_fmt": context.pix_fmt,
+                    "video.channels": CHANNELS, "has_audio": bool(container.streams.audio), "is_depth_map": False,
+                }  # fmt: skip
+                found[name] = {"shape": [context.height, context.width, CHANNELS], "info": about}
+        return found
+
+    def write(self, target: Path, progress: Callable[[int], None]) -> None:
+        """Copy the files."""
         for name, numbers in self._numbers.items():
             for identity, number in numbers.items():
-                content = self._contents[video_name(identity)]
-                if isinstance(content, bytes):
-                    raise RbtoolError(f"{video_name(identity)} is not a file")
-                if number < _SAMPLED_VIDEOS:
-                    with VideoFile(content, self._index(identity)) as video:
-                        self.shapes.setdefault(name, video.shape)
-                        some = np.linspace(0, len(video) - 1, _SAMPLED_IMAGES // _SAMPLED_VIDEOS).astype(np.int64)
-                        statistics[name].add(video.read(np.unique(some)))
                 place = {"chunk_index": number // _CHUNK, "file_index": number % _CHUNK}
                 file = NewFile(target / _VIDEOS / name / _numbered(place, "mp4"))
                 try:
-                    with content.open("rb") as opened:
+                    with self._file(identity).open("rb") as opened:
                         while data := opened.read(1 << 20):
                             file.append(memoryview(data))
                             progress(len(data))
@@ -468,43 +926,46 @@ class _Videos:
                     file.close()
 
 
-class _Statistics:
-    """The least, the largest, the mean and the deviation of a feature; of images, by channel and of a sample."""
+def _listed(found: Statistics, shape: tuple[int, ...]) -> dict[str, Any] | None:
+    """Return statistics as `stats.json` has them; None where a number has no finite value."""
+    if not all(np.isfinite(values).all() for values in found.values()):
+        return None
+    return {name: values.reshape((1,) if name == "count" else shape).tolist() for name, values in found.items()}
 
-    def __init__(self, feature: ExportFeature) -> None:
-        self._is_image = feature.kind in ("image", "video")
-        channels = feature.shape[2] if len(feature.shape) == 3 else CHANNELS
-        self._shape = (channels, 1, 1) if self._is_image else (feature.shape or (1,))
-        self.count = 0
-        self._seen = 0
-        self._sums = [np.zeros(self._shape, np.float64) for _ in range(2)]
-        self._bounds: tuple[Array, Array] | None = None
 
-    def add(self, rows: Array) -> None:
-        """Take rows into account."""
-        values = rows.astype(np.float64)
-        if self._is_image:
-            if self._seen >= _SAMPLED_IMAGES:
-                return
-            values = values[: _SAMPLED_IMAGES - self._seen] / 255
-            self._seen += len(values)
-            values = values.reshape(-1, values.shape[-1])
-        values = values.reshape(len(values), *self._shape)
-        low, high = values.min(axis=0), values.max(axis=0)
-        if self._bounds is not None:
-            low, high = np.minimum(low, self._bounds[0]), np.maximum(high, self._bounds[1])
-        self._bounds = low, high
-        self._sums = [self._sums[0] + values.sum(axis=0), self._sums[1] + (values**2).sum(axis=0)]
-        self.count += len(values)
+def _names_given(pairs: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of numbers by feature from pairs like `action=x,y,z`."""
+    found = {}
+    for pair in pairs:
+        name, equals, names = pair.partition("=")
+        if not equals or not all(one.strip() for one in names.split(",")):
+            raise UsageError(f"--names is {pair!r}, expected a feature and its names, like action=x,y,gripper")
+        found[name.strip()] = [one.strip() for one in names.split(",")]
+    return found
 
-    def document(self) -> dict[str, Any]:
-        """The entry in `stats.json`."""
-        assert self._bounds is not None
-        mean = self._sums[0] / self.count
-        deviation = np.sqrt(np.maximum(self._sums[1] / self.count - mean**2, 0))
-        count = self._seen if self._is_image else self.count
-        found = {"min": self._bounds[0], "max": self._bounds[1], "mean": mean, "std": deviation}
-        return {name: value.tolist() for name, value in found.items()} | {"count": [count]}
+
+def _misfit(document: Any, features: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return why a `modality.json` does not fit these features; None if it does."""
+    if not isinstance(document, dict):
+        return "it is not an object"
+    defaults = {"state": "observation.state", "action": "action", "video": "", "annotation": ""}
+    for kind, usual in defaults.items():
+        groups = document.get(kind, {})
+        if not isinstance(groups, dict) or not all(isinstance(one, dict) for one in groups.values()):
+            return f"{kind} is not an object of objects"
+        for name, group in groups.items():
+            key = group.get("original_key", usual or f"{kind}.{name}")
+            if key not in features:
+                return f"{kind} {name} is of {key}, which is not a feature"
+            if usual and not _is_range(group.get("start"), group.get("end"), features[key]["shape"]):
+                span = f"{group.get('start')}:{group.get('end')}"
+                return f"{kind} {name} has the range {span} of {key}, whose shape is {features[key]['shape']}"
+    return None
+
+
+def _is_range(start: Any, stop: Any, shape: Sequence[int]) -> bool:
+    whole = all(isinstance(one, int) and not isinstance(one, bool) for one in (start, stop))
+    return whole and len(shape) == 1 and 0 <= start < stop <= shape[0]
 
 
 def _numbered(place: Mapping[str, int], suffix: str) -> str:
@@ -532,13 +993,15 @@ def _numbers(values: Array, shape: tuple[int, ...]) -> Any:
     return flat if shape in ((), (1,)) else pa.FixedSizeListArray.from_arrays(flat, shape[0])
 
 
-def _png(images: Array) -> Any:
+def _encoded(images: Array) -> Any:
+    """Encode images without loss: as PNG, and maps of depths as TIFF."""
     from PIL import Image  # needed only where there are images
 
     found = []
+    kind = ("PNG", {"compress_level": 1}) if images.dtype == np.uint8 else ("TIFF", {})
     for image in images:
         out = io.BytesIO()
-        Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(out, "PNG", compress_level=1)
+        Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(out, kind[0], **kind[1])
         found.append({"bytes": out.getvalue(), "path": None})
     return pa.array(found, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 

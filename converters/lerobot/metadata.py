@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ...core.encodings.video import DepthCode
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
 from ...core.format.documents import parse_json
@@ -29,10 +30,13 @@ from ..files.images import Images
 
 INFO = "meta/info.json"
 VERSIONS = ("v2.0", "v2.1", "v3.0")
-IMAGE, VIDEO = "image", "video"
+IMAGE, VIDEO, SPOKEN = "image", "video", "language"
 _POINTER = b"version https://git-lfs"
 _MOST_DIMENSIONS = 8
 _LARGEST = 1 << 28
+_DEEPEST = 1e9
+_MOST_METRES = 65.535
+"""What uint16 holds in millimetres."""
 _FIELDS = frozenset({"episode_chunk", "episode_index", "chunk_index", "file_index", "video_key"})
 _FOLDERS = ("videos", "video")
 """The folder of videos, and the name that some recorders give it."""
@@ -47,6 +51,8 @@ class Feature:
     shape: tuple[int, ...]
     names: tuple[str, ...] = ()
     is_depth: bool = False
+    depth: DepthCode | None = None
+    """What the values of frames are, in a video of depths."""
 
     @property
     def is_visual(self) -> bool:
@@ -167,8 +173,22 @@ def _feature(path: Path, name: str, entry: Any) -> Feature:
     names = entry.get("names")
     named = tuple(names) if isinstance(names, list) and all(isinstance(one, str) for one in names) else ()
     about = entry.get("info") if isinstance(entry.get("info"), dict) else entry.get("video_info")
-    is_depth = isinstance(about, dict) and bool(about.get("video.is_depth_map"))
-    return Feature(name, entry["dtype"], tuple(sizes), named, is_depth)
+    is_depth = isinstance(about, dict) and bool(about.get("is_depth_map") or about.get("video.is_depth_map"))
+    depth = _depth_code(path, name, about or {}) if is_depth and entry["dtype"] == VIDEO else None
+    return Feature(name, entry["dtype"], tuple(sizes), named, is_depth, depth)
+
+
+def _depth_code(path: Path, name: str, about: Mapping[str, Any]) -> DepthCode | None:
+    """Return what the codes of a video of depths stand for; None for a video of colors."""
+    if not str(about.get("video.pix_fmt")).startswith("gray12"):
+        return None
+    numbers = [about.get(f"video.{one}") for one in ("depth_min", "depth_max", "shift")]
+    logarithmic, unit = about.get("video.use_log"), about.get("depth_unit")
+    known = all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers)
+    low, high, shift = [float(one or 0) for one in numbers] if known else [0.0] * 3
+    if not 0 <= low < high < _DEEPEST or not 0 < low + shift < _DEEPEST or logarithmic not in (True, False):
+        raise FormatError(f"{path}: the feature {name!r} is a video of depths, and its range makes no sense: {numbers}")
+    return DepthCode(low, high, shift, logarithmic, unit == "mm" and high < _MOST_METRES)
 
 
 def _template(path: Path, name: str, value: Any) -> str:
@@ -249,8 +269,21 @@ class FrameEpisode:
 
 def read_tasks(info: DatasetInfo) -> dict[int, str]:
     """Return the tasks by number; none where there is no file of them."""
+    return _tasks_in(_task_rows(info))
+
+
+def stated_tasks(documents: Mapping[str, bytes]) -> dict[int, str]:
+    """Return the tasks by number that the documents of a dataset state; none where those have none."""
+    lines = documents.get(_TASKS_LINES, b"").splitlines()
+    rows = [parse_json(line, _TASKS_LINES) for line in lines if line.strip()]
+    if _TASKS in documents:
+        rows = pq.read_table(pa.BufferReader(documents[_TASKS])).to_pylist()
+    return _tasks_in((INFO, row) for row in rows)
+
+
+def _tasks_in(rows: Iterable[tuple[str, dict[str, Any]]]) -> dict[int, str]:
     found: dict[int, str] = {}
-    for place, row in _task_rows(info):
+    for place, row in rows:
         number, text = row.get("task_index"), next((row[name] for name in _TEXT_COLUMNS if name in row), None)
         if isinstance(number, bool) or not isinstance(number, int) or not isinstance(text, str):
             raise FormatError(f"{place} has no task_index and task")
@@ -431,6 +464,7 @@ class FeatureColumns:
     dropped: list[Dropped] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)
     text: list[str] = field(default_factory=list)
+    language: list[str] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
 
     @property
@@ -489,7 +523,9 @@ def columns_of(info: DatasetInfo, stored: Mapping[str, str], images: Images) -> 
             if name == NEXT_SUCCESS:
                 found.columns.append(_column(feature, ("success",), "info", "result", "bool", ()))
         elif feature.is_visual:
-            _add_image(found, feature, keep=images == "keep" and feature.dtype == VIDEO)
+            _add_image(found, feature, stored.get(name), keep=images == "keep" and feature.dtype == VIDEO)
+        elif feature.dtype == SPOKEN and stored.get(name, SPOKEN) == SPOKEN:
+            found.language += [name] * (name in stored)
         elif name not in stored:
             raise FormatError(
                 f"{info.root}: {INFO} has the feature {name!r}, of which the files of rows have no column"
@@ -504,19 +540,21 @@ def columns_of(info: DatasetInfo, stored: Mapping[str, str], images: Images) -> 
     return found
 
 
-def _add_image(found: FeatureColumns, feature: Feature, *, keep: bool) -> None:
+def _add_image(found: FeatureColumns, feature: Feature, stored: str | None, *, keep: bool) -> None:
+    shape, dtype = feature.shape, "uint8"
+    channels = (1,) if feature.depth else (3,) if feature.dtype == VIDEO else (1, 3, 4)
     if feature.is_depth:
-        found.dropped.append(Dropped(feature.name, "it is a map of depths, which its video holds as colors"))
-        return
-    shape = feature.shape
-    channels = (3,) if feature.dtype == VIDEO else (1, 3, 4)
+        if feature.dtype == VIDEO and feature.depth is None:
+            found.dropped.append(Dropped(feature.name, "it is a map of depths, which its video holds as colors"))
+            return
+        dtype = str(feature.depth.table.dtype) if feature.depth else stored or dtype
     if len(shape) != 3 or not all(shape) or not {shape[0], shape[2]} & set(channels):
         found.dropped.append(Dropped(feature.name, f"{list(shape)} is not the shape of an image with channels"))
         return
     first = feature.names[0] in ("channel", "channels", "c") if feature.names else shape[2] not in channels
     key = _key_of(feature.name)
     _note(found, feature.name, key)
-    pixels = Field(key, "uint8", shape, "observation")
+    pixels = Field(key, dtype, shape, "observation")
     field = reference_field(pixels) if keep else pixels
     found.columns.append(FeatureColumn(feature, field, "state", first, keep))
 

@@ -12,10 +12,10 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +36,7 @@ from ...core.remote.hub import HubRepositorySource
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD
 from ..files.arrow import require_bounded_parquet
-from ..files.images import ImageForm, Images, decode_image, require_images
+from ..files.images import ImageForm, Images, decode_image, image_form, require_images
 from ..files.readers import EndMeaning, SurveyedReader, meaning_of_ends, refuse_ends
 from .metadata import (
     EPISODE_INDEX,
@@ -49,6 +49,7 @@ from .metadata import (
     NEXT_SUCCESS,
     NEXT_TERMINATED,
     NEXT_TRUNCATED,
+    SPOKEN,
     TASK_INDEX,
     TIMESTAMP,
     VIDEO,
@@ -231,18 +232,22 @@ def _require_values(values: Any, name: str, path: Path) -> None:
 
 
 def column_images(table: Any, column: FeatureColumn, path: Path, start: int) -> Array:
-    """Decode a column of structs with the bytes of images into uint8 `[rows, *shape]`; `start` is the first row."""
+    """Decode a column of structs with the bytes of images into `[rows, *shape]`; `start` is the first row."""
     shape = column.field.shape
     height, width, channels = (*shape[1:], shape[0]) if column.channels_first else shape
-    form = ImageForm("uint8", (height, width, channels))
-    images = np.empty((table.num_rows, *shape), np.uint8)
+    form = ImageForm(column.field.dtype, (height, width, channels))
+    images = np.empty((table.num_rows, *shape), column.field.numpy)
     for row, value in enumerate(column_of(table, column.name).to_pylist()):
         what = f"{path}: {column.name!r}, row {start + row:,}"
-        data = value.get("bytes") if isinstance(value, dict) else value
-        if not isinstance(data, bytes) or not data:
-            raise FormatError(f"{what} has no bytes of an image")
-        images[row] = as_stated(decode_image(data, form, what), column, what)
+        images[row] = as_stated(decode_image(_image_bytes(value, what), form, what), column, what)
     return images
+
+
+def _image_bytes(value: Any, what: str) -> bytes:
+    data = value.get("bytes") if isinstance(value, dict) else value
+    if not isinstance(data, bytes) or not data:
+        raise FormatError(f"{what} has no bytes of an image")
+    return data
 
 
 WITHOUT_IMAGES = f"--images skip takes the steps without images{LEAVES_OUT}"
@@ -326,7 +331,8 @@ class VideoSurvey:
             if not column.is_kept:
                 return FoundVideo(video.stated_frames)
             as_stated(np.empty((0, *video.shape), np.uint8), column, str(path))
-            return FoundVideo(len(video), video_id(digest_file(path)), video.index)
+            index = replace(video.index, depth=column.feature.depth)
+            return FoundVideo(len(video), video_id(digest_file(path)), index)
 
     def found(self) -> dict[str, FoundVideo]:
         """Return the videos that can be read, by path."""
@@ -375,7 +381,7 @@ class EpisodeVideos(Closing):
         self._frames: dict[str, tuple[int, Array]] = {}
 
     def read(self, episode: FrameEpisode, column: FeatureColumn, start: int, stop: int) -> Array:
-        """Decode the frames of rows `[start, stop)` into uint8 `[rows, *shape]`; of a kept video, refer to them.
+        """Decode the frames of rows `[start, stop)` into `[rows, *shape]`; of a kept video, refer to them.
 
         References are int64 `[rows, 2]`: the id of the file, and the frame.
         """
@@ -392,7 +398,8 @@ class EpisodeVideos(Closing):
             self._frames.pop(column.name, None)
         as_stated(np.empty((0, *video.shape), np.uint8), column, str(video.path))
         frames = self._frames_of(episode, column.name, video.index)
-        return as_stated(video.read(frames[start:stop]), column, str(video.path))
+        images, depth = video.read(frames[start:stop]), column.feature.depth
+        return as_stated(images if depth is None else depth.depths(images), column, str(video.path))
 
     def _frames_of(self, episode: FrameEpisode, name: str, index: VideoIndex) -> Array:
         known = self._frames.get(name)
@@ -424,6 +431,10 @@ class FoundDataset:
     notes: list[str] = field(default_factory=list)
 
 
+Spoken: TypeAlias = list[tuple[int, int, list[Any]]]
+"""The language of rows that follow one another: the first frame, the number of frames, and what all of them have."""
+
+
 @dataclass
 class _FrameRun:
     """Rows of one episode in one file; `tasks` and `text` hold what they have, in the order of the first rows."""
@@ -435,6 +446,7 @@ class _FrameRun:
     done: bool
     tasks: list[int]
     text: dict[str, list[str]]
+    language: dict[str, Spoken]
     problem: RbtoolError | None = None
 
 
@@ -505,6 +517,7 @@ class DatasetSurvey:
         with RowsFile(info.root / path) as file:
             known = info.features.keys()
             stored = {one.name: stored_form(one.type) for one in file.schema}
+            stored |= self._special_forms(file)
             for name in (EPISODE_INDEX, FRAME_INDEX):
                 if name not in stored:
                     raise FormatError(f"{file.path} has no column {name!r}")
@@ -518,10 +531,24 @@ class DatasetSurvey:
             self._others.update(stored.keys() - self._stored.keys() - known)
             small = [name for name in (TIMESTAMP, TASK_INDEX, *NEXT_FLAGS) if name in stored and name in known]
             texts = [name for name in known if stored.get(name) == "string"]
-            names = [EPISODE_INDEX, FRAME_INDEX, *small, *texts]
+            spoken = [name for name in known if stored.get(name) == SPOKEN]
+            names = [EPISODE_INDEX, FRAME_INDEX, *small, *texts, *spoken]
             for start in range(0, file.rows, _ROWS):
                 stop = min(start + _ROWS, file.rows)
-                self._take(_RowBlock(file, path, file.read(names, start, stop), start, texts))
+                self._take(_RowBlock(file, path, file.read(names, start, stop), start, texts, spoken))
+
+    def _special_forms(self, file: RowsFile) -> dict[str, str]:
+        """Return what columns of language and of maps of depths hold, by name."""
+        found = {}
+        for name, feature in self._info.features.items():
+            there = name in file.schema.names
+            if there and feature.dtype == SPOKEN and any(test(file.schema.field(name).type) for test in _LISTS):
+                found[name] = SPOKEN
+            elif there and feature.dtype == IMAGE and feature.is_depth and file.rows and self._images != "skip":
+                what = f"{file.path}: {name!r}, row 0"
+                data = _image_bytes(column_of(file.read([name], 0, 1), name)[0].as_py(), what)
+                found[name] = image_form(data, what).dtype
+        return found
 
     def _take(self, block: _RowBlock) -> None:
         episodes, frames = block.integers(EPISODE_INDEX), block.integers(FRAME_INDEX)
@@ -533,6 +560,7 @@ class DatasetSurvey:
             run = _FrameRun(
                 block.path, block.start + low, block.start + high, int(frames[low]), bool(flags.ends[high - 1]),
                 block.distinct_tasks(low, high), block.distinct_texts(low, high),
+                block.language(low, high, int(frames[low])),
             )  # fmt: skip
             jumps = np.flatnonzero(np.diff(frames[low:high]) != 1)
             if len(jumps):
@@ -575,6 +603,9 @@ class DatasetSurvey:
             before.stop, before.done = run.stop, run.done
             before.tasks = list(dict.fromkeys([*before.tasks, *run.tasks]))
             before.text = {name: list(dict.fromkeys([*before.text[name], *run.text[name]])) for name in run.text}
+            before.language = {
+                name: joined_language(before.language[name] + parts) for name, parts in run.language.items()
+            }
             return
         runs.append(run)
 
@@ -619,7 +650,8 @@ class DatasetSurvey:
                               "the metadata do not name")  # fmt: skip
         tasks = [self._tasks[number] for number in run.tasks] if self._tasks else list(entry.tasks)
         found = {LANGUAGE: tasks[0]} if len(tasks) == 1 else {f"{LANGUAGE}s": dump_json(tasks)} if tasks else {}
-        return found | {name: values[0] for name, values in run.text.items() if len(values) == 1}
+        found |= {name: values[0] for name, values in run.text.items() if len(values) == 1}
+        return found | {name: language_text(parts) for name, parts in run.language.items()}
 
     def _add_dropped(self, found: FoundDataset) -> None:
         """Note columns of a few files, and columns of text that vary within an episode: text belongs to whole ones."""
@@ -666,8 +698,9 @@ class DatasetSurvey:
 class _RowBlock:
     """Rows of the small columns of one file, from row `start` on."""
 
-    def __init__(self, file: RowsFile, path: str, table: Any, start: int, texts: list[str]) -> None:
+    def __init__(self, file: RowsFile, path: str, table: Any, start: int, texts: list[str], spoken: list[str]) -> None:
         self.file, self.path, self.start = file, path, start
+        self._spoken = {name: column_of(table, name) for name in spoken}
         self._table = table
         self._texts = {name: texts_of(table, name, file.path) for name in texts}
         self.names = frozenset(table.column_names)
@@ -684,6 +717,42 @@ class _RowBlock:
 
     def distinct_texts(self, low: int, high: int) -> dict[str, list[str]]:
         return {name: list(dict.fromkeys(texts[low:high])) for name, texts in self._texts.items()}
+
+    def language(self, low: int, high: int, frame: int) -> dict[str, Spoken]:
+        return {name: _language_of(column[low:high], frame) for name, column in self._spoken.items()}
+
+
+def _language_of(rows: Any, frame: int) -> Spoken:
+    """Return the language of consecutive rows: few differ, or none."""
+    count = len(rows)
+    if count and rows[1:].equals(rows[:-1]):
+        return [(frame, count, rows[0].as_py() or [])]
+    filled = np.flatnonzero(pc.fill_null(pc.list_value_length(rows), 0).to_numpy(zero_copy_only=False))
+    found: Spoken = []
+    at = 0
+    for place, value in zip(filled.tolist(), rows.take(pa.array(filled)).to_pylist(), strict=True):
+        found += [(frame + at, place - at, [])] if place > at else []
+        found.append((frame + place, 1, value))
+        at = place + 1
+    return joined_language([*found, (frame + at, count - at, [])] if count > at else found)
+
+
+def joined_language(parts: Spoken) -> Spoken:
+    """Join neighbours that say the same."""
+    found: Spoken = []
+    for frame, count, value in parts:
+        if found and found[-1][2] == value:
+            found[-1] = (found[-1][0], found[-1][1] + count, value)
+        else:
+            found.append((frame, count, value))
+    return found
+
+
+def language_text(parts: Spoken) -> str:
+    """Return the text of an episode with the language of its rows: a list, where all have the same, else by frame."""
+    if len(parts) == 1:
+        return dump_json(parts[0][2])
+    return dump_json({str(frame + at): value for frame, count, value in parts for at in range(count) if value})
 
 
 _OUTCOME_ROWS = 1 << 18

@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,6 +23,7 @@ from ..format.manifest import VIDEOS
 from ..format.videos import index_name, video_name
 
 CHANNELS = 3
+_GRAY = ("gray10le", "gray12le", "gray14le", "gray16le")
 _MOST_PIXELS = 1 << 26
 
 
@@ -36,6 +37,39 @@ def require_pyav() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class DepthCode:
+    """How the 12-bit codes of a video state depths: from `low` to `high` metres, in proportion, or by logarithms.
+
+    With logarithms, equal steps of codes are equal steps of `log(depth + shift)`.
+    """
+
+    low: float
+    high: float
+    shift: float
+    is_logarithmic: bool
+    is_in_millimetres: bool
+
+    @property
+    def table(self) -> Array:
+        """The depth of each code `[4096]`: uint16 in millimetres, or float32 in metres."""
+        low, high = (np.log(one + self.shift) if self.is_logarithmic else one for one in (self.low, self.high))
+        found = np.linspace(low, high, _CODES)
+        found = np.exp(found) - self.shift if self.is_logarithmic else found
+        metres: Array = np.clip(found, self.low, self.high)
+        return np.rint(metres * 1000).astype(np.uint16) if self.is_in_millimetres else metres.astype(np.float32)
+
+    def depths(self, codes: Array) -> Array:
+        """Return the depths of codes of any shape; CorruptDataError for codes of more than 12 bits."""
+        if codes.size and int(codes.max()) >= _CODES:
+            raise CorruptDataError(f"a video of depths has the code {int(codes.max())}, expected 12 bits")
+        found: Array = self.table[codes]
+        return found
+
+
+_CODES = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
 class VideoIndex:
     """Where the frames of a video are, in the order in which they are shown.
 
@@ -44,12 +78,14 @@ class VideoIndex:
         keys: the key frames, at which decoding can start, int64 `[k]`, ascending.
         key_times: the time stamps by which to seek them, int64 `[k]`.
         unit: the unit of time stamps in seconds.
+        depth: what the values of frames are in a video of depths.
     """
 
     stamps: Array
     keys: Array
     key_times: Array
     unit: Fraction
+    depth: DepthCode | None = None
 
     def __len__(self) -> int:
         return len(self.stamps)
@@ -91,30 +127,31 @@ class VideoIndex:
         return found.astype(np.int64)
 
     def to_bytes(self) -> bytes:
-        """Serialise the index: a version, sizes, the unit, and the arrays, all as int64."""
-        head = [_INDEX_VERSION, len(self.stamps), len(self.keys), self.unit.numerator, self.unit.denominator]
-        return np.concatenate([np.array(head), self.stamps, self.keys, self.key_times]).astype("<i8").tobytes()
+        """Serialise the index: a version, sizes, the unit, and the arrays, all as int64, and the depths as float64."""
+        depth = b"" if self.depth is None else np.array(astuple(self.depth), "<f8").tobytes()
+        head = [1 if self.depth is None else 2, len(self.stamps), len(self.keys), *self.unit.as_integer_ratio()]
+        return np.concatenate([np.array(head), self.stamps, self.keys, self.key_times]).astype("<i8").tobytes() + depth
 
     @classmethod
     def from_bytes(cls, data: bytes, origin: str) -> VideoIndex:
         """Read what `to_bytes` wrote; CorruptDataError, which mentions `origin`, for anything else."""
         numbers = np.frombuffer(data[: len(data) // 8 * 8], "<i8").astype(np.int64)
         version, frames, count, over, under = numbers[:5].tolist() if len(numbers) > 5 else (0,) * 5
-        parts = np.split(numbers[5:], [frames, frames + count]) if frames > 0 < count else []
-        if version != _INDEX_VERSION or len(data) != 8 * (5 + frames + 2 * count) or not parts or under <= 0 >= over:
+        parts = np.split(numbers[5:], [frames, frames + count, frames + 2 * count]) if frames > 0 < count else []
+        more = {1: 0, 2: len(fields(DepthCode))}.get(version, -1)
+        if len(data) != 8 * (5 + frames + 2 * count + more) or not parts or under <= 0 >= over:
             raise CorruptDataError(f"{origin} is not the index of a video", hint=FETCH_AGAIN)
-        return cls(parts[0], parts[1], parts[2], Fraction(over, under))
-
-
-_INDEX_VERSION = 1
+        low, high, shift, *marks = parts[3].astype("<i8").view("<f8").tolist() or [0.0] * 5
+        depth = DepthCode(low, high, shift, *map(bool, marks)) if more else None
+        return cls(parts[0], parts[1], parts[2], Fraction(over, under), depth)
 
 
 class VideoFile(Closing):
     """A video file, with frames numbered from 0 in the order in which they are shown.
 
-    Frames are RGB, uint8 `[height, width, 3]`, as from PyAV's `to_ndarray(format="rgb24")`. A frame is found by its
-    time stamp in the container, and compared with the time stamp of the decoded one. Not for use by several threads at
-    once.
+    Frames are RGB, uint8 `[height, width, 3]`, as from PyAV's `to_ndarray(format="rgb24")`. Of videos with one channel
+    of more than 8 bits, they are its values, uint16 `[height, width, 1]`. A frame is found by its time stamp in the
+    container, and compared with the time stamp of the decoded one. Not for use by several threads at once.
 
     Args:
         path: the file.
@@ -159,7 +196,9 @@ class VideoFile(Closing):
             )
         if self._threads is not None:
             context.thread_count = self._threads
-        self.shape = (int(context.height), int(context.width), CHANNELS)
+        self._form = context.pix_fmt if context.pix_fmt in _GRAY else "rgb24"
+        self.dtype = np.dtype("<u2" if self._form in _GRAY else np.uint8)
+        self.shape = (int(context.height), int(context.width), 1 if self._form in _GRAY else CHANNELS)
         if not 0 < self.shape[0] * self.shape[1] <= _MOST_PIXELS:
             self.close()
             raise CorruptDataError(f"{self.path} states images of {self.shape[1]} x {self.shape[0]} pixels")
@@ -201,13 +240,13 @@ class VideoFile(Closing):
         return len(self.index)
 
     def read(self, frames: Array) -> Array:
-        """Decode frames in any order, with repetitions: uint8 `[n, height, width, 3]`."""
+        """Decode frames in any order, with repetitions: `[n, height, width, channels]`."""
         wanted = np.asarray(frames, np.int64).reshape(-1)
         if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise UsageError(
                 f"frames are {int(wanted.min())} to {int(wanted.max())}, expected below {len(self):,} in {self.path}"
             )
-        images = np.empty((len(wanted), *self.shape), np.uint8)
+        images = np.empty((len(wanted), *self.shape), self.dtype)
         order = np.argsort(wanted, kind="stable")
         before = -1
         for place in order.tolist():
@@ -219,16 +258,16 @@ class VideoFile(Closing):
         return images
 
     def _put_image(self, number: int, image: Array) -> None:
-        """Decode a frame into `image`, `[height, width, 3]`."""
+        """Decode a frame into `image`, `[height, width, channels]`."""
         with self._damage():
             if number != self._place or self._frame is None:
                 self._frame = self._decode(number)
                 self._place = number
-            found = (self._frame.height, self._frame.width, CHANNELS)
+            found = (self._frame.height, self._frame.width, self.shape[2])
             if found == self.shape:  # checked before memory is allocated
-                plane = self._reformatter.reformat(self._frame, format="rgb24").planes[0]
-                rows = np.frombuffer(plane, np.uint8).reshape(found[0], plane.line_size)
-                image.reshape(found[0], -1)[:] = rows[:, : found[1] * CHANNELS]
+                plane = self._reformatter.reformat(self._frame, format=self._form).planes[0]
+                rows = np.frombuffer(plane, self.dtype).reshape(found[0], -1)
+                image.reshape(found[0], -1)[:] = rows[:, : found[1] * found[2]]
                 return
         raise CorruptDataError(f"{self.path}: frame {number:,} is {list(found)}, expected {list(self.shape)}")
 
@@ -402,7 +441,7 @@ def referred_frames(folder: Path, references: Array) -> Array:
 
 
 def kept_frames(folder: Path, number: int, frames: Array) -> Array:
-    """Decode frames of the video `number` that the dataset at `folder` keeps, as `VideoFile.read` does.
+    """Decode frames of the video `number` that the dataset at `folder` keeps, as `VideoFile.read` does, or to depths.
 
     Raises:
         SchemaError: the number is not a video id.
@@ -417,4 +456,5 @@ def kept_frames(folder: Path, number: int, frames: Array) -> Array:
     with open_video(path, lambda: VideoIndex.from_bytes(read_regular(index), str(index))) as video:
         if len(frames) and not (frames.min() >= 0 and frames.max() < len(video)):
             raise CorruptDataError(f"{path} has {len(video):,} frames, but rows refer to frame {int(frames.max()):,}")
-        return video.read(frames)
+        codes, depth = video.read(frames), video.index.depth
+        return codes if depth is None else depth.depths(codes)

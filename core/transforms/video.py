@@ -35,6 +35,7 @@ class DecodeVideo(Transform):
         in_keys: the references, at the root and under `next`, int64 `[*batch, 2]`: id of a file, number of a frame.
             Missing ones are skipped.
         channels_first: whether frames are uint8 `[*batch, 3, height, width]` instead of `[*batch, height, width, 3]`.
+            Depths have one channel: uint16 in millimetres, or float32 in metres.
 
     Raises:
         CorruptDataError: a video is missing or damaged.
@@ -74,16 +75,16 @@ class DecodeVideo(Transform):
         found: NDArray[np.int64] = references.numpy(force=True)
         return found
 
-    def _decoded(self, references: Mapping[KeyPath, NDArray[np.int64]]) -> dict[KeyPath, NDArray[np.uint8]]:
+    def _decoded(self, references: Mapping[KeyPath, NDArray[np.int64]]) -> dict[KeyPath, NDArray[Any]]:
         """Decode the frames for all keys, each file once."""
-        found: dict[KeyPath, NDArray[np.uint8]] = {}
+        found: dict[KeyPath, NDArray[Any]] = {}
         jobs: dict[int, list[tuple[KeyPath, NDArray[np.int64]]]] = {}
         for key, rows in references.items():
             for number in np.unique(rows[:, 0]).tolist():
                 if number:
                     jobs.setdefault(number, []).append((key, np.flatnonzero(rows[:, 0] == number)))
 
-        def decode(number: int) -> list[tuple[KeyPath, NDArray[np.int64], NDArray[np.uint8]]]:
+        def decode(number: int) -> list[tuple[KeyPath, NDArray[np.int64], NDArray[Any]]]:
             parts = jobs[number]
             frames = np.concatenate([references[key][places, 1] for key, places in parts])
             images = kept_frames(self.path, number, frames)
@@ -97,7 +98,7 @@ class DecodeVideo(Transform):
             done = [decode(number) for number in jobs]
         for key, places, images in (part for parts in done for part in parts):
             if key not in found:
-                found[key] = np.zeros((len(references[key]), *images.shape[1:]), np.uint8)
+                found[key] = np.zeros((len(references[key]), *images.shape[1:]), images.dtype)
             if images.shape[1:] != found[key].shape[1:]:
                 raise SchemaError(f"{'.'.join(key)}: videos have frames of {list(images.shape[1:])} and of "
                                   f"{list(found[key].shape[1:])}")  # fmt: skip

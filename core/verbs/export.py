@@ -49,6 +49,9 @@ def export(asked: ExportOptions) -> ExportResult:
         episodes: episodes by number, like `0:100,250`; default: all.
         root: where stored datasets are.
         fps: steps a second, for `lerobot`; default: as the source states it.
+        names: names of the numbers of vectors, for `lerobot`, like `action=x,y,grip`; default: as the source has them.
+        robot_type: the robot, for `lerobot`; default: as the source states it.
+        modality: a `modality.json` that divides vectors for GR00T, for `lerobot`; default: that of the source.
         skip_bad: take the valid episodes of a damaged dataset; notes name the others.
         force: replace `dest`, if it is an export in this format.
         dry_run: do everything but writing.
@@ -74,7 +77,8 @@ def export(asked: ExportOptions) -> ExportResult:
     with explained, whole_episodes(open_steps(source, damaged=asked.skip_bad)) as opened:
         reader = sound_steps(opened) if asked.skip_bad else opened
         chosen = Chosen(reader, rows_of_episodes(reader, asked.episodes))
-        sink = kind(chosen, destination.name, *([] if asked.fps is None else [{"fps": asked.fps}]))
+        given = {name: getattr(asked, name) for name in ("fps", "names", "robot_type", "modality")}
+        sink = kind(chosen, destination.name, {name: one for name, one in given.items() if one not in (None, (), [])})
         sink.check()
 
         def build(staging: Staging) -> Outcome[None]:

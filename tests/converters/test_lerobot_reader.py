@@ -179,6 +179,68 @@ def test_any_episodes_come_back(
     assert_equals_plain_reading(folder / "d", folder / "out", final_step)
 
 
+def test_maps_of_depths_in_columns_are_those_that_were_recorded(tmp_path: Path) -> None:
+    made = rbtool.convert(DATA / "recent/depth_image_m", tmp_path / "out").path
+    truth = np.load(DATA / "recent/depth_image_m_truth.npz")
+    expected = np.stack([truth[name] for name in truth.files])[..., None]
+    with open_steps(made) as reader:
+        found = reader.read(("observation", "image", "wrist_depth"), 0, len(expected))
+    assert found.dtype == np.float32
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("images", ["keep", "decode"])
+def test_maps_of_depths_in_videos_are_millimetres(images: str, tmp_path: Path) -> None:
+    made = rbtool.convert(DATA / "recent/depth_video_mm", tmp_path / "out", images=images).path
+    truth = np.load(DATA / "recent/depth_video_mm_truth.npz")
+    expected = np.stack([truth[name] for name in truth.files])[..., None].clip(10, 10_000)
+    found = rbtool.load_dataset(made)[:]["observation", "image", "depth"].numpy()
+    assert found.dtype == np.uint16
+    assert int(np.abs(found.astype(np.int64) - expected).max()) <= 1
+
+
+@pytest.mark.parametrize(
+    "entries", [{"video.depth_max": 0.001}, {"video.shift": "far"}, {"video.use_log": None}, {"video.shift": -1}]
+)
+def test_a_range_of_depths_that_makes_no_sense_is_named(entries: dict[str, Any], tmp_path: Path) -> None:
+    folder = shutil.copytree(DATA / "recent/depth_video_mm", tmp_path / "d")
+    features = json.loads((folder / "meta/info.json").read_text())["features"]
+    features["observation.images.depth"]["info"] |= entries
+    change_info(folder, features=features)
+    with pytest.raises(FormatError, match="its range makes no sense"):
+        LerobotReader(folder)
+
+
+@pytest.mark.parametrize("rows", [1 << 16, 5])
+def test_language_is_text_of_the_episodes(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rbtool.converters.lerobot.reader._ROWS", rows)
+    folder = DATA / "recent/two_cameras_language"
+    made = rbtool.convert(folder, tmp_path / "out", images="skip")
+    assert [one["key"] for one in made.dropped_keys] == ["observation.images.front", "observation.images.wrist"]
+    with open_steps(made.path) as reader:
+        texts, lengths = reader.episode_text or [], reader.episodes.length.tolist()
+    rows_there = pq.read_table(folder / "data/chunk-000/file-000.parquet").to_pylist()
+    for text, length in zip(texts, lengths, strict=True):
+        episode, rows_there = rows_there[:length], rows_there[length:]
+        assert json.loads(text["language_persistent"]) == episode[0]["language_persistent"]
+        events = json.loads(text["language_events"]) or {}
+        assert [events.get(str(at), []) for at in range(length)] == [one["language_events"] for one in episode]
+
+
+def test_language_that_differs_between_rows_is_kept_by_frame(tmp_path: Path) -> None:
+    takes = random_takes((3, 2))
+    said = [[{"role": "user", "content": str(row), "style": None}] for row in range(5)]
+    takes[0].columns["language_persistent"], takes[1].columns["language_persistent"] = said[:3], [said[3], said[3]]
+    folder = write_dataset(tmp_path / "d", takes, images="none")
+    features = json.loads((folder / "meta/info.json").read_text())["features"]
+    features["language_persistent"]["dtype"] = "language"
+    change_info(folder, features=features)
+    made = rbtool.convert(folder, tmp_path / "out", final_step="repeat").path
+    with open_steps(made) as reader:
+        found = [json.loads(text["language_persistent"]) for text in reader.episode_text or []]
+    assert found == [{"0": said[0], "1": said[1], "2": said[2]}, said[3]]
+
+
 def test_images_are_left_out_on_demand(tmp_path: Path) -> None:
     result = rbtool.convert(DATA / "v30", tmp_path / "out", images="skip")
     assert [one["key"] for one in result.dropped_keys] == ["observation.images.top"]
