@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     Example("rbtool stats ./cartpole", "mean, deviation, extremes and quantiles of every field"),
+    Example("rbtool stats ./cartpole --write-lerobot ./stats.json", "for meta/stats.json of LeRobot"),
     Example("rbtool stats ./cartpole --field observation --quantiles 0.05,0.95 --json", "one field, as JSON"),
 )
 
@@ -41,6 +42,10 @@ def stats(
         list[str] | None,
         typer.Option("--quantiles", metavar="Q,Q", help="Numbers from 0 to 1, may be repeated. Default: 0.01 to 0.99."),
     ] = None,
+    lerobot: Annotated[
+        str | None,
+        typer.Option("--write-lerobot", metavar="FILE", help="A new stats.json for LeRobot, exact over all rows."),
+    ] = None,
     root: Root = None,
 ) -> None:
     """Show statistics of every field of a dataset.
@@ -52,7 +57,7 @@ def stats(
 
     fractions = _fractions(",".join(quantiles)) if quantiles else FRACTIONS
     with out.progress() as progress:
-        result = run(dataset, fields=field, quantiles=fractions, root=root, progress=progress)
+        result = run(dataset, fields=field, quantiles=fractions, write_lerobot=lerobot, root=root, progress=progress)
     out.show(result, [".".join(item.key) for item in result.fields], lambda width: stats_lines(result, width))
 
 
@@ -84,6 +89,10 @@ def stats_lines(result: StatsResult, width: int | None = None) -> list[list[Cell
     ]
     table = Table(rows, right=frozenset(range(2, 2 + len(heads))))
     lines: list[Line] = [*remarks, [" · ".join(facts)]]
+    if result.written is not None:
+        lines.append([f"for LeRobot: {result.written}"])
+    if not result.fields:
+        return [[" · ".join(facts[:2])], *(list(line) for line in lines[-1:])]
     return [*table.lines(width), *(part for line in lines for part in folded(line, width, 2))]
 
 

@@ -194,6 +194,10 @@ OPERATION_OPTIONS = (
         "Give a task another text, in all episodes that have it.",
     ),
     OperationOption(
+        "retime", "rbtool.core.robots.times:Retime", float, "FPS",
+        "Set timestamp to frame / FPS, where it was measured with jitter.",
+    ),
+    OperationOption(
         "where", "Where", list[str], "CONDITION",
         "Only rows of which it holds: fields such as reward, truncated (those under next) or observation[3]. An "
         "episode falls into pieces at gaps; the row before a gap becomes truncated.",

@@ -34,6 +34,7 @@ from ...core.format.files import read_regular
 from ...core.format.manifest import Dropped
 from ...core.format.syncing import NewFile
 from ...core.format.videos import VIDEO_SUFFIX, image_key, index_name, reference_keys, video_name
+from ...core.open_steps import open_steps, whole_episodes
 from ...core.progress import counted
 from ...core.ted.episodes import Final
 from ...core.ted.schema import (
@@ -65,7 +66,8 @@ from .metadata import (
     VIDEO,
     stated_tasks,
 )
-from .statistics import NAMES, PictureCounts, Statistics, of_all, of_episodes, sampled_frames
+from .reader import LerobotReader
+from .statistics import NAMES, PictureCounts, Statistics, listed, of_all, of_episodes, sampled_frames
 
 Kind: TypeAlias = Literal["numbers", "text", "image", "video"]
 _OWN = (
@@ -480,8 +482,18 @@ class LerobotExporter(Sink):
         self.dropped.append(Dropped(_MODALITY, problem))
         return None
 
-    def statistics(self) -> dict[str, dict[str, Any]]:
-        """The statistics of all rows, for `stats.json`; nothing is written."""
+    @classmethod
+    def statistics_of(cls, path: Path) -> tuple[int, int, dict[str, Any]]:
+        """Return the steps and episodes of a dataset, ours or of LeRobot, and what its `stats.json` should have."""
+        if LerobotReader.recognises(path):
+            with LerobotReader(path, options={"images": "decode"}, final_step="repeat") as reader:
+                facts = reader.facts()
+                return facts.steps, len(facts.episode_numbers), reader.statistics()
+        with whole_episodes(open_steps(path)) as steps:
+            sink = cls(Chosen(steps, np.arange(len(steps.episodes))), path.name)
+            return sink.chosen.steps, len(sink.chosen.table), sink._statistics()
+
+    def _statistics(self) -> dict[str, dict[str, Any]]:
         self.check()
         videos, pictures = self._open_videos(), self._no_pictures()
         for block in self._blocks():
@@ -499,11 +511,11 @@ class LerobotExporter(Sink):
         found: dict[str, Any] = {}
         for one in self._features:
             if one.name in pictures:
-                found[one.name] = _listed(pictures[one.name].statistics(), (-1, 1, 1))
+                found[one.name] = listed(pictures[one.name].statistics(), (-1, 1, 1))
             elif one.kind == "numbers":
-                found[one.name] = _listed(of_all(partial(self._values, one), self.chosen.steps), one.shape or (1,))
+                found[one.name] = listed(of_all(partial(self._values, one), self.chosen.steps), one.shape or (1,))
         for name, _ in _OWN:
-            found[name] = _listed(of_all(partial(self._own_rows, name), self.chosen.steps), (1,))
+            found[name] = listed(of_all(partial(self._own_rows, name), self.chosen.steps), (1,))
         return {name: one for name, one in found.items() if one is not None}
 
     def _own_rows(self, name: str) -> Iterator[Array]:
@@ -522,9 +534,8 @@ class LerobotExporter(Sink):
 
     def _no_pictures(self) -> dict[str, PictureCounts]:
         """Counts of the values of the images in rows, which are to be filled."""
-        values = {"uint8": np.arange(256) / 255, "uint16": np.arange(1 << 16, dtype=np.float64)}
         images = [one for one in self._features if one.kind == IMAGE]
-        return {one.name: PictureCounts(values.get(one.column.field.dtype), one.shape[2]) for one in images}
+        return {one.name: PictureCounts.of(one.column.field.dtype, one.shape[2]) for one in images}
 
     def _open_videos(self) -> _Videos:
         return _Videos(self.chosen, [one for one in self._features if one.kind == VIDEO], self._fps)
@@ -924,13 +935,6 @@ class _Videos:
                     file.sync()
                 finally:
                     file.close()
-
-
-def _listed(found: Statistics, shape: tuple[int, ...]) -> dict[str, Any] | None:
-    """Return statistics as `stats.json` has them; None where a number has no finite value."""
-    if not all(np.isfinite(values).all() for values in found.values()):
-        return None
-    return {name: values.reshape((1,) if name == "count" else shape).tolist() for name, values in found.items()}
 
 
 def _names_given(pairs: Iterable[str]) -> dict[str, list[str]]:

@@ -13,6 +13,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -69,6 +70,7 @@ from .metadata import (
     require_content,
     runs_of,
 )
+from .statistics import PictureCounts, listed, of_all, sampled_frames
 
 _BATCH_BYTES = 4 << 20
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -273,6 +275,8 @@ class VideoSurvey:
         # The frames of each video that rows need, and the episode of the rows.
         self._spans: dict[tuple[str, str], list[tuple[int, int, int]]] = defaultdict(list)
         self._short = 0
+        self.apart = 0.0
+        """How far frames are from their times, in seconds, at most."""
 
     def require(self, episode: FrameEpisode) -> None:
         """Raise FormatError where a video is missing, is damaged, or lacks frames of the rows of an episode."""
@@ -293,7 +297,9 @@ class VideoSurvey:
                     hint=WITHOUT_IMAGES,
                 )
             if found.index is not None:
-                frames_of(episode, column.name, found.index, self._info)
+                frames = frames_of(episode, column.name, found.index, self._info)
+                nominal = place.start + (episode.frame + np.arange(len(episode))) / fps
+                self.apart = max(self.apart, float(np.abs(found.index.times[frames] - nominal).max()))
             longer += [column.name] if not self._info.shares_files and found.frames > needed else []
         self._longer.update(longer)
         self._short += short
@@ -415,6 +421,8 @@ class EpisodeVideos(Closing):
 
 
 _ROWS = 1 << 16
+_TOLERANCE = 1e-4
+"""How far a time stamp may be from its frame, in seconds, by LeRobot's default."""
 _OLDER, _NEWER = "episode_", "file-"
 """How the names of files of rows begin in v2, and in v3."""
 
@@ -468,6 +476,7 @@ class DatasetSurvey:
         self._runs: dict[int, list[_FrameRun]] = {}
         self._unreadable: dict[str, RbtoolError] = {}
         self._inside = 0
+        self._apart = 0.0  # how far time stamps are from their frames, in seconds, at most
 
     def find(self, progress: Callable[[int], None]) -> FoundDataset:
         """Find the episodes; `progress` takes how many more were looked at. Raises where no file can be read."""
@@ -570,8 +579,20 @@ class DatasetSurvey:
                     f"{block.start + at + 1:,}, inside episode {episodes[low]}"
                 )
             run.problem = run.problem or self._drift(block, low, high, frames)
+            self._compare_times(block, low, high, frames)
             self._inside += int((flags.terminated | flags.truncated)[low : high - 1].sum())
             self._add(int(episodes[low]), run)
+
+    def _compare_times(self, block: _RowBlock, low: int, high: int, frames: Array) -> None:
+        """Note how far time stamps are from what LeRobot compares them with.
+
+        In v3 that is the frames of videos; in v2, with or without videos, the distance of two rows.
+        """
+        if TIMESTAMP not in block.names or not (self._info.visual(VIDEO) or not self._info.shares_files):
+            return
+        apart = block.floats(TIMESTAMP)[low:high] - frames[low:high] / self._info.fps
+        apart = apart if self._info.shares_files else np.diff(apart)
+        self._apart = max(self._apart, float(np.abs(apart[np.isfinite(apart)]).max(initial=0.0)))
 
     def _drift(self, block: _RowBlock, low: int, high: int, frames: Array) -> RbtoolError | None:
         """Return what is wrong with the times of rows, by which frames of videos are found."""
@@ -680,6 +701,13 @@ class DatasetSurvey:
             del found.episodes[number]
         found.videos = survey.found()
         found.notes += survey.notes()
+        needed = math.ceil((self._apart + survey.apart) * 1e4 - 1e-3) / 1e4
+        if needed > _TOLERANCE:
+            found.notes.append(
+                f"time stamps are up to {1000 * (self._apart + survey.apart):.2g} ms off: LeRobot needs tolerance_s ≥ "
+                f"{needed:g}, its default {_TOLERANCE} refuses it (rbtool preprocess --retime {self._info.fps:g} mends "
+                "it)"
+            )
 
     def _notes(self, found: FoundDataset) -> Iterator[str]:
         info = self._info
@@ -921,6 +949,34 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
                 number, given, terminated, truncated, first=not start, last=last,
                 text=dict(one.text) if not start else {}, final=Final.MISSING if last else Final.OBSERVED,
             )  # fmt: skip
+
+    def statistics(self) -> dict[str, Any]:
+        """Return what `meta/stats.json` should have: of all rows, and of pictures as LeRobot samples them."""
+        episodes = self.found.episodes.values()
+        found: dict[str, dict[str, Any] | None] = {}
+        for name, feature in self._info.features.items():
+            if not feature.is_visual and feature.dtype not in ("string", SPOKEN):
+                shape = feature.shape or (1,)
+                found[name] = listed(of_all(partial(self._numbers, name, shape), sum(map(len, episodes))), shape)
+        for column in self.found.columns.columns:
+            if column.feature.is_visual:
+                first = column.channels_first
+                counts = PictureCounts.of(column.field.dtype, column.field.shape[0 if first else 2])
+                for one in episodes:
+                    for frame in sampled_frames(len(one)).tolist():
+                        image = self._rows(one, [column], frame, frame + 1)[column.name]
+                        counts.add(np.moveaxis(image, 1, -1) if first else image)
+                found[column.name] = listed(counts.statistics(), (-1, 1, 1))
+        return {name: one for name, one in found.items() if one is not None}
+
+    def _numbers(self, name: str, shape: tuple[int, ...]) -> Iterator[Array]:
+        """Yield the rows of a column, `[n, width]`."""
+        for one in self.found.episodes.values():
+            file = self._file(one.path)
+            dtype = np.dtype(stored_form(file.schema.field(name).type))
+            for start in range(one.start, one.stop, _OUTCOME_ROWS):
+                table = file.read([name], start, min(start + _OUTCOME_ROWS, one.stop))
+                yield numbers_of(table, name, shape, dtype, file.path).reshape(table.num_rows, -1)
 
     def _rows(self, one: FrameEpisode, columns: Sequence[FeatureColumn], start: int, stop: int) -> dict[str, Array]:
         """Read rows `[start, stop)` of an episode, by the names of features; flags are bool `[rows]`."""

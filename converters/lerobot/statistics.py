@@ -11,7 +11,7 @@ of large ones not every pixel.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -102,6 +102,13 @@ def _quantiles(column: Array) -> Array:
     return found
 
 
+def listed(found: Statistics, shape: tuple[int, ...]) -> dict[str, Any] | None:
+    """Return statistics as `stats.json` has them; None where a number has no finite value."""
+    if not all(np.isfinite(values).all() for values in found.values()):
+        return None
+    return {name: values.reshape((1,) if name == "count" else shape).tolist() for name, values in found.items()}
+
+
 def sampled_frames(count: int) -> Array:
     """Return the numbers of the frames that LeRobot looks at, of the `count` frames of an episode."""
     wanted = max(min(_FEWEST, count), min(int(count**_POWER), _MOST))
@@ -114,6 +121,12 @@ class PictureCounts:
     `values` has the number that each code stands for, such as `arange(256) / 255`. Floats are counted by their leading
     16 bits: their quantiles are exact to 0.4 %, and all else is exact.
     """
+
+    @classmethod
+    def of(cls, dtype: str, channels: int) -> Self:
+        """Return counts of no picture, for images of this element type, or depths in their unit."""
+        known = {"uint8": np.arange(256) / 255, "uint16": np.arange(_CODES, dtype=np.float64)}
+        return cls(known.get(dtype), channels)
 
     def __init__(self, values: Array | None, channels: int) -> None:
         self._values = values

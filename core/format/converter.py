@@ -1063,6 +1063,14 @@ class Sink(ABC):
     def made(cls, path: Path) -> bool:
         """Return whether `path` is an export in this format, with nothing of others in it; must not raise."""
 
+    @classmethod
+    def statistics_of(cls, path: Path) -> tuple[int, int, dict[str, Any]]:
+        """Return the steps and episodes of a dataset, ours or in this format, and the statistics that the format has.
+
+        UsageError for a format without statistics.
+        """
+        raise UsageError("this format has no statistics")
+
     @abstractmethod
     def prepare(self) -> None:
         """Raise SchemaError where the format cannot hold the data, and fill `notes` and `dropped`; called once."""

@@ -245,7 +245,9 @@ class ExportOptions(VerbOptions):
     episodes: str | None = episodes_option()
     root: PathLike | None = root_option()
     fps: float | None = option(None, "Steps a second, for lerobot. Default: as the source states it.", "N")
-    names: Sequence[str] = option((), "Names of the numbers of a vector, for lerobot: action=x,y,grip.", "KEY=A,B")
+    names: Sequence[str] = option(
+        (), "Names of the numbers of a vector, for lerobot: action=x,y,grip.", "KEY=A,B", values=list[str]
+    )
     robot_type: str | None = option(None, "The robot, for lerobot. Default: as the source states it.", "NAME")
     modality: str | None = option(None, "A modality.json for GR00T, for lerobot. Default: that of the source.", "FILE")
     skip_bad: bool = skip_bad_option()

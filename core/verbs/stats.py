@@ -7,12 +7,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..encodings.save import VerifyingReader
 from ..errors import UsageError, suggests_keywords
+from ..format import fs
 from ..format.contracts import StepReader
-from ..format.locate import find_dataset, known_root
+from ..format.documents import dump_json
+from ..format.locate import find_dataset, known_root, require_apart, sink_class
 from ..format.memmap.reader import TedReader
 from ..open_steps import open_steps
 from ..progress import Progress, Silent
@@ -44,6 +46,8 @@ class StatsResult(Result):
     fields: tuple[FieldStats, ...]
     remembered: bool
     seconds: float
+    written: Path | None = None
+    """The file with LeRobot's statistics. Of a LeRobot folder it is all there is, and `fields` is empty."""
 
 
 @suggests_keywords()
@@ -52,6 +56,7 @@ def stats(
     *,
     fields: Sequence[str] | None = None,
     quantiles: Sequence[float] = FRACTIONS,
+    write_lerobot: str | os.PathLike[str] | None = None,
     root: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> StatsResult:
@@ -66,6 +71,8 @@ def stats(
         fields: names of leaves or groups, as `inspect` shows them, or without `next.` if that is unambiguous; default:
             all.
         quantiles: fractions from 0 to 1.
+        write_lerobot: a new file for `stats.json` as LeRobot has it since 0.5, exact over all rows. `dataset` may
+            then be a LeRobot folder, which stays as it is.
         root: where stored datasets are.
         progress: shows how far it is; default: nothing is shown.
 
@@ -75,14 +82,33 @@ def stats(
     Raises:
         CorruptDataError: rows do not match the manifest.
         UsageError: a field is unknown or has no statistics, a quantile is outside of [0, 1], or the dataset has no
-            steps or is one of another library.
+            steps or is one of another library; or `write_lerobot` is there already or inside of it.
     """
     started = time.perf_counter()
     fractions = tuple(quantiles)
     if not fractions or not all(0 <= fraction <= 1 for fraction in fractions):
         raise UsageError(f"quantiles {list(fractions)}: expected numbers from 0 to 1")
     path = find_dataset(dataset, root)
-    has_steps(path)
+    is_ours = has_steps(path, raw=write_lerobot is not None)
+    target, steps, episodes = None, 0, 0
+    if write_lerobot is not None:
+        target = fs.expanded(write_lerobot)
+        require_apart(path, target)
+        if target.exists():
+            raise UsageError(f"{target} already exists", hint="choose another file")
+        steps, episodes, document = sink_class("lerobot").statistics_of(path)
+        fs.make_folder(target.parent)
+        fs.replace_file(target, (dump_json(document, indent=1) + "\n").encode())
+    if not is_ours:
+        known: dict[str, Any] = {
+            "path": path,
+            "steps": steps,
+            "episodes": episodes,
+            "fractions": fractions,
+            "written": target,
+        }
+        known |= {"content_digest": None, "quantile_error": QUANTILE_ERROR, "fields": (), "remembered": False}
+        return StatsResult(**known, seconds=seconds_since(started))
     with open_steps(path) as reader:
         manifest = reader.manifest
         if not manifest.steps:
@@ -99,6 +125,7 @@ def stats(
             fields=found,
             remembered=remembered,
             seconds=seconds_since(started),
+            written=target,
         )
 
 

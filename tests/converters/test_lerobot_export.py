@@ -133,6 +133,28 @@ def test_statistics_of_depths_are_in_their_unit(tmp_path: Path) -> None:
     assert (coded["min"], coded["max"]) == ([[[10.0]]], [[[10000.0]]])
 
 
+@pytest.mark.parametrize("name", RECENT)
+def test_statistics_are_written_of_a_folder_and_of_a_dataset(name: str, tmp_path: Path) -> None:
+    source = DATA / "recent" / name
+    made = rbtool.convert(source, tmp_path / "made").path
+    out = rbtool.export(made, tmp_path / "out", to="lerobot").path
+    expected = json.loads((out / "meta/stats.json").read_text())
+    before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
+    for path in (source, made):
+        result = rbtool.stats(path, write_lerobot=tmp_path / f"{path.name}.json")
+        assert (result.written, result.steps) == (tmp_path / f"{path.name}.json", result.steps)
+        found = json.loads((tmp_path / f"{path.name}.json").read_text())
+        assert found.keys() == expected.keys()
+        for feature, numbers in expected.items():
+            for one, value in numbers.items():
+                assert np.allclose(found[feature][one], value, rtol=1e-6, atol=1e-9), (feature, one)
+    assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
+    with pytest.raises(UsageError, match="already exists"):
+        rbtool.stats(made, write_lerobot=tmp_path / "made.json")
+    with pytest.raises(UsageError, match="overlap"):
+        rbtool.stats(source, write_lerobot=source / "meta/other.json")
+
+
 def test_rows_that_were_left_out_shift_times_and_language(tmp_path: Path) -> None:
     made = rbtool.convert(DATA / "recent/two_cameras_language", tmp_path / "made", episodes="0").path
     late = rbtool.preprocess(made, dest=tmp_path / "late", operations={"where": ["frame>=10"]}).path

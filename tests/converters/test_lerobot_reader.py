@@ -204,9 +204,9 @@ def test_maps_of_depths_in_videos_are_millimetres(images: str, tmp_path: Path) -
 )
 def test_a_range_of_depths_that_makes_no_sense_is_named(entries: dict[str, Any], tmp_path: Path) -> None:
     folder = shutil.copytree(DATA / "recent/depth_video_mm", tmp_path / "d")
-    features = json.loads((folder / "meta/info.json").read_text())["features"]
-    features["observation.images.depth"]["info"] |= entries
-    change_info(folder, features=features)
+    stated = json.loads((folder / "meta/info.json").read_text())["features"]
+    stated["observation.images.depth"]["info"] |= entries
+    change_info(folder, features=stated)
     with pytest.raises(FormatError, match="its range makes no sense"):
         LerobotReader(folder)
 
@@ -232,9 +232,9 @@ def test_language_that_differs_between_rows_is_kept_by_frame(tmp_path: Path) -> 
     said = [[{"role": "user", "content": str(row), "style": None}] for row in range(5)]
     takes[0].columns["language_persistent"], takes[1].columns["language_persistent"] = said[:3], [said[3], said[3]]
     folder = write_dataset(tmp_path / "d", takes, images="none")
-    features = json.loads((folder / "meta/info.json").read_text())["features"]
-    features["language_persistent"]["dtype"] = "language"
-    change_info(folder, features=features)
+    stated = json.loads((folder / "meta/info.json").read_text())["features"]
+    stated["language_persistent"]["dtype"] = "language"
+    change_info(folder, features=stated)
     made = rbtool.convert(folder, tmp_path / "out", final_step="repeat").path
     with open_steps(made) as reader:
         found = [json.loads(text["language_persistent"]) for text in reader.episode_text or []]
