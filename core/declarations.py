@@ -218,8 +218,16 @@ OPERATION_OPTIONS = (
         "flatten", "Flatten", bool, None, "Make one vector, observation, of all observations by name."
     ),
     OperationOption(
-        "resize", "ResizeImages", list[str], "FIELD=HxW",
+        "crop", "rbtool.core.robots.pictures:CropImages", list[str], "FIELD=AREA",
+        "Cut images: HxW from the middle, or TOP,LEFT,HxW; :hwc or :chw says where channels are.",
+    ),
+    OperationOption(
+        "resize", "rbtool.core.robots.pictures:ResizeImages", list[str], "FIELD=HxW",
         "Scale images, height x width; :hwc or :chw says where channels are.",
+    ),
+    OperationOption(
+        "encode", "rbtool.core.robots.pictures:EncodeImages", list[str], "CODEC[:GOP]",
+        "Keep images as video: av1 or h264, with a key frame every GOP (2) frames; FIELD=CODEC for some.",
     ),
     OperationOption(
         "n-step", "NStep", int, "N",

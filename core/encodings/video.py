@@ -146,6 +146,27 @@ class VideoIndex:
         return cls(parts[0], parts[1], parts[2], Fraction(over, under), depth)
 
 
+def look_over(container: Any, stream: Any, origin: str) -> VideoIndex:
+    """Read the packets of a video, without decoding, for where its frames are; CorruptDataError mentions `origin`."""
+    stamps, keys = [], []
+    for packet in container.demux(stream):
+        if not packet.size or packet.is_discard:
+            continue
+        if packet.pts is None:
+            raise CorruptDataError(f"{origin} has frames without a time stamp")
+        stamps.append(packet.pts)
+        if packet.is_keyframe:
+            keys.append((packet.pts, packet.pts if packet.dts is None else packet.dts))
+    times = np.unique(np.array(stamps, np.int64))
+    if len(times) != len(stamps) or not keys:
+        raise CorruptDataError(f"{origin} has several frames with one time stamp, or no key frame")
+    pairs = np.array(sorted(keys), np.int64)
+    starts = np.searchsorted(times, pairs[:, 0]).astype(np.int64)
+    if starts[0]:  # frames before the first key frame cannot be decoded
+        raise CorruptDataError(f"{origin} does not begin with a key frame")
+    return VideoIndex(times, starts, pairs[:, 1].copy(), Fraction(stream.time_base))
+
+
 class VideoFile(Closing):
     """A video file, with frames numbered from 0 in the order in which they are shown.
 
@@ -217,24 +238,8 @@ class VideoFile(Closing):
         return self._given
 
     def _look_over(self) -> VideoIndex:
-        stamps, keys = [], []
         self._rewound = False
-        for packet in self._container.demux(self._stream):
-            if not packet.size or packet.is_discard:
-                continue
-            if packet.pts is None:
-                raise CorruptDataError(f"{self.path} has frames without a time stamp")
-            stamps.append(packet.pts)
-            if packet.is_keyframe:
-                keys.append((packet.pts, packet.pts if packet.dts is None else packet.dts))
-        times = np.unique(np.array(stamps, np.int64))
-        if len(times) != len(stamps) or not keys:
-            raise CorruptDataError(f"{self.path} has several frames with one time stamp, or no key frame")
-        pairs = np.array(sorted(keys), np.int64)
-        starts = np.searchsorted(times, pairs[:, 0]).astype(np.int64)
-        if starts[0]:  # frames before the first key frame cannot be decoded
-            raise CorruptDataError(f"{self.path} does not begin with a key frame")
-        return VideoIndex(times, starts, pairs[:, 1].copy(), Fraction(self._stream.time_base))
+        return look_over(self._container, self._stream, str(self.path))
 
     def __len__(self) -> int:
         return len(self.index)

@@ -46,9 +46,17 @@ def video_name(number: int) -> str:
     return f"{number:0{_ID_DIGITS}x}{VIDEO_SUFFIX}"
 
 
+_INDEX_SUFFIX = ".index"
+
+
 def index_name(number: int) -> str:
     """Name the file that holds where the frames of a video are."""
-    return f"{number:0{_ID_DIGITS}x}.index"
+    return f"{number:0{_ID_DIGITS}x}{_INDEX_SUFFIX}"
+
+
+def is_video(name: str) -> bool:
+    """Whether a file with this name is a video or the index of one."""
+    return name.endswith((VIDEO_SUFFIX, _INDEX_SUFFIX))
 
 
 def reference_field(field: Field) -> Field:

@@ -28,7 +28,7 @@ from ..ted.schema import row_bytes
 from .functions import find_function
 from .processor import Processor
 from .run import Preprocessing, Settings
-from .selection import Plan, StepSelection
+from .selection import Plan, StepSelection, default_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,8 @@ def preprocess(asked: PreprocessOptions) -> PreprocessResult:
         selection = _selection(reader, processor, asked.num_frames)
         selection.texts = processor.texts(selection.table.episode.tolist(), selection.texts)
         whole_episodes, apart = processor.whole_episodes, settings.needs_workers
-        plan = Plan.of(selection, asked.chunk_size, asked.num_workers, whole_episodes=whole_episodes, apart=apart)
+        size = default_size(selection, processor.row_bytes) if asked.chunk_size is None else asked.chunk_size
+        plan = Plan.of(selection, size, asked.num_workers, whole_episodes=whole_episodes, apart=apart)
         whole = Preprocessing(selection, processor, plan, asked.seed, settings)
         step = _step(whole, asked.num_frames)
         publication = Publication(
@@ -181,7 +182,7 @@ def _processor(reader: StepReader, asked: PreprocessOptions) -> Processor:
     if replay is not None and not asked.replay_filters:
         remarks += filters_left_out(replay)
     program = replace(program, operations=tuple(operation.settled(reader) for operation in program.operations))
-    return ProgramProcessor(program, reader.fields, remarks)
+    return ProgramProcessor(program, reader.fields, remarks, None, reader.path)
 
 
 def _with_replayed_frames(asked: PreprocessOptions) -> PreprocessOptions:

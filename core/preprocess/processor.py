@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
@@ -95,11 +95,15 @@ def _runs(keep: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows `[n]` of some leaves; `first` is the number of the first one among the job's steps."""
+    """Rows `[n]` of some leaves; `first` is the number of the first one among the job's steps.
+
+    `videos` are files that the rows refer to and that the source does not have, by name.
+    """
 
     columns: Mapping[Key, BlockColumn]
     pieces: Pieces
     first: int
+    videos: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -206,6 +210,9 @@ class Processor(ABC):
 
     whole_episodes: bool = False
     """Whether a block must hold whole episodes; unit `episode` implies it."""
+
+    row_bytes: int = 0
+    """The most bytes that a row has on its way, where it grows."""
 
     edits_rows: bool = True
     """Whether `apply` may write into the arrays of its block; else these are views of the source's files."""

@@ -49,6 +49,7 @@ from ..engine.workspace import (
     journal_path,
     keeping,
     part_path,
+    parts_folder,
     placed_folder,
     require_same_run,
     result_folder,
@@ -64,7 +65,7 @@ from ..format.memmap.builder import Origin, RowFiles, write_manifest
 from ..format.memmap.tree import range_of
 from ..format.returns import return_field_of, running_return
 from ..format.staging import Outcome, Publication, Staging, share_files
-from ..format.videos import VideoContents, videos_of_leaves
+from ..format.videos import VideoContents, is_video, videos_of_leaves
 from ..open_steps import finished_manifest
 from ..progress import Progress, Silent, counted
 from ..ted.episodes import rows_equal
@@ -199,6 +200,8 @@ class TaskRunner:
             self._files.write({field.key: array for field, array in zip(self._fields, arrays, strict=True)}, task.start)
         elif block.rows:
             write_part(part_path(self._folder, task.index), arrays)
+        for name, data in block.videos.items():
+            write_part(parts_folder(self._folder) / f"{task.index}-{name}", [np.frombuffer(data, np.uint8)])
         return self._finished(block, arrays, placed)
 
     def _kept_block(self, task: Task) -> Block | None:
@@ -500,7 +503,8 @@ class Preprocessing:
         step = replace(step, arguments={**step.arguments, **processor.arguments()})
         dropped = [Dropped(name, why) for name, why in processor.left_out(reader.fields, fields).items()]
         notes = [*processor.notes(reader.fields, fields), *_notes(processor.label, found)]
-        videos = videos_of_leaves(folder, fields, reader.videos())
+        made = {one.name.partition("-")[2]: one for one in parts_folder(folder.parent).iterdir() if is_video(one.name)}
+        videos = videos_of_leaves(folder, fields, {**reader.videos(), **made})
         origin = result_origin(reader, fields, asked, step, notes, dropped, processor.rescaled, videos)
         return write_manifest(folder, fields, found.data, found.ranges, found.table, origin, found.text)
 

@@ -158,7 +158,7 @@ class Plan:
             raise UsageError(f"chunk_size is {chunk_size}, expected a number from 1")
         if num_workers is not None and num_workers < 0:
             raise UsageError(f"num_workers is {num_workers}, expected 0 or more")
-        size = chunk_size or _default_size(selection)
+        size = default_size(selection) if chunk_size is None else chunk_size
         starts = selection.task_starts(size) if whole_episodes else np.arange(0, selection.steps, size)
         if num_workers is None:
             usable = min(usable_cores(), len(starts))
@@ -185,6 +185,7 @@ def task_order(tasks: list[Task]) -> list[Task]:
     return [*(tasks[index] for index in early), *(task for place, task in enumerate(tasks) if place not in early)]
 
 
-def _default_size(selection: StepSelection) -> int:
-    most = min(max(1, _CHUNK_BYTES // max(1, row_bytes(selection.reader.fields))), _CHUNK_ROWS)
+def default_size(selection: StepSelection, on_the_way: int = 0) -> int:
+    """Return the number of rows of a chunk for rows of this dataset that have up to so many bytes on the way."""
+    most = min(max(1, _CHUNK_BYTES // max(1, on_the_way, row_bytes(selection.reader.fields))), _CHUNK_ROWS)
     return min(most, max(_LEAST_ROWS, -(-selection.steps // _CHUNKS)))

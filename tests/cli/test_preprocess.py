@@ -11,7 +11,7 @@ from waiting import HANG
 ALL = (
     "--select observation --exclude episode --rename action=act --cat o=observation,act --cast observation=float64 "
     "--normalize observation:quantile --flatten --n-step 3 --gamma 0.9 --return-to-go --mc-return --clip-reward=-1:1 "
-    "--resize image=8x8 --filter 'length > 50' --where 'not truncated' --episodes 0:9"
+    "--crop image=9x9 --resize image=8x8 --encode h264 --filter 'length > 50' --where 'not truncated' --episodes 0:9"
 )
 
 
@@ -20,8 +20,8 @@ def test_the_pipeline_is_shown_and_no_dataset_is_needed(shell, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     names = [table["name"] for table in tomllib.loads(done.stdout)["operation"]]
     assert names == [
-        "episodes", "filter", "where", "rename", "cast", "cat", "flatten", "resize", "n-step", "return-to-go",
-        "mc-return", "clip-reward", "normalize", "select", "exclude",
+        "episodes", "filter", "where", "rename", "cast", "cat", "flatten", "crop", "resize", "encode", "n-step",
+        "return-to-go", "mc-return", "clip-reward", "normalize", "select", "exclude",
     ]  # fmt: skip
     as_json = json.loads(shell(f"rbtool preprocess ./nowhere {ALL} --show-pipeline --json", tmp_path).stdout)
     assert [operation["name"] for operation in as_json["operations"]] == names

@@ -42,7 +42,9 @@ _LEAVES = {
     "specs": Leaf(("core/specs",), "specs of observations and actions, and the spaces of gymnasium made of them"),
     "maps and trees": Leaf(("core/maps", "core/trees"), "maps keyed by rows of tensors, and trees of rollouts"),
     "text": Leaf(("core/text",), "conversations, tokens, batches of text, KL controllers, rewards for language models"),
-    "robots": Leaf(("core/robots",), "action spaces and tasks of robot data: operations of `preprocess`"),
+    "robots": Leaf(
+        ("core/robots",), "action spaces, tasks and pictures of robot data: operations of `preprocess`"
+    ),
     "vla": Leaf(("core/vla",), "vision-language-action models: tokens of actions, steps and images"),
     "report": Leaf(("core/report", "core/charts", "core/verbs/report", "cli/report"), "`rbtool report` and charts"),
     "plot": Leaf(("core/verbs/plot", "cli/plot"), "`rbtool plot`"),

@@ -9,7 +9,8 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias, TypeGuard, final
 
 import numpy as np
@@ -32,6 +33,7 @@ from ...ted.schema import (
     key_called,
     key_name,
     numpy_dtype,
+    row_bytes,
     safe_part,
     unknown_field,
 )
@@ -49,19 +51,20 @@ class Fields:
     """The fields, by key and in order; immutable.
 
     `origins` maps each field to the source's keys from which it is made, `gone` says why a source's key was removed,
-    and `made` are the fields added by the program.
+    and `made` are the fields added by the program. `source` is the folder of the dataset, whose videos fields refer to.
     """
 
     by_key: Mapping[Key, Field]
     origins: Mapping[Key, tuple[Key, ...]]
     gone: Mapping[Key, str]
     made: frozenset[Key] = frozenset()
+    source: Path | None = None
 
     @classmethod
-    def of(cls, fields: Iterable[Field]) -> Self:
+    def of(cls, fields: Iterable[Field], source: Path | None = None) -> Self:
         """Begin with the fields of a dataset."""
         by_key = {field.key: field for field in fields}
-        return cls(by_key, {key: (key,) for key in by_key}, {})
+        return cls(by_key, {key: (key,) for key in by_key}, {}, source=source)
 
     def __iter__(self) -> Iterator[Field]:
         return iter(self.by_key.values())
@@ -377,7 +380,7 @@ class LazyColumn:
         for lazy in lazies:
             wide = lazy.reshaped((1,)) if not lazy.shape else lazy
             ready = not wide.pending or wide.dtype == dtype
-            parts += wide.parts if ready else (wide.column,)
+            parts += (wide.parts if ready else ()) or (wide.column,)
         shape = (*parts[0].values.shape[1:-1], sum(part.values.shape[-1] for part in parts))
         return cls(name, dtype, shape, tuple(parts))
 
@@ -394,6 +397,7 @@ class LazyBatch:
     columns: dict[Key, LazyColumn]
     pieces: Pieces
     first: int
+    videos: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def of(cls, block: Block, names: Mapping[Key, str]) -> Self:
@@ -403,7 +407,7 @@ class LazyBatch:
 
     def block(self, keys: Sequence[Key]) -> Block:
         """Write out what is still pending, each array once."""
-        return Block({key: self.columns[key].column for key in keys}, self.pieces, self.first)
+        return Block({key: self.columns[key].column for key in keys}, self.pieces, self.first, self.videos)
 
 
 Columns: TypeAlias = Mapping[Key, LazyColumn | Array]
@@ -563,6 +567,11 @@ class BoundOperation(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         _refuse_finals(cls, BoundOperation)
+
+    @property
+    def row_bytes(self) -> int:
+        """The most bytes of a row on the way through it."""
+        return row_bytes(self.after)
 
     @abstractmethod
     def inputs(self, wanted: frozenset[Key]) -> Iterable[Key]:

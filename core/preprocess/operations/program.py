@@ -142,8 +142,8 @@ class BoundProgram:
     Binding it raises UsageError for whatever makes no sense with them, before a row is read.
     """
 
-    def __init__(self, program: Program, fields: Iterable[Field]) -> None:
-        self.source = Fields.of(fields)
+    def __init__(self, program: Program, fields: Iterable[Field], source: Path | None = None) -> None:
+        self.source = Fields.of(fields, source)
         self._steps: list[BoundOperation] = []
         self._seen: set[Key] = set()
         after = self.source
@@ -172,6 +172,11 @@ class BoundProgram:
     def reads(self) -> frozenset[Key]:
         """The fields of the source that the rows have to have: what is measured if that is still to be done."""
         return self._wanted_to_measure[0] if self._measuring else self._wanted[0]
+
+    @property
+    def row_bytes(self) -> int:
+        """The most bytes of a row on the way."""
+        return max((step.row_bytes for step in self._steps), default=0)
 
     def run(self, block: Block) -> Block:
         """Take rows through all steps."""
@@ -235,7 +240,8 @@ class ProgramProcessor(Processor):
     """Applies a program. Its result is the same however the rows are cut into blocks.
 
     Making it checks the program against the fields of a dataset: UsageError for what makes no sense.
-    `remarks` go to the notes of the result; `asked` is the program as it was before constants were measured.
+    `remarks` go to the notes of the result; `asked` is the program as it was before constants were measured; `source`
+    is the folder of the dataset.
 
     While `needs_measuring`, `reads` names the fields that `measure` needs; for the processor that `with_measurements`
     returns, those that `apply` needs.
@@ -245,19 +251,26 @@ class ProgramProcessor(Processor):
     edits_rows = False
 
     def __init__(
-        self, program: Program, fields: Iterable[Field], remarks: tuple[str, ...] = (), asked: Program | None = None
+        self,
+        program: Program,
+        fields: Iterable[Field],
+        remarks: tuple[str, ...] = (),
+        asked: Program | None = None,
+        source: Path | None = None,
     ) -> None:
         self.program = program
         self._remarks = remarks
         self._asked = program if asked is None else asked
         self._fields = tuple(fields)
-        self._bound = BoundProgram(program, self._fields)
+        self._source = source
+        self._bound = BoundProgram(program, self._fields, source)
+        self.row_bytes = self._bound.row_bytes
         self.whole_episodes = any(operation.whole_episodes for operation in program.on_rows)
         self.needs_measuring = bool(program.unmeasured)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # what is bound holds functions that cannot be pickled
-        return ProgramProcessor, (self.program, self._fields, self._remarks, self._asked)
+        return ProgramProcessor, (self.program, self._fields, self._remarks, self._asked, self._source)
 
     def portable(self) -> ProgramProcessor:
         for operation in self.program.operations:
@@ -289,7 +302,7 @@ class ProgramProcessor(Processor):
         return (*self._remarks, *(note for operation in self.program.on_rows for note in operation.notes))
 
     def load(self, context: Context) -> LoadedProcessor:
-        return _LoadedProgram(BoundProgram(self.program, context.fields))
+        return _LoadedProgram(BoundProgram(self.program, context.fields, self._source))
 
     def arguments(self) -> dict[str, Any]:
         """Return the program as it was requested, and the measured constants, if any."""
@@ -319,7 +332,7 @@ class ProgramProcessor(Processor):
         return not any(operation.drops_rows for operation in self.program.on_rows)
 
     def reads(self, fields: Sequence[Field]) -> frozenset[Key]:
-        return BoundProgram(self.program, fields).reads
+        return BoundProgram(self.program, fields, self._source).reads
 
     def selects(self, episodes: EpisodeTable) -> Any:
         if all(field.key != NEXT_REWARD for field in self._fields):
@@ -333,7 +346,7 @@ class ProgramProcessor(Processor):
 
     def with_measurements(self, measured: Iterable[Any]) -> Processor:
         known = self.program.with_measurements(self._bound.merged(measured))
-        return ProgramProcessor(known, self._fields, self._remarks, self._asked)
+        return ProgramProcessor(known, self._fields, self._remarks, self._asked, self._source)
 
     def left_out(self, fields: Sequence[Field], result: Sequence[Field]) -> Mapping[str, Any]:
         """Name the fields whose values are gone; those that were renamed or joined are not."""

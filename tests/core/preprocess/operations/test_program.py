@@ -41,11 +41,11 @@ EVERYTHING = {
     "select": ["observation", "action,x"], "exclude": "y", "rename": ["a=b", "c.d=e"], "cast": "observation=float32",
     "cat": "obs=observation.a,observation.b", "normalize": ["observation", "action:min-max", "z:quantile"],
     "flatten": True, "n_step": 3, "gamma": 0.99, "return_to_go": True, "mc_return": True, "clip_reward": "-1:1",
-    "resize": ["image=84x84", "depth=8x9:chw"], "filter": "length > 50 and return > 200", "where": "not truncated",
+    "filter": "length > 50 and return > 200", "where": "not truncated",
     "episodes": "0:100",
 }  # fmt: skip
 ORDER = [
-    "episodes", "filter", "where", "rename", "cast", "cat", "flatten", "resize", "n-step", "return-to-go", "mc-return",
+    "episodes", "filter", "where", "rename", "cast", "cat", "flatten", "n-step", "return-to-go", "mc-return",
     "clip-reward", "normalize", "select", "exclude",
 ]  # fmt: skip
 

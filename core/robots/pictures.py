@@ -1,0 +1,581 @@
+"""Pictures: cropped, scaled and encoded as video, whether a dataset stores their pixels or keeps videos of them.
+
+A picture of a kept video is a row of two numbers, the id of a file and a frame in it (`core/format/videos.py`).
+Cropping and scaling replace these numbers by pixels that are decoded when somebody asks for them, so that a long
+episode is never in memory as a whole: encoding takes a few frames, and writes a file for each episode and camera.
+
+    kept video          crop, resize            encode
+    video.image  --->   image (pixels)   --->   video.image   id, 0, 1, 2, ... of the file of the episode
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..encodings.video import CHANNELS, VideoIndex, look_over, referred_frames, require_pyav
+from ..engine.tasks import ResultRefused
+from ..errors import CorruptDataError, RbtoolError, UsageError, did_you_mean
+from ..format.contracts import Array
+from ..format.files import digest_bytes, digest_file, read_regular
+from ..format.manifest import VIDEOS
+from ..format.videos import VIDEO, image_key, index_name, reference_keys, stated_fps, video_id, video_name
+from ..open_steps import open_steps
+from ..preprocess.operations.base import (
+    BoundOperation,
+    Columns,
+    Derivation,
+    Discount,
+    FieldChanges,
+    Fields,
+    LazyBatch,
+    LazyColumn,
+    Operation,
+    RowOperation,
+    pairs_of,
+    texts_of,
+)
+from ..preprocess.processor import BlockColumn
+from ..ted.schema import NEXT, Field, Key, role_of, row_bytes
+
+_SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
+_CROP = re.compile(r"(?:(\d+),(\d+),)?([1-9]\d*)x([1-9]\d*)")
+_LAYOUTS = ("hwc", "chw")
+_CHANNELS = (1, 3, 4)
+_AT_ONCE = 16
+"""Frames that are decoded and encoded at a time."""
+
+Change = Callable[[Array], Array]
+
+
+# Pictures of kept videos ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Frames(LazyColumn):
+    """Pictures of kept videos, which are decoded when they are read.
+
+    `references` are the id of a file and a frame for each row, int64 `[n, 2]`; `changes` are applied to the pixels.
+    """
+
+    folder: Path
+    references: Array
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def column(self) -> BlockColumn:
+        pixels = np.empty((self.rows, *self.shape), np.uint8)
+        for start in range(0, self.rows, _AT_ONCE):
+            pixels[start : start + _AT_ONCE] = self.read(np.arange(start, min(start + _AT_ONCE, self.rows)))
+        return BlockColumn(self.dtype, pixels)
+
+    @property
+    def rows(self) -> int:
+        return len(self.references)
+
+    def read(self, rows: Array) -> Array:
+        """Return the pixels of some rows, uint8 `[k, *shape]`."""
+        references = self.references[rows]
+        for number in np.unique(references[:, 0]).tolist():
+            _require_sound(self.folder / f"{VIDEOS}{video_name(number)}")
+        pixels = referred_frames(self.folder, references)
+        for change in self.changes:
+            pixels = change(pixels)
+        if len(pixels) and pixels.shape[1:] != self.shape:
+            raise ResultRefused(f"{self.name!r} has pictures of {list(pixels.shape[1:])} and of {list(self.shape)}")
+        return pixels
+
+    def cast(self, dtype: str) -> LazyColumn:
+        return LazyColumn.of(self.column, self.name).cast(dtype)
+
+    def reshaped(self, shape: tuple[int, ...]) -> LazyColumn:
+        return LazyColumn.of(self.column, self.name).reshaped(shape)
+
+    def taken(self, rows: Array) -> LazyColumn:
+        return replace(self, references=self.references[rows])
+
+
+def _require_sound(path: Path) -> None:
+    """Raise CorruptDataError for a kept video that is not what its name says; read once for each state of the file."""
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        return  # the reader says it better
+    if not _is_sound(path, state.st_ino, state.st_size, state.st_mtime_ns):
+        raise CorruptDataError(f"{path} is damaged: its digest is another one", hint="rbtool check says what else is")
+
+
+@functools.lru_cache(maxsize=256)
+def _is_sound(path: Path, *state: int) -> bool:
+    return video_name(video_id(digest_file(path))) == path.name
+
+
+def _fields_with_pictures(fields: Fields) -> tuple[Fields, dict[Key, Key]]:
+    """Return the fields, and besides the pictures of kept videos, of an unknown size yet; with the keys of the latter's
+    references.
+    """
+    found = {image_key(key): key for key in reference_keys(fields) if image_key(key) not in fields}
+    made = {image: Field(image, "uint8", (0, 0, CHANNELS), role_of(image)) for image in found}
+    return fields.replaced(made), found
+
+
+def _measured(fields: Fields, references: Mapping[Key, Key]) -> dict[Key, tuple[int, ...]]:
+    """Return the shape of the pictures that these fields refer to."""
+    if not references:
+        return {}
+    require_pyav()
+    assert fields.source is not None, "fields that refer to videos are those of a dataset"
+    with open_steps(fields.source) as reader:
+        stored = {field.key for field in reader.fields}
+        found = {}
+        for image, key in references.items():
+            origin = key if key in stored else fields.origins[key][0]  # it may have another name by now
+            found[image] = referred_frames(reader.path, reader.read(origin, 0, 1)).shape[1:]
+        return found
+
+
+class _PictureChange(RowOperation):
+    """Gives pictures another size, and what `next` has of them."""
+
+    key: str
+    layout: str | None
+
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        for key, text in pairs_of(value, cls.name, cls._form):
+            area, _, layout = str(text).partition(":")
+            yield cls(key, area, layout or None)  # type: ignore[call-arg]
+
+    _form: ClassVar[str]
+
+    @property
+    def rescales(self) -> str:
+        return self.key
+
+    def _require_layout(self) -> None:
+        if self.layout is not None and self.layout not in _LAYOUTS:
+            raise UsageError(
+                f"the layout of {self.key!r} is {self.layout!r}, expected hwc or chw"
+                f"{did_you_mean(self.layout, _LAYOUTS)}"
+            )
+
+    @abstractmethod
+    def changed_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the new height and width; UsageError where that is impossible."""
+
+    @abstractmethod
+    def change(self, images: Array) -> Array:
+        """Change pictures `[n, channels, height, width]`."""
+
+    def plan(self, fields: Fields) -> BoundOperation:
+        pictures, references = _fields_with_pictures(fields)
+        keys = pictures.twinned(self.key)
+        kept = {key: references[key] for key in keys if key in references}
+        shapes = _measured(fields, kept)
+        before = {key: replace(pictures[key], shape=shapes.get(key, pictures[key].shape)) for key in keys}
+        after = fields.replaced(dict.fromkeys(kept.values()) | {key: self._changed(one) for key, one in before.items()})
+        after = after.traced({image: (reference,) for image, reference in kept.items()})
+        derived = {key: self._derivation(fields, before[key], kept.get(key)) for key in keys}
+        return FieldChanges(after, derived)
+
+    def _derivation(self, fields: Fields, before: Field, reference: Key | None) -> Derivation:
+        shape, source = self._changed(before).shape, fields.source
+
+        def compute(inputs: Any) -> LazyColumn | Array:
+            lazy = inputs[0]
+            if reference is not None:
+                assert source is not None
+                lazy = _Frames(before.name, "uint8", before.shape, (), source, lazy.values)
+            if before.shape == shape:
+                return lazy  # type: ignore[no-any-return]
+            if isinstance(lazy, _Frames):
+                change = functools.partial(self._pixels, before)
+                return replace(lazy, shape=shape, changes=(*lazy.changes, change))
+            return self._pixels(before, lazy.numbers)
+
+        return Derivation((before.key if reference is None else reference,), compute)
+
+    def _pixels(self, field: Field, numbers: Array) -> Array:
+        place = self._channels(field)
+        images = numbers[:, None] if place is None else np.moveaxis(numbers, 3, 1) if place == 2 else numbers
+        changed = self.change(images)
+        if place is None:
+            changed = changed[:, 0]
+        elif place == 2:
+            changed = np.moveaxis(changed, 1, 3)
+        return np.ascontiguousarray(changed)
+
+    def _changed(self, field: Field) -> Field:
+        shape = field.shape
+        place = self._channels(field)
+        if field.role in ("text", "id", "done") or "complex" in field.dtype or 0 in shape:
+            raise UsageError(f"{self.name} {field.name}: no images, but {field.dtype} {list(shape)}")
+        height, width = self.changed_size(*(shape[1:] if place == 0 else shape[:2]))
+        return replace(
+            field, shape={None: (height, width), 0: (shape[0], height, width), 2: (height, width, shape[-1])}[place]
+        )
+
+    def _channels(self, field: Field) -> int | None:
+        """Which dimension of a row the channels are."""
+        shape = field.shape
+        if len(shape) == 2:
+            return None
+        if len(shape) != 3:
+            raise UsageError(
+                f"{self.name} {field.name}: its rows are {list(shape)}, expected [H, W], [H, W, C] or [C, H, W]"
+            )
+        if self.layout is not None:
+            return 2 if self.layout == "hwc" else 0
+        last, first = shape[2] in _CHANNELS, shape[0] in _CHANNELS
+        if last == first:
+            raise UsageError(
+                f"{self.name} {field.name}: which dimension of {list(shape)} has the channels is unclear",
+                hint="write :hwc or :chw behind the size",
+            )
+        return 2 if last else 0
+
+
+@dataclass(frozen=True)
+class CropImages(_PictureChange):
+    """Cuts an area out of images, and out of what `next` has of them: `HEIGHTxWIDTH` in the middle, or with
+    `TOP,LEFT,` in front of it from there.
+
+    Rows are `[H, W]`, `[H, W, C]` or `[C, H, W]`; `layout` is `hwc` or `chw` where that is not clear. Pictures of kept
+    videos become pixels, unless they are encoded again.
+    """
+
+    name: ClassVar[str] = "crop"
+    _form: ClassVar[str] = "field=HEIGHTxWIDTH or field=TOP,LEFT,HEIGHTxWIDTH, like image=0,80,480x480"
+    key: str
+    area: str
+    layout: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _CROP.fullmatch(self.area):
+            raise UsageError(
+                f"crop {self.key}: {self.area!r} is no area, expected height x width like 84x84, "
+                "or with its top and left like 0,80,480x480"
+            )
+        self._require_layout()
+
+    def _area(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Return the first row and column, and the height and width."""
+        found = _CROP.fullmatch(self.area)
+        assert found is not None
+        rows, columns = int(found[3]), int(found[4])
+        top, left = ((height - rows) // 2, (width - columns) // 2) if found[1] is None else map(int, found.group(1, 2))
+        return top, left, rows, columns
+
+    def changed_size(self, height: int, width: int) -> tuple[int, int]:
+        top, left, rows, columns = self._area(height, width)
+        if top < 0 or left < 0 or top + rows > height or left + columns > width:
+            raise UsageError(f"crop {self.key}: {self.area} is not within {height}x{width}, height x width")
+        return rows, columns
+
+    def change(self, images: Array) -> Array:
+        top, left, rows, columns = self._area(*images.shape[2:])
+        return images[:, :, top : top + rows, left : left + columns]
+
+
+@dataclass(frozen=True)
+class ResizeImages(_PictureChange):
+    """Scales images to `size`, height x width, and what `next` holds of them: bilinear, smoothed where they shrink.
+
+    Rows are `[H, W]`, `[H, W, C]` or `[C, H, W]`, of floats or whole numbers, which are rounded. Channels
+    are a dimension of 1, 3 or 4 at one end; `layout` is `hwc` or `chw` where that is not clear. The
+    buffer transform of this name does the work, image by image, so that what is around an image never matters.
+    Pictures of kept videos become pixels, unless they are encoded again.
+    """
+
+    name: ClassVar[str] = "resize"
+    _form: ClassVar[str] = "field=HEIGHTxWIDTH, like image=84x84"
+    key: str
+    size: str
+    layout: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _SIZE.fullmatch(self.size):
+            raise UsageError(f"resize {self.key}: {self.size!r} is not a size, expected height x width like 84x84")
+        self._require_layout()
+
+    def changed_size(self, height: int, width: int) -> tuple[int, int]:
+        rows, columns = self.size.split("x")
+        return int(rows), int(columns)
+
+    def change(self, images: Array) -> Array:
+        import torch  # only who resizes waits for it
+
+        from ..transforms.keyed import Resize as Transform
+
+        size = self.changed_size(0, 0)
+        transform = Transform(size)
+        empty: Any = {}
+        images = np.ascontiguousarray(images)
+        out = np.empty((*images.shape[:2], *size), images.dtype)
+        for row in range(len(images)):  # one by one: kernels may be chosen by the number of images
+            out[row] = transform.change(torch.from_numpy(images[row : row + 1]), ("image",), empty).numpy()[0]
+        return out
+
+
+# Videos ---------------------------------------------------------------------------------------------------
+
+_CODECS: dict[str, tuple[str, Mapping[str, str], int, int]] = {
+    "av1": ("libsvtav1", {"crf": "30", "preset": "8", "svtav1-params": "lp=1"}, 32, 1),
+    "h264": ("libx264", {"crf": "23", "bf": "0", "sc_threshold": "0"}, 2, 2),
+}
+"""The encoder of each codec, its options, the shortest side that it takes, and what sides have to be multiples of."""
+
+
+@dataclass(frozen=True)
+class EncodeImages(RowOperation):
+    """Keeps pictures as video, a file for each episode and camera, in place of pixels or of the videos that were kept.
+
+    All pictures, uint8 `[H, W, 3]`, or those that `key` means. Frames that follow one another are stored once: the next
+    observation of a step is the frame of the following one. Of a kept video, each frame keeps its time; pixels get the
+    frames a second that the dataset states, else one a second. `gop` is the distance of key frames: with 2, any frame
+    is decoded from two at most.
+    """
+
+    name: ClassVar[str] = "encode"
+    whole_episodes: ClassVar[bool] = True
+    codec: str
+    key: str | None = None
+    gop: int = 2
+
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        for text in texts_of(value, cls.name):
+            key, sign, how = text.rpartition("=")
+            codec, colon, gop = how.partition(":")
+            if (sign and not key.strip()) or (colon and not gop.isdecimal()):
+                raise UsageError(f"--encode {text!r} is not understood, it is written CODEC, CODEC:GOP or FIELD=CODEC")
+            yield cls(codec.strip(), key.strip() or None, int(gop or 2))
+
+    def __post_init__(self) -> None:
+        if self.codec not in _CODECS:
+            raise UsageError(
+                f"the codec is {self.codec!r}, expected {' or '.join(_CODECS)}{did_you_mean(self.codec, _CODECS)}"
+            )
+        if not 1 <= self.gop <= 1000:
+            raise UsageError(f"key frames are {self.gop} frames apart, expected 1 to 1000")
+
+    def plan(self, fields: Fields) -> BoundOperation:
+        pictures, references = _fields_with_pictures(fields)
+        if self.key is None:
+            keys = [field.key for field in pictures if field.key in references or _is_picture(field)]
+        else:
+            keys = pictures.twinned(self.key)
+        if not keys:
+            raise UsageError("encode: there are no pictures, of which rows are uint8 [height, width, 3]")
+        shapes = _measured(fields, {key: references[key] for key in keys if key in references})
+        images = [replace(pictures[key], shape=shapes.get(key, pictures[key].shape)) for key in keys]
+        for image in images:
+            self._require_size(image)
+        return _Encoding(self, fields, images, references)
+
+    def _require_size(self, image: Field) -> None:
+        _, _, least, multiple = _CODECS[self.codec]
+        if not _is_picture(image):
+            raise UsageError(
+                f"encode {image.name}: its rows are {image.dtype} {list(image.shape)}, expected uint8 "
+                "[height, width, 3]"
+            )
+        height, width, _ = image.shape
+        for bad, words in (
+            (min(height, width) < least, f"at least {least} pixels"),
+            (height % multiple or width % multiple, "an even number of pixels"),
+        ):
+            if bad:
+                raise UsageError(
+                    f"encode {image.name}: its pictures are {height}x{width}, and {self.codec} takes {words} a side",
+                    hint=f"add --resize {image.name}=HxW or --crop {image.name}=HxW",
+                )
+
+
+def _is_picture(field: Field) -> bool:
+    return field.dtype == "uint8" and len(field.shape) == 3 and field.shape[2] == CHANNELS and 0 not in field.shape
+
+
+class _Encoding(BoundOperation):
+    """Encodes known fields. The frames at the root and under `next` are in one file."""
+
+    def __init__(
+        self, asked: EncodeImages, fields: Fields, images: Iterable[Field], references: Mapping[Key, Key]
+    ) -> None:
+        self._images = {image.key: image for image in images}
+        self._asked, self._source = asked, fields.source
+        self._inputs = {key: references.get(key, key) for key in self._images}
+        self._kept = references
+        self._made = {key: ((NEXT, VIDEO, *key[1:]) if key[0] == NEXT else (VIDEO, *key)) for key in self._images}
+        changes: dict[Key, Field | None] = dict.fromkeys(self._inputs.values())
+        after = fields.replaced(changes | {made: Field(made, "int64", (2,), "id") for made in self._made.values()})
+        super().__init__(after.traced({self._made[key]: (self._inputs[key],) for key in self._images}))
+        self._fps = 1.0
+        if fields.source is not None:
+            with open_steps(fields.source) as reader:
+                self._fps = stated_fps(reader) or 1.0
+
+    @property
+    def row_bytes(self) -> int:
+        return row_bytes(self._images.values())
+
+    def _together(self, wanted: frozenset[Key]) -> list[tuple[Key | None, Key | None]]:
+        """Return the pictures to encode for these fields: at the root, and under `next`, if there are both."""
+        found = {key[key[0] == NEXT :]: None for key, made in self._made.items() if made in wanted}
+        return [tuple(key if key in self._images else None for key in (one, (NEXT, *one))) for one in found]  # type: ignore[misc]
+
+    def inputs(self, wanted: frozenset[Key]) -> Iterable[Key]:
+        pictures = {key for pair in self._together(wanted) for key in pair if key is not None}
+        return (wanted - set(self._made.values())) | {self._inputs[key] for key in pictures}
+
+    def compute(self, batch: LazyBatch, wanted: frozenset[Key]) -> Columns:
+        found: dict[Key, LazyColumn | Array] = {key: batch.columns[key] for key in wanted if key in batch.columns}
+        for pair in self._together(wanted):
+            columns = [None if key is None else self._frames(key, batch.columns[self._inputs[key]]) for key in pair]
+            references = [None if key is None else np.zeros((batch.pieces.steps, 2), np.int64) for key in pair]
+            for start, rows in zip(batch.pieces.starts.tolist(), batch.pieces.rows.tolist(), strict=True):
+                if rows:
+                    self._encode(batch, columns, references, start, start + rows)
+            found |= {
+                self._made[key]: one for key, one in zip(pair, references, strict=True) if key and one is not None
+            }
+        return {key: found[key] for key in wanted}
+
+    def _frames(self, key: Key, lazy: LazyColumn) -> LazyColumn:
+        if key not in self._kept:
+            return lazy if isinstance(lazy, _Frames) else LazyColumn.of(lazy.column, lazy.name)
+        assert self._source is not None
+        image = self._images[key]
+        return _Frames(image.name, "uint8", image.shape, (), self._source, lazy.values)
+
+    def _encode(
+        self, batch: LazyBatch, columns: list[LazyColumn | None], references: list[Any], start: int, stop: int
+    ) -> None:
+        """Encode the rows `[start, stop)`, all of one episode, and put what refers to them into `references`."""
+        order, places = _order(columns, start, stop)
+        first = next(column for column in columns if column is not None)
+        stamps, unit = self._times(columns, order)
+        images = (_pixels(columns, order[at : at + _AT_ONCE]) for at in range(0, len(order), _AT_ONCE))
+        data, index = _encoded(images, first.shape, self._asked, stamps, unit)
+        number = video_id(digest_bytes(data))
+        batch.videos |= {video_name(number): data, index_name(number): index.to_bytes()}
+        for made, place in zip(references, places, strict=True):
+            if made is not None:
+                made[start:stop, 0], made[start:stop, 1] = number, place
+
+    def _times(self, columns: list[LazyColumn | None], order: Array) -> tuple[Array, Fraction]:
+        """Return the times of frames, ascending int64 `[n]` from 0, and their unit in seconds."""
+        shown = _references(columns, order)
+        if shown is not None and (shown[:, 0] == shown[0, 0]).all() and (np.diff(shown[:, 1]) > 0).all():
+            assert self._source is not None
+            path = self._source / f"{VIDEOS}{index_name(int(shown[0, 0]))}"
+            index = VideoIndex.from_bytes(read_regular(path), str(path))
+            stamps = index.stamps[shown[:, 1]]
+            return stamps - stamps[0], index.unit
+        return np.arange(len(order)), 1 / Fraction(self._fps).limit_denominator(100_000)
+
+
+def _order(columns: list[LazyColumn | None], start: int, stop: int) -> tuple[Array, list[Any]]:
+    """Return which frames to show, in order, and the places in it of the rows at the root and under `next`.
+
+    A frame is a row and whether it is the one under `next`, int64 `[n, 2]`. That one is only shown where it differs
+    from the frame of the following row, or in the last row from the one at the root.
+    """
+    before, after = columns
+    rows = stop - start
+    if before is None or after is None:
+        own = np.stack([np.arange(start, stop), np.full(rows, before is None)], 1).astype(np.int64)
+        return own, [np.arange(rows) if column is not None else None for column in columns]
+    following = np.minimum(np.arange(start + 1, stop + 1), stop - 1)
+    apart = ~_equal(after, np.arange(start, stop), before, following)
+    place = np.arange(rows) + np.cumsum(apart) - apart
+    order = np.zeros((rows + int(apart.sum()), 2), np.int64)
+    order[place, 0] = np.arange(start, stop)
+    order[place[apart] + 1] = np.stack([np.flatnonzero(apart) + start, np.ones(int(apart.sum()))], 1)
+    return order, [place, np.where(apart, place + 1, place[following - start])]
+
+
+def _equal(one: LazyColumn, rows: Array, other: LazyColumn, others: Array) -> NDArray[np.bool_]:
+    """Whether rows of two columns are the same pictures."""
+    if isinstance(one, _Frames) and isinstance(other, _Frames):
+        return (one.references[rows] == other.references[others]).all(1)  # type: ignore[no-any-return]
+    equal = np.empty(len(rows), np.bool_)
+    for at in range(0, len(rows), _AT_ONCE):
+        pixels = [_read(column, which[at : at + _AT_ONCE]) for column, which in ((one, rows), (other, others))]
+        equal[at : at + _AT_ONCE] = (pixels[0] == pixels[1]).reshape(len(pixels[0]), -1).all(1)
+    return equal
+
+
+def _read(column: LazyColumn, rows: Array) -> Array:
+    return column.read(rows) if isinstance(column, _Frames) else column.parts[0].values[rows]
+
+
+def _references(columns: list[LazyColumn | None], order: Array) -> Array | None:
+    """Return the frames of kept videos that are shown, int64 `[n, 2]`; None for other pictures."""
+    found = np.zeros(order.shape, np.int64)
+    for under_next, column in enumerate(columns):
+        here = order[:, 1] == under_next
+        if here.any():
+            if not isinstance(column, _Frames):
+                return None
+            found[here] = column.references[order[here, 0]]
+    return found
+
+
+def _pixels(columns: list[LazyColumn | None], order: Array) -> Array:
+    found = None
+    for under_next, column in enumerate(columns):
+        here = order[:, 1] == under_next
+        if here.any() and column is not None:
+            pixels = _read(column, order[here, 0])
+            found = np.empty((len(order), *column.shape), np.uint8) if found is None else found
+            found[here] = pixels
+    assert found is not None
+    return found
+
+
+def _encoded(
+    images: Iterator[Array], shape: tuple[int, ...], asked: EncodeImages, stamps: Array, unit: Fraction
+) -> tuple[bytes, VideoIndex]:
+    """Encode pictures uint8 `[k, height, width, 3]`, shown at `stamps`; one thread gives the same bytes every time."""
+    av, target = require_pyav(), io.BytesIO()
+    encoder, options, _, _ = _CODECS[asked.codec]
+    gop = str(asked.gop)
+    os.environ.setdefault("SVT_LOG", "1")  # the encoder of AV1 would print its settings for each file
+    try:
+        with av.open(target, "w", format="mp4", options={"fflags": "+bitexact"}) as container:
+            rate = (1 / unit / int(np.diff(stamps).min(initial=1 << 30))) if len(stamps) > 1 else 1 / unit
+            stream = container.add_stream(encoder, rate=rate.limit_denominator(100_000))
+            stream.height, stream.width, stream.pix_fmt = shape[0], shape[1], "yuv420p"
+            stream.options = {**options, "g": gop, "keyint_min": gop}
+            stream.codec_context.time_base, stream.codec_context.thread_count = unit, 1
+            stream.codec_context.gop_size = asked.gop
+            times = iter(stamps.tolist())
+            for part in images:
+                for image in part:
+                    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
+                    frame.pts, frame.time_base = next(times), unit
+                    container.mux(stream.encode(frame))
+            container.mux(stream.encode())
+        data = target.getvalue()
+        with av.open(io.BytesIO(data)) as container:
+            index = look_over(container, container.streams.video[0], "the video")
+    except RbtoolError:  # of the pictures
+        raise
+    except (av.FFmpegError, ValueError) as error:
+        raise ResultRefused(f"{asked.codec} does not encode pictures of {shape[0]}x{shape[1]}: {error}") from error
+    shown = [(int(stamp) - int(index.stamps[0])) * index.unit for stamp in index.stamps]
+    if shown != [int(stamp) * unit for stamp in stamps]:
+        raise ResultRefused(f"{asked.codec} does not keep the times of {len(stamps):,} frames")
+    return data, index

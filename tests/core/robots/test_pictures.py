@@ -1,0 +1,275 @@
+"""Pictures, stored or in kept videos: what is cropped, scaled and encoded is what was there, frame by frame."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from made_datasets import write_fields
+
+import rbtool
+from rbtool import Resize
+from rbtool.core.encodings.video import VideoFile
+from rbtool.core.errors import CorruptDataError, UsageError
+from rbtool.core.format.episodes import EpisodeTable
+from rbtool.core.open_steps import open_steps
+from rbtool.core.preprocess.operations.program import ProgramProcessor, program_of
+from rbtool.core.preprocess.processor import Block, BlockColumn, Context
+from rbtool.core.robots.pictures import CropImages, EncodeImages, ResizeImages
+from rbtool.core.ted.schema import Field, role_of
+from rbtool.core.testing.operations import OperationTests, sample_block
+
+RNG = np.random.default_rng(3)
+CODECS = ("av1", "h264")
+
+
+def with_pictures(rows, **pictures):
+    """Add fields to the rows of an episode each."""
+    fields, block = sample_block(rows)
+    columns = {tuple(name.split("__")): BlockColumn(one.dtype.name, one) for name, one in pictures.items()}
+    fields += tuple(Field(key, one.dtype, one.values.shape[1:], role_of(key)) for key, one in columns.items())
+    return fields, Block({**block.columns, **columns}, block.pieces, block.first)
+
+
+def do(fields, block, **operations):
+    work = ProgramProcessor(program_of(operations), fields)
+    found = work.load(Context(fields, EpisodeTable.from_rows([]), 0)).apply(block)
+    foretold = {field.key: (field.dtype, field.shape) for field in work.fields}
+    assert {key: (column.dtype, column.values.shape[1:]) for key, column in found.columns.items()} == foretold
+    return {".".join(key): column.values for key, column in found.columns.items()}
+
+
+class PictureTests(OperationTests):
+    def rows(self):
+        images = smooth(18, 34, 36)
+        return with_pictures((5, 1, 7, 4), image=images[:-1], next__image=images[1:])
+
+
+class TestCrop(PictureTests):
+    def operation(self):
+        return CropImages("image", "1,2,20x30")
+
+
+class TestResize(PictureTests):
+    def operation(self):
+        return ResizeImages("image", "12x14", "hwc")
+
+
+class TestEncode(PictureTests):
+    def operation(self):
+        return EncodeImages("h264", "image", 3)
+
+
+def smooth(count, height, width):
+    """Pictures that no codec spoils: a slope of brightness that moves."""
+    rows, columns = np.mgrid[:height, :width]
+    found = [np.stack([rows * 3 + 2 * k, columns * 2 + k, rows + columns], 2) for k in range(count)]
+    return np.stack(found).clip(0, 255).astype(np.uint8)
+
+
+def distance(one, other):
+    """The mean difference of the pixels of each frame."""
+    return np.abs(one.astype(float) - other.astype(float)).reshape(len(one), -1).mean(1)
+
+
+# Sizes of stored pictures.
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float16", "float64", "int32"])
+@pytest.mark.parametrize(
+    ("shape", "to"),
+    [((12, 10), (6, 5)), ((12, 10, 3), (6, 5, 3)), ((3, 12, 10), (3, 6, 5)), ((7, 8, 1), (6, 5, 1)), ((6, 5), (6, 5))],
+)
+def test_images_are_cut_and_scaled_on_both_sides(dtype, shape, to):
+    values = {name: (RNG.random((4, *shape)) * 255).astype(dtype) for name in ("image", "next__image")}
+    made = with_pictures((3, 1), **values)
+    scaled, cut = do(*made, resize="image=6x5"), do(*made, crop="image=0,0,6x5")
+    for name, images in values.items():
+        found, area = scaled[name.replace("__", ".")], cut[name.replace("__", ".")]
+        assert (found.dtype, found.shape) == (np.dtype(dtype), (4, *to))
+        assert found.min() >= images.min()
+        assert found.max() <= images.max()
+        assert np.array_equal(area, images[:, :, :6, :5] if shape[0] == 3 else images[:, :6, :5])
+
+
+def test_resize_is_the_transform_in_any_layout():
+    images = RNG.integers(0, 256, (3, 3, 20, 16)).astype(np.uint8)
+    found = do(*with_pictures((3,), image=images), resize="image=8x12")["image"]
+    assert np.array_equal(found, Resize((8, 12)).change(torch.from_numpy(images), ("image",), None).numpy())
+    images = RNG.random((2, 20, 16, 3)).astype(np.float32)
+    last = do(*with_pictures((2,), image=images), resize="image=8x12:hwc")["image"]
+    first = do(*with_pictures((2,), image=np.moveaxis(images, 3, 1).copy()), resize="image=8x12:chw")["image"]
+    assert np.array_equal(np.moveaxis(last, 3, 1), first)
+    images = RNG.integers(0, 256, (64, 30, 31, 3)).astype(np.uint8)
+    together = do(*with_pictures((64,), image=images), resize="image=7x9")["image"]
+    alone = [do(*with_pictures((1,), image=images[row : row + 1]), resize="image=7x9")["image"] for row in range(64)]
+    assert np.array_equal(together, np.concatenate(alone))
+
+
+def test_an_area_is_in_the_middle_or_where_it_is_said_to_be_and_is_scaled_afterwards():
+    images = RNG.integers(0, 256, (2, 9, 12, 3)).astype(np.uint8)
+    made = with_pictures((2,), image=images)
+    assert np.array_equal(do(*made, crop="image=5x7")["image"], images[:, 2:7, 2:9])
+    assert np.array_equal(do(*made, crop="image=3,1,6x7")["image"], images[:, 3:9, 1:8])
+    both = do(*made, crop="image=3,1,6x7", resize="image=3x3")["image"]
+    cut = with_pictures((2,), image=np.ascontiguousarray(images[:, 3:9, 1:8]))
+    assert np.array_equal(both, do(*cut, resize="image=3x3")["image"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "operations", "words"),
+    [
+        ((8, 8), {"resize": "image=8"}, "height x width like 84x84"),
+        ((8, 8), {"resize": "image=0x8"}, "height x width like 84x84"),
+        ((8, 8), {"crop": "image=1,8x8"}, "'1,8x8' is no area"),
+        ((8, 9), {"crop": "image=1,0,8x8"}, "1,0,8x8 is not within 8x9"),
+        ((8, 9), {"crop": "image=10x4"}, "10x4 is not within 8x9"),
+        ((8,), {"resize": "image=8x8"}, r"its rows are \[8\]"),
+        ((2, 8, 8, 3), {"crop": "image=8x8"}, r"its rows are \[2, 8, 8, 3\]"),
+        ((8, 8, 8), {"resize": "image=4x4"}, r"which dimension of \[8, 8, 8\] has the channels is unclear"),
+        ((3, 8, 3), {"resize": "image=4x4"}, "is unclear"),
+        ((8, 8, 8), {"crop": "image=4x4:cwh"}, "expected hwc or chw; did you mean 'chw'"),
+        ((64, 64, 3), {"encode": "h265"}, "the codec is 'h265', expected av1 or h264; did you mean 'h264'"),
+        ((64, 64, 3), {"encode": "h264:x"}, "'h264:x' is not understood"),
+        ((64, 64, 3), {"encode": "h264:0"}, "0 frames apart, expected 1 to 1000"),
+        ((64, 63, 3), {"encode": "h264"}, "its pictures are 64x63, and h264 takes an even number of pixels a side"),
+        ((31, 63, 3), {"encode": "av1"}, "its pictures are 31x63, and av1 takes at least 32 pixels a side"),
+        ((3, 64, 64), {"encode": "image=av1"}, r"its rows are uint8 \[3, 64, 64\], expected"),
+        ((3, 64, 64), {"encode": "av1"}, "there are no pictures"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_told_before_a_row_is_read(shape, operations, words):
+    with pytest.raises(UsageError, match=words):
+        do(*with_pictures((2,), image=np.zeros((2, *shape), np.uint8)), **operations)
+
+
+# Videos.
+
+
+def pictures_of(dataset):
+    return rbtool.load_dataset(dataset)[:]["observation", "image"].numpy()
+
+
+def next_pictures_of(dataset):
+    return rbtool.load_dataset(dataset)[:]["next", "observation", "image"].numpy()
+
+
+def preprocessed(source, dest, workers=0, **operations):
+    return rbtool.preprocess(source, None, dest, operations=operations, num_workers=workers)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """Episodes of 7, 1 and 20 steps, with pictures of 40 x 48 before and after each step."""
+    images = smooth(31, 40, 48)
+    parts = [images[:8], images[8:10], images[10:]]
+    episodes = [{"reward": np.arange(len(part) - 1.0), "observation.image": part} for part in parts]
+    return write_fields(tmp_path_factory.mktemp("pictures") / "stored", *episodes)
+
+
+@pytest.fixture(scope="module")
+def kept(stored):
+    """The same as video."""
+    preprocessed(stored, stored.parent / "kept", encode="h264")
+    return stored.parent / "kept"
+
+
+def references_of(dataset):
+    with open_steps(dataset) as reader:
+        keys = ("video", "observation", "image"), ("next", "video", "observation", "image")
+        return [reader.read(key, 0, reader.manifest.steps) for key in keys]
+
+
+def video_of(dataset, number):
+    return dataset / f".rbtool/videos/{number:015x}.mp4"
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_stored_pictures_become_a_video_of_each_episode(stored, codec, tmp_path):
+    preprocessed(stored, tmp_path / "made", encode=codec)
+    before, after = references_of(tmp_path / "made")
+    assert before[:, 1].tolist() == [*range(7), 0, *range(20)]
+    assert (after[:, 1] == before[:, 1] + 1).all()
+    assert (after[:, 0] == before[:, 0]).all()
+    for number, steps in zip(dict.fromkeys(before[:, 0].tolist()), (7, 1, 20), strict=True):
+        with VideoFile(video_of(tmp_path / "made", number)) as video:
+            assert video.index.times.tolist() == [float(k) for k in range(steps + 1)]  # one a second
+            assert video.index.keys.tolist() == list(range(0, steps + 1, 2))
+    assert distance(pictures_of(tmp_path / "made"), pictures_of(stored)).max() < 3
+    assert distance(next_pictures_of(tmp_path / "made"), next_pictures_of(stored)).max() < 3
+    assert rbtool.check(tmp_path / "made", full=True).errors == 0
+
+
+def test_any_number_of_workers_writes_the_same_files(stored, kept, tmp_path):
+    preprocessed(stored, tmp_path / "again", 2, encode="h264")
+    files = [sorted((folder / ".rbtool/videos").iterdir()) for folder in (kept, tmp_path / "again")]
+    assert len(files[0]) == 6
+    assert [one.name for one in files[0]] == [one.name for one in files[1]]
+    assert [one.read_bytes() for one in files[0]] == [one.read_bytes() for one in files[1]]
+
+
+def test_what_differs_from_the_following_picture_has_a_frame_of_its_own_and_what_is_repeated_has_none(tmp_path):
+    images = smooth(6, 32, 32)
+    after = images[[3, 4, 2]]  # of the first step another picture than that of the second step, of the last the same
+    fields, block = with_pictures((3,), image=images[[0, 4, 2]], next__image=after)
+    work = ProgramProcessor(program_of({"encode": "h264"}), fields)
+    found = work.load(Context(fields, EpisodeTable.from_rows([]), 0)).apply(block)
+    assert found.columns["video", "image"].values[:, 1].tolist() == [0, 2, 4]
+    assert found.columns["next", "video", "image"].values[:, 1].tolist() == [1, 3, 4]
+    [(name, data)] = [(name, data) for name, data in found.videos.items() if name.endswith(".mp4")]
+    (tmp_path / name).write_bytes(data)
+    with VideoFile(tmp_path / name) as video:
+        assert distance(video.read(np.arange(5)), images[[0, 3, 4, 4, 2]]).max() < 3
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_kept_videos_are_cut_scaled_and_encoded_again(kept, codec, tmp_path):
+    preprocessed(kept, tmp_path / "pixels", crop="observation.image=2,4,36x40")
+    cut = pictures_of(kept)[:, 2:38, 4:44]
+    assert np.array_equal(pictures_of(tmp_path / "pixels"), cut)
+    preprocessed(tmp_path / "pixels", tmp_path / "scaled", resize="observation.image=64x56")
+    words = {"crop": "observation.image=2,4,36x40", "resize": "observation.image=64x56", "encode": f"{codec}:5"}
+    preprocessed(kept, tmp_path / "encoded", 2, **words)
+    assert pictures_of(tmp_path / "encoded").shape == (28, 64, 56, 3)
+    assert distance(pictures_of(tmp_path / "encoded"), pictures_of(tmp_path / "scaled")).max() < 3
+    assert distance(next_pictures_of(tmp_path / "encoded"), next_pictures_of(tmp_path / "scaled")).max() < 3
+    for number in np.unique(references_of(tmp_path / "encoded")[0][:, 0]).tolist():
+        with VideoFile(video_of(tmp_path / "encoded", number)) as video:
+            assert video.index.keys.tolist() == list(range(0, len(video), 5))
+    assert rbtool.check(tmp_path / "encoded", full=True).errors == 0
+
+
+def test_pieces_of_episodes_are_videos_and_frames_keep_their_times(stored, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("rbtool.core.robots.pictures.stated_fps", lambda reader: 12.5)
+        preprocessed(stored, tmp_path / "fast", encode="h264")
+    preprocessed(tmp_path / "fast", tmp_path / "cut", where="reward != 2 and reward != 3", encode="av1")
+    before, _ = references_of(tmp_path / "cut")
+    videos = dict.fromkeys(before[:, 0].tolist())
+    for number, steps in zip(videos, (2, 3, 1, 2, 16), strict=True):
+        with VideoFile(video_of(tmp_path / "cut", number)) as video:
+            assert np.abs(video.index.times - np.arange(steps + 1) / 12.5).max() < 1e-12
+    rows = rbtool.load_dataset(stored)[:]["next", "reward"].squeeze(-1)
+    assert distance(pictures_of(tmp_path / "cut"), pictures_of(stored)[((rows != 2) & (rows != 3)).numpy()]).max() < 3
+
+
+def test_what_is_only_chosen_refers_to_the_same_files(kept, tmp_path):
+    preprocessed(kept, tmp_path / "chosen", episodes="2", where="reward >= 5")
+    before, _ = references_of(tmp_path / "chosen")
+    assert before[:, 1].tolist() == list(range(5, 20))
+    [video] = (tmp_path / "chosen/.rbtool/videos").glob("*.mp4")
+    assert video.read_bytes() == video_of(kept, int(before[0, 0])).read_bytes()
+
+
+def test_a_damaged_video_is_not_encoded_again(kept, tmp_path):
+    with pytest.raises(UsageError, match="is not within 40x48"):
+        preprocessed(kept, tmp_path / "a", crop="observation.image=9,9,40x40")
+    broken = rbtool.preprocess(kept, None, tmp_path / "broken", operations={"episodes": "0"}, num_workers=0).path
+    [video] = (broken / ".rbtool/videos").glob("*.mp4")
+    data = bytearray(video.read_bytes())
+    data[len(data) // 2] ^= 1
+    video.unlink()
+    video.write_bytes(data)
+    with pytest.raises(CorruptDataError, match="is damaged: its digest is another one"):
+        preprocessed(broken, tmp_path / "b", encode="av1")
+    assert not (tmp_path / "b").exists()
