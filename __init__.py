@@ -81,6 +81,7 @@ _NAMES = {
         ".core.verbs.repair": "repair",
         ".core.verbs.report": "report",
         ".core.verbs.sample": "sample",
+        ".core.verbs.schema": "schema",
         ".core.verbs.split": "split",
         ".core.verbs.stats": "stats",
         ".core.verbs.upload": "upload",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.errors import UsageError
-from ..core.progress import counted
+from ..core.progress import clean, counted
 from .help import Example
 from .options import FromFormat, ReaderOptions, Root, ends, verb
 from .output import Output
@@ -27,6 +27,7 @@ EXAMPLES = (
     Example("rbtool check ./cartpole.h5 --fail-on error --json", "a checkpoint, as JSON"),
     Example("rbtool check ./cartpole ./cartpole.h5", "several, one after the other"),
     Example("rbtool check ./cartpole --profile form", "the form alone, without rules about behaviour"),
+    Example("rbtool check ./cartpole --format sarif > findings.sarif", "for a CI server; also junit and github"),
     Example("rbtool check --rules", "what is checked"),
 )
 _INDENT = 4
@@ -49,6 +50,17 @@ class Profile(StrEnum):
     DATA = "data"
     ROBOT = "robot"
     ALL = "all"
+
+
+class Format(StrEnum):
+    """How findings are written."""
+
+    TEXT = "text"
+    JSON = "json"
+    JUNIT = "junit"
+    SARIF = "sarif"
+    GITHUB = "github"
+    MARKDOWN = "markdown"
 
 
 def add(app: typer.Typer) -> None:
@@ -79,6 +91,14 @@ def check(
         Path | None,
         typer.Option("--baseline", metavar="FILE", help="Accept the findings in what --json printed before."),
     ] = None,
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="Write the findings as text; as json, like --json; as junit or sarif, which CI servers read; as "
+            "github, annotations of a workflow; or as a markdown table.",
+        ),
+    ] = Format.TEXT,
     root: Root = None,
     source_format: FromFormat = None,
     raw: ReaderOptions,
@@ -95,6 +115,8 @@ def check(
         return 0
     from ..core.verbs.check import check as run
 
+    out.as_json = out.as_json or form is Format.JSON
+    results: dict[str, CheckResult] = {}
     chosen: dict[str, Any] = {
         "profile": profile and profile.value, "full": full, "thresholds": thresholds, "baseline": baseline,
         "root": root,
@@ -104,11 +126,18 @@ def check(
         with out.progress() as progress:
             result = run(dataset, format=source_format, progress=progress, **chosen, **raw)
         failed = result.failed("warn" if fail_on is FailOn.WARN else "error")
+        if form in _WRITERS and not out.as_json:
+            results[dataset] = result
+            return 3 if failed else 0
         names = [dataset] * failed if out.is_part else dict.fromkeys(finding.rule for finding in result.findings)
         out.show(result, names, lambda width: lines(result, width))
         return 3 if failed else 0
 
-    return of_each("check", require_datasets(datasets), root, out, check_one)
+    code = of_each("check", require_datasets(datasets), root, out, check_one)
+    if results:
+        out.end_progress()
+        out.text(_WRITERS[form](results, fail_on is FailOn.WARN))
+    return code
 
 
 def _show_rules(datasets: list[str] | None, out: Output) -> None:
@@ -121,11 +150,12 @@ def _show_rules(datasets: list[str] | None, out: Output) -> None:
 
 
 def rule_lines(result: RulesResult, width: int | None = None) -> list[list[Cell]]:
-    """Return a row for each rule: id, severities, name, and what it checks."""
+    """Return a row for each rule: id, severities, name, what it checks, and the names that other tools have for it."""
     rows: list[Line] = []
     for entry in result.rules:
         worst = Styled(" or ".join(entry.severities), _COLOURS[entry.severities[0]])
-        rows.append([Styled(entry.rule, "bold"), worst, entry.name, entry.checks])
+        also = f" ({', '.join(entry.also)})" if entry.also else ""
+        rows.append([Styled(entry.rule, "bold"), worst, entry.name, f"{entry.checks}{also}"])
     return Table(rows).lines(width)
 
 
@@ -170,3 +200,102 @@ def _finding_rows(same: Sequence[Finding]) -> Iterator[Line]:
 
 def _joined(text: str, mend: str) -> str:
     return f"{text}; to mend it: {mend}" if mend else text
+
+
+# Forms for machines -----------------------------------------------------------------------------------
+
+
+def _sentence(one: Finding) -> str:
+    return clean("; ".join(filter(None, (one.message, one.why, one.mend and f"to mend it: {one.mend}"))))
+
+
+def _junit(results: Mapping[str, CheckResult], warnings_fail: bool) -> str:
+    """Write a suite a dataset, and a case a rule with findings; those that do not fail are output of a case."""
+    from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+    suites = Element("testsuites", name="rbtool check")
+    for name, result in results.items():
+        suite = SubElement(suites, "testsuite", name=name, time=str(result.seconds))
+        for (severity, rule, title), same in groupby(result.findings, key=_kind):
+            case = SubElement(suite, "testcase", classname=rule, name=f"{rule} {title}")
+            text = "\n".join(map(_sentence, same))
+            if severity == "error" or warnings_fail:
+                SubElement(case, "failure", type=severity, message=text.partition("\n")[0]).text = text
+            else:
+                SubElement(case, "system-out").text = text
+        if not result.findings:
+            SubElement(suite, "testcase", classname="rbtool", name=f"{counted(result.rules, 'rule')} found nothing")
+        suite.set("tests", str(len(suite)))
+        suite.set("failures", str(len(suite.findall("testcase/failure"))))
+    indent(suites)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(suites, encoding="unicode")}'
+
+
+def _sarif(results: Mapping[str, CheckResult], warnings_fail: bool) -> str:
+    """Write SARIF 2.1.0: one run, with the rules that have findings; a location is the path of a dataset."""
+    import json
+
+    from ..core import __version__
+    from ..core.ted.rules import known_rules
+
+    found = [(result.path, one) for result in results.values() for one in result.findings]
+    used = {one.rule for _, one in found}
+    rules = [
+        {"id": entry.rule, "name": entry.name, "shortDescription": {"text": entry.checks}}
+        for entry in known_rules()
+        if entry.rule in used
+    ]
+    listed = [
+        {
+            "ruleId": one.rule,
+            "level": one.severity,
+            "message": {"text": _sentence(one)},
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": path.as_posix()}}}],
+            "properties": {"episodes": [*one.episodes], "steps": [[*pair] for pair in one.steps]},
+        }
+        for path, one in found
+    ]
+    driver = {"name": "rbtool check", "version": __version__, "rules": rules}
+    document = {"version": "2.1.0", "$schema": _SARIF, "runs": [{"tool": {"driver": driver}, "results": listed}]}
+    return json.dumps(document, indent=1)
+
+
+_SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def _github(results: Mapping[str, CheckResult], warnings_fail: bool) -> str:
+    """Write a workflow command a finding."""
+    return "\n".join(
+        f"::{one.severity} file={_escaped(str(result.path), ':,')},title={one.rule} {one.name}"
+        f"::{_escaped(_sentence(one))}"
+        for result in results.values()
+        for one in result.findings
+    )
+
+
+def _escaped(text: str, more: str = "") -> str:
+    """Escape what ends a part of a workflow command."""
+    return "".join(f"%{ord(letter):02X}" if letter in f"%\r\n{more}" else letter for letter in text)
+
+
+def _markdown(results: Mapping[str, CheckResult], warnings_fail: bool) -> str:
+    """Write a heading a dataset, and a table of its findings."""
+    parts = []
+    for name, result in results.items():
+        text = [f"## {name}", "", f"{counted(result.errors, 'error')}, {counted(result.warnings, 'warning')}"]
+        rows = [
+            f"| {' | '.join(map(_cell, (one.severity, one.rule, one.name, one.message, one.why, one.mend)))} |"
+            for one in result.findings
+        ]
+        head = ["", "| severity | rule | name | found | why | to mend it |", "|---|---|---|---|---|---|"]
+        parts.append("\n".join([*text, *(head if rows else []), *rows]))
+    return "\n\n".join(parts)
+
+
+def _cell(text: str) -> str:
+    return clean(text).replace("|", "\\|")
+
+
+_WRITERS: Mapping[Format, Callable[[Mapping[str, CheckResult], bool], str]] = {
+    Format.JUNIT: _junit, Format.SARIF: _sarif, Format.GITHUB: _github, Format.MARKDOWN: _markdown,
+}  # fmt: skip

@@ -46,6 +46,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "repair": Verb("repair"),
         "cache": Verb("cache", group=True, short="rm"),
         "env": Verb("env"),
+        "schema": Verb("schema"),
     },
     "Train and share": {
         "export": Verb("export"),

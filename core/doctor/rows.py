@@ -31,6 +31,8 @@ _POSES, _POSE_WIDTH = 1 << 18, 32
 _ANCHORS = 16
 """One of so many rows stands for its neighbours when parts of episodes are looked for."""
 _MOST_ANCHORS = 1 << 20
+_KEPT_REST = 3
+"""Steps of rest that a command leaves at the end of an episode."""
 
 
 @dataclass
@@ -743,6 +745,7 @@ class RowRules:
             if odd.any():
                 most = int(rest[odd].max())
                 text = f"{{}}: {words} with up to {counted(most, 'step')} of rest"
+                self._report.cuts = self._cuts(odd, rest, name)
                 if name == "lead":
                     steps = [(start, start + one) for start, one in zip(self._start[odd], rest[odd], strict=True)]
                 else:
@@ -760,6 +763,17 @@ class RowRules:
         self._lag()
         if self.has("agree"):
             self._agreement()
+
+    def _cuts(self, odd: Array, rest: Array, end: str) -> str:
+        """Write the condition for the rows without rest, but for a few; "" where rows have no number or it is long."""
+        if ("frame",) not in self._fields or odd.sum() > 6:
+            return ""
+        parts = []
+        for number, length, idle in zip(self._number[odd], self._length[odd], rest[odd], strict=True):
+            kept = max(0, int(idle) - _KEPT_REST)
+            place = f"frame < {kept}" if end == "lead" else f"frame >= {int(length) - kept}"
+            parts.append(f"not (episode == {number} and {place})")
+        return " and ".join(parts)
 
     def _lags(self) -> tuple[Array, int, float]:
         """Return the correlations by lag of each episode, the place of the family's lag, and its correlation."""
@@ -848,11 +862,12 @@ class RowRules:
         first = self.array("time_first")
         middle = float(np.median(first))
         late = np.abs(first - middle) > 1.5 * np.maximum(tick, 1e-12)
-        absolute = self._rate is not None and np.abs(first - 0) > 1.5 * np.maximum(tick, 1e-12)
+        raw = self._report.is_raw  # a dataset's times may count from anywhere
+        absolute = raw and self._rate is not None and np.abs(first - 0) > 1.5 * np.maximum(tick, 1e-12)
         if len(first) > 2 and absolute is not False and np.mean(absolute) > 0.5:
             text = f"{{}}: begins at up to {np.abs(first).max():.3f} s, and time stamps count from the beginning"
             self._add("TIM004", text, np.asarray(absolute), float(np.abs(first).max()), 1.5 * float(tick[0]))
-        elif len(first) > 2 and late.any() and late.mean() < 0.3:
+        elif raw and len(first) > 2 and late.any() and late.mean() < 0.3:
             text = f"{{}}: begins at {first[late][0]:.3f} s, the others at {middle:.3f} s"
             self._add("TIM004", text, late, float(np.abs(first[late] - middle).max()), 1.5 * float(tick[0]))
         several = self._length > 1

@@ -34,7 +34,23 @@ class BehaviourEntry(RuleEntry):
 def _entry(rule: str, name: str, checks: str, why: str, mend: str) -> BehaviourEntry:
     about = _ABOUT[rule[:3]]
     profile: Profile = "robot" if rule[:3] in {"MOT", "TIM", "PIC"} else "data"
-    return BehaviourEntry(rule, name, about, ("warning",), checks, profile, why, mend)
+    return BehaviourEntry(rule, name, about, ("warning",), checks, _ALSO.get(rule, ()), profile, why, mend)
+
+
+_ALSO: Mapping[str, tuple[str, ...]] = {
+    "EPI001": ("physlint duplication.exact_episodes",), "EPI002": ("lerobot-doctor anomalies",),
+    "EPI004": ("lerobot-doctor episodes",), "EPI005": ("lerobot-doctor anomalies",),
+    "MET001": ("lerobot-doctor statistics",), "MET002": ("lerobot-doctor metadata",),
+    "MET003": ("lerobot-doctor metadata",), "MET004": ("lerobot-doctor portability",),
+    "MOT001": ("lerobot-doctor actions", "physlint numeric.discontinuity"), "MOT002": ("lerobot-doctor anomalies",),
+    "MOT003": ("lerobot-doctor actions",), "MOT004": ("lerobot-doctor actions",),
+    "MOT007": ("physlint temporal.observation_action_delay",), "PIC001": ("physlint video.frozen_frames",),
+    "PIC002": ("physlint video.black_frames",), "TIM001": ("lerobot-doctor temporal", "physlint temporal.max_gap"),
+    "TIM002": ("lerobot-doctor temporal", "physlint temporal.sampling_interval"),
+    "TIM003": ("lerobot-doctor temporal", "physlint temporal.monotonic"),
+    "TIM005": ("lerobot-doctor temporal", "physlint temporal.sampling_interval"),
+}  # fmt: skip
+"""Names of like rules of other tools."""
 
 
 _ABOUT: Mapping[str, Any] = {
@@ -83,7 +99,7 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
     _entry(
         "MET003", "tasks", "Every episode has a text for its task, and no two texts are nearly equal.",
         "a policy that reads language gets an empty or a second instruction for one task",
-        "correct the text in the metadata of the source",
+        "task",
     ),
     _entry("MET004", "files", "Every data file and video in the folder of a source belongs to an episode.",
            "what is not read is lost for training", "remove the file, or add it to the metadata"),
@@ -263,6 +279,8 @@ class Report:
     is_raw: bool
     findings: list[Finding] = field(default_factory=list)
     numbers: Sequence[int] = ()
+    cuts: str = ""
+    """The condition for the rows without rest, of the finding that is added next."""
 
     def add(
         self,
@@ -293,35 +311,39 @@ class Report:
             kept = ranges_without(self.numbers, episodes)
             verb = f"rbtool convert {place} DEST" if self.is_raw else f"rbtool preprocess {place} --dest DEST"
             return f"{verb} --episodes {kept}"
+        first, dataset = (f"rbtool convert {place} STEP && ", "STEP") if self.is_raw else ("", place)
         if how == "cut":
-            first = f"rbtool convert {place} STEP && " if self.is_raw else ""
-            return f"{first}rbtool preprocess {'STEP' if self.is_raw else place} --where CONDITION --dest DEST"
+            return f"{first}rbtool preprocess {dataset} --dest DEST --where {shlex.quote(self.cuts or 'CONDITION')}"
+        if how == "task" and episodes:
+            given = " ".join(f"--task {part}=TEXT" for part in _ranges(episodes))
+            return f"{first}rbtool preprocess {dataset} --dest DEST {given}"
         if how in {"export", "retime"}:
-            first = f"rbtool convert {place} STEP && " if self.is_raw else ""
-            return f"{first}rbtool export {'STEP' if self.is_raw else place} DEST --to lerobot"
+            return f"{first}rbtool export {dataset} DEST --to lerobot"
         if how == "limits":
             return (
                 f"rbtool convert {place} DEST --ends truncated"
                 if self.is_raw
                 else "convert again with --ends truncated"
             )
-        if how in {"look", "leave out"}:
+        if how in {"look", "leave out", "task"}:
             return f"look at it: rbtool inspect {place}"
         return how
 
 
 def ranges_without(numbers: Sequence[int], left_out: Collection[int]) -> str:
     """Write the episodes without some of them as `--episodes` takes them: `0:3,4:8`."""
+    return ",".join(_ranges(set(numbers) - set(left_out), single="{}"))
+
+
+def _ranges(numbers: Iterable[int], single: str = "{}:{}") -> list[str]:
+    """Write numbers as half-open ranges, and those that stand alone as `single`."""
     parts: list[list[int]] = []
-    gone = set(left_out)
     for number in sorted(numbers):
-        if number in gone:
-            continue
         if parts and parts[-1][1] == number:
             parts[-1][1] = number + 1
         else:
             parts.append([number, number + 1])
-    return ",".join(f"{start}:{stop}" if stop - start > 1 else str(start) for start, stop in parts)
+    return [(f"{start}:{stop}" if stop - start > 1 else single.format(start, stop)) for start, stop in parts]
 
 
 def of_episodes(episodes: Collection[int]) -> str:

@@ -112,7 +112,7 @@ Severity: TypeAlias = Literal["error", "warning"]
 class RuleEntry:
     """A rule: its id and name, which never change meaning, what it is about, what it checks, and how bad findings are.
 
-    `severities` are those that its findings can have.
+    `severities` are those that its findings can have; `also` has the names of like rules of other tools.
     """
 
     rule: str
@@ -120,6 +120,7 @@ class RuleEntry:
     about: Literal["rows", "folder", "saved buffers", "episodes", "metadata", "motion", "pictures", "rewards", "time"]
     severities: tuple[Severity, ...]
     checks: str
+    also: tuple[str, ...] = ()
 
     @property
     def named(self) -> tuple[str, str]:
@@ -150,7 +151,10 @@ RULES: tuple[RuleEntry, ...] = (
         "TED006", "flags at the ends of episodes", "rows", _BOTH,
         "The last step of every episode is done, and no step before it is.",
     ),
-    RuleEntry("TED007", "NaN and infinity", "rows", _BOTH, "Every number is finite."),
+    RuleEntry(
+        "TED007", "NaN and infinity", "rows", _BOTH, "Every number is finite.",
+        ("lerobot-doctor actions", "physlint numeric.finite_values"),
+    ),
     RuleEntry("TED008", "all zero", "rows", _BOTH, "Not all numbers of an observation or an action are zero."),
     RuleEntry("TED009", "zero variance", "rows", _WARNING, "Every component of an observation or an action varies."),
     RuleEntry(
@@ -165,6 +169,7 @@ RULES: tuple[RuleEntry, ...] = (
     RuleEntry(
         "TED014", "opens", "folder", _ERROR,
         "The manifest, the files that everything depends on and every episode can be read.",
+        ("lerobot-doctor videos", "physlint manifest.required_files"),
     ),
     RuleEntry(
         "TED015", "recorded spaces", "rows", _WARNING,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from robot_sets import DEFECTS, make, write
 
 import rbtool
 from rbtool.cli.check import lines
@@ -21,7 +24,7 @@ def test_the_rules_are_listed_as_their_table_has_them(shell: Any) -> None:
     rules = known_rules()
     shown = shell("rbtool check --rules").stdout.splitlines()
     assert [line.split()[0] for line in shown] == [one.rule for one in rules]
-    assert all(one.name in line and line.endswith(one.checks) for one, line in zip(rules, shown, strict=True))
+    assert all(one.name in line and one.checks in line for one, line in zip(rules, shown, strict=True))
     document = json.loads(shell("rbtool check --rules --json").stdout)
     assert (document["kind"], len(document["rules"])) == ("rules", len(rules))
     for one, entry in zip(rules, document["rules"], strict=True):
@@ -74,3 +77,70 @@ def test_json_lists_every_bad_step_and_episode(shell: Any, tmp_path: Path) -> No
     (finding,) = [one for one in result.findings if one.rule == "TED007"]
     assert finding.steps == tuple((step, step + 1) for step in bad.tolist())
     assert finding.episodes == found["episodes"]
+
+
+@pytest.fixture
+def walks(tmp_path: Path) -> Path:
+    """A dataset with an error in one episode, and a warning."""
+    write_walks(tmp_path / "walks", [(10, "terminated")] * 3)
+    with TedReader(tmp_path / "walks") as reader:
+        rewards = reader.read(("next", "reward"), 0, reader.manifest.steps)
+        actions = reader.read(("action",), 0, reader.manifest.steps)
+    rewards[12], actions[:, 1] = np.nan, 3
+    (tmp_path / "walks/next/reward.memmap").write_bytes(rewards.tobytes())
+    (tmp_path / "walks/action.memmap").write_bytes(actions.tobytes())
+    return tmp_path / "walks"
+
+
+def test_findings_are_written_for_machines(shell: Any, walks: Path) -> None:
+    found = json.loads(shell(f"rbtool check {walks} --json").stdout)["findings"]
+    rules = [one["rule"] for one in found]
+    assert {"TED007", "TED009"} <= set(rules)
+    assert json.loads(shell(f"rbtool check {walks} --format json").stdout)["findings"] == found
+    done = shell(f"rbtool check {walks} --format sarif")
+    assert done.returncode == 3
+    (run,) = json.loads(done.stdout)["runs"]
+    assert [one["ruleId"] for one in run["results"]] == rules
+    assert {one["id"] for one in run["tool"]["driver"]["rules"]} == set(rules)
+    assert [one["level"] for one in run["results"]] == [one["severity"] for one in found]
+    lines = shell(f"rbtool check {walks} --format github").stdout.splitlines()
+    assert [line.split(",title=")[1].split()[0] for line in lines] == rules
+    assert all(line.startswith(f"::{one['severity']} file={walks}") for line, one in zip(lines, found, strict=True))
+    table = [line for line in shell(f"rbtool check {walks} --format markdown").stdout.splitlines() if line[:2] == "| "]
+    assert [line.split(" | ")[1] for line in table[1:]] == rules
+
+
+@pytest.mark.parametrize(("option", "failures"), [("", {"error"}), ("--fail-on warn", {"error", "warning"})])
+def test_junit_has_a_suite_a_dataset_and_fails_as_the_exit_code_does(
+    shell: Any, walks: Path, option: str, failures: set[str]
+) -> None:
+    write_walks(walks.parent / "sound", [(10, "terminated")] * 3)
+    done = shell(f"rbtool check {walks} {walks.parent}/sound --format junit {option}")
+    bad, good = ElementTree.fromstring(done.stdout)
+    assert (bad.get("name"), good.get("failures"), len(good)) == (str(walks), "0", 1)
+    assert {one.get("type") for one in bad.iter("failure")} == failures
+    assert int(bad.get("failures", "")) == len([*bad.iter("failure")])
+    assert int(bad.get("tests", "")) == len(bad)
+
+
+def test_a_schema_describes_what_is_printed(shell: Any, walks: Path) -> None:
+    schema = json.loads(shell("rbtool schema check").stdout)
+    printed = json.loads(shell(f"rbtool check {walks} --json").stdout)
+    assert set(schema["required"]) == set(schema["properties"]) == set(printed)
+    finding = schema["properties"]["findings"]["items"]
+    assert all(set(one) == set(finding["required"]) for one in printed["findings"])
+    assert finding["properties"]["figure"]["anyOf"][-1] == {"type": "null"}
+    assert shell("rbtool schema chek").returncode == 2
+
+
+@pytest.mark.parametrize("name", ["idle start", "empty task", "short episode", "stuck joint"])
+def test_the_command_that_a_finding_proposes_mends_it(shell: Any, tmp_path: Path, name: str) -> None:
+    defect = DEFECTS[name]
+    made = make(replace(defect.kind, cameras=0))
+    defect.change(made)
+    raw = write(made, tmp_path / "raw")
+    (found,) = [one for one in rbtool.check(raw).findings if one.rule in defect.rules]
+    command = found.mend.replace("STEP", f"{tmp_path}/step").replace("DEST", f"{tmp_path}/mended")
+    done = shell(command.replace("TEXT", "'open the box'"))
+    assert done.returncode == 0, done.stderr
+    assert found.rule not in {one.rule for one in rbtool.check(tmp_path / "mended").findings}

@@ -64,6 +64,7 @@ _LEAVES = {
     "torchrl": Leaf(("core/torchrl",), "checkpoints in TorchRL's own layouts of episodes"),
     "convert": Leaf(("core/verbs/convert", "core/verbs/convert_workers", "cli/convert"), "`rbtool convert`"),
     "download": Leaf(("core/verbs/download", "cli/download"), "`rbtool download`"),
+    "schema": Leaf(("core/verbs/schema", "cli/schema"), "`rbtool schema`"),
     "env": Leaf(("core/verbs/env", "cli/env"), "`rbtool env`"),
     "export": Leaf(("core/verbs/export", "cli/export"), "`rbtool export`"),
     "merge": Leaf(("core/verbs/merge", "cli/merge"), "`rbtool merge`"),

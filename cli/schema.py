@@ -1,0 +1,32 @@
+"""`rbtool schema`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .help import Example
+from .options import verb
+from .output import Output
+
+EXAMPLES = (
+    Example("rbtool schema check", "what check --json prints"),
+    Example("rbtool schema rules", "what check --rules --json prints"),
+)
+
+
+def add(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    verb(app, "schema", EXAMPLES)(schema)
+
+
+def schema(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind of a document: for most verbs, their name.")],
+    *,
+    out: Output,
+) -> None:
+    """Print the JSON Schema of the document that a verb prints with --json."""
+    from ..core.verbs.schema import schema as run
+
+    out.document(dict(run(kind).document))
