@@ -1,11 +1,15 @@
-"""Calls that several threads make together, and how many threads are worth their start."""
+"""Calls that several threads make together, how many threads are worth their start, and the memory there is."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from threading import Thread
+
+_GROUPS = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
@@ -16,6 +20,44 @@ def usable_cores() -> int:
 def threads_for_memory() -> int:
     """How many threads are worth their start where bytes move in memory or are hashed: more find the memory busy."""
     return min(usable_cores(), 4)
+
+
+def available_memory() -> int | None:
+    """Return the bytes that this process and its page cache may use: the machine's, or its control group's if that is
+    less.
+
+    None if the system does not say.
+    """
+    found = [limit for limit in (_system(), *_groups()) if limit is not None]
+    return min(found) if found else None
+
+
+def _system() -> int | None:
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return None
+
+
+def _groups() -> Iterable[int]:
+    """Yield the memory limits of the control groups (version 2 and 1) of this process."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
+            continue
+        root = _GROUPS / "memory" if controllers else _GROUPS
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        folder = root / group.lstrip("/")
+        for place in (folder, *folder.parents):
+            with contextlib.suppress(OSError, ValueError):
+                yield int((place / name).read_text(encoding="ascii"))
+            if place == root:
+                break
 
 
 def started(work: Callable[[], None], name: str) -> Thread | None:

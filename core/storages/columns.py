@@ -20,6 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from operator import attrgetter
+from threading import Thread
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from tensordict import MemoryMappedTensor, TensorDict, is_tensor_collection
 from torch.autograd.graph import increment_version
 
 from ..errors import SchemaError
-from ..format.threads import run_together, threads_for_memory
+from ..format.threads import available_memory, run_together, started, threads_for_memory
 from ..kernels.rows import Numbers, PlainRows, compiled_module, fastest_rows
 from .cursors import Index, row_numbers
 from .pytree import MappingNode, TensorDictNode, TensorNode, TreeSpec, place, tree_spec_of
@@ -214,6 +215,8 @@ _MANY = 32 << 20
 
 # From this many bytes of a column on, new rows are written to its file.
 _LARGE = 1 << 20
+# How many bytes of new files have pages before they are written; and how much memory must be available for that.
+_AHEAD, _SPARE = 16 << 20, 256 << 20
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -326,6 +329,10 @@ class Columns:
         """Writes bytes to the new file that a column is a map of, given its number and the offset; False if it cannot.
         None if there are no files, or not new ones."""
         self._unused = 0  # no page of the rows from here on is known to exist in new files
+        self.prepared = 0
+        """How many rows have room, so that a write asks `make_pages` for more only beyond them."""
+        self._made = 0  # pages of the rows before this one exist in new files, or are being made
+        self._maker: Thread | None = None
         self._locate()
 
     def _locate(self) -> None:
@@ -594,9 +601,38 @@ class Columns:
         write = self.write_file
         if size < _LARGE or write is None or not write(number, offset, memoryview(data).cast("B")):
             ctypes.memmove(where + offset, data, size)
-        elif sys.platform == "linux":
-            first = (where + offset) // mmap.PAGESIZE * mmap.PAGESIZE
-            _madvise(first, where + offset + size - first, _POPULATE_WRITE)  # before Linux 5.14 it does nothing
+        else:
+            _make_pages(where + offset, size)
+
+    def make_pages(self, start: int, top: int, stop: int) -> int:
+        """Make pages of new files for the rows that will follow, in another thread: a small write that finds none takes
+        several times as long.
+
+        As many bytes get pages as were written so far, at most `_AHEAD`. A page fault and this do the same, for which
+        blocks are on the disk already; no byte changes, so that a write, or a page fault, may take place meanwhile.
+
+        Args:
+            start: the first row that is written now.
+            top: the row after the last one.
+            stop: disk blocks are allocated for the rows before this one.
+
+        Returns:
+            What is `prepared` then.
+        """
+        width = max(sum(self.widths), 1)
+        if self.write_file is None or (top - start) * self._widest >= _LARGE:  # the system call makes pages
+            return top
+        if top * width < _LARGE:
+            return min(_LARGE // width + 1, stop)
+        ahead = min(_AHEAD // width, top)
+        first, last = max(self._made, top), min(top + ahead, stop)
+        if first < last and (self._maker is None or not self._maker.is_alive()):
+            places = zip(self._places, self.widths, strict=True)
+            parts = [(where + first * size, (last - first) * size) for where, size in places]
+            # The thread refers to the tensors, and so to their memory.
+            self._maker = started(functools.partial(_make_pages_of, self.plain, parts), "rbtool-pages")
+            self._made = last
+        return min(top + ahead // 2, stop)
 
     def write_run(self, start: int, count: int, values: Sequence[torch.Tensor], *, together: bool = False) -> None:
         """Write consecutive rows; the values may be views of the columns. For `together` see `copy_run`."""
@@ -736,6 +772,21 @@ def _shaped(found: list[torch.Tensor], batch: torch.Size) -> list[torch.Tensor]:
 def _are_one(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one type and shape are the same memory."""
     return one.device == other.device and one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+
+
+def _make_pages(place: int, size: int) -> None:
+    """Make the pages of a map at an address exist; where the disk is full, or before Linux 5.14, it does nothing."""
+    if sys.platform == "linux":
+        first = place // mmap.PAGESIZE * mmap.PAGESIZE
+        _madvise(first, place + size - first, _POPULATE_WRITE)
+
+
+def _make_pages_of(columns: Sequence[torch.Tensor], parts: Sequence[tuple[int, int]]) -> None:
+    """Make pages of columns, at these addresses and of these sizes, unless memory is scarce."""
+    available = available_memory()
+    if available is None or available >= _SPARE:
+        for place, size in parts:
+            _make_pages(place, size)
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

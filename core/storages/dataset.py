@@ -28,6 +28,7 @@ from ..format.contracts import Array, StepReader
 from ..format.memmap.reader import TedReader
 from ..format.memmap.tree import leaf_path
 from ..format.open_files import ListedFiles
+from ..format.threads import available_memory
 from ..format.videos import image_key, reference_keys
 from ..ted.schema import Field, Key
 from .base import IndexedStorage, Storage
@@ -35,51 +36,11 @@ from .cursors import as_index, row_numbers
 from .list_storage import ListStorage
 from .tensor import TensorStorage
 
-_GROUPS = Path("/sys/fs/cgroup")
-
 
 def exceeds_memory(size: int) -> bool:
     """Whether files of this total size cannot all stay in memory."""
     available = available_memory()
     return available is not None and size > available
-
-
-def available_memory() -> int | None:
-    """Return the bytes that this process and its page cache may use: the machine's, or its control group's if that is
-    less.
-
-    None if the system does not say.
-    """
-    found = [limit for limit in (_system(), *_groups()) if limit is not None]
-    return min(found) if found else None
-
-
-def _system() -> int | None:
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return None
-
-
-def _groups() -> Iterable[int]:
-    """Yield the memory limits of the control groups (version 2 and 1) of this process."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
-            continue
-        root = _GROUPS / "memory" if controllers else _GROUPS
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
-        folder = root / group.lstrip("/")
-        for place in (folder, *folder.parents):
-            with contextlib.suppress(OSError, ValueError):
-                yield int((place / name).read_text(encoding="ascii"))
-            if place == root:
-                break
 
 
 class Pages:

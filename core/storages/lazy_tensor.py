@@ -257,12 +257,15 @@ class MemoryMaps:
 
     # Space -----------------------------------------------------------------------------------------
 
-    def reserve(self, rows: int, valid: int) -> None:
+    def reserve(self, rows: int, valid: int) -> int:
         """Allocate disk blocks for the first `rows` rows, of which `valid` are written; OutOfSpaceError if the disk is
         full.
+
+        Returns:
+            The number of rows that have blocks.
         """
         if rows <= self._reserved:
-            return
+            return self._reserved
         width = max((file.size // max(file.shape[0], 1) for file in self._files.values()), default=0)
         generous = min(
             max(2 * rows, rows + _STEP // max(width, 1)), max(file.shape[0] for file in self._files.values())
@@ -276,6 +279,7 @@ class MemoryMaps:
                 raise
             self._allocate(start, rows)
             self._reserved = rows
+        return self._reserved
 
     def _allocate(self, start: int, stop: int) -> None:
         for name, file in self._files.items():
@@ -628,9 +632,12 @@ class LazyTensorStorage(TensorStorage):
             self._maps.keep_only(leaf_files(structure) if structure else ())
 
     def _make_room(self, rows: slice | torch.Tensor) -> None:
-        if self._maps is not None:
-            top = rows.stop if isinstance(rows, slice) else int(rows.max()) + 1
-            self._maps.reserve(top, self._filled.value)
+        if self._maps is None:
+            return
+        start, top = (rows.start, rows.stop) if isinstance(rows, slice) else (0, int(rows.max()) + 1)
+        columns = self.columns
+        if top > columns.prepared:
+            columns.prepared = columns.make_pages(start, top, self._maps.reserve(top, self._filled.value))
 
     @property
     def _takes_entries(self) -> bool:

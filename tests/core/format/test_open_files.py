@@ -222,7 +222,7 @@ def test_locks_and_writes_do_not_wait(tmp_path: Path) -> None:
 
 READERS = {"core/format/fs.py", "core/format/files.py", "core/format/staging.py"}
 USERS_OWN = {"core/progress.py", "core/preprocess/operations/program.py"}  # may be `<(command)`
-SYSTEMS = {"core/storages/dataset.py"}
+SYSTEMS = {"core/format/threads.py"}
 QUICK = {"cli/complete.py"}  # which looks at the kind of a file first, and imports nothing
 OWN = {
     "__init__.py",

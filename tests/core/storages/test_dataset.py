@@ -12,14 +12,16 @@ from processes import Interpreter
 
 from rbtool import TensorStorage
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError
+from rbtool.core.format import threads
 from rbtool.core.format.episodes import EpisodeRow
 from rbtool.core.format.files import digest_file
 from rbtool.core.format.manifest import MANIFEST, Request
 from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.memmap.tree import leaf_path
-from rbtool.core.storages import dataset, packed
-from rbtool.core.storages.dataset import Pages, StepStorage, available_memory, dataset_tensors, exceeds_memory
+from rbtool.core.format.threads import available_memory
+from rbtool.core.storages import packed
+from rbtool.core.storages.dataset import Pages, StepStorage, dataset_tensors, exceeds_memory
 from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import DTYPES, Field
@@ -194,7 +196,7 @@ def test_the_limit_of_the_control_group_counts(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "jobs" / "mine").mkdir(parents=True)
     (tmp_path / "jobs" / "memory.max").write_text("4096\n")
     (tmp_path / "jobs" / "mine" / "memory.max").write_text("max\n")
-    monkeypatch.setattr(dataset, "_GROUPS", tmp_path)
+    monkeypatch.setattr(threads, "_GROUPS", tmp_path)
     monkeypatch.setattr(Path, "read_text", _with_group(Path.read_text))
     assert available_memory() == 4096
 

@@ -9,11 +9,13 @@ import os
 import pickle
 import shutil
 import signal
+import threading
 import weakref
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from processes import run_forked
@@ -728,6 +730,7 @@ def test_new_rows_that_are_written_to_the_files_are_those_in_the_map(
 ) -> None:
     """With large pages, system calls write what a map holds: every length, at every offset, new or not."""
     monkeypatch.setattr(columns, "_LARGE", [1, 4096, 20_000, 1][seed])
+    monkeypatch.setattr(columns, "_AHEAD", 50_000)
     pair = [ReplayBuffer(storage=kind(500), batch_size=8) for kind in (LazyMemmapStorage, LazyTensorStorage)]
     for turn, count in enumerate([3, 70, 200, 1, 180, 90, 300, 400, 2, 20]):
         for buffer in pair:
@@ -773,6 +776,83 @@ def test_a_disk_that_fills_while_new_rows_are_written_changes_nothing(monkeypatc
     assert (len(buffer), buffer.write_count) == (20, 20)
     buffer.extend(data[5:])
     assert same(buffer[20:], data[5:])
+
+
+def present(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Whether the page of each row exists in this process; rows end with pages."""
+    size, page = tensor.numel() * tensor.element_size(), os.sysconf("SC_PAGE_SIZE")
+    with open("/proc/self/pagemap", "rb") as words:
+        words.seek(tensor.data_ptr() // page * 8)
+        found = np.frombuffer(words.read(size // page * 8), np.uint64) >> np.uint64(63) == 1
+    return np.repeat(found, len(tensor) // len(found))
+
+
+def await_pages() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "rbtool-pages":
+            thread.join()
+
+
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="needs /proc")
+@pytest.mark.parametrize("scarce", [False, True])
+def test_rows_that_follow_small_writes_find_their_pages(scarce: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 256 rows of 1 kB, half as many at least, have pages before they are written; none at first, and if memory
+    is scarce.
+    """
+    monkeypatch.setattr(columns, "_LARGE", 1 << 16)
+    monkeypatch.setattr(columns, "_AHEAD", 1 << 18)
+    monkeypatch.setattr(columns, "available_memory", lambda: (scarce and 1 << 20) or None)
+    storage, rows = LazyMemmapStorage(1024), torch.arange(1024 * 256, dtype=torch.int32).view(1024, 256)
+    for start in range(0, 1024, 8):
+        storage.set(range(start, start + 8), rows[start : start + 8])
+        await_pages()
+        found, top = present(storage.contents), start + 8
+        exact = -(-top // 4) * 4
+        assert found[:exact].all()
+        assert found[exact:].sum() <= (0 if scarce or top < 64 else 256)
+        if not scarce and top > 64:
+            assert found[: top + min(top // 4, 120)].all()
+    assert same(storage[:], rows)
+
+
+def test_pages_that_are_being_made_hinder_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes, forks, pickles, and the end of the storage, before the thread has begun."""
+    monkeypatch.setattr(columns, "_LARGE", 1 << 12)
+    go_on = threading.Event()
+    monkeypatch.setattr(columns, "available_memory", lambda: go_on.wait() and None)
+    storage, data = LazyMemmapStorage(10_000), torch.arange(64_000).view(1000, 64)
+    for start in range(0, 100, 5):
+        storage.set(range(start, start + 5), data[start : start + 5])
+    assert any(thread.name == "rbtool-pages" for thread in threading.enumerate())
+    assert same(pickle.loads(pickle.dumps(storage))[:], data[:100])
+    child = multiprocessing.get_context("fork").Process(target=storage.set, args=(range(100, 1000, 1), data[100:]))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert same(storage[torch.arange(1000)], data)
+    batch = storage[:]
+    del storage
+    gc.collect()
+    go_on.set()
+    await_pages()
+    assert same(batch, data)
+
+
+PAST_THE_END = """
+import mmap, sys
+import numpy as np
+from rbtool.core.storages.columns import _make_pages
+
+with open(sys.argv[1], "w+b") as file:
+    file.truncate(1 << 20)
+    pages = mmap.mmap(file.fileno(), 1 << 20)
+    file.truncate(1 << 16)
+    _make_pages(np.frombuffer(pages, np.uint8).ctypes.data, 1 << 20)
+"""
+
+
+def test_pages_that_cannot_be_made_do_not_end_the_process(tmp_path: Path) -> None:
+    assert run_forked(PAST_THE_END, tmp_path / "cut").returncode == 0
 
 
 def test_a_temporary_folder_goes_with_its_storage() -> None:
