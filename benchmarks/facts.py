@@ -38,18 +38,20 @@ import struck_work  # noqa: E402
 SLICES, OF = 1000, 32
 KILLED = ("convert", "preprocess", "save-h5", "dump-flat")
 SPEEDS = {
-    "RandomSampler LazyMemmapStorage 256": "draw 256 of 1M steps in a memory map",
-    "slices 8 of 32, TorchRL": "draw 8 slices of 32 steps, each inside an episode",
-    "dump, 1% new, TorchRL": "save 1M steps again, of which 1 % are new",
+    ("RandomSampler LazyMemmapStorage 256",): "draw 256 of 1M steps in a memory map",
+    ("extend 32", "extend 32, filling"): "write 32 steps into a memory map",
+    ("slices 8 of 32, TorchRL",): "draw 8 slices of 32 steps, each inside an episode",
+    ("dump, 1% new, TorchRL",): "save 1M steps again, of which 1 % are new",
 }
-"""Claims of the table of speeds, and how the README names them."""
+"""Claims of the table of speeds, and how the README names them; of several, it shows the one with the lowest ratio."""
 
 
 def speeds(table: Path) -> Iterator[facts_table.Fact]:
     """Take what is shown of the table that `make bench` wrote."""
     claims = {claim["what"]: claim for claim in json.loads(table.read_text())["claims"]}
-    for what, shown in SPEEDS.items():
-        ours, theirs = claims[what]["ours"], claims[what]["theirs"]
+    for names, shown in SPEEDS.items():
+        least = min((claims[name] for name in names), key=lambda claim: claim["found"])
+        ours, theirs = least["ours"], least["theirs"]
         times = f"{theirs / ours:.{1 if theirs < 20 * ours else 0}f}×"
         yield facts_table.Fact(shown, duration(ours), f"{duration(theirs)} ({times})", "make bench")
 

@@ -9,14 +9,27 @@ of one call in microseconds, and TorchRL's time divided by rbtool's. `--only` ke
 
 from __future__ import annotations
 
+import itertools
 import threading
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from shared import peers
 from shared.claims import Claim, Claims, Job, Watch, main
 from shared.rows import filled, image_rows, state_rows
 
 import rbtool
+
+
+def floors(rows: int, batch: int) -> dict[str, Job]:
+    """What a batch costs at least: as many bytes, gathered by NumPy from one array, and copied in one piece."""
+    width = sum(leaf[0].nbytes for leaf in state_rows(1).values(True, True))
+    one, out = np.zeros((rows, width), np.uint8), np.empty((batch, width), np.uint8)
+    one[:] = 1  # so that each row has memory of its own
+    draws = itertools.cycle(np.random.default_rng(0).integers(0, rows, (16, batch)))
+    return {"take": lambda: one.take(next(draws), 0), "memcpy": lambda: np.copyto(out, one[:batch])}
 
 
 def random(rows: int, watch: Watch) -> Claims:
@@ -32,7 +45,10 @@ def random(rows: int, watch: Watch) -> Claims:
                 least = floor if draw == "RandomSampler" else None
                 what = f"{draw} {kind} {batch}"
                 jobs: dict[str, Job] = {name: (lambda rb=rb, n=batch: rb.sample(n)) for name, rb in made.items()}
-                yield from Claim.of(what, watch.medians(what, jobs), least)
+                found = watch.medians(what, jobs | floors(rows, batch))
+                yield from Claim.of(what, found, least)
+                yield Claim(f"{what}, ours : take", found["ours"] / found["take"], most=1.5 if batch > 32 else None)
+                yield Claim(f"{what}, ours : memcpy", found["ours"] / found["memcpy"])
             del made
 
 
@@ -51,20 +67,48 @@ def images(rows: int, watch: Watch) -> Claims:
         yield from Claim.of(f"images {batch}", watch.medians(f"images {batch}", jobs), 7)
 
 
+class Filling:
+    """A buffer on a memory map that never gets full: `renew` replaces it in time."""
+
+    def __init__(self, library: Any, rows: int) -> None:
+        self._library, self._rows, self._left = library, rows, 0
+        self.renew(rows)
+
+    def renew(self, coming: int) -> None:
+        """Make sure that so many rows will fit."""
+        if self._left < coming:
+            self._buffer = self._library.ReplayBuffer(storage=self._library.LazyMemmapStorage(self._rows))
+            self._buffer.extend(state_rows(1))
+            self._left = self._rows - 1
+
+    def write(self, name: str, data: Any, count: int) -> None:
+        """Call a method of the buffer with data of so many rows."""
+        getattr(self._buffer, name)(data)
+        self._left -= count
+
+
 def writes(rows: int, watch: Watch) -> Claims:
-    """Rows written to a full memory map."""
+    """Rows written to a memory map that is full, and to one that fills."""
+    filling = peers.sides(lambda library, draws: Filling(library, rows))
+    row = state_rows(1)[0]
     made = peers.sides(
         lambda library, draws: filled(
             library.ReplayBuffer(storage=library.LazyMemmapStorage(rows), sampler=draws.RandomSampler()), rows
         )
     )
-    for count, least in ((1, 9), (32, 8), (1000, 5)):
-        data = state_rows(count)
-        jobs: dict[str, Job] = {name: (lambda rb=rb, data=data: rb.extend(data)) for name, rb in made.items()}
-        yield from Claim.of(f"extend {count}", watch.medians(f"extend {count}", jobs), least)
-    row = state_rows(1)[0]
-    added: dict[str, Job] = {name: (lambda rb=rb: rb.add(row)) for name, rb in made.items()}
-    yield from Claim.of("add", watch.medians("add", added), 9)
+    for name, count, least in (("extend", 1, 9), ("extend", 32, 8), ("extend", 1000, 5), ("add", 1, 9)):
+        data = row if name == "add" else state_rows(count)
+        what = f"{name} {count}" if name == "extend" else name
+        jobs: dict[str, Job] = {side: partial(getattr(rb, name), data) for side, rb in made.items()}
+        yield from Claim.of(what, watch.medians(what, jobs), least)
+        fills: dict[str, Job] = {side: partial(rb.write, name, data, count) for side, rb in filling.items()}
+
+        def renewed() -> None:
+            for rb in filling.values():
+                rb.renew(rows // 2)
+
+        found = watch.medians(f"{what}, filling", fills, before=renewed)
+        yield from Claim.of(f"{what}, filling", found, {1: 7, 32: 6, 1000: 4}[count])
 
 
 def threads(rows: int, watch: Watch) -> Claims:

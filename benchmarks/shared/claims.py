@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +18,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from packaging.version import Version
 
 Job = Callable[[], object]
-LIBRARIES = ("torch", "tensordict", "torchrl", "cpprb")
+LIBRARIES = ("torch", "tensordict", "torchrl", "cpprb", "numpy", "numba")
+ROOT = Path(__file__).parents[2]
 PATIENCE = 10_000.0
 """Microseconds that one turn of a job takes, or a single call."""
 LONG, FEW = 2e6, 3
@@ -123,11 +126,26 @@ def show(claims: Sequence[Claim]) -> None:
         print(f"{claim.what:60} {claim.found:8.2f} {claim.unit}   {claim.promised:>9}   {verdict}".rstrip())
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that are installed."""
+    return {name: version(name) for name in LIBRARIES if find_spec(name) is not None}
+
+
+def older(found: dict[str, str]) -> list[str]:
+    """Name the peer's libraries that are older than those that this repository tests with, the newest at that time."""
+    tested = (ROOT / "constraints.txt").read_text() + (ROOT / "Makefile").read_text()
+    newest = {name: re.search(rf"\b{name}==([\d.]+)", tested) for name in ("tensordict", "torchrl")}
+    return [
+        f"{name} {found[name]} is older than {known[1]}, which may be faster: the ratios may flatter rbtool"
+        for name, known in newest.items()
+        if known is not None and name in found and Version(found[name]) < Version(known[1])
+    ]
+
+
 def document(claims: Sequence[Claim], rows: int) -> str:
     """Write claims as JSON, with what they were measured on."""
-    versions = {name: version(name) for name in LIBRARIES if find_spec(name) is not None}
     found = [dataclasses.asdict(claim) | {"kept": claim.kept} for claim in claims]
-    about = {"machine": platform.machine(), "cores": os.cpu_count(), "rows": rows, "versions": versions}
+    about = {"machine": platform.machine(), "cores": os.cpu_count(), "rows": rows, "versions": versions()}
     return json.dumps(about | {"claims": found}, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -141,6 +159,10 @@ def main(doc: str | None, parts: Sequence[Part], *, rows: int = 1_000_000, round
     parser.add_argument("--json", type=Path, help="write the table to this file too")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    found = versions()
+    print(", ".join(f"{name} {number}" for name, number in found.items()))
+    for warning in older(found):
+        print(f"WARNING: {warning}")
     watch = Watch(options.rounds, "process_time" if options.cpu else "perf_counter")
     claims = [claim for part in parts if options.only in part.__name__ for claim in part(options.rows, watch)]
     show(claims)
