@@ -329,6 +329,9 @@ class Columns:
         """Writes bytes to the new file that a column is a map of, given its number and the offset; False if it cannot.
         None if there are no files, or not new ones."""
         self._unused = 0  # no page of the rows from here on is known to exist in new files
+        self.pickled = False
+        """Whether a process was started with the columns, which moves one after the other to shared memory, or failed
+        to: they are asked where they are from then on."""
         self.prepared = 0
         """How many rows have room, so that a write asks `make_pages` for more only beyond them."""
         self._made = 0  # pages of the rows before this one exist in new files, or are being made
@@ -342,9 +345,7 @@ class Columns:
         self._memory = Memory(self.plain)
         self._span = self._memory.span
         self._places = [column.data_ptr() for column in self.plain]
-        movable = [number for number, column in enumerate(self.plain) if not column.is_shared()]
-        self._stays = not movable
-        self._widest_movable = max(movable, key=self.widths.__getitem__, default=0)
+        self._stays = all(column.is_shared() for column in self.plain)
         self._in_rows = all(leaf.is_cpu and leaf.is_contiguous() for leaf in self.leaves)
         self._arrays = [_array(column) for column in self.plain] if self._in_rows else []
         self._rows = PlainRows(self._arrays)
@@ -359,13 +360,9 @@ class Columns:
             self._locate()
 
     def own_arrays(self) -> list[np.ndarray[Any, Any]]:
-        """Return what `arrays` does, in less time, if nobody else has references to the columns.
-
-        They move only when they are shared with a process, and then all that are not shared yet.
-        """
-        one = self._widest_movable
-        if not self._stays and self.plain[one].data_ptr() != self._places[one]:
-            self._locate()
+        """Return what `arrays` does, in less time, if nobody else has references to the columns."""
+        if self.pickled:
+            self._follow_moves()
         return self._arrays
 
     def _mover(self, rows: int) -> PlainRows:

@@ -944,6 +944,7 @@ class TensorStorage(IndexedStorage):
         if self.initialized:
             # torch cannot pickle wide unsigned integers, so their bits are sent as the signed type of the same width.
             columns = self.columns
+            columns.pickled = True
             wide = [leaf.dtype in {torch.uint16, torch.uint32, torch.uint64} for leaf in columns.leaves]
             pairs = zip(wide, columns.given, columns.plain, strict=True)
             state["_leaves"] = [plain if is_wide else leaf for is_wide, leaf, plain in pairs]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -482,23 +483,28 @@ def test_an_index_in_a_dict_is_replaced_by_the_row_also_in_the_first_write_after
         assert buffer[:]["index"].tolist() == list(range(len(buffer)))
 
 
-def test_dicts_are_written_to_all_columns_after_sharing_failed_halfway(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("spawn", [False, True])
+def test_dicts_are_written_to_all_columns_after_sharing_failed_halfway(
+    spawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
     steps = [{"a": np.int64(row), "r": np.float32(row), "o": np.full(9, row, np.float32)} for row in range(4)]
-    share, moved = torch.Tensor.share_memory_, list[Any]()
+    owner, name = (torch.UntypedStorage, "_share_fd_cpu_") if spawn else (torch.Tensor, "share_memory_")
+    share, moved = getattr(owner, name), list[Any]()
 
-    def full(tensor: torch.Tensor) -> torch.Tensor:
-        moved.append(tensor)
+    def full(memory: Any) -> Any:
+        moved.append(memory)
         if len(moved) == 2:
             raise RuntimeError("no space left")
-        return share(tensor)
+        return share(memory)
 
     buffer.add(steps[0])
     buffer.add(steps[1])
     with monkeypatch.context() as patched:
-        patched.setattr(torch.Tensor, "share_memory_", full)
+        patched.setattr(owner, name, full)
+        child = multiprocessing.get_context("spawn").Process(target=len, args=(buffer.storage,))
         with pytest.raises(RuntimeError, match="no space"):
-            buffer.storage.share()
+            (child.start if spawn else buffer.storage.share)()
     buffer.add(steps[2])
     buffer.add(steps[3])
     found = buffer[:]
