@@ -186,11 +186,11 @@ OPERATION_OPTIONS = (
         "numbers and joined by and, or, not.",
     ),
     OperationOption(
-        "task", "rbtool.core.robots.tasks:SetTask", list[str], "A:B=TEXT",
+        "task", "rbtool.core.robots.episodes:SetTask", list[str], "A:B=TEXT",
         "The task of these episodes, by the source's numbers, like 0:50='pick the cube'.",
     ),
     OperationOption(
-        "rename-task", "rbtool.core.robots.tasks:RenameTask", list[str], "OLD=NEW",
+        "rename-task", "rbtool.core.robots.episodes:RenameTask", list[str], "OLD=NEW",
         "Give a task another text, in all episodes that have it.",
     ),
     OperationOption(
@@ -201,6 +201,16 @@ OPERATION_OPTIONS = (
         "where", "Where", list[str], "CONDITION",
         "Only rows of which it holds: fields such as reward, truncated (those under next) or observation[3]. An "
         "episode falls into pieces at gaps; the row before a gap becomes truncated.",
+    ),
+    OperationOption(
+        "trim-idle", "rbtool.core.robots.episodes:TrimIdle", str, "MADS[:KEEP]",
+        "Cut off idle rows at both ends of episodes, which move less than 0.1 (say) of the usual motion, its MAD; keep "
+        "KEEP (1) at either end. Fields may follow: 0.1:5:observation.state,action.",
+    ),
+    OperationOption(
+        "resample", "rbtool.core.robots.episodes:Resample", str, "FPS[,FIELD=HOW]",
+        "Another number of steps a second. HOW: nearest, linear, hold or sum, like action=sum for deltas; from=50 "
+        "states the rate of a dataset that does not.",
     ),
     OperationOption(
         "action-space", "rbtool.core.robots.action_space:ChangeActionSpace", list[str], "PLACE=KIND,…",

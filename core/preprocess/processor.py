@@ -214,6 +214,9 @@ class Processor(ABC):
     row_bytes: int = 0
     """The most bytes that a row has on its way, where it grows."""
 
+    keeps_ends: bool = False
+    """Whether an episode of another length ends with the observation that it ended with."""
+
     edits_rows: bool = True
     """Whether `apply` may write into the arrays of its block; else these are views of the source's files."""
 
@@ -259,6 +262,10 @@ class Processor(ABC):
     def selects(self, episodes: EpisodeTable) -> Any:
         """Rows of the episode table that take part, int64 ascending; None: all."""
         return None
+
+    def documents(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """The source's own metadata files, by name, as they fit the result."""
+        return documents
 
     def texts(self, numbers: Sequence[int], texts: EpisodeTexts) -> EpisodeTexts:
         """The texts of the episodes that take part, given their numbers and texts in the source; `[]` without any."""

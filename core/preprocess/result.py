@@ -108,9 +108,12 @@ class ResultEpisodes:
     whose number was taken, `emptied` episodes without rows.
     """
 
-    def __init__(self, selection: StepSelection, fields: Sequence[Field], reward: Field | None) -> None:
+    def __init__(
+        self, selection: StepSelection, fields: Sequence[Field], reward: Field | None, *, keeps_ends: bool = False
+    ) -> None:
         self._selection = selection
         self._reward = reward
+        self._keeps_ends = keeps_ends
         self._states = state_keys(fields)
         self._columns: dict[str, list[Array]] = {}
         self._used: set[int] = set()
@@ -223,6 +226,7 @@ class ResultEpisodes:
         changed[:-1] |= source[:-1] == source[1:]  # of an episode's runs only the last has its end
         for row in np.flatnonzero(changed).tolist():
             reasons[row] = end_reason(bool(terminated[row]), bool(truncated[row]))
+        cut = changed if self._keeps_ends else changed | (length != table.length[source])
         first = np.ones(len(source), bool)
         first[1:] = source[1:] != source[:-1]  # the seed belongs to the first run of an episode
         columns: dict[str, Any] = {
@@ -230,7 +234,7 @@ class ResultEpisodes:
             "return": self._whole("total"), "terminated": terminated, "truncated": truncated, "end_reason": reasons,
             "explicit_next": self._whole("broken"), "explicit_start": np.full(len(source), -1),
             "seed": table.seed[source], "has_seed": table.has_seed[source] & first,
-            "final": np.where(changed | (length != table.length[source]), 0, table.final[source]),
+            "final": np.where(cut, 0, table.final[source]),
         }  # fmt: skip
         return EpisodeTable.from_columns(columns)
 
@@ -395,7 +399,8 @@ class Assembly(Closing):
         self._done: list[tuple[Task, Finished]] = []
         self._in_place = True
         self._ranges: dict[Key, FieldRange] = {}
-        self._episodes = ResultEpisodes(selection, fields, result_return_field(selection, processor, fields))
+        reward = result_return_field(selection, processor, fields)
+        self._episodes = ResultEpisodes(selection, fields, reward, keeps_ends=processor.keeps_ends)
         placed = placed_folder(folder)
         if not resumed:
             fs.make_folder(placed)

@@ -505,7 +505,7 @@ class Preprocessing:
         notes = [*processor.notes(reader.fields, fields), *_notes(processor.label, found)]
         made = {one.name.partition("-")[2]: one for one in parts_folder(folder.parent).iterdir() if is_video(one.name)}
         videos = videos_of_leaves(folder, fields, {**reader.videos(), **made})
-        origin = result_origin(reader, fields, asked, step, notes, dropped, processor.rescaled, videos)
+        origin = result_origin(reader, fields, asked, step, notes, dropped, processor, videos)
         return write_manifest(folder, fields, found.data, found.ranges, found.table, origin, found.text)
 
     def refuse_changed_source(self) -> None:
@@ -634,7 +634,7 @@ def result_origin(
     step: Provenance,
     notes: Sequence[str],
     dropped_keys: Sequence[Dropped],
-    rescaled: frozenset[Key],
+    processor: Processor,
     videos: VideoContents,
 ) -> Origin:
     """Carry over from the source's manifest everything that the new fields do not contradict.
@@ -643,10 +643,10 @@ def result_origin(
     both spaces, is only kept with both.
     """
     manifest = reader.manifest
-    spaces, documents, dropped = dict(manifest.spaces), dict(reader.documents()), []
+    spaces, documents, dropped = dict(manifest.spaces), dict(processor.documents(reader.documents())), []
     for name, root in _SPACES.items():
         changed = _leaves_under(reader.fields, root) != _leaves_under(fields, root)
-        if name in spaces and (changed or any(key[0] == root for key in rescaled)):
+        if name in spaces and (changed or any(key[0] == root for key in processor.rescaled)):
             del spaces[name]
             dropped.append(name)
     if dropped:

@@ -1,1 +1,1 @@
-"""Operations of `preprocess` for robot data, action spaces and tasks; and actions of a policy as a robot takes them."""
+"""Robot data in `preprocess`: action spaces, tasks, idle ends, rates and pictures; and actions as robots take them."""

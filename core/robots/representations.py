@@ -520,12 +520,12 @@ class Group:
         value, how = self.decoded(rows, self.given), self.made or self.given
         if self.needs_state:
             assert self.state is not None
-            of_rows, of_runs = (
-                None if found is None else self.decoded(found, self.state_given or self.given)
-                for found in states(self.state)
-            )
-            assert of_runs is not None
-            references = {"step": of_rows, "chunk-delta": of_runs, "delta": of_runs}
+            every, first = states(self.state)
+            how_state = self.state_given or self.given
+            of_runs = self.decoded(first, how_state)
+            references: dict[str, Value | None] = {"chunk-delta": of_runs, "delta": of_runs}
+            if "step" in (self.was, self.becomes):
+                references["step"] = None if every is None else self.decoded(every, how_state)
             references["relative"] = of_runs.at(runs.spread(np.arange(len(runs.starts))))
             if before is not None:
                 references["delta"] = self.decoded(before, self.given)

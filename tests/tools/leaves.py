@@ -43,7 +43,7 @@ _LEAVES = {
     "maps and trees": Leaf(("core/maps", "core/trees"), "maps keyed by rows of tensors, and trees of rollouts"),
     "text": Leaf(("core/text",), "conversations, tokens, batches of text, KL controllers, rewards for language models"),
     "robots": Leaf(
-        ("core/robots",), "action spaces, tasks and pictures of robot data: operations of `preprocess`"
+        ("core/robots",), "robot data in `preprocess`: action spaces, idle ends, rates, tasks and pictures"
     ),
     "vla": Leaf(("core/vla",), "vision-language-action models: tokens of actions, steps and images"),
     "report": Leaf(("core/report", "core/charts", "core/verbs/report", "cli/report"), "`rbtool report` and charts"),

@@ -516,6 +516,9 @@ class RowOperation(Operation):
     drops_rows: ClassVar[bool] = False
     """Whether fewer rows may leave it than reach it."""
 
+    makes_rows: ClassVar[bool] = False
+    """Whether it makes rows anew, as many as `BoundOperation.pieces` says; it needs whole episodes."""
+
     @property
     def makes(self) -> str | None:
         """The name of the field that it makes, for the message to an operation that needs it earlier."""
@@ -530,6 +533,10 @@ class RowOperation(Operation):
     def notes(self) -> Iterable[str]:
         """Notes on the result, for its manifest."""
         return ()
+
+    def documents(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """Return the source's own metadata files, by name, as they fit the result."""
+        return documents
 
     def texts(self, numbers: Sequence[int], texts: EpisodeTexts) -> EpisodeTexts:
         """Return the texts of the chosen episodes, given their numbers and their texts in the source.
@@ -592,6 +599,10 @@ class BoundOperation(ABC):
         """
         return None
 
+    def pieces(self, batch: LazyBatch) -> Pieces:
+        """Return the runs of the rows that `compute` returns, for an operation that `makes_rows`."""
+        return batch.pieces
+
     @final
     def needs(self, wanted: frozenset[Key]) -> frozenset[Key]:
         """Return the fields that it needs to produce these."""
@@ -614,7 +625,9 @@ class BoundOperation(ABC):
         found = self.compute(batch, wanted)
         if not isinstance(found, Mapping):
             raise SchemaError(f"{self.operation.name} computed {_described(found)}, expected a mapping of fields")
-        batch.columns = {key: self._checked(key, found.get(key), batch.pieces.steps) for key in wanted}
+        pieces = self.pieces(batch) if self.operation.makes_rows else batch.pieces
+        batch.columns = {key: self._checked(key, found.get(key), pieces.steps) for key in wanted}
+        batch.pieces = pieces
         if keep is None or keep.all():
             return
         if not self.operation.drops_rows:

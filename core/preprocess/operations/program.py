@@ -267,6 +267,8 @@ class ProgramProcessor(Processor):
         self.row_bytes = self._bound.row_bytes
         self.whole_episodes = any(operation.whole_episodes for operation in program.on_rows)
         self.needs_measuring = bool(program.unmeasured)
+        kinds = [(operation.makes_rows, operation.drops_rows) for operation in program.on_rows]
+        self.keeps_ends = (True, False) in kinds and all(not drops for _, drops in kinds)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # what is bound holds functions that cannot be pickled
@@ -329,7 +331,7 @@ class ProgramProcessor(Processor):
         return digest_bytes("\n".join(sources).encode()) if sources else ""
 
     def keeps_rows(self) -> bool:
-        return not any(operation.drops_rows for operation in self.program.on_rows)
+        return not any(operation.drops_rows or operation.makes_rows for operation in self.program.on_rows)
 
     def reads(self, fields: Sequence[Field]) -> frozenset[Key]:
         return BoundProgram(self.program, fields, self._source).reads
@@ -338,6 +340,11 @@ class ProgramProcessor(Processor):
         if all(field.key != NEXT_REWARD for field in self._fields):
             episodes = replace(episodes, total_reward=np.full(len(episodes), np.nan))  # no return is 0 without rewards
         return self.program.selects(episodes)
+
+    def documents(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        for operation in self.program.on_rows:
+            documents = operation.documents(documents)
+        return documents
 
     def texts(self, numbers: Sequence[int], texts: EpisodeTexts) -> EpisodeTexts:
         for operation in self.program.on_rows:

@@ -22,8 +22,8 @@ from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.memmap.builder import Origin
 from rbtool.core.format.packed.builder import write_dataset
 from rbtool.core.open_steps import open_steps
-from rbtool.core.testing.datasets import DatasetPlan, dataset_plans, write_plan
-from rbtool.core.verbs.split import Groups, assign, require_shares, targets
+from rbtool.core.testing.datasets import DatasetPlan, dataset_plans, write_plan, write_walks
+from rbtool.core.verbs.split import Groups, assign, identical_episodes, require_shares, targets
 
 EPISODES = [(4, "open"), (3, "terminated"), (1, "both"), (2, "truncated"), (5, "terminated"), (1, "truncated"),
          (6, "open"), (2, "both"), (9, "terminated"), (3, "open")]  # fmt: skip
@@ -398,3 +398,12 @@ def test_compression_is_kept_and_restored(walks, tmp_path):
     assert result.layout == "packed"
     merged = rbtool.merge([part.path for part in result.parts], tmp_path / "back")
     assert merged.content_digest == digest(source)
+
+
+@pytest.mark.parametrize("lengths", [[2, 3], [2, 2, 3]])
+def test_progress_of_comparing_episodes_reaches_the_end(tmp_path, lengths):
+    write_walks(tmp_path / "walks", [(length, "open") for length in lengths])
+    seen: list[int] = []
+    with open_steps(tmp_path / "walks") as reader:
+        assert identical_episodes(reader, seen.append).tolist() == list(range(len(lengths)))
+    assert sum(seen) == sum(lengths)

@@ -1,0 +1,587 @@
+"""Operations on whole episodes: their tasks, their idle ends, and the rate of their steps."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..engine.tasks import ResultRefused
+from ..errors import UsageError, did_you_mean
+from ..format.contracts import Array, StepReader
+from ..format.documents import dump_json
+from ..format.episodes import parse_episodes, select_episodes
+from ..format.videos import stated_fps
+from ..preprocess.operations.base import (
+    KEPT,
+    BoundOperation,
+    Columns,
+    Discount,
+    Fields,
+    LazyBatch,
+    LazyColumn,
+    Operation,
+    RowOperation,
+    in_next,
+    names_of,
+    number_of,
+    pairs_of,
+)
+from ..preprocess.processor import EpisodeTexts, Pieces
+from ..stats import Moments, QuantileSketch
+from ..ted.schema import EPISODE, NEXT, Field, Key, as_numbers, encode_text, is_floating, key_name, length_key
+
+# The tasks of episodes: what a robot was told to do, as text
+
+_ROWS = 1 << 16
+"""Rows that are read at a time."""
+
+_TASK = "language_instruction"
+_TASKS = "language_instructions"
+"""The name of a text of episodes with the tasks of an episode that has several, as a list in JSON."""
+
+
+def _tasks_of(text: dict[str, str]) -> list[str]:
+    """Return the tasks of an episode, in the order in which they begin."""
+    if _TASK in text:
+        return [text[_TASK]]
+    return [str(task) for task in json.loads(text.get(_TASKS, "[]"))]
+
+
+def _with_tasks(text: dict[str, str], tasks: Sequence[str]) -> dict[str, str]:
+    others = {name: value for name, value in text.items() if name not in (_TASK, _TASKS)}
+    found = {_TASK: tasks[0]} if len(tasks) == 1 else {_TASKS: dump_json(list(tasks))} if tasks else {}
+    return others | found
+
+
+class _TaskOperation(RowOperation):
+    """Changes the texts of episodes, and those of rows where these have tasks of their own."""
+
+    @abstractmethod
+    def new(self) -> str:
+        """Return the text that is put in the place of others."""
+
+    @abstractmethod
+    def chooses(self, texts: Array, episodes: Array) -> Array:
+        """Return which rows get the new text, given the text of each as bytes, and the number of its episode."""
+
+    def plan(self, fields: Fields) -> BoundOperation:
+        keys = _row_tasks(fields)
+        if keys and EPISODE not in fields:
+            raise UsageError(f"{self.name} needs the field episode, as rows have tasks of their own")
+        width = len(self.new().encode())
+        wider = {key: replace(fields[key], shape=(max(width, *fields[key].shape),)) for key in keys}
+        return _BoundTasks(fields.replaced(wider), self, {one: key for key in keys for one in (key, length_key(key))})
+
+
+def _row_tasks(fields: Fields) -> list[Key]:
+    """Return the texts of rows that are their tasks."""
+    return [field.key for field in fields if field.role == "text" and field.key[-1] == _TASK]
+
+
+def _as_bytes(rows: Array, lengths: Array) -> Array:
+    """Return rows of UTF-8 bytes as an array of objects."""
+    found = np.empty(len(rows), object)
+    found[:] = [row[:size].tobytes() for row, size in zip(rows, lengths.tolist(), strict=True)]
+    return found
+
+
+class _BoundTasks(BoundOperation):
+    def __init__(self, after: Fields, asked: _TaskOperation, texts: Mapping[Key, Key]) -> None:
+        super().__init__(after)
+        self._asked, self._texts = asked, texts
+
+    def inputs(self, wanted: frozenset[Key]) -> Iterable[Key]:
+        texts = {self._texts[key] for key in wanted if key in self._texts}
+        return {*wanted, *texts, *map(length_key, texts), *([EPISODE] if texts else [])}
+
+    def compute(self, batch: LazyBatch, wanted: frozenset[Key]) -> Columns:
+        found: dict[Key, Any] = {key: batch.columns[key] for key in wanted}
+        for key in wanted & self._texts.keys():
+            text = self._texts[key]
+            rows = _as_bytes(batch.columns[text].values, batch.columns[length_key(text)].values)
+            rows[self._asked.chooses(rows, batch.columns[EPISODE].values)] = self._asked.new().encode()
+            characters, lengths = encode_text(rows.tolist(), self.after[text].shape[0])
+            found[key] = characters if key == text else lengths
+        return found
+
+
+@dataclass(frozen=True)
+class SetTask(_TaskOperation):
+    """Sets the task of some episodes, which are given by the source's numbers like `0:50,75`.
+
+    It takes the place of the tasks that they had. Numbers are those of `--episodes`: a range takes the episodes that
+    exist, a single number has to exist.
+    """
+
+    name: ClassVar[str] = "task"
+    episodes: str
+    text: str
+
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        pairs = pairs_of(value, cls.name, "episodes=text, like 0:50='pick the cube'")
+        return [cls(numbers, str(text)) for numbers, text in pairs]
+
+    def __post_init__(self) -> None:
+        with self._named():
+            parse_episodes(self.episodes)
+        if not self.text.strip():
+            raise UsageError(f"the task of episodes {self.episodes} is empty, expected a text")
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Name this option in errors about the numbers of episodes."""
+        try:
+            yield
+        except UsageError as error:
+            message = error.message.replace("--episodes", f"--{self.name}")
+            raise UsageError(message, hint=error.hint) from None
+
+    def new(self) -> str:
+        return self.text
+
+    def chooses(self, texts: Array, episodes: Array) -> Array:
+        chosen = np.zeros(len(episodes), bool)
+        for first, stop in parse_episodes(self.episodes):
+            chosen |= (episodes >= first) & (episodes < (np.inf if stop is None else stop))
+        return chosen
+
+    def texts(self, numbers: Sequence[int], texts: EpisodeTexts) -> EpisodeTexts:
+        with self._named():
+            chosen = set(select_episodes(parse_episodes(self.episodes), numbers))
+        known = texts or [{}] * len(numbers)
+        return [
+            _with_tasks(text, [self.text]) if number in chosen else text
+            for number, text in zip(numbers, known, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class RenameTask(_TaskOperation):
+    """Gives a task another text in all episodes that have it; also a task that others have, which joins them."""
+
+    name: ClassVar[str] = "rename-task"
+    task: str
+    to: str
+
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        return [cls(old, str(new)) for old, new in pairs_of(value, cls.name, "old=new, like 'pick=pick the cube'")]
+
+    def settled(self, reader: StepReader) -> RenameTask:
+        known = dict.fromkeys(task for text in reader.episode_text or () for task in _tasks_of(text))
+        for key in _row_tasks(Fields.of(reader.fields)):
+            for low in range(0, reader.manifest.steps, _ROWS):
+                high = min(low + _ROWS, reader.manifest.steps)
+                rows = _as_bytes(reader.read(key, low, high), reader.read(length_key(key), low, high))
+                known |= dict.fromkeys(row.decode(errors="replace") for row in dict.fromkeys(rows.tolist()))
+        if self.task not in known:
+            there = ", ".join(map(repr, known)) or "none"
+            raise UsageError(
+                f"no episode has the task {self.task!r}{did_you_mean(self.task, known)}", hint=f"the tasks are {there}"
+            )
+        return self
+
+    def new(self) -> str:
+        return self.to
+
+    def chooses(self, texts: Array, episodes: Array) -> Array:
+        return np.array([text == self.task.encode() for text in texts.tolist()], bool)
+
+    def texts(self, numbers: Sequence[int], texts: EpisodeTexts) -> EpisodeTexts:
+        # The list of an episode keeps its length: rows name its tasks by their order in it.
+        renamed = [[self.to if task == self.task else task for task in _tasks_of(text)] for text in texts]
+        return [_with_tasks(text, tasks) for text, tasks in zip(texts, renamed, strict=True)]
+
+
+# Rows that are cut off or made anew
+
+_MAD = 1.4826
+_MEAN = 1.2533
+"""What the median, and the mean, of absolute values is multiplied by to be the deviation of normal noise."""
+_TIME: Key = ("timestamp",)
+_FRAME: Key = ("frame",)
+
+
+@dataclass(frozen=True)
+class TrimIdle(RowOperation):
+    """Cuts off the idle rows at both ends of episodes, in which nothing moves, but for `keep` of them at either end.
+
+    A row moves if a number of the state changes by its action, or a number of the action changes from the row before,
+    by more than `threshold` of its units. The unit of a number is the median of its absolute changes over the dataset,
+    times 1.4826, so that it is a standard deviation of normal noise (the MAD); where most changes are 0, as of a
+    gripper, the mean times 1.2533. Numbers that never change do not count, and pauses in the middle stay.
+
+    The rewards of rows that are cut off are added to the first and the last row that stay, and the last has the end
+    flags of the episode: returns and ends stay as they are. Of an episode in which nothing moves, nothing is left.
+
+    `keys` are the fields that are looked at, by default actions and observations of one dimension; `units` are those
+    of all their numbers, which are measured if they are not given.
+    """
+
+    name: ClassVar[str] = "trim-idle"
+    whole_episodes: ClassVar[bool] = True
+    makes_rows: ClassVar[bool] = True
+    threshold: float
+    keep: int = 1
+    keys: tuple[str, ...] = ()
+    units: tuple[float, ...] = ()
+
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        threshold, *rest = str(value).split(":", 2)
+        keep = rest[0] if rest and rest[0] else "1"
+        if not keep.isdecimal():
+            raise UsageError(f"--trim-idle {value!r}: {keep!r} is no number of rows to keep", hint=_TRIM)
+        keys = names_of(rest[1], cls.name) if len(rest) > 1 else ()
+        return [cls(number_of(threshold, cls.name), int(keep), keys)]
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.threshold < math.inf) or self.keep < 0:
+            raise UsageError(f"trim-idle is {self.threshold:g}:{self.keep}, expected numbers from 0", hint=_TRIM)
+
+    def settled(self, reader: StepReader) -> TrimIdle:
+        if self.units:
+            return self
+        fields = Fields.of(reader.fields)
+        keys = self._watched(fields)
+        units: list[float] = []
+        for key in keys:
+            width = math.prod(fields[key].shape)
+            moments, sketch = Moments(width), QuantileSketch(width)
+            for low in range(0, reader.manifest.steps, _ROWS):
+                high = min(low + _ROWS, reader.manifest.steps)
+                read = {one: as_numbers(reader.read(one, low, high), fields[one].dtype) for one in _pair(fields, key)}
+                changes = np.abs(_changes(read, key))
+                if in_next(key) not in fields:  # the first row of an episode follows no other
+                    starts = reader.episodes.start
+                    changes = np.delete(changes, [0, *(starts[(starts > low) & (starts < high)] - low)], 0)
+                moments.merge(Moments.of(changes))
+                sketch.update(changes)
+            [median] = sketch.quantiles((0.5,), moments.min, moments.max)
+            scale = np.where(median > 0, _MAD * median, _MEAN * moments.mean)
+            units += np.where(moments.count > 0, scale, 0.0).tolist()
+        return replace(self, keys=tuple(map(key_name, keys)), units=tuple(units))
+
+    def _watched(self, fields: Fields) -> list[Key]:
+        """Return the fields in which motion is looked for."""
+        if self.keys:
+            found = [key for name in self.keys for key in fields.covered(name) if key[0] != NEXT]
+        else:
+            found = [
+                field.key
+                for field in fields
+                if field.role in ("action", "observation")
+                and field.key[0] != NEXT
+                and len(field.shape) <= 1
+                and is_floating(field.dtype)
+            ]
+        if not found:
+            raise UsageError("trim-idle finds no action or observation to look at", hint=_TRIM)
+        return found
+
+    def plan(self, fields: Fields) -> BoundOperation:
+        keys = self._watched(fields)
+        width = sum(math.prod(fields[key].shape) for key in keys)
+        if len(self.units) != width:
+            raise UsageError(f"trim-idle has {len(self.units)} units, expected {width}, one for each number")
+        return _BoundTrim(fields, self, keys)
+
+
+_TRIM = "write it like 0.1, 0.1:5 to keep 5 rows at either end, or 0.1:5:observation.state,action"
+
+
+def _pair(fields: Fields, key: Key) -> list[Key]:
+    return [one for one in (key, in_next(key)) if one in fields]
+
+
+def _changes(read: Mapping[Key, Array], key: Key) -> Array:
+    """Return by how much each row of a field changes in its step; where `next` lacks it, since the row before."""
+    values = read[key].reshape(len(read[key]), -1).astype(np.float64)
+    if (after := in_next(key)) in read:
+        found: Array = read[after].reshape(len(values), -1) - values
+        return found
+    return np.diff(values, axis=0, prepend=values[:1])
+
+
+class _BoundTrim(BoundOperation):
+    def __init__(self, fields: Fields, asked: TrimIdle, keys: list[Key]) -> None:
+        super().__init__(fields)
+        self._asked, self._keys = asked, keys
+        self._looked = {one for key in keys for one in _pair(fields, key)}
+
+    def inputs(self, wanted: frozenset[Key]) -> Iterable[Key]:
+        return wanted | self._looked
+
+    def _kept(self, batch: LazyBatch) -> tuple[Array, Array]:
+        """Return the first row of each run that stays, and the row behind the last; the same where nothing moves."""
+        pieces, units, at = batch.pieces, np.array(self._asked.units), 0
+        moves = np.zeros(pieces.steps, bool)
+        some = pieces.rows > 0
+        for key in self._keys:
+            read = {one: batch.columns[one].numbers for one in _pair(self.after, key)}
+            changes = np.abs(_changes(read, key))
+            if in_next(key) not in self.after:
+                changes[pieces.starts[some]] = 0
+            unit = units[at : at + changes.shape[1]]
+            at += changes.shape[1]
+            moves |= ((changes > self._asked.threshold * unit) & (unit > 0)).any(1)
+        starts, stops = pieces.starts, pieces.starts + pieces.rows
+        rows = np.flatnonzero(moves)
+        first, last = np.searchsorted(rows, starts), np.searchsorted(rows, stops) - 1
+        idle = first > last
+        edges = np.append(rows, 0)
+        low = np.maximum(starts, edges[first] - self._asked.keep)
+        high = np.minimum(stops, edges[last] + 1 + self._asked.keep)
+        return np.where(idle, starts, low), np.where(idle, starts, high)
+
+    def pieces(self, batch: LazyBatch) -> Pieces:
+        low, high = self._kept(batch)
+        return replace(batch.pieces, rows=high - low)
+
+    def compute(self, batch: LazyBatch, wanted: frozenset[Key]) -> Columns:
+        low, high = self._kept(batch)
+        starts, stops, some = batch.pieces.starts, batch.pieces.starts + batch.pieces.rows, high > low
+        starts, stops, low, high = starts[some], stops[some], low[some], high[some]
+        rows = np.concatenate([np.arange(a, b) for a, b in zip(low, high, strict=True)] or [np.zeros(0, np.int64)])
+        ends = np.cumsum(high - low)
+        found: dict[Key, Any] = {}
+        for key in wanted:
+            found[key] = batch.columns[key].taken(rows)
+            if key in KEPT:
+                flags = found[key].values.copy()
+                flags[ends - 1] = batch.columns[key].values[stops - 1]
+                found[key] = LazyColumn.given(key_name(key), found[key].dtype, flags)
+            elif _is_reward(key):
+                numbers = batch.columns[key].numbers
+                sums = _exact(numbers[rows])
+                for place, (a, b, c, d) in enumerate(zip(starts, low, high, stops, strict=True)):
+                    sums[ends[place] - 1] += numbers[c:d].sum(0)
+                    sums[ends[place] - (c - b)] += numbers[a:b].sum(0)
+                found[key] = sums
+        return found
+
+
+def _is_reward(key: Key) -> bool:
+    return key[0] == NEXT and key[-1] == "reward"
+
+
+def _exact(numbers: Array) -> Array:
+    """Return numbers as a type in which they can be summed."""
+    return numbers.astype(np.float64 if numbers.dtype.kind == "f" else np.int64)
+
+
+WAYS = ("nearest", "linear", "hold", "sum")
+"""The value nearest in time; between the two around; the last one before; what adds up over the time of a step."""
+
+
+@dataclass(frozen=True)
+class Resample(RowOperation):
+    """Gives episodes another rate: `fps` steps a second, fewer or more than they have.
+
+    Times are those of the field `timestamp`, or counted at the rate `source`. That is by default the rate that the
+    source's metadata state, or most of its time stamps have; it is also how long an episode of one step lasts. The
+    steps of an episode begin at its first time, and cover it up to the end of its last step.
+
+    Numbers with fractions of one dimension are interpolated; actions are held: a step has the action that was given
+    last before it began. Whole numbers, text, images and frames of videos are the nearest in time. `ways` say it
+    otherwise, like `action=linear`: `nearest`, `linear`, `hold`, or `sum` for what adds up over time, such as actions
+    that are deltas. What `next` holds is the value at the end of the step. Rewards are summed, and flags of rows that
+    become one are joined by OR. Time stamps count at the new rate from the first one on, `frame` from its first number.
+    """
+
+    name: ClassVar[str] = "resample"
+    whole_episodes: ClassVar[bool] = True
+    makes_rows: ClassVar[bool] = True
+    fps: float
+    source: float | None = None
+    ways: tuple[str, ...] = ()
+
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        fps, *rest = (part.strip() for part in str(value).split(","))
+        source = [part.removeprefix("from=") for part in rest if part.startswith("from=")]
+        ways = tuple(part for part in rest if not part.startswith("from="))
+        return [cls(number_of(fps, cls.name), number_of(source[-1], "from") if source else None, ways)]
+
+    def __post_init__(self) -> None:
+        for rate in (self.fps, self.source):
+            if rate is not None and not 0 < rate < math.inf:
+                raise UsageError(f"resample is {rate:g} steps a second, expected a number above 0")
+        for text in self.ways:
+            if text.partition("=")[2] not in WAYS:
+                raise UsageError(
+                    f"--resample has {text!r}, expected FIELD=HOW",
+                    hint=f"write it like 10,action=linear; HOW is {', '.join(WAYS)}",
+                )
+
+    def settled(self, reader: StepReader) -> Resample:
+        if self.source is not None:
+            return self
+        source = stated_fps(reader)
+        if source is None and any(field.key == _TIME for field in reader.fields):
+            table, rows = reader.episodes, min(reader.manifest.steps, _ROWS)
+            steps = np.diff(reader.read(_TIME, 0, rows).reshape(-1).astype(np.float64))
+            within = np.delete(steps, table.start[(table.start > 0) & (table.start < rows)] - 1)
+            median = float(np.median(within)) if len(within) else 0.0
+            source = 1 / median if median > 0 else None
+        return replace(self, source=source)
+
+    def documents(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        found = dict(documents)
+        for name, data in documents.items():
+            if name.endswith("info.json") and isinstance(about := json.loads(data), dict) and "fps" in about:
+                found[name] = dump_json(about | {"fps": self.fps}).encode()
+        return found
+
+    def plan(self, fields: Fields) -> BoundOperation:
+        if _TIME not in fields and self.source is None:
+            raise UsageError(
+                "resample does not know the rate of the steps: there is no field timestamp, and no metadata state it",
+                hint=f"add it: --resample {self.fps:g},from=50",
+            )
+        ways = {field.key: _way_of(field) for field in fields}
+        for text in self.ways:
+            name, _, way = text.partition("=")
+            for key in fields.covered(name):
+                if key in KEPT or _is_reward(key) or (way in ("linear", "sum") and not is_floating(fields[key].dtype)):
+                    raise UsageError(f"resample: {key_name(key)} is {fields[key].dtype}, which cannot be {way}")
+                ways[key] = way
+        for field in fields:
+            if field.key[0] == NEXT and field.key[1:] in ways:
+                ways[field.key] = ways[field.key[1:]]
+        return _BoundResample(fields, self, ways)
+
+
+def _way_of(field: Field) -> str:
+    if field.key in KEPT or (field.key[0] == NEXT and field.dtype == "bool"):
+        return "or"
+    if _is_reward(field.key):
+        return "reward"
+    if field.role == "action":
+        return "hold"
+    fractions = is_floating(field.dtype) and len(field.shape) <= 1 and field.role != "text"
+    return "linear" if fractions else "nearest"
+
+
+class _Grid:
+    """The steps of an episode before and after: its times, and those of the new steps, with the end of the last."""
+
+    def __init__(self, times: Array, step: float, fps: float) -> None:
+        self.times = np.append(times, times[-1] + step)
+        if not (np.diff(self.times) > 0).all():
+            raise ResultRefused("the time stamps of an episode do not increase, so it cannot be resampled")
+        begin, near = times[0], 0.01 / fps
+        self.rows = max(1, math.ceil((self.times[-1] - begin - near) * fps))
+        self.edges = begin + np.arange(self.rows + 1) / fps
+        after = np.ceil((self.times[1:] - begin - near) * fps) - 1
+        self.into = np.clip(after, 0, self.rows - 1).astype(np.int64)
+        """The new step that each step ends in."""
+        self._near = min(near, 0.01 * step)
+
+    def at(self, values: Array, times: Array, knots: Array, way: str) -> Array:
+        """Return values at some times, given those at the `knots`."""
+        times = np.clip(times, knots[0], knots[-1])
+        before = np.clip(np.searchsorted(knots, times + self._near, "right") - 1, 0, len(knots) - 1)
+        after = np.minimum(before + 1, len(knots) - 1)
+        if way == "hold":
+            held: Array = values[before]
+            return held
+        share = np.clip((times - knots[before]) / np.where(after > before, knots[after] - knots[before], 1), 0, 1)
+        if way == "nearest":
+            return values[np.where(share > 0.5, after, before)]
+        share = share.reshape(-1, *(1,) * (values.ndim - 1))
+        low, high = values[before].astype(np.float64), values[after].astype(np.float64)
+        found: Array = np.where(share > 0, low + share * (high - low), low)
+        return found
+
+    def summed(self, values: Array) -> Array:
+        """Return what adds up in the time of each new step, where a value is spread over the time of its step."""
+        total = np.concatenate([np.zeros((1, *values.shape[1:])), np.cumsum(values, 0, np.float64)])
+        return np.diff(self.at(total, self.edges, self.times, "linear"), axis=0)
+
+    def joined(self, values: Array) -> Array:
+        """Return the sum of what the steps have that end in each new step."""
+        found = np.zeros((self.rows, *values.shape[1:]), values.dtype)
+        np.add.at(found, self.into, values)
+        return found
+
+
+class _BoundResample(BoundOperation):
+    def __init__(self, fields: Fields, asked: Resample, ways: Mapping[Key, str]) -> None:
+        super().__init__(fields)
+        self._asked, self._ways = asked, ways
+
+    def inputs(self, wanted: frozenset[Key]) -> Iterable[Key]:
+        pairs = {other for key in wanted for other in (in_next(key), key[1:] if key[0] == NEXT else key)}
+        return {key for key in (*wanted, *pairs, _TIME) if key in self.after}
+
+    def _grids(self, batch: LazyBatch) -> list[tuple[int, int, _Grid]]:
+        """Return the first row of each run, the row behind its last, and its times."""
+        pieces, found = batch.pieces, []
+        source = self._asked.source or self._asked.fps
+        for start, rows in zip(pieces.starts.tolist(), pieces.rows.tolist(), strict=True):
+            if not rows:
+                continue
+            if _TIME in self.after:
+                times = batch.columns[_TIME].numbers[start : start + rows].reshape(rows).astype(np.float64)
+            else:
+                times = np.arange(rows) / source
+            step = float(np.median(np.diff(times))) if rows > 1 else 1 / source
+            found.append((start, start + rows, _Grid(times, step, self._asked.fps)))
+        return found
+
+    def pieces(self, batch: LazyBatch) -> Pieces:
+        rows = batch.pieces.rows.copy()
+        rows[rows > 0] = [grid.rows for _, _, grid in self._grids(batch)]
+        return replace(batch.pieces, rows=rows)
+
+    def compute(self, batch: LazyBatch, wanted: frozenset[Key]) -> Columns:
+        grids = self._grids(batch)
+        found = {}
+        for key in wanted:
+            parts = [self._of_run(batch, key, start, stop, grid) for start, stop, grid in grids]
+            whole = np.concatenate(parts) if parts else batch.columns[key].values
+            field = self.after[key]
+            found[key] = LazyColumn.given(field.name, field.dtype, whole) if whole.dtype == field.numpy else whole
+        return found
+
+    def _of_run(self, batch: LazyBatch, key: Key, start: int, stop: int, grid: _Grid) -> Array:
+        way, rows = self._ways[key], slice(start, stop)
+        column = batch.columns[key]
+        if key == _TIME:
+            times: Array = grid.edges[:-1].reshape(-1, *column.shape)
+            return times
+        if way == "or":
+            flags = column.numbers[rows] != 0
+            joined: Array = (grid.joined(flags.astype(np.int64)) > 0).astype(column.numbers.dtype)
+            return joined
+        if way == "reward":
+            return grid.joined(_exact(column.numbers[rows]))
+        if way == "sum":
+            return grid.summed(column.numbers[rows])
+        values = column.values if way != "linear" else column.numbers
+        if key == _FRAME and self._counts(values[rows]):
+            return np.arange(values[start], values[start] + grid.rows)
+        root = key[1:] if key[0] == NEXT else key
+        if root not in self.after:  # what is known after the step alone: of the last step that has ended
+            return values[rows][np.maximum(np.searchsorted(grid.into, np.arange(grid.rows), "right") - 1, 0)]
+        at, knots = grid.edges[1:] if key[0] == NEXT else grid.edges[:-1], grid.times[:-1]
+        known = batch.columns[root].values if way != "linear" else batch.columns[root].numbers
+        known = known[rows]
+        if in_next(root) in self.after:
+            last = batch.columns[in_next(root)]
+            final = last.values[stop - 1 : stop] if way != "linear" else last.numbers[stop - 1 : stop]
+            known, knots = np.concatenate([known, final]), grid.times
+        return grid.at(known, at, knots, way)
+
+    @staticmethod
+    def _counts(values: Array) -> bool:
+        return values.ndim == 1 and values.dtype.kind in "iu" and bool((np.diff(values) == 1).all())

@@ -1,0 +1,293 @@
+"""Operations on whole episodes: tasks set and renamed, idle ends cut off, other rates of steps."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rbtool
+from rbtool.core.errors import UsageError
+from rbtool.core.format.contracts import Piece
+from rbtool.core.preprocess.operations.program import Program, ProgramProcessor, program_of
+from rbtool.core.preprocess.processor import Block, BlockColumn, Context
+from rbtool.core.robots.episodes import RenameTask, Resample, SetTask, TrimIdle
+from rbtool.core.ted.episodes import Final
+from rbtool.core.ted.schema import Field, encode_text, role_of, text_fields
+from rbtool.core.testing.datasets import write_pieces, write_walks
+from rbtool.core.testing.operations import OperationTests, sample_block
+
+TEXTS = [
+    {"language_instruction": "pick", "scene": "kitchen"}, {}, {"language_instructions": '["pick", "place"]'},
+    {"language_instruction": "place"},
+]  # fmt: skip
+
+
+class TestSetTask(OperationTests):
+    def operation(self):
+        return SetTask("0:2", "pick the cube")
+
+
+class TestRenameTask(OperationTests):
+    def operation(self):
+        return RenameTask("pick", "pick the cube")
+
+
+def told(texts=TEXTS, **operations):
+    for operation in program_of(operations).on_rows:
+        texts = operation.texts(range(len(texts)), texts)
+    return texts
+
+
+def test_a_task_is_set_for_the_episodes_that_are_named():
+    found = told(task=["0:2=lift = high", "3=fold"])
+    assert found[:2] == [
+        {"language_instruction": "lift = high", "scene": "kitchen"},
+        {"language_instruction": "lift = high"},
+    ]
+    assert found[2:] == [TEXTS[2], {"language_instruction": "fold"}]
+
+
+def test_a_task_is_renamed_wherever_it_is():
+    found = told(rename_task="pick=place")
+    assert found[0] == {"language_instruction": "place", "scene": "kitchen"}
+    assert found[1] == {}
+    assert json.loads(found[2]["language_instructions"]) == ["place", "place"]  # rows go by the order
+    assert found[3] == TEXTS[3]
+
+
+@pytest.mark.parametrize(
+    ("operations", "words"),
+    [
+        ({"task": "0:2"}, "--task '0:2' is not understood"),
+        ({"task": "2:1=pick"}, "--task '2:1' holds no episode"),
+        ({"task": "9=pick"}, "--task asks for episode 9, which is not there"),
+    ],
+)
+def test_what_is_not_there_is_told(operations, words):
+    with pytest.raises(UsageError, match=words):
+        told(**operations)
+
+
+def test_a_dataset_gets_tasks_and_keeps_them_when_rows_are_dropped(tmp_path):
+    write_walks(tmp_path / "a", [(length, "terminated") for length in (3, 4, 2)])
+    rbtool.preprocess(tmp_path / "a", None, tmp_path / "b", operations={"task": ["0:2=pick", "2=place"]}, num_workers=0)
+    chosen = {"episodes": "1:", "where": "observation[0] > -9", "rename_task": "place=put down"}
+    rbtool.preprocess(tmp_path / "b", None, tmp_path / "c", operations=chosen, num_workers=0)
+    lines = (tmp_path / "c/.rbtool/episodes_text.jsonl").read_text().splitlines()
+    assert [json.loads(line)["language_instruction"] for line in lines] == ["pick", "put down"]
+    with pytest.raises(UsageError, match="no episode has the task 'pik'; did you mean 'pick'"):
+        rbtool.preprocess(tmp_path / "b", None, tmp_path / "d", operations={"rename_task": "pik=x"}, num_workers=0)
+    assert not (tmp_path / "d").exists()
+
+
+def test_rows_with_tasks_of_their_own_change_with_their_episodes(tmp_path):
+    rows = [[b"pick", b"place", b"place"], [b"pick"] * 2]
+    fields = [(field, "step") for field in text_fields(("language_instruction",), 5)]
+    fields += [(Field(("observation",), "float32", (1,), "observation"), "state")]
+    pieces = []
+    for number, texts in enumerate(rows):
+        characters, lengths = encode_text(texts, 5)
+        columns = {
+            ("language_instruction",): characters, ("language_instruction_length",): lengths,
+            ("observation",): np.zeros((len(texts) + 1, 1), np.float32),
+        }  # fmt: skip
+        ends = np.arange(len(texts)) == len(texts) - 1
+        pieces.append(Piece(number, columns, ends, ends & False, first=True, last=True))
+    write_pieces(tmp_path / "a", fields, pieces)
+
+    def told(**operations):
+        rbtool.preprocess(tmp_path / "a", None, tmp_path / "b", operations=operations, num_workers=0, force=True)
+        found = rbtool.load_dataset(tmp_path / "b")[:]
+        pairs = zip(found["language_instruction"].numpy(), found["language_instruction_length"].tolist(), strict=True)
+        return [row[:size].tobytes().decode() for row, size in pairs]
+
+    assert told(rename_task="place=put it down") == ["pick", "put it down", "put it down", "pick", "pick"]
+    assert told(task="1=lift") == ["pick", "place", "place", "lift", "lift"]
+    assert told(rename_task="pick=a", task="0=pick") == ["a", "a", "a", "a", "a"]
+    with pytest.raises(UsageError, match="no episode has the task 'pik'; did you mean 'pick'"):
+        told(rename_task="pik=x")
+
+
+# Idle ends and rates, on episodes of an arm.
+
+
+class TestTrimIdle(OperationTests):
+    def operation(self):
+        return TrimIdle(1.0, 1, ("observation", "action"), (0.5,) * 5)
+
+
+class TestResample(OperationTests):
+    def operation(self):
+        return Resample(5.0, 10.0, ("action=linear",))
+
+
+class TestResampleByTimes(OperationTests):
+    def operation(self):
+        return Resample(4.0)
+
+    def rows(self):
+        fields, block = sample_block()
+        times = np.concatenate([np.cumsum(np.full(length, 0.1)) for length in block.pieces.rows.tolist()])
+        columns = {("timestamp",): times.astype(np.float32), ("next", "success"): times > 0.3}
+        held = {key: BlockColumn(values.dtype.name, values) for key, values in columns.items()}
+        more = tuple(Field(key, v.dtype.name, v.shape[1:], role_of(key)) for key, v in columns.items())
+        return (*fields, *more), Block(block.columns | held, block.pieces, 0)
+
+
+FIELDS = (
+    (Field(("observation", "state"), "float32", (2,), "observation"), "state"),
+    (Field(("observation", "image"), "uint8", (2, 2, 3), "observation"), "state"),
+    (Field(("count",), "int64", (), "info"), "state"),
+    (Field(("timestamp",), "float32", (), "info"), "step"),
+    (Field(("frame",), "int64", (), "info"), "step"),
+    (Field(("action",), "float32", (2,), "action"), "step"),
+    (Field(("reward",), "float64", (), "reward"), "result"),
+)
+
+
+def arm(folder, episodes, fps=10.0):
+    """Write episodes: the states of each `[T + 1, 2]`, and its rewards."""
+    pieces = []
+    for number, (states, rewards) in enumerate(episodes):
+        states, length = np.asarray(states, np.float32), len(states) - 1
+        columns = {
+            ("observation", "state"): states, ("count",): np.arange(length + 1) * 10, ("frame",): np.arange(length),
+            ("observation", "image"): np.tile(np.arange(length + 1, dtype=np.uint8)[:, None, None, None], (1, 2, 2, 3)),
+            ("timestamp",): (np.arange(length) / fps).astype(np.float32), ("action",): states[1:],
+            ("reward",): np.asarray(rewards, float),
+        }  # fmt: skip
+        ends = np.arange(length) == length - 1
+        flags = (ends, ends & False) if number % 2 == 0 else (ends & False, ends)
+        pieces.append(Piece(number, columns, *flags, first=True, last=True, final=Final.REPEATED))
+    write_pieces(folder, FIELDS, pieces)
+    return folder
+
+
+def done(source, **operations):
+    dest = source.with_name("done")
+    made = rbtool.preprocess(source, None, dest, operations=operations, num_workers=0, force=True)
+    assert made.boundary["final_repeated"] == made.episodes  # as the source says it of each
+    assert rbtool.check(dest).errors == 0
+    return rbtool.load_dataset(dest)[:]
+
+
+def walk(*stretches):
+    """States that rest and move: numbers of steps, in turn of rest and of motion."""
+    steps = [np.full((count, 2), 0.1 * (place % 2)) for place, count in enumerate(stretches)]
+    return np.concatenate([[[0.0, 0.0]], np.cumsum(np.concatenate(steps), 0)])
+
+
+def test_idle_ends_are_cut_off_and_ends_and_returns_stay(tmp_path):
+    rests = [walk(4, 9, 3, 8, 5), walk(0, 12, 6), walk(7), walk(2, 10)]
+    source = arm(tmp_path / "arm", [(states, np.arange(len(states) - 1) + 1.0) for states in rests])
+    rows = done(source, trim_idle="0.1:1")
+    number = rows["episode"]
+    assert [(number == one).sum().item() for one in range(4)] == [1 + 9 + 3 + 8 + 1, 12 + 1, 0, 1 + 10]
+    for one, (first, length) in {0: (3, 29), 1: (0, 18), 3: (1, 12)}.items():
+        mine = rows[number == one]
+        assert mine["frame"].tolist() == list(range(first, first + len(mine)))
+        assert mine["next", "reward"].sum().item() == length * (length + 1) / 2
+        assert mine["next", "terminated"].squeeze(-1).tolist() == [False] * (len(mine) - 1) + [one == 0]
+        assert mine["next", "truncated"].squeeze(-1).tolist() == [False] * (len(mine) - 1) + [one != 0]
+    assert (rows["next", "observation", "state"][:-1] == rows["observation", "state"][1:])[
+        number[:-1] == number[1:]
+    ].all()
+
+
+def test_units_are_measured_once_and_noise_is_no_motion(tmp_path):
+    rng = np.random.default_rng(0)
+    states = [walk(20, 60, 20) + rng.normal(size=(101, 2)) * 1e-4 for _ in range(4)]
+    source = arm(tmp_path / "arm", [(one, np.zeros(100)) for one in states])
+    rows = done(source, trim_idle="0.1:0")
+    assert [(rows["episode"] == one).sum().item() for one in range(4)] == [60] * 4
+    made = json.loads((tmp_path / "done/.rbtool/manifest.json").read_text())["provenance"][-1]["arguments"]
+    [operation] = made["operations"]
+    assert operation["keys"] == ["action", "observation.state"]
+    np.testing.assert_allclose(operation["units"], [0.1 * 1.4826] * 4, rtol=0.02)
+    part = rbtool.preprocess(source, None, tmp_path / "again", replay=tmp_path / "done", num_workers=0)
+    assert part.steps == len(rows)
+
+
+@pytest.mark.parametrize("fps", [2.0, 3.0, 5.0, 10.0, 20.0, 25.0])
+def test_a_rate_keeps_returns_ends_and_the_path(tmp_path, fps):
+    lengths = (20, 7, 1)
+    line = [np.stack([np.arange(n + 1) * 0.1, np.arange(n + 1) * -0.2], 1) for n in lengths]
+    source = arm(tmp_path / "arm", [(one, np.arange(len(one) - 1) + 1.0) for one in line])
+    rows = done(source, resample=f"{fps},action=linear")
+    for one, length in enumerate(lengths):
+        mine, count = rows[rows["episode"] == one], int(np.ceil(length / 10 * fps - 1e-9)) or 1
+        assert len(mine) == count
+        times = np.arange(count + 1) / fps
+        np.testing.assert_allclose(mine["timestamp"], times[:-1], atol=1e-6)
+        assert mine["frame"].tolist() == list(range(count))
+        now, after = np.minimum(times[:-1], length / 10), np.minimum(times[1:], length / 10)
+        np.testing.assert_allclose(mine["observation", "state"][:, 0], now, atol=1e-5)
+        np.testing.assert_allclose(mine["next", "observation", "state"][:, 0], after, atol=1e-5)
+        assert mine["next", "reward"].sum().item() == length * (length + 1) / 2
+        assert mine["next", "done"].squeeze(-1).tolist() == [False] * (count - 1) + [True]
+        key = "terminated" if one % 2 == 0 else "truncated"
+        assert mine["next", key].squeeze(-1).tolist() == mine["next", "done"].squeeze(-1).tolist()
+        assert set(mine["count"].tolist()) <= set(range(0, 10 * length + 1, 10))  # never between two
+        assert (np.abs(mine["count"].numpy() / 100 - now) <= 0.05 + 1e-6).all()
+        assert (mine["observation", "image"][:, 0, 0, 0] * 10 == mine["count"]).all()
+
+
+def test_actions_are_held_and_deltas_summed(tmp_path):
+    states = np.arange(9)[:, None] * [1.0, 10.0]
+    source = arm(tmp_path / "arm", [(states, np.zeros(8))])
+    assert done(source, resample="5")["action"][:, 0].tolist() == [1, 3, 5, 7]
+    assert done(source, resample="20")["action"][:, 0].tolist() == [n for n in range(1, 9) for _ in range(2)]
+    assert done(source, resample="5,action=sum")["action"][:, 0].tolist() == [3, 7, 11, 15]
+    np.testing.assert_allclose(done(source, resample="20,action=sum")["action"][:, 0].sum(), 36, atol=1e-5)
+    assert done(source, resample="5,observation.state=hold")["observation", "state"][:, 0].tolist() == [0, 2, 4, 6]
+    same = done(source, resample="10")
+    np.testing.assert_allclose(same["observation", "state"], states[:-1], atol=1e-5)
+
+
+def test_the_rate_that_metadata_state_is_changed(tmp_path):
+    documents = Resample(5.0).documents({"meta/info.json": b'{"fps": 10, "a": 1}', "other.json": b"{}"})
+    assert json.loads(documents["meta/info.json"]) == {"fps": 5.0, "a": 1}
+    assert documents["other.json"] == b"{}"
+
+
+@given(st.integers(1, 40), st.floats(1, 60), st.floats(1, 60))
+def test_rewards_add_up_at_every_rate(length, fps, source):
+    fields, block = sample_block([length])
+    work = ProgramProcessor(Program((Resample(fps, source),)), fields)
+    made = work.load(Context(fields, None, 0)).apply(block)
+    assert abs(made.rows - length * fps / source) <= 1
+    rewards = block.columns["next", "reward"].values.sum(dtype=np.float64)
+    np.testing.assert_allclose(made.columns["next", "reward"].values.sum(dtype=np.float64), rewards, atol=1e-4)
+    assert made.columns["next", "done"].values[:, 0].tolist() == [False] * (made.rows - 1) + [True]
+    np.testing.assert_array_equal(made.columns["observation",].values[0], block.columns["observation",].values[0])
+    np.testing.assert_array_equal(
+        made.columns["next", "observation"].values[:-1], made.columns["observation",].values[1:]
+    )
+
+
+@pytest.mark.parametrize(
+    ("operations", "words"),
+    [
+        ({"trim_idle": "much"}, "trim-idle is 'much', expected a number"),
+        ({"trim_idle": "-1"}, "expected numbers from 0"),
+        ({"trim_idle": "1:x"}, "'x' is no number of rows to keep"),
+        ({"trim_idle": "1:1:stat"}, "stat"),
+        ({"trim_idle": "1:1:observation.image,count"}, "trim-idle leaves no rows"),
+        ({"resample": "0"}, "resample is 0 steps a second"),
+        ({"resample": "5,action=cubic"}, "HOW is nearest, linear, hold, sum"),
+        ({"resample": "5,count=linear"}, "count is int64, which cannot be linear"),
+        ({"resample": "5,reward=hold"}, "cannot be hold"),
+        ({"resample": "5"}, "does not know the rate of the steps"),
+    ],
+)
+def test_what_makes_no_sense_for_an_arm_is_told(tmp_path, operations, words):
+    source = arm(tmp_path / "arm", [(np.zeros((4, 2)), np.zeros(3))])
+    if operations == {"resample": "5"}:
+        rbtool.preprocess(source, None, tmp_path / "plain", operations={"exclude": "timestamp"}, num_workers=0)
+        source = tmp_path / "plain"
+    with pytest.raises(UsageError, match=words):
+        done(source, **operations)
