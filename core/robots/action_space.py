@@ -12,6 +12,7 @@ import numpy as np
 from ..engine.tasks import ResultRefused
 from ..errors import UsageError
 from ..format.contracts import StepReader
+from ..format.documents import dump_json
 from ..preprocess.operations.base import (
     BoundOperation,
     Columns,
@@ -82,6 +83,16 @@ class ChangeActionSpace(RowOperation):
         layout = self.layout(reader.fields, names_of_numbers(reader))
         return replace(self, groups=tuple(group.text for group in layout.groups))
 
+    def documents(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        found = {name: data for name, data in documents.items() if not name.endswith(_OF_OLD_ACTIONS)}
+        about = json.loads(found.get(_INFO, b"{}"))
+        feature = about.get("features", {}).get(self.key) if isinstance(about, dict) else None
+        turned = any(Group.parsed(text, self.key).kind in ("rotation", "pose") for text in self.groups)
+        if turned and isinstance(feature, dict) and feature.get("names"):
+            feature["names"] = None  # such as roll, pitch and yaw
+            found[_INFO] = dump_json(about).encode()
+        return found
+
     def layout(self, fields: Iterable[Field], names: Mapping[str, Sequence[str]]) -> Layout:
         """Return the groups with the numbers of their ends; UsageError where they do not fit the fields."""
         widths = {
@@ -149,6 +160,8 @@ class _BoundActionSpace(BoundOperation):
 
 
 _INFO = "meta/info.json"
+_OF_OLD_ACTIONS = ("stats.json", "stats.jsonl", "modality.json")
+"""The ends of the names of LeRobot's files that state what actions were: their statistics, and GR00T's groups."""
 
 
 def names_of_numbers(reader: StepReader) -> dict[str, list[str]]:

@@ -373,6 +373,17 @@ def test_the_manifest_tells_what_was_done_and_names_become_numbers(robot):
     assert "action[9:10]=gripper,from=1:0,to=0:1" in notes[1]
 
 
+def test_metadata_about_the_old_actions_are_left_out():
+    about = {"features": {"action": {"names": ["r", "p", "y"]}, "observation.state": {"names": ["a"]}}}
+    documents = {"meta/info.json": json.dumps(about).encode(), "meta/stats.json": b"{}", "meta/modality.json": b"{}"}
+    turned = ChangeActionSpace(("0:3=rotation,from=euler-xyz,to=axis-angle",)).documents(documents)
+    assert turned.keys() == {"meta/info.json"}
+    features = json.loads(turned["meta/info.json"])["features"]
+    assert features == {"action": {"names": None}, "observation.state": {"names": ["a"]}}
+    moved = ChangeActionSpace(("0:3=numbers,as=delta,state=observation.state[0:3]",)).documents(documents)
+    assert moved == {"meta/info.json": documents["meta/info.json"]}
+
+
 def test_what_cannot_be_undone_is_refused(robot):
     with pytest.raises(UsageError, match="no action space of"):
         rbtool.action_space(changed(robot, "plain", clip_reward="-9:9"))
