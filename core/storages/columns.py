@@ -326,8 +326,8 @@ class Columns:
         self._marks = [(number, mark) for number, mark in marks if mark is not None]
         self._expected: tuple[tuple[int, ...] | None, list[torch.Size]] = (None, [])
         self.write_file: Callable[[int, int, memoryview], bool] | None = None
-        """Writes bytes to the new file that a column is a map of, given its number and the offset; False if it cannot.
-        None if there are no files, or not new ones."""
+        """Writes bytes to the file that a column is a map of, given its number and the offset; False if it cannot.
+        None if there are no files that were made for a storage."""
         self._unused = 0  # no page of the rows from here on is known to exist in new files
         self.pickled = False
         """Whether a process was started with the columns, which moves one after the other to shared memory, or failed

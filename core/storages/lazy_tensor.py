@@ -604,8 +604,11 @@ class LazyTensorStorage(TensorStorage):
         structure = structure.placed(self.device)
         wanted = [(dtype, (capacity, *shape)) for dtype, shape in rows]
         self._take(structure, self._make(structure, wanted, (capacity, *lane)))
-        self.columns.write_file = None if self._maps is None else self._maps.write
         self.max_size = capacity * math.prod(lane)
+
+    def _take(self, structure: TreeSpec, leaves: Sequence[torch.Tensor]) -> None:
+        super()._take(structure, leaves)
+        self.columns.write_file = None if self._maps is None else self._maps.write
 
     def _make(
         self, structure: TreeSpec, wanted: Sequence[tuple[torch.dtype, tuple[int, ...]]], lead: tuple[int, ...]
@@ -814,7 +817,8 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     The files have the layout of a memory-mapped tensordict (for nests of other kinds, one file for each leaf, at its
     path). Disk blocks are allocated as rows are written; a full disk raises OutOfSpaceError, and nothing is changed.
-    Forked and spawned processes see the same rows and length.
+    From the first megabyte on, a thread makes memory pages for the next rows, so that small writes need not wait for
+    them. Forked and spawned processes see the same rows and length.
 
     Args:
         max_size: the capacity in elements.

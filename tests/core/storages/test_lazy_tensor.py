@@ -815,6 +815,18 @@ def test_rows_that_follow_small_writes_find_their_pages(scarce: bool, monkeypatc
     assert same(storage[:], rows)
 
 
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="needs /proc")
+def test_pages_are_also_made_after_text_has_taken_a_wider_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_LARGE", 1 << 16)
+    storage, rows = LazyMemmapStorage(1024), torch.arange(1024 * 256, dtype=torch.int32).view(1024, 256)
+    for start in range(0, 700, 4):
+        text = ["walk" if start < 100 else "walk to the table"] * 4
+        storage.set(range(start, start + 4), TensorDict({"x": rows[start : start + 4], "task": text}, [4]))
+        await_pages()
+    assert present(storage.columns.leaves[list(storage.structure.paths()).index(("x",))])[700:740].all()
+    assert same(storage[torch.arange(700)]["x"], rows[:700])
+
+
 def test_pages_that_are_being_made_hinder_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes, forks, pickles, and the end of the storage, before the thread has begun."""
     monkeypatch.setattr(columns, "_LARGE", 1 << 12)
