@@ -61,6 +61,8 @@ from .metadata import (
     INFO,
     LANGUAGE,
     SPOKEN,
+    SUBTASK_INDEX,
+    SUBTASKS,
     TASK_INDEX,
     TIMESTAMP,
     VIDEO,
@@ -182,7 +184,7 @@ def _require_names(found: Iterable[ExportFeature]) -> None:
 
 _DATA_MB, _VIDEO_MB, _CHUNK = 100, 200, 1000
 _DATA, _VIDEOS, _EPISODES = "data", "videos", "meta/episodes/chunk-000/file-000.parquet"
-_SUBTASKS, _MODALITY = "meta/subtasks.parquet", "meta/modality.json"
+_MODALITY = "meta/modality.json"
 _ROW_BYTES, _GROUP_BYTES = 40, 8 << 20
 _LARGEST = (1 << 63) - 1
 _MOST_FPS = 1e6
@@ -271,7 +273,8 @@ class LerobotExporter(Sink):
         if self._language is None and not all(self._tasks_of(position) for position in range(count)):
             self.notes.append(f"episodes without the text {LANGUAGE} have the task {self.name!r}")
         self._number_tasks()
-        self._entries()
+        if SUBTASK_INDEX in self._entries() and SUBTASKS not in self._documents:
+            self.notes.append(f"the texts that {SUBTASK_INDEX} counts are not known, or differ between merged datasets")
         self._modality()
 
     def _state_rate(self) -> None:
@@ -365,8 +368,17 @@ class LerobotExporter(Sink):
 
     @cached_property
     def _source_info(self) -> Mapping[str, Any]:
-        found = parse_json(self._documents.get(INFO, b"{}"), INFO)
-        return found if isinstance(found, dict) else {}
+        """LeRobot's `info.json`; of datasets that were merged, what theirs have in common."""
+        names = [name for name in sorted(self._documents) if name == INFO or name.endswith(f"/{INFO}")]
+        known = [one for name in names if isinstance(one := parse_json(self._documents[name], name), dict)]
+        if not known or len(known) < len(names):
+            return {}
+        found = {name: value for name, value in known[0].items() if all(one.get(name) == value for one in known)}
+        features = [one["features"] for one in known if isinstance(one.get("features"), dict)]
+        if len(features) == len(known):
+            shared = {name for name, entry in features[0].items() if all(one.get(name) == entry for one in features)}
+            found["features"] = {name: entry for name, entry in features[0].items() if name in shared}
+        return found
 
     @cached_property
     def _stated(self) -> Mapping[str, Mapping[str, Any]]:
@@ -520,7 +532,7 @@ class LerobotExporter(Sink):
 
     def _own_rows(self, name: str) -> Iterator[Array]:
         for block in self._blocks():
-            yield self._own(block)[name][:, None]
+            yield self._own_column(block, name)[:, None]
 
     def _values(self, one: ExportFeature) -> Iterator[Array]:
         """Yield the rows of numbers, `[n, width]`."""
@@ -661,27 +673,29 @@ class LerobotExporter(Sink):
 
     def _own(self, block: _Block) -> dict[str, Array]:
         """The columns that every dataset has."""
-        lengths = block.lengths
-        starts = np.cumsum(lengths) - lengths
-        count = int(lengths.sum())
-        frames = np.arange(count) - np.repeat(starts, lengths)
-        stamps = (frames / self._fps).astype(self._stamp_type)
-        if self._keeps_stamps:
-            stored, kept = self._read(_STAMP, block.spans), np.repeat(self._unbroken(block), lengths)
-            shifts = self._shifts(block)
-            moved = np.where(np.repeat(shifts, lengths) == 0, stored, stored - np.repeat(shifts, lengths))
-            stamps = np.where(kept, moved, stamps).astype(self._stamp_type)
-        positions = np.repeat(np.arange(len(lengths)) + block.position, lengths)
-        tasks = [self._task_numbers(block.position + at, *bounds) for at, bounds in enumerate(block.bounds)]
-        return {
-            TIMESTAMP: stamps, FRAME_INDEX: frames, EPISODE_INDEX: positions, INDEX: block.start + np.arange(count),
-            TASK_INDEX: np.concatenate(tasks),
-        }  # fmt: skip
+        return {name: self._own_column(block, name) for name, _ in _OWN}
 
-    def _shifts(self, block: _Block) -> Array:
-        """By how much kept time stamps are earlier than stored ones: episodes that lost their first rows begin at 0."""
-        firsts = np.concatenate([self.chosen.reader.read(_FRAME, first, first + 1) for first, _ in block.bounds])
-        return firsts / self._fps
+    def _own_column(self, block: _Block, name: str) -> Array:
+        lengths = block.lengths
+        starts, count = np.cumsum(lengths) - lengths, int(lengths.sum())
+        if name == EPISODE_INDEX:
+            return np.repeat(np.arange(len(lengths)) + block.position, lengths)
+        if name == INDEX:
+            return block.start + np.arange(count)
+        if name == TASK_INDEX:
+            bounds = enumerate(block.bounds, block.position)
+            return np.concatenate([self._task_numbers(position, *one) for position, one in bounds])
+        frames: Array = np.arange(count) - np.repeat(starts, lengths)
+        if name == FRAME_INDEX:
+            return frames
+        made: Array = (frames / self._fps).astype(self._stamp_type)
+        if not self._keeps_stamps:
+            return made
+        # Episodes that lost their first rows begin at 0.
+        stored, first = self._read(_STAMP, block.spans), np.repeat(self._read(_FRAME, block.spans)[starts], lengths)
+        moved = np.where(first == 0, stored, stored - first / self._fps)
+        found: Array = np.where(np.repeat(self._unbroken(block), lengths), moved, made).astype(self._stamp_type)
+        return found
 
     def _words_of(self, block: _Block) -> list[Any]:
         """The columns of the texts and of the language of episodes."""
@@ -769,9 +783,9 @@ class LerobotExporter(Sink):
         unknown = {name for name in videos.names if features[name].get("info") is None}
         for name, about in videos.described(self._rate).items() if unknown else ():
             features[name] |= about if name in unknown else {}
-        subtasks = self._documents.get(_SUBTASKS)
+        subtasks = self._documents.get(SUBTASKS)
         for name, data in (
-            (_SUBTASKS, subtasks if "subtask_index" in features else None),
+            (SUBTASKS, subtasks if SUBTASK_INDEX in features else None),
             (_MODALITY, self._modality()),
         ):
             if data is not None:
@@ -916,9 +930,17 @@ class _Videos:
                 about = {
                     "video.height": context.height, "video.width": context.width, "video.fps": rate,
                     "video.codec": context.codec.canonical_name, "video.pix_fmt": context.pix_fmt,
-                    "video.channels": CHANNELS, "has_audio": bool(container.streams.audio), "is_depth_map": False,
+                    "has_audio": bool(container.streams.audio), "is_depth_map": False,
                 }  # fmt: skip
-                found[name] = {"shape": [context.height, context.width, CHANNELS], "info": about}
+                depth = self._index(next(iter(numbers))).depth
+                about["video.channels"] = channels = CHANNELS if depth is None else 1
+                found[name] = {"shape": [context.height, context.width, channels], "info": about}
+                if depth is not None:
+                    about |= {
+                        "is_depth_map": True, "depth_unit": "mm" if depth.is_in_millimetres else "m",
+                        "video.depth_min": depth.low, "video.depth_max": depth.high, "video.shift": depth.shift,
+                        "video.use_log": depth.is_logarithmic,
+                    }  # fmt: skip
         return found
 
     def write(self, target: Path, progress: Callable[[int], None]) -> None:

@@ -218,7 +218,8 @@ def _filled(template: str, name: str, values: Mapping[str, Any]) -> str:
     return found
 
 
-_TASKS_LINES, _TASKS = "meta/tasks.jsonl", "meta/tasks.parquet"
+_TASKS_LINES, _TASKS, SUBTASKS = "meta/tasks.jsonl", "meta/tasks.parquet", "meta/subtasks.parquet"
+SUBTASK_INDEX = "subtask_index"
 _EPISODES_LINES, _EPISODES = "meta/episodes.jsonl", "meta/episodes"
 _TEXT_COLUMNS = ("task", "__index_level_0__")
 """Names of the column with the texts of tasks: pandas' index has the second one where it has no name."""
@@ -272,12 +273,19 @@ def read_tasks(info: DatasetInfo) -> dict[int, str]:
     return _tasks_in(_task_rows(info))
 
 
+def read_subtasks(info: DatasetInfo) -> dict[int, str]:
+    """Return the subtasks by number, which LeRobot 0.5 has as rows in order; none where there is no file of them."""
+    path = info.root / SUBTASKS
+    rows = enumerate(_parquet_rows(path)) if path.exists() else ()
+    return {number: str(row["subtask"]) for number, (_, row) in rows if "subtask" in row}
+
+
 def stated_tasks(documents: Mapping[str, bytes]) -> dict[int, str]:
     """Return the tasks by number that the documents of a dataset state; none where those have none."""
     lines = documents.get(_TASKS_LINES, b"").splitlines()
     rows = [parse_json(line, _TASKS_LINES) for line in lines if line.strip()]
     if _TASKS in documents:
-        rows = pq.read_table(pa.BufferReader(documents[_TASKS])).to_pylist()
+        rows = pq.ParquetFile(pa.BufferReader(documents[_TASKS])).read().to_pylist()
     return _tasks_in((INFO, row) for row in rows)
 
 

@@ -25,7 +25,7 @@ from ...core.transforms.base import Compose, Transform, divided
 from ...core.transforms.keyed import Path as KeyPath
 from ...core.transforms.keyed import RenameTransform, as_key, require_tensordict
 from ...core.transforms.video import with_frames
-from .metadata import DatasetInfo, read_info, read_tasks
+from .metadata import SUBTASK_INDEX, DatasetInfo, read_info, read_subtasks, read_tasks
 
 _OPTIONS = ("stream", "auto_decode", "device", "dtype")
 
@@ -420,10 +420,10 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
     - `rehydrate`: accepted for compatibility, without effect: next observations are always there.
 
     Elements have `("observation", "state")`, `("observation", "image", NAME)`, `action`, `episode`, `frame`,
-    `language_instruction` (text), and `("next", …)` with the observations after the step, never of another
-    episode. Where there are rewards, the last frame of an episode that no flag ends is not a step of its own; without,
-    it is, and its observation is repeated. The `index` of LeRobot is `("info", "index")`; `"index"` is the sampler's. A
-    stored dataset is opened without the network.
+    `language_instruction` (text), `subtask` (text, where there are subtasks), and `("next", …)` with the observations
+    after the step, never of another episode. Where there are rewards, the last frame of an episode that no flag ends is
+    not a step of its own; without, it is, and its observation is repeated. The `index` of LeRobot is `("info",
+    "index")`; `"index"` is the sampler's. A stored dataset is opened without the network.
 
     `from_columns` makes a buffer of columns in memory.
 
@@ -477,8 +477,7 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
 
     def transform_for(self, reader: StepReader, transform: Any) -> Any:
         """Add texts, decode, and rename, before the transform of the user."""
-        tasks = _tasks_of(reader.path)
-        parts: list[Any] = [RestoredColumns({(("task_index",), LANGUAGE): tasks}, {})] if tasks else []
+        parts: list[Any] = [RestoredColumns(texts, {})] if (texts := _texts_of(reader.path)) else []
         if self._key_map:
             names = list(self._key_map)
             new = [key_of_column(name, self._key_map) for name in names]
@@ -542,13 +541,14 @@ def _sampler(sampler: Any, num_slices: int | None, slice_len: int | None, *, str
     return SliceSampler(num_slices=num_slices, slice_len=slice_len, traj_key="episode", strict_length=strict_length)
 
 
-def _tasks_of(dataset: Path) -> dict[int, str]:
-    """Return the texts of the tasks from the metadata that the dataset keeps."""
+def _texts_of(dataset: Path) -> dict[tuple[KeyPath, KeyPath], dict[int, str]]:
+    """Return the texts of tasks and subtasks, for `RestoredColumns`, from the metadata that the dataset keeps."""
     root = dataset / HIDDEN / "source"
     if not (root / "meta").is_dir():
         return {}
     info: DatasetInfo = read_info(root)
-    return read_tasks(info)
+    found = {(("task_index",), LANGUAGE): read_tasks(info), ((SUBTASK_INDEX,), ("subtask",)): read_subtasks(info)}
+    return {key: texts for key, texts in found.items() if texts}
 
 
 def _is_usable(name: str, column: Any) -> bool:

@@ -42,13 +42,14 @@ _BETWEEN = (128, 128, 128)
 def as_rgb(rows: Array) -> Array:
     """Return images `[n, …]` as RGB, uint8 `[n, height, width, 3]`; of stacked frames, the newest.
 
-    Floats are taken to range from 0 to 1, or from 0 to 255 if any is above 1.
+    Floats are taken to range from 0 to 1, or from 0 to 255 if any is above 1; depths and the like to their largest.
     """
     layout = picture_layout(rows.shape[1:])
     if layout is None:
         raise ValueError(f"rows of shape {list(rows.shape[1:])} are not images")
     newest = layout.seen(rows[0]).newest(rows)
-    high = 255.0 if newest.dtype.kind != "f" or np.nanmax(newest, initial=0.0) > 1 else 1.0
+    top = float(np.nanmax(newest, initial=0))
+    high = 1.0 if newest.dtype.kind == "f" and top <= 1 else max(255.0, top)
     found = as_bytes(newest, 0.0, high)
     return found if found.ndim == 4 else np.repeat(found[..., None], 3, axis=3)
 
@@ -73,7 +74,7 @@ class ImageSource:
         rows = np.concatenate([self._reader.read(self._key, step, step + 1) for step in steps])
         if not self._reference:
             return as_rgb(as_numbers(rows, self._dtype))
-        return referred_frames(self._reader.path, rows)
+        return as_rgb(referred_frames(self._reader.path, rows))
 
 
 def image_sources(reader: StepReader) -> list[ImageSource]:

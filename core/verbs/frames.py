@@ -334,13 +334,14 @@ class _Images:
 
     def scale(self, steps: Sequence[int], notes: list[str]) -> tuple[float, float]:
         """Return the numbers that become black and white: the bounds of the type, else of the frames."""
-        if self.videos or self.field.dtype in {"uint8", "bool"}:
-            return (0, 1) if self.field.dtype == "bool" else (0, 255)
+        dtype = self._rows(0, 1).dtype.name if self.videos else self.field.dtype
+        if dtype in {"uint8", "bool"}:
+            return (0, 1) if dtype == "bool" else (0, 255)
         low, high = np.inf, -np.inf
         for block in self._blocks(steps):
             finite = block[np.isfinite(block)].astype(np.float64)
             low, high = min(low, finite.min(initial=np.inf)), max(high, finite.max(initial=-np.inf))
-        is_real = "float" in self.field.dtype
+        is_real = "float" in dtype
         if low > high or (is_real and low >= 0 and high <= 1):
             return 0, 1
         if is_real and low >= 0 and high <= 255:

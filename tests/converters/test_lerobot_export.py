@@ -178,6 +178,40 @@ def _every_second(rows: Any) -> Any:
     return rows.set("frame", rows["frame"] * 2)
 
 
+def test_what_merged_datasets_have_in_common_is_stated(tmp_path: Path) -> None:
+    made = rbtool.convert(DATA / "recent/depth_video_mm", tmp_path / "made").path
+    first = rbtool.export(made, tmp_path / "first", to="lerobot", episodes="0", robot_type="other").path
+    named = rbtool.export(made, tmp_path / "second", to="lerobot", episodes="1", names=["action=a,b,c,d"]).path
+    parts = [rbtool.convert(path, tmp_path / f"{path.name}-made").path for path in (first, named)]
+    merged = rbtool.merge(parts, tmp_path / "merged").path
+    out = rbtool.export(merged, tmp_path / "out", to="lerobot").path
+    info, before = (json.loads((path / "meta/info.json").read_text()) for path in (out, named))
+    assert (info["fps"], info["robot_type"]) == (15, None)
+    assert info["features"]["action"]["names"] is None
+    for name in ("observation.state", "observation.images.depth"):
+        assert info["features"][name] == before["features"][name]
+    again = rbtool.convert(out, tmp_path / "again", images="decode").path
+    found = rbtool.load_dataset(again)[:]["observation", "image", "depth"]
+    assert found.equal(rbtool.load_dataset(merged)[:]["observation", "image", "depth"])
+
+
+def test_videos_of_depths_without_metadata_of_their_own_are_described(tmp_path: Path) -> None:
+    made = rbtool.convert(DATA / "recent/depth_video_mm", tmp_path / "made").path
+    renamed = rbtool.preprocess(
+        made,
+        dest=tmp_path / "renamed",
+        operations={"rename": ["video.observation.image.depth=video.observation.image.far"]},
+    ).path
+    out = rbtool.export(renamed, tmp_path / "out", to="lerobot").path
+    entries, stated = (
+        json.loads((path / "meta/info.json").read_text())["features"] for path in (out, DATA / "recent/depth_video_mm")
+    )
+    entry, expected = entries["observation.images.far"], stated["observation.images.depth"]
+    assert entry["shape"] == expected["shape"]
+    assert {name: value for name, value in expected["info"].items() if name in entry["info"]} == entry["info"]
+    assert entry["info"]["video.depth_max"] == 10.0
+
+
 def test_names_robot_and_modality_are_stated(tmp_path: Path) -> None:
     made = own_data(tmp_path, ["push"] * 4)
     modality = tmp_path / "modality.json"

@@ -17,7 +17,7 @@ from lerobot_files import decoded, picture, plain_rows, write_video
 from machine import Machine
 from processes import Interpreter
 
-from rbtool import LeRobotExperienceReplay, VideoClipRef
+from rbtool import LeRobotExperienceReplay, VideoClipRef, convert
 from rbtool.converters.lerobot.replay import lerobot_columns_to_tensordict
 from rbtool.core.errors import SchemaError, UsageError
 
@@ -66,6 +66,12 @@ print(batch["video", "observation", "image", "top"].shape, batch["frame"].reshap
     images = np.load(python[0].folder / "images.npy")
     assert np.array_equal(images, np.stack([row["observation.images.top"] for row in rows]).transpose(0, 3, 1, 2))
     assert lines[1:] == [f"{NAME} torch.Size([3, 48, 48])", "torch.Size([4, 2]) [[1], [1]]"]
+
+
+def test_steps_have_the_texts_of_subtasks(tmp_path: Path) -> None:
+    convert(DATA / "recent/subtasks_v05", tmp_path / "someone/apples")
+    rows = LeRobotExperienceReplay("someone/apples", root=tmp_path, download=False)[:9]
+    assert list(rows["subtask"]) == [f"{one} the apple" for one in ("approach", "grasp", "lift") for _ in range(3)]
 
 
 def test_arguments_that_make_no_sense_are_refused(python: tuple[Machine, Interpreter]) -> None:

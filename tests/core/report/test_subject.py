@@ -140,6 +140,8 @@ def test_pixels_are_rgb_whatever_the_layout() -> None:
     assert np.array_equal(as_rgb(rgb.astype(np.float32)), rgb)
     stack = DRAW.integers(0, 255, (2, 4, 12, 12)).astype(np.uint8)
     assert np.array_equal(as_rgb(stack), np.repeat(stack[:, -1, :, :, None], 3, axis=3))
+    depths = np.linspace(0, 5000, 12 * 12).astype(np.uint16).reshape(1, 12, 12, 1)
+    assert (as_rgb(depths).min(), as_rgb(depths).max(), len(np.unique(as_rgb(depths)))) == (0, 255, 144)
 
 
 @pytest.mark.parametrize("columns", [1, 3, 8])

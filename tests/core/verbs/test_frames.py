@@ -125,6 +125,13 @@ def test_a_sheet_of_a_long_episode_has_frames_evenly_apart(tmp_path: Path) -> No
     assert result.notes == ("40 of 501 frames are on the sheet; --steps A:B chooses others",)
 
 
+def test_depths_of_kept_videos_are_shown_from_the_nearest_to_the_farthest(tmp_path: Path) -> None:
+    source = Path(__file__).parents[2] / "data/lerobot/recent/depth_video_mm"
+    kept = rbtool.convert(source, tmp_path / "kept").path
+    result = frames(kept, field="observation.image.depth", episode=0, output=tmp_path / "far.png")
+    assert any("numbers from 10, shown as black, to 1e+04, shown as white" in note for note in result.notes)
+
+
 def test_frames_of_kept_videos_are_those_of_the_videos(tmp_path: Path) -> None:
     source = write_dataset(tmp_path / "source", random_takes((6, 1, 4)))
     rbtool.convert(source, tmp_path / "kept")
