@@ -184,7 +184,7 @@ def _kind(finding: Finding) -> tuple[str, ...]:
 
 
 def _finding_rows(same: Sequence[Finding]) -> Iterator[Line]:
-    """Yield a row for each of the first findings of a rule, and one for the number of the others."""
+    """Yield a row for each of the first findings of a rule, one for the number of the others, and why they matter."""
     severity, rule, name = _kind(same[0])
     more = len(same) - _MOST
     shown = same if more <= 1 else same[:_MOST]
@@ -192,10 +192,10 @@ def _finding_rows(same: Sequence[Finding]) -> Iterator[Line]:
     texts = [finding.message if one_way else _joined(finding.message, finding.mend) for finding in shown]
     if more > 1:
         texts.append(f"and {more:,} more, which --json lists")
-    if why := _joined(same[0].why, same[0].mend if one_way else ""):
-        texts.append(why)
     for text in texts:
         yield [Styled(severity, _COLOURS[severity]), Styled(rule, "bold"), name, text]
+    if why := _joined(same[0].why, same[0].mend if one_way else ""):
+        yield ["", "", "", why]
 
 
 def _joined(text: str, mend: str) -> str:

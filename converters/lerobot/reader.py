@@ -701,7 +701,7 @@ class DatasetSurvey:
             del found.episodes[number]
         found.videos = survey.found()
         found.notes += survey.notes()
-        needed = math.ceil((self._apart + survey.apart) * 1e4 - 1e-3) / 1e4
+        needed = math.ceil((self._apart + survey.apart) * 1e4 + 1e-3) / 1e4  # float32 rounds both sides
         if needed > _TOLERANCE:
             found.notes.append(
                 f"time stamps are up to {1000 * (self._apart + survey.apart):.2g} ms off: LeRobot needs tolerance_s ≥ "

@@ -110,7 +110,7 @@ class Doctor(Rule):
             steps: the steps of a source, with those that a conversion leaves out.
             files: the files of the source that belong to it.
         """
-        report = Report(self._path, self._is_raw)
+        report = Report(self._path, self._is_raw, rate=self._rate)
         with np.errstate(all="ignore"):
             self._rows.finish()
             self._rows.report(report, robot="robot" in self.profiles, splits=self._splits())

@@ -856,9 +856,9 @@ class RowRules:
             self._add("TIM003", text, odd, float(back.sum()), 0, [(one - 1, one + 1) for one in at])
         jitter = self.array("jitter")
         if (odd := self.array("jittered") > 0.05).any():
-            needed = float(jitter[odd].max())
-            text = f"{{}}: steps are off by up to {1e3 * needed:.1f} ms: loaders need a tolerance of {needed:.2g} s"
-            self._add("TIM002", text, odd, needed, max(limits.jitter * float(usual[0]), 1e-4))
+            most = float(jitter[odd].max())
+            text = f"{{}}: steps are off by up to {1e3 * most:.1f} ms"
+            self._add("TIM002", text, odd, most, max(limits.jitter * float(usual[0]), 1e-4))
         first = self.array("time_first")
         middle = float(np.median(first))
         late = np.abs(first - middle) > 1.5 * np.maximum(tick, 1e-12)

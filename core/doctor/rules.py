@@ -281,6 +281,8 @@ class Report:
     numbers: Sequence[int] = ()
     cuts: str = ""
     """The condition for the rows without rest, of the finding that is added next."""
+    rate: float | None = None
+    """How many steps a second the metadata state."""
 
     def add(
         self,
@@ -317,6 +319,8 @@ class Report:
         if how == "task" and episodes:
             given = " ".join(f"--task {part}=TEXT" for part in _ranges(episodes))
             return f"{first}rbtool preprocess {dataset} --dest DEST {given}"
+        if how == "retime" and self.rate:
+            return f"{first}rbtool preprocess {dataset} --dest DEST --retime {self.rate:g}"
         if how in {"export", "retime"}:
             return f"{first}rbtool export {dataset} DEST --to lerobot"
         if how == "limits":
