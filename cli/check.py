@@ -214,8 +214,8 @@ def _junit(results: Mapping[str, CheckResult], warnings_fail: bool) -> str:
     from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
     suites = Element("testsuites", name="rbtool check")
-    for name, result in results.items():
-        suite = SubElement(suites, "testsuite", name=name, time=str(result.seconds))
+    for dataset, result in results.items():
+        suite = SubElement(suites, "testsuite", name=dataset, time=str(result.seconds))
         for (severity, rule, title), same in groupby(result.findings, key=_kind):
             case = SubElement(suite, "testcase", classname=rule, name=f"{rule} {title}")
             text = "\n".join(map(_sentence, same))

@@ -31,6 +31,8 @@ _POSES, _POSE_WIDTH = 1 << 18, 32
 _ANCHORS = 16
 """One of so many rows stands for its neighbours when parts of episodes are looked for."""
 _MOST_ANCHORS = 1 << 20
+_MOST_COPIES = 8
+"""Copies that are reported one by one."""
 _KEPT_REST = 3
 """Steps of rest that a command leaves at the end of an episode."""
 
@@ -442,7 +444,7 @@ class RowRules:
         report.numbers = self._number.tolist()
         self._whole = self._length >= self._limits.least
         self._report = report
-        self._lengths_and_returns()
+        self._lengths_and_returns(robot=robot)
         self._copies(splits)
         self._constant()
         self._rewards()
@@ -468,17 +470,20 @@ class RowRules:
             (start, start + length) for start, length in zip(self._start[which], self._length[which], strict=True)
         ]
         self._report.add(
-            rule, what.format(of_episodes(numbers)), episodes=numbers.tolist(), steps=ranges, figure=figure,
+            rule, what.replace("{}", of_episodes(numbers), 1), episodes=numbers.tolist(), steps=ranges, figure=figure,
             threshold=threshold,
         )  # fmt: skip
 
-    def _lengths_and_returns(self) -> None:
+    def _lengths_and_returns(self, *, robot: bool) -> None:
         limits, length = self._limits, self._length
         middle = float(np.median(length))
         _, deviation = robust(length.astype(float))
         usual_least = min(0.6 * middle, middle - limits.outlier * max(float(deviation), 0.02 * middle))
-        least: float = max(limits.short * middle, 4.0, usual_least)
-        if middle >= 20 and (short := length < least).any() and short.mean() < 0.5:
+        least: float = max(limits.short * middle, 4.0, usual_least if robot else 0.0)
+        short = length < least
+        if not robot and self.has("terminated"):
+            short &= ~self.array("terminated")  # an agent may fail at once
+        if middle >= 20 and len(length) > 4 and 0 < short.mean() < 0.5:
             found = int(length[short].min())
             self._add("EPI004", f"{{}}: {counted(found, 'step')}, the median is {middle:.0f}", short, found, least)
         most = max(limits.long * middle, middle + limits.outlier * float(deviation))
@@ -499,6 +504,7 @@ class RowRules:
         of_split = {number: name for name, numbers in splits.items() for number in numbers}
         where = {number: at for at, number in enumerate(self._number.tolist())}
         equal: set[int] = set()
+        found: dict[str, list[tuple[list[int], str, float]]] = defaultdict(list)
         varied = self._varied()
         for same in self._digests.values():
             same = [one for one in same if one in where and varied[where[one]]]
@@ -506,23 +512,30 @@ class RowRules:
                 equal |= set(same)
                 names = {of_split.get(one, "") for one in same}
                 across = f", and they are in the splits {' and '.join(sorted(names))}" if len(names) > 1 else ""
-                text = f"{of_episodes(same[1:])}: the same states and actions as episode {same[0]}{across}"
-                self._one("EPI001", text, same[1:], len(same), 1)
+                found["EPI001"].append(
+                    (same[1:], f"the same states and actions as episode {same[0]}{across}", len(same))
+                )
         near = self._near(equal, varied)
         for number, (other, apart) in near.items():
-            text = f"episode {number}: within {apart:.1g} of the range of episode {other}, in all that was compared"
-            self._one("EPI002", text, [number], apart, self._limits.near)
+            found["EPI002"].append(
+                ([number], f"within {apart:.1g} of the range of episode {other}, as far as compared", apart)
+            )
         for (one, other), shared in self._contained.items():
             if one in where and other in where and not {one, other} <= equal:
                 short, long = sorted((one, other), key=lambda number: self._length[where[number]])
                 share = shared / max(1, self._anchor_counts[short])
                 if shared >= 2 and share > 0.5 and varied[where[short]]:
-                    text = f"episode {short}: about {share:.0%} of its steps are in episode {long}, bit for bit"
-                    self._one("EPI003", text, [short], share, 0.5)
-
-    def _one(self, rule: str, text: str, numbers: Sequence[int], figure: float, threshold: float) -> None:
-        which = np.isin(self._number, numbers)
-        self._add(rule, text.replace("{", "{{").replace("}", "}}"), which, figure, threshold)
+                    found["EPI003"].append(
+                        ([short], f"about {share:.0%} of the steps are in episode {long}, bit for bit", share)
+                    )
+        for rule, copies in found.items():
+            limit = {"EPI001": 1.0, "EPI002": self._limits.near, "EPI003": 0.5}[rule]
+            if len(copies) > _MOST_COPIES:  # one finding, with the words for the first
+                copies.sort(key=lambda one: "splits" not in one[1])
+                numbers = [number for one, _, _ in copies for number in one]
+                copies = [(numbers, f"such as: {copies[0][1]}", copies[0][2])]
+            for numbers, text, figure in copies:
+                self._add(rule, f"{{}}: {text}", np.isin(self._number, numbers), figure, limit)
 
     def _varied(self) -> Array:
         """Whether anything varies in each episode."""

@@ -98,14 +98,12 @@ class _Asked:
     root: str | os.PathLike[str] | None
     progress: Progress
 
-    def doctor(self, fields: Sequence[Field], path: Path, *, is_raw: bool, **known: Any) -> Any:
+    def doctor(self, fields: Sequence[Field], path: Path, **known: Any) -> Any:
         """Make the rules of behaviour; None where they are not asked for, or not installed."""
         if self.profile == "form" or "doctor" not in LEAVES:
             return None
-        profiles = {None: None, "all": ("data", "robot")}.get(self.profile, (self.profile,))
-        return from_leaf("doctor")(
-            fields, path, is_raw=is_raw, limits=self.thresholds, profiles=profiles, **known
-        )  # fmt: skip
+        chosen = {None: None, "all": ("data", "robot")}.get(self.profile, (self.profile,))
+        return from_leaf("doctor")(fields, path, limits=self.thresholds, profiles=chosen, **known)
 
 
 @suggests_keywords(*ReaderOptions.__annotations__)
@@ -159,12 +157,12 @@ def check(
     started, path = time.perf_counter(), find_dataset(dataset, root)
     asked = _Asked(full, profile, limits, root, progress or Silent())
     result = _checked(path, format, given_options(options), asked, started)
-    findings = tuple(one for one in result.findings if (one.rule, one.message) not in accepted)
-    if len(findings) == len(result.findings):
+    new = tuple(one for one in result.findings if (one.rule, one.message) not in accepted)
+    if len(new) == len(result.findings):
         return result
-    errors = sum(one.severity == "error" for one in findings)
-    notes = (*result.notes, f"{counted(len(result.findings) - len(findings), 'finding')} of {baseline} left out")
-    return replace(result, findings=findings, errors=errors, warnings=len(findings) - errors, notes=notes)
+    failing = sum(one.severity == "error" for one in new)
+    told = (*result.notes, f"{counted(len(result.findings) - len(new), 'finding')} of {baseline} left out")
+    return replace(result, findings=new, errors=failing, warnings=len(new) - failing, notes=told)
 
 
 def _accepted(path: Path) -> frozenset[tuple[str, str]]:
@@ -202,13 +200,11 @@ def _checked(path: Path, format: str | None, given: Mapping[str, Any], asked: _A
         proven = reader.proven_episodes() if suspect else None
         damaged = any(finding.rule == "TED011" or finding.episodes for finding in findings)
         manifest = reader.manifest
-        documents: Mapping[str, bytes] = {}
+        kept: Mapping[str, bytes] = {}
         with contextlib.suppress(FormatError):  # a rule reports it
-            documents = reader.documents()
-        doctor = asked.doctor(reader.fields, path, is_raw=False, documents=documents, renamed=manifest.renamed_keys)
-        videos = VideoRule(
-            reader.fields, _videos(reader), path / VIDEOS, asked.progress, full=asked.full, doctor=doctor
-        )
+            kept = reader.documents()
+        doctor = asked.doctor(reader.fields, path, is_raw=False, documents=kept, renamed=manifest.renamed_keys)
+        videos = VideoRule(reader.fields, _videos(reader), path / VIDEOS, asked.progress, doctor, full=asked.full)
         data_findings, episodes, skipped = _data_findings(reader, asked.progress, videos, doctor, damaged=damaged)
         if proven is not None:
             findings += _episodes_found(reader.episodes, ~proven, "do not match their digests", _DIGESTS)
@@ -253,8 +249,8 @@ def _check_raw(
     with open_source(path, format=format, options=options) as reader:
         report = check_source(reader, asked)
     result = _result(path, list(report.findings), report.steps, report.episodes, [], started)
-    rules = len(DATA_RULES) + 2 + report.behaviour
-    return replace(result, rules=rules, notes=report.notes, boundary=report.boundary.to_dict())
+    ran = len(DATA_RULES) + 2 + report.behaviour
+    return replace(result, rules=ran, notes=report.notes, boundary=report.boundary.to_dict())
 
 
 def _check_buffer(path: Path, asked: _Asked, started: float) -> CheckResult:
@@ -442,9 +438,15 @@ class VideoRule(Rule):
     rule_id = "TED017"
 
     def __init__(
-        self, fields: Sequence[Field], videos: VideoContents, folder: Path, progress: Progress, *, full: bool,
-        doctor: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        fields: Sequence[Field],
+        videos: VideoContents,
+        folder: Path,
+        progress: Progress,
+        doctor: Any,
+        *,
+        full: bool,
+    ) -> None:
         super().__init__(fields, 0)
         self._keys = reference_keys(fields)
         self._videos = videos
@@ -618,7 +620,7 @@ def check_source(reader: Reader, asked: _Asked) -> SourceReport:
         stated = reader.stated()
         fields, contents = ted_fields(stated.fields), reader.videos_of(stated.episode_numbers)
         doctor = asked.doctor(fields, reader.path, is_raw=True, documents=stated.documents, renamed=stated.renamed_keys)
-        videos = VideoRule(fields, contents, reader.folder, asked.progress, full=asked.full, doctor=doctor)
+        videos = VideoRule(fields, contents, reader.folder, asked.progress, doctor, full=asked.full)
         run = SourcePass(reader, None, asked.progress, videos, *([] if doctor is None else [doctor]))
     except FormatError as error:
         return SourceReport((Finding(*_READS, "error", with_hint(str(error), error.hint)),), 0, 0, BoundaryCounts(), ())

@@ -57,11 +57,11 @@ def schema(kind: str) -> SchemaResult:
     result = known[kind]
     described = _object(result)
     first = {"schema": {"const": result.schema}, "kind": {"const": kind}}
-    document = {
+    described = {
         "$schema": _DIALECT, "title": f"rbtool {kind}", **described, "properties": first | described["properties"],
         "required": [*first, *described["required"]],
     }  # fmt: skip
-    return SchemaResult(about=kind, document=document)
+    return SchemaResult(about=kind, document=described)
 
 
 def _kinds(parent: type[Any]) -> Iterator[type[Any]]:

@@ -12,7 +12,7 @@ import pytest
 def test_the_page_is_named_and_its_findings_are_counted(shell, folder):
     done = shell("rbtool report cartpole cartpole.h5 -o page.html", folder)
     assert (done.returncode, done.stdout) == (0, "page.html\n")
-    assert "cartpole     4,864 steps  12 episodes  0 errors, 0 warnings" in done.stderr
+    assert "cartpole     4,864 steps  12 episodes  0 errors, 1 warning" in done.stderr
     assert (folder / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
