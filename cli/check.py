@@ -27,7 +27,7 @@ EXAMPLES = (
     Example("rbtool check ./cartpole.h5 --fail-on error --json", "a checkpoint, as JSON"),
     Example("rbtool check ./cartpole ./cartpole.h5", "several, one after the other"),
     Example("rbtool check ./cartpole --profile form", "the form alone, without rules about behaviour"),
-    Example("rbtool check ./cartpole --format sarif > findings.sarif", "for a CI server; also junit and github"),
+    Example("rbtool check ./cartpole --format sarif", "for a CI server; also junit and github"),
     Example("rbtool check --rules", "what is checked"),
 )
 _INDENT = 4

@@ -260,10 +260,12 @@ class PictureRules:
         errors = {number: float(((guess - poses[number]) ** 2).mean()) for number, guess in guesses.items()}
         usual = float(np.median(list(errors.values())))
         sound = {number for number, error in errors.items() if error <= 2 * usual}
+        first_errors = errors
         guesses = _predictions(small, poses, sound)  # without what does not belong together
         errors = {number: float(((guess - poses[number]) ** 2).mean()) for number, guess in guesses.items()}
         usual = float(np.median(list(errors.values())))
         total = float(np.mean([pose.var(0).mean() for pose in poses.values()]))
+        apart = float(np.concatenate([*poses.values()]).var(0).mean())
         if 1 - usual / max(total, 1e-12) < self._limits.fit:
             return
         for number, error in errors.items():
@@ -279,7 +281,7 @@ class PictureRules:
             elif turned < min(0.5 * error, 2 * usual):
                 text = f"episode {number}: pictures fit the states in reverse order, and not as they are"
                 report.add("PIC009", text, episodes=[number], figure=error / usual, threshold=2.5)
-            elif error > max(5 * usual, 0.5 * total):
+            elif min(error, first_errors[number]) > max(5 * usual, 0.5 * total, 0.4 * apart):
                 text = f"episode {number}: pictures predict its states {error / usual:.0f} times as badly as others"
                 report.add("PIC009", text, episodes=[number], figure=error / usual, threshold=5)
 

@@ -667,7 +667,7 @@ class RowRules:
             text = f"{{}}: {signal.called(far[odd].any(0))} changes {figure:.1f} times as fast or as roughly as usual"
             self._add("MOT009", text, odd, figure, limits.rough)
         turns = signal.array("turns")
-        chatter = (turns > limits.chatter) & (span > 0)
+        chatter = (turns > np.minimum(limits.chatter + 2 * self._family(turns), 0.6)) & (span > 0)
         odd = self._whole & chatter.any(1)
         if odd.any():
             text = f"{{}}: {signal.called(chatter[odd].any(0))} reverses by far in {turns[odd].max():.0%} of the steps"
