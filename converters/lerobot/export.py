@@ -734,19 +734,35 @@ class LerobotExporter(Sink):
         return found
 
     def _task_numbers(self, position: int, first: int, stop: int) -> Array:
-        """The number of the task of each row: of several, they are in the order in which `task_index` has them."""
+        """The number of the task of each row.
+
+        The tasks of an episode are in the order in which `task_index` had them when it was read. Where rows are gone
+        since, that order may be another one, and the numbers in LeRobot's metadata say which task a row has.
+        """
         if self._language is not None:
             return np.array([self._tasks[one] for one in self._instructions(first, stop)], np.int64)
-        tasks = [self._tasks[one] for one in self._tasks_of(position) or [self.name]]
-        if len(tasks) == 1:
-            return np.full(stop - first, tasks[0])
-        if all(field.key != (TASK_INDEX,) for field in self.chosen.fields):
+        tasks = self._tasks_of(position) or [self.name]
+        if len(set(tasks)) == 1:
+            return np.full(stop - first, self._tasks[tasks[0]])
+        there = {field.key for field in self.chosen.fields}
+        if (TASK_INDEX,) not in there:
             raise SchemaError("episodes have several tasks, and no task_index states which of them a row has")
-        stored = self.chosen.reader.read((TASK_INDEX,), first, stop)
-        seen = {one: place for place, one in enumerate(dict.fromkeys(stored.tolist()))}
+        stored = self.chosen.reader.read((TASK_INDEX,), first, stop).tolist()
+        seen = list(dict.fromkeys(stored))
         if len(seen) > len(tasks):
             raise SchemaError("an episode has more values of task_index than tasks")
-        return np.array([tasks[seen[one]] for one in stored.tolist()], np.int64)
+        frames = self.chosen.reader.read(_FRAME, first, stop) if _FRAME in there else np.full(1, -1)
+        texts = dict(zip(seen, tasks, strict=False))
+        if len(seen) < len(tasks) or not np.array_equal(frames, np.arange(len(frames))):
+            stated = stated_tasks(self._documents)
+            texts = {number: stated[number] for number in seen if stated.get(number) in tasks}
+            if len(texts) < len(seen):
+                raise SchemaError(
+                    f"episode {position} lacks rows since its tasks were read, so that which of {len(tasks)} a row has "
+                    "is not known",
+                    hint=f"give it one task: rbtool preprocess DATASET --task {position}=TEXT --dest DEST",
+                )
+        return np.array([self._tasks[texts[one]] for one in stored], np.int64)
 
     def _episodes_of(
         self, block: _Block, place: Mapping[str, int], videos: _Videos, pictures: Mapping[str, _BlockPictures]

@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import CorruptDataError, UsageError
 from ..ted.schema import NEXT, Field, Key
 from .contracts import Array, StepReader
-from .documents import parse_json
+from .documents import dump_json, parse_json
 from .files import PREFIX, FileRecord, open_regular
 from .manifest import VIDEOS
 from .memmap.tree import leaf_path
@@ -88,6 +88,16 @@ def stated_fps(reader: StepReader) -> float | None:
         if isinstance(stated, int | float) and not isinstance(stated, bool) and 0 < stated <= 1000:
             return float(stated)
     return None
+
+
+def at_rate(documents: Mapping[str, bytes], fps: float) -> dict[str, bytes]:
+    """Return documents that state another rate, where one is stated, as it is read by `stated_fps`."""
+    found = dict(documents)
+    for name, data in documents.items():
+        about: Any = parse_json(data, name) if name.endswith("info.json") else None
+        if isinstance(about, dict) and about.get("fps", fps) != fps:
+            found[name] = dump_json(about | {"fps": fps}).encode()
+    return found
 
 
 def videos_of_episodes(reader: StepReader, rows: Array) -> dict[str, Path | bytes]:

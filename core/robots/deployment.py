@@ -108,6 +108,8 @@ class ActionMapping:
             raise UsageError(f"horizon is {horizon}, expected a number of steps from 1")
         found = {}
         with contextlib.closing(open_steps(self._source)) as reader:
+            if (longest := int(reader.episodes.length.max(initial=0))) < horizon:
+                raise UsageError(f"horizon is {horizon}, and the longest episode has {longest} steps")
             for key in self._keys:
                 width = horizon * next(field.shape[0] for field in reader.fields if field.name == key)
                 moments, sketch = Moments(width), QuantileSketch(width)

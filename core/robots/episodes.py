@@ -17,7 +17,7 @@ from ..errors import UsageError, did_you_mean
 from ..format.contracts import Array, StepReader
 from ..format.documents import dump_json
 from ..format.episodes import parse_episodes, select_episodes
-from ..format.videos import stated_fps
+from ..format.videos import at_rate, stated_fps
 from ..preprocess.operations.base import (
     KEPT,
     BoundOperation,
@@ -435,11 +435,7 @@ class Resample(RowOperation):
         return replace(self, source=source)
 
     def documents(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        found = dict(documents)
-        for name, data in documents.items():
-            if name.endswith("info.json") and isinstance(about := json.loads(data), dict) and "fps" in about:
-                found[name] = dump_json(about | {"fps": self.fps}).encode()
-        return found
+        return at_rate(documents, self.fps)
 
     def plan(self, fields: Fields) -> BoundOperation:
         if _TIME not in fields and self.source is None:
@@ -496,7 +492,7 @@ class _Grid:
             return held
         share = np.clip((times - knots[before]) / np.where(after > before, knots[after] - knots[before], 1), 0, 1)
         if way == "nearest":
-            return values[np.where(share > 0.5, after, before)]
+            return values[np.where(share > 0.51, after, before)]  # of two as near, the first: clocks have noise
         share = share.reshape(-1, *(1,) * (values.ndim - 1))
         low, high = values[before].astype(np.float64), values[after].astype(np.float64)
         found: Array = np.where(share > 0, low + share * (high - low), low)

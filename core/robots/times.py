@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..format.contracts import Array
+from ..format.videos import at_rate
 from ..preprocess.operations.base import (
     BoundOperation,
     Derivation,
@@ -28,7 +29,10 @@ _FRAME, _STAMP = ("frame",), ("timestamp",)
 
 @dataclass(frozen=True)
 class Retime(RowOperation):
-    """Sets `timestamp` to `frame / fps`, in seconds: clocks of recorders jitter, and LeRobot compares with videos."""
+    """Sets `timestamp` to `frame / fps`, in seconds: clocks of recorders jitter, and LeRobot compares with videos.
+
+    The rate that metadata state becomes `fps`, so that time stamps and windows in seconds agree.
+    """
 
     name: ClassVar[str] = "retime"
     fps: float
@@ -40,6 +44,9 @@ class Retime(RowOperation):
     def __post_init__(self) -> None:
         if not 0 < self.fps <= 1e6:
             raise UsageError(f"--retime is {self.fps!r}, expected frames a second")
+
+    def documents(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        return at_rate(documents, self.fps)
 
     def plan(self, fields: Fields) -> BoundOperation:
         if _FRAME not in fields or fields[_FRAME].shape:

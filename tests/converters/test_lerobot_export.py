@@ -358,6 +358,24 @@ def test_tasks_that_change_inside_an_episode_stay_those_of_their_rows(tmp_path: 
     assert [row["task"] for row in plain_rows(out)] == [*takes[0].tasks, *takes[1].tasks]
 
 
+def test_rows_keep_their_tasks_where_those_before_them_are_gone(tmp_path: Path) -> None:
+    takes = random_takes((6, 3))
+    takes[0].tasks = ["open", "open", "close", "close", "open", "wipe"]
+    made = rbtool.convert(write_dataset(tmp_path / "d", takes, images="none"), tmp_path / "made", final_step="repeat")
+
+    def tasks(**operations: Any) -> list[str]:
+        cut = rbtool.preprocess(made.path, None, tmp_path / "cut", operations=operations, num_workers=0, force=True)
+        out = rbtool.export(cut.path, tmp_path / "out", to="lerobot", force=True).path
+        return [row["task"] for row in plain_rows(out)]
+
+    assert tasks(where="frame >= 2") == [*takes[0].tasks[2:], *takes[1].tasks[2:]]
+    assert tasks(where="frame != 2") == [one for take in takes for one in take.tasks[:2] + take.tasks[3:]]
+    assert tasks(rename_task="open=turn")[:6] == ["turn", "turn", "close", "close", "turn", "wipe"]
+    with pytest.raises(SchemaError, match="episode 0 lacks rows since its tasks were read"):
+        tasks(rename_task="open=turn", where="frame >= 2")
+    assert tasks(task="0=tidy", where="frame >= 2") == ["tidy"] * 4 + takes[1].tasks[2:]
+
+
 def test_many_episodes_are_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rbtool.converters.lerobot import export
 

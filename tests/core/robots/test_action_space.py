@@ -344,6 +344,8 @@ def test_statistics_are_of_whole_chunks_as_they_are_learned(robot):
     np.testing.assert_allclose(found["std"], chunks.std(0, correction=0), atol=1e-6)
     np.testing.assert_allclose(found["max"], chunks.amax(0), atol=1e-6)
     assert found["q01"].shape == (4, 10)
+    with pytest.raises(UsageError, match="horizon is 100, and the longest episode has"):
+        space.statistics(100)
 
 
 def test_deltas_of_rows_are_undone_step_by_step_and_normalised_ones_too(robot):

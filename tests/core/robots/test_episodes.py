@@ -244,6 +244,8 @@ def test_actions_are_held_and_deltas_summed(tmp_path):
     assert done(source, resample="5,action=sum")["action"][:, 0].tolist() == [3, 7, 11, 15]
     np.testing.assert_allclose(done(source, resample="20,action=sum")["action"][:, 0].sum(), 36, atol=1e-5)
     assert done(source, resample="5,observation.state=hold")["observation", "state"][:, 0].tolist() == [0, 2, 4, 6]
+    later = arm(tmp_path / "later", [(np.zeros((31, 2)), np.zeros(30))])  # whose time stamps are rounded
+    assert done(later, resample="20")["count"].tolist() == [10 * n for n in range(30) for _ in range(2)]
     same = done(source, resample="10")
     np.testing.assert_allclose(same["observation", "state"], states[:-1], atol=1e-5)
 

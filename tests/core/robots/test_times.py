@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,12 @@ def test_time_stamps_count_frames(tmp_path):
     assert np.array_equal(stamps, (frames / 30).astype(np.float32))
     out = rbtool.export(result.path, tmp_path / "lerobot", to="lerobot").path
     assert not any("tolerance_s" in note for note in rbtool.convert(out, tmp_path / "again").notes)
+
+
+def test_the_stated_rate_is_that_of_the_time_stamps():
+    documents = {"meta/info.json": b'{"fps": 30}', "meta/stats.json": b"{}"}
+    assert Retime(30).documents(documents) == documents
+    assert json.loads(Retime(20).documents(documents)["meta/info.json"]) == {"fps": 20}
 
 
 @pytest.mark.parametrize(("fps", "message"), [(0, "--retime is 0"), (30, "the number of each row in its episode")])
