@@ -42,7 +42,7 @@ from . import fs
 from .contracts import StepReader
 from .documents import dump_json
 from .files import FileRecord, digest_file, open_folder, open_regular, reading_from
-from .manifest import ENV_METADATA, HIDDEN, MANIFEST, SOURCE_DOCUMENTS, TRANSFERS, Manifest, has_manifest
+from .manifest import ENV_METADATA, HIDDEN, MANIFEST, SOURCE_DOCUMENTS, TRANSFERS, VIDEOS, Manifest, has_manifest
 from .memmap.tree import tree_files
 from .open_files import OpenFiles
 from .syncing import Durable, Unsynced, require_durable, unsynced_around
@@ -492,8 +492,8 @@ def share_files(folder: Path, made: Manifest, sources: Iterable[StepReader], *, 
 
     Files are equal if their sizes and digests are; their bytes are compared again before they are shared. The first
     blocks of a file without an equal may be shared with the file of the same name in the first source, as after a
-    merge. `links` allows hard links, between datasets in layout `ted`; files of other layouts may be continued in
-    place. What cannot be shared stays as it is, without an error.
+    merge. `links` allows hard links, for kept videos and between datasets in layout `ted`; rows in other layouts may be
+    continued in place. What cannot be shared stays as it is, without an error.
 
     Returns:
         The number of bytes shared.
@@ -505,7 +505,8 @@ def share_files(folder: Path, made: Manifest, sources: Iterable[StepReader], *, 
         stays = links and manifest.kind == "dataset" and manifest.layout == made.layout == "ted"
         for file in manifest.files if source.path.is_dir() else ():
             if file.size >= _LEAST:
-                known.setdefault((file.size, file.digest), []).append((source.path / file.path, stays))
+                may_link = stays or (links and file.path.startswith(VIDEOS))
+                known.setdefault((file.size, file.digest), []).append((source.path / file.path, may_link))
                 named.setdefault(file.path, [(source.path / file.path, False)])
     shared = 0
     for file in made.files:

@@ -144,7 +144,7 @@ def write_videos(folder: Path, videos: VideoContents) -> list[FileRecord]:
     """Write files of videos into the folder of a dataset; CorruptDataError for a file that changed since."""
     found = []
     for name, content in videos.items():
-        file = NewFile(folder / f"{VIDEOS}{name}")
+        file = NewFile(folder / f"{VIDEOS}{name}", mode=0o444)  # never changed, so that datasets may share it
         try:
             if isinstance(content, bytes):
                 file.append(memoryview(content))

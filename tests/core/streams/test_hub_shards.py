@@ -260,6 +260,7 @@ def test_a_video_that_cannot_be_fetched_is_one_sentence(kept_datasets, kept_hub,
 def test_videos_are_compared_with_the_manifest(kept_datasets: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(kept_datasets / "org", tmp_path / "hub" / "org") / "kept"
     video = next(copy.rglob("*.mp4"))
+    video.chmod(0o644)
     video.write_bytes(bytes(reversed(video.read_bytes())))  # of the same size, and with checksums of the hub
     with Hub(tmp_path / "hub", lfs_threshold=1000) as kept_hub:
         places = kept_hub.environment(tmp_path / "home") | {"RBTOOL_HOME": str(tmp_path / "root")}

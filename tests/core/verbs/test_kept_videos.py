@@ -168,6 +168,7 @@ def test_a_changed_video_is_found_by_its_digest(own: Path) -> None:
     video = next((own / ".rbtool/videos").glob("*.mp4"))
     data = bytearray(video.read_bytes())
     data[len(data) // 2] ^= 1
+    video.chmod(0o644)
     video.write_bytes(bytes(data))
     with pytest.raises(CorruptDataError, match=video.name):
         rbtool.load_dataset(own, verify=True)
@@ -178,6 +179,7 @@ def damage_last_group(video: Path) -> None:
     """Overwrite the data of the last frames, in a video of several groups of four."""
     data = video.read_bytes()
     stop = data.index(b"moov") - 4
+    video.chmod(0o644)
     video.write_bytes(data[: stop - 60] + b"\x55" * 60 + data[stop:])
 
 
