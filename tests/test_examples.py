@@ -59,7 +59,7 @@ def test_the_examples_are_short() -> None:
 
 def test_the_guide_for_robots_shows_parts_of_the_script() -> None:
     page, script = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/guides/robots.md", "examples/act.py"))
-    shown = re.findall(r"^```python\n( .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    shown = re.findall(r"^```py\n( .*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert len(shown) == 4
     assert [part for part in shown if part not in script] == []
 

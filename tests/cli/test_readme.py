@@ -19,6 +19,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [(ROOT / f"docs/guides/{guide}.md").read_text(encoding="utf-8") for guide in GUIDES]
 BLOCKS = dict.fromkeys(re.findall(r"^```console\n(.*?)^```$", "".join([README, *PAGES]), re.MULTILINE | re.DOTALL))
 PYTHON = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+OF_ROBOTS = re.findall(r"^```py\n(\w.*?)^```$", PAGES[-1], re.MULTILINE | re.DOTALL)  # on what its commands made
 END = "--- end of"
 
 
@@ -99,7 +100,7 @@ def test_every_verb_and_fact_is_shown():
     for verb in ("list", "upload", *shown):
         assert f"rbtool {verb} " in commands or f"rbtool {verb}" in commands.split("\n")
     assert facts_table.shown(README) == facts_table.read().table()
-    assert len(PYTHON) == 2
+    assert len(PYTHON) == len(OF_ROBOTS) == 2
 
 
 EACH_TWICE = """
@@ -118,8 +119,8 @@ def test_the_python_examples_run_and_run_again(outputs, folder, environment):
         "MINARI_DATASETS_PATH": str(folder / "rbtool-demo/minari"), "RBTOOL_HOME": str(folder / "rbtool-demo/store"),
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", EACH_TWICE], input=json.dumps(PYTHON), cwd=folder, env=environment | places,
-        capture_output=True, text=True, check=False,
+        [sys.executable, "-c", EACH_TWICE], input=json.dumps([*PYTHON, *OF_ROBOTS]), cwd=folder,
+        env=environment | places, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     shown, printed = (
