@@ -701,10 +701,12 @@ class DatasetSurvey:
             del found.episodes[number]
         found.videos = survey.found()
         found.notes += survey.notes()
-        needed = math.ceil((self._apart + survey.apart) * 1e4 + 1e-3) / 1e4  # float32 rounds both sides
-        if needed > _TOLERANCE:
+        # LeRobot refuses what is as far as its tolerance, and single precision moves times by some microseconds.
+        apart = self._apart + survey.apart
+        if apart > 0.99 * _TOLERANCE:
+            needed = (math.floor(apart * 1e4 + 0.01) + 1) / 1e4
             found.notes.append(
-                f"time stamps are up to {1000 * (self._apart + survey.apart):.2g} ms off: LeRobot needs tolerance_s ≥ "
+                f"time stamps are up to {1000 * apart:.2g} ms off: LeRobot needs tolerance_s ≥ "
                 f"{needed:g}, its default {_TOLERANCE} refuses it (rbtool preprocess --retime {self._info.fps:g} mends "
                 "it)"
             )
