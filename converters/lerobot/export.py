@@ -694,7 +694,9 @@ class LerobotExporter(Sink):
         # Episodes that lost their first rows begin at 0.
         stored, first = self._read(_STAMP, block.spans), np.repeat(self._read(_FRAME, block.spans)[starts], lengths)
         moved = np.where(first == 0, stored, stored - first / self._fps)
-        found: Array = np.where(np.repeat(self._unbroken(block), lengths), moved, made).astype(self._stamp_type)
+        # After a change of rate, frames may count from another time than time stamps: these are then made again.
+        fits = self._unbroken(block) & (np.abs(moved[starts] - stored[starts] * (first[starts] == 0)) < 0.5 / self._fps)
+        found: Array = np.where(np.repeat(fits, lengths), moved, made).astype(self._stamp_type)
         return found
 
     def _words_of(self, block: _Block) -> list[Any]:

@@ -437,6 +437,13 @@ class Resample(RowOperation):
     def documents(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
         return at_rate(documents, self.fps)
 
+    def texts(self, numbers: Sequence[int], texts: EpisodeTexts) -> EpisodeTexts:
+        if any(text.get("language_events", "[]").startswith("{") for text in texts):
+            raise UsageError(
+                "language_events are stated by frame, and resample counts frames anew: they would be in other rows"
+            )
+        return texts
+
     def plan(self, fields: Fields) -> BoundOperation:
         if _TIME not in fields and self.source is None:
             raise UsageError(

@@ -358,6 +358,15 @@ def test_tasks_that_change_inside_an_episode_stay_those_of_their_rows(tmp_path: 
     assert [row["task"] for row in plain_rows(out)] == [*takes[0].tasks, *takes[1].tasks]
 
 
+def test_time_stamps_begin_at_0_after_a_cut_and_a_change_of_rate(tmp_path: Path) -> None:
+    source = write_dataset(tmp_path / "d", random_takes((9, 4)), images="none")
+    made = rbtool.convert(source, tmp_path / "made", final_step="repeat").path
+    cut = rbtool.preprocess(made, None, tmp_path / "cut", operations={"where": "frame >= 2"}, num_workers=0).path
+    slow = rbtool.preprocess(cut, None, tmp_path / "slow", operations={"resample": "5"}, num_workers=0).path
+    rows = plain_rows(rbtool.export(slow, tmp_path / "out", to="lerobot").path)
+    assert [row["timestamp"] for row in rows] == pytest.approx([0, 0.2, 0.4, 0.6, 0])
+
+
 def test_rows_keep_their_tasks_where_those_before_them_are_gone(tmp_path: Path) -> None:
     takes = random_takes((6, 3))
     takes[0].tasks = ["open", "open", "close", "close", "open", "wipe"]

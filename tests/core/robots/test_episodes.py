@@ -256,6 +256,13 @@ def test_the_rate_that_metadata_state_is_changed(tmp_path):
     assert documents["other.json"] == b"{}"
 
 
+def test_language_that_is_stated_by_frame_is_not_resampled():
+    texts = [{"language_events": "[]", "language_persistent": "[]"}]
+    assert Resample(5.0, 10.0).texts([0], texts) == texts
+    with pytest.raises(UsageError, match="language_events are stated by frame"):
+        Resample(5.0, 10.0).texts([0], [{"language_events": '{"3": [{"role": "user"}]}'}])
+
+
 @given(st.integers(1, 40), st.floats(1, 60), st.floats(1, 60))
 def test_rewards_add_up_at_every_rate(length, fps, source):
     fields, block = sample_block([length])
