@@ -141,7 +141,13 @@ def _measured(fields: Fields, references: Mapping[Key, Key]) -> dict[Key, tuple[
         found = {}
         for image, key in references.items():
             origin = key if key in stored else fields.origins[key][0]  # it may have another name by now
-            found[image] = referred_frames(reader.path, reader.read(origin, 0, 1)).shape[1:]
+            frames = referred_frames(reader.path, reader.read(origin, 0, 1))
+            if frames.dtype != np.uint8 or frames.shape[3] != CHANNELS:
+                raise UsageError(
+                    f"{'.'.join(image)} is a kept video of depths, which is neither cut nor scaled nor encoded again",
+                    hint="name the other pictures one by one",
+                )
+            found[image] = frames.shape[1:]
         return found
 
 
