@@ -68,7 +68,7 @@ from .metadata import (
     VIDEO,
     stated_tasks,
 )
-from .reader import LerobotReader
+from .reader import TOLERANCE, LerobotReader
 from .statistics import NAMES, PictureCounts, Statistics, listed, of_all, of_episodes, sampled_frames
 
 Kind: TypeAlias = Literal["numbers", "text", "image", "video"]
@@ -796,6 +796,11 @@ class LerobotExporter(Sink):
         return pa.table(columns)
 
     def _write_metadata(self, target: Path, statistics: Mapping[str, Any], videos: _Videos) -> None:
+        if videos.apart > TOLERANCE:
+            self.notes.append(
+                f"frames are up to {1000 * videos.apart:.2g} ms from the times of their rows, and LeRobot refuses more "
+                f"than tolerance_s, {TOLERANCE} by default (rbtool preprocess --encode av1 makes videos of the rows)"
+            )
         _write_table(target / "meta" / "tasks.parquet", _task_table(self._tasks))
         features = self._entries()
         unknown = {name for name in videos.names if features[name].get("info") is None}
@@ -890,6 +895,8 @@ class _Videos:
         self._numbers: dict[str, dict[int, int]] = {one.name: {} for one in features}
         self._indexes: dict[int, VideoIndex] = {}
         self.totals: dict[str, PictureCounts] = {}
+        self.apart = 0.0
+        """How far frames are from the times of their rows, in seconds, at most."""
 
     def of(self, position: int, first: int, stop: int) -> tuple[dict[str, dict[str, Any]], dict[str, Statistics]]:
         """Return what the metadata state about the videos of an episode: the places, and the statistics of frames."""
@@ -905,9 +912,16 @@ class _Videos:
             if not (frames.min() >= 0 and frames.max() < len(times)):
                 raise CorruptDataError(f"episode {position} refers to frames that a video of {one.name} does not have")
             start = float(times[frames[0]])
-            drift = np.abs(times[frames] - start - np.arange(len(frames)) / self._fps)
-            if (drift >= 0.5 / self._fps).any():
-                raise SchemaError(f"episode {position} has frames of {one.name} that are not {self._fps:g} a second")
+            due = start + np.arange(len(frames)) / self._fps
+            drift, after = np.abs(times[frames] - due), np.searchsorted(times, due).clip(1, max(1, len(times) - 1))
+            nearest = np.minimum(np.abs(times[after - 1] - due), np.abs(times[after.clip(max=len(times) - 1)] - due))
+            self.apart = max(self.apart, float(drift.max()))
+            if ((drift >= 0.5 / self._fps) | (drift > nearest + 1e-6)).any():
+                raise SchemaError(
+                    f"episode {position} has frames of {one.name} that are not {self._fps:g} a second, and by its time "
+                    "a row would have the frame of another",
+                    hint="rbtool preprocess DATASET --encode av1 --dest DEST makes videos of the rows' frames",
+                )
             number = self._numbers[one.name].setdefault(ids[0], len(self._numbers[one.name]))
             found[one.name] = {
                 "chunk_index": number // _CHUNK, "file_index": number % _CHUNK, "from_timestamp": start,

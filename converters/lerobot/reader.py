@@ -300,6 +300,8 @@ class VideoSurvey:
                 frames = frames_of(episode, column.name, found.index, self._info)
                 nominal = place.start + (episode.frame + np.arange(len(episode))) / fps
                 self.apart = max(self.apart, float(np.abs(found.index.times[frames] - nominal).max()))
+                # The video may have more frames a second than the rows.
+                spans[-1] = ((column.name, place.path), (int(frames.min()), int(frames.max()) + 1, episode.number))
             longer += [column.name] if not self._info.shares_files and found.frames > needed else []
         self._longer.update(longer)
         self._short += short
@@ -421,7 +423,7 @@ class EpisodeVideos(Closing):
 
 
 _ROWS = 1 << 16
-_TOLERANCE = 1e-4
+TOLERANCE = 1e-4
 """How far a time stamp may be from its frame, in seconds, by LeRobot's default."""
 _OLDER, _NEWER = "episode_", "file-"
 """How the names of files of rows begin in v2, and in v3."""
@@ -703,11 +705,11 @@ class DatasetSurvey:
         found.notes += survey.notes()
         # LeRobot refuses what is as far as its tolerance, and single precision moves times by some microseconds.
         apart = self._apart + survey.apart
-        if apart > 0.99 * _TOLERANCE:
+        if apart > 0.99 * TOLERANCE:
             needed = (math.floor(apart * 1e4 + 0.01) + 1) / 1e4
             found.notes.append(
                 f"time stamps are up to {1000 * apart:.2g} ms off: LeRobot needs tolerance_s ≥ "
-                f"{needed:g}, its default {_TOLERANCE} refuses it (rbtool preprocess --retime {self._info.fps:g} mends "
+                f"{needed:g}, its default {TOLERANCE} refuses it (rbtool preprocess --retime {self._info.fps:g} mends "
                 "it)"
             )
 

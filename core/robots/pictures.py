@@ -427,10 +427,10 @@ class _Encoding(BoundOperation):
         changes: dict[Key, Field | None] = dict.fromkeys(self._inputs.values())
         after = fields.replaced(changes | {made: Field(made, "int64", (2,), "id") for made in self._made.values()})
         super().__init__(after.traced({self._made[key]: (self._inputs[key],) for key in self._images}))
-        self._fps = 1.0
+        self._fps: float | None = None
         if fields.source is not None:
             with open_steps(fields.source) as reader:
-                self._fps = stated_fps(reader) or 1.0
+                self._fps = stated_fps(reader)
 
     @property
     def row_bytes(self) -> int:
@@ -481,15 +481,19 @@ class _Encoding(BoundOperation):
                 made[start:stop, 0], made[start:stop, 1] = number, place
 
     def _times(self, columns: list[LazyColumn | None], order: Array) -> tuple[Array, Fraction]:
-        """Return the times of frames, ascending int64 `[n]` from 0, and their unit in seconds."""
+        """Return the times of frames, ascending int64 `[n]` from 0, and their unit in seconds.
+
+        Frames of a kept video keep theirs. Rows of another rate than the video were resampled: they count in the rate.
+        """
         shown = _references(columns, order)
         if shown is not None and (shown[:, 0] == shown[0, 0]).all() and (np.diff(shown[:, 1]) > 0).all():
             assert self._source is not None
             path = self._source / f"{VIDEOS}{index_name(int(shown[0, 0]))}"
             index = VideoIndex.from_bytes(read_regular(path), str(path))
             stamps = index.stamps[shown[:, 1]]
-            return stamps - stamps[0], index.unit
-        return np.arange(len(order)), 1 / Fraction(self._fps).limit_denominator(100_000)
+            if not self._fps or len(stamps) < 2 or abs(np.median(np.diff(index.times)) * self._fps - 1) < 0.01:
+                return stamps - stamps[0], index.unit
+        return np.arange(len(order)), 1 / Fraction(self._fps or 1).limit_denominator(100_000)
 
 
 def _order(columns: list[LazyColumn | None], start: int, stop: int) -> tuple[Array, list[Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from lerobot_files import CAMERA, plain_rows, random_takes, write_dataset
 from PIL import Image
 from table_files import flat, random_episodes, write_d4rl
@@ -461,3 +462,21 @@ def test_lerobot_opens_the_export(images: str, tmp_path: Path) -> None:
         if images == "decode":
             pixels = (found[row]["observation.images.top"] * 255).round().to(int).permute(1, 2, 0).numpy()
             assert np.array_equal(pixels, expected[row]["observation.images.top"])
+
+
+def test_kept_videos_have_the_frames_of_rows_at_another_rate(tmp_path: Path) -> None:
+    made = rbtool.convert(DATA / "v30", tmp_path / "made").path
+    key = ("observation", "image", "top")
+    half = rbtool.preprocess(made, None, tmp_path / "half", operations={"resample": "5"}, num_workers=0).path
+    rbtool.export(half, tmp_path / "fifth", to="lerobot")
+    again = rbtool.convert(tmp_path / "fifth", tmp_path / "again").path
+    found, expected = (rbtool.load_dataset(path)[:][key] for path in (again, half))
+    assert torch.equal(found, expected)
+    third = rbtool.preprocess(made, None, tmp_path / "third", operations={"resample": "3"}, num_workers=0).path
+    with pytest.raises(SchemaError, match="not 3 a second"):
+        rbtool.export(third, tmp_path / "refused", to="lerobot")
+    encoded = rbtool.preprocess(third, None, tmp_path / "encoded", operations={"encode": ["h264"]}, num_workers=0).path
+    assert rbtool.export(encoded, tmp_path / "slow", to="lerobot").notes == ()
+    again = rbtool.convert(tmp_path / "slow", tmp_path / "slow again").path
+    found, expected = (rbtool.load_dataset(path)[:][key] for path in (again, encoded))
+    assert torch.equal(found, expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -281,3 +282,14 @@ def test_a_damaged_video_is_not_encoded_again(kept, tmp_path):
     with pytest.raises(CorruptDataError, match="is damaged: its digest is another one"):
         preprocessed(broken, tmp_path / "b", encode="av1")
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("asked", [{"crop": ["observation.image.depth=2x2"]}, {"encode": ["h264"]}])
+def test_depths_are_not_made_bytes(asked, tmp_path):
+    source = Path(__file__).parents[2] / "data/lerobot/recent/depth_video_mm"
+    made = rbtool.convert(source, tmp_path / "made").path
+    with pytest.raises(UsageError, match=r"observation\.image\.depth is a kept video of depths"):
+        rbtool.preprocess(made, None, tmp_path / "out", operations=asked, num_workers=0)
+    rbtool.preprocess(
+        made, None, tmp_path / "out", operations={"encode": ["observation.image.rgb=h264"]}, num_workers=0
+    )
