@@ -199,14 +199,18 @@ def _finding_rows(same: Sequence[Finding]) -> Iterator[Line]:
 
 
 def _joined(text: str, mend: str) -> str:
-    return f"{text}; to mend it: {mend}" if mend else text
+    return "; ".join(filter(None, (text, mend and _advice(mend))))
+
+
+def _advice(mend: str) -> str:
+    return mend if mend.startswith("look at") else f"to mend it: {mend}"
 
 
 # Forms for machines -----------------------------------------------------------------------------------
 
 
 def _sentence(one: Finding) -> str:
-    return clean("; ".join(filter(None, (one.message, one.why, one.mend and f"to mend it: {one.mend}"))))
+    return clean(_joined("; ".join(filter(None, (one.message, one.why))), one.mend))
 
 
 def _junit(results: Mapping[str, CheckResult], warnings_fail: bool) -> str:
@@ -234,6 +238,7 @@ def _junit(results: Mapping[str, CheckResult], warnings_fail: bool) -> str:
 def _sarif(results: Mapping[str, CheckResult], warnings_fail: bool) -> str:
     """Write SARIF 2.1.0: one run, with the rules that have findings; a location is the path of a dataset."""
     import json
+    from urllib.parse import quote
 
     from ..core import __version__
     from ..core.ted.rules import known_rules
@@ -250,7 +255,7 @@ def _sarif(results: Mapping[str, CheckResult], warnings_fail: bool) -> str:
             "ruleId": one.rule,
             "level": one.severity,
             "message": {"text": _sentence(one)},
-            "locations": [{"physicalLocation": {"artifactLocation": {"uri": path.as_posix()}}}],
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": quote(path.as_posix())}}}],
             "properties": {"episodes": [*one.episodes], "steps": [[*pair] for pair in one.steps]},
         }
         for path, one in found

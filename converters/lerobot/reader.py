@@ -708,9 +708,8 @@ class DatasetSurvey:
         if apart > 0.99 * TOLERANCE:
             needed = (math.floor(apart * 1e4 + 0.01) + 1) / 1e4
             found.notes.append(
-                f"time stamps are up to {1000 * apart:.2g} ms off: LeRobot needs tolerance_s ≥ "
-                f"{needed:g}, its default {TOLERANCE} refuses it (rbtool preprocess --retime {self._info.fps:g} mends "
-                "it)"
+                f"time stamps are up to {1000 * apart:.2g} ms off: LeRobot needs tolerance_s ≥ {needed:g}, its "
+                f"default, {TOLERANCE}, refuses them (rbtool preprocess --retime {self._info.fps:g} mends it)"
             )
 
     def _notes(self, found: FoundDataset) -> Iterator[str]:

@@ -122,7 +122,7 @@ class Doctor(Rule):
         if whole:
             if steps is not None:
                 self._check_totals(report, steps)
-            if self._rows.numbers and self._info.get("total_episodes") in (None, len(report.numbers)):
+            if self._rows.numbers and self._info.get("total_episodes") in (None, len(set(report.numbers))):
                 self._check_statistics(report)
         self._check_names(report)
         self._check_tasks(report, texts)
@@ -138,9 +138,10 @@ class Doctor(Rule):
         return found
 
     def _check_totals(self, report: Report, steps: int) -> None:
-        counts = {"total_episodes": len(report.numbers), "total_frames": steps}
+        episodes = len(set(report.numbers))  # a very long one has several parts here
+        counts = {"total_episodes": episodes, "total_frames": steps}
         videos = [name for name, one in self._features.items() if _mapping(one).get("dtype") == "video"]
-        counts["total_videos"] = len(report.numbers) * len(videos)
+        counts["total_videos"] = episodes * len(videos)
         if (tasks := self._documents.get("meta/tasks.jsonl")) is not None:
             counts["total_tasks"] = len([line for line in tasks.splitlines() if line.strip()])
         for name, there in counts.items():

@@ -465,7 +465,7 @@ class RowRules:
         self, rule: str, what: str, which: Array, figure: float, threshold: float, steps: Sequence[Any] = ()
     ) -> None:
         """Report about the episodes of a mask; `what` has `{}` for their numbers."""
-        numbers = self._number[which]
+        numbers = np.unique(self._number[which])
         ranges = steps or [
             (start, start + length) for start, length in zip(self._start[which], self._length[which], strict=True)
         ]
@@ -820,9 +820,9 @@ class RowRules:
             self._add(
                 "MOT007",
                 f"states {how} steps in all episodes",
-                whole,
+                np.ones_like(whole),
                 float(LAGS[usual]),
-                -3 if not late else limits.lead,
+                -3 if not late else limits.lead * (self._rate or 0),
             )
 
     def _agreement(self) -> None:
@@ -839,7 +839,7 @@ class RowRules:
             text = f"{{}}: {self.states.called(far[odd].any(0))} is {figure:.3g} away from its actions on average"
             self._add("MOT010", text, odd, figure, float((10 * spread_apart + 0.15 * span).min()))
         if (np.abs(apart) == 0).all() and self._equal:
-            self._add("MOT010", "all actions are the states of their steps", self._whole, 1, 1)
+            self._add("MOT010", "all actions are the states of their steps", np.ones_like(self._whole), 1, 1)
         middle, spread = robust(agree[self._whole])
         moves = ~(self.states.array("stuck") > self._limits.stuck) & ~(self.actions.array("stuck") > self._limits.stuck)
         far = (agree < middle - np.maximum(0.5, 8 * spread)) & (middle > 0.7) & moves & np.isfinite(agree)
@@ -876,9 +876,11 @@ class RowRules:
         middle = float(np.median(first))
         late = np.abs(first - middle) > 1.5 * np.maximum(tick, 1e-12)
         raw = self._report.is_raw  # a dataset's times may count from anywhere
-        absolute = raw and self._rate is not None and np.abs(first - 0) > 1.5 * np.maximum(tick, 1e-12)
+        begins = np.append(True, self._number[1:] != self._number[:-1])  # not a later part of a very long episode
+        late &= begins
+        absolute = raw and self._rate is not None and (np.abs(first) > 1.5 * np.maximum(tick, 1e-12)) & begins
         if len(first) > 2 and absolute is not False and np.mean(absolute) > 0.5:
-            text = f"{{}}: begins at up to {np.abs(first).max():.3f} s, and time stamps count from the beginning"
+            text = f"{{}}: time stamps begin at up to {np.abs(first[begins]).max():.3f} s instead of 0"
             self._add("TIM004", text, np.asarray(absolute), float(np.abs(first).max()), 1.5 * float(tick[0]))
         elif raw and len(first) > 2 and late.any() and late.mean() < 0.3:
             text = f"{{}}: begins at {first[late][0]:.3f} s, the others at {middle:.3f} s"

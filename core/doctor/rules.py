@@ -63,7 +63,7 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
         "a copy counts twice, and one in another split makes the evaluation too good", "leave out",
     ),
     _entry(
-        "EPI002", "nearly equal episodes", "No episode is as good as equal to another one, step by step.",
+        "EPI002", "nearly equal episodes", "No episode is nearly equal to another one, step by step.",
         "a copy with a little noise counts twice", "leave out",
     ),
     _entry(
@@ -84,7 +84,7 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
     ),
     _entry(
         "EPI007", "returns out of family", "No return is far from those of the other episodes.",
-        "targets of values and weights by return are ruled by it", "look",
+        "targets of values and weights by return are dominated by it", "look",
     ),
     _entry(
         "EPI008", "no success", "Where success is recorded, some episode has it.",
@@ -107,7 +107,7 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
            "joints are taken for others", "correct the names in the metadata of the source"),
     _entry(
         "MOT001", "spikes and jumps", "No value leaps in a single step, compared with the other episodes.",
-        "one wild target rules the loss and the range of normalisation", "leave out",
+        "one wild target dominates the loss and the range of normalisation", "leave out",
     ),
     _entry(
         "MOT002", "stuck components", "What moves in other episodes does not stand still while the rest moves.",
@@ -147,7 +147,7 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
     ),
     _entry(
         "PIC001", "frozen pictures", "A camera does not show the same picture while the robot moves.",
-        "the policy sees a scene that is over", "leave out",
+        "the policy sees an outdated scene", "leave out",
     ),
     _entry("PIC002", "black and white pictures", "No picture is all black or all white.",
            "there is nothing to see", "leave out"),
@@ -185,7 +185,8 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
     _entry("TIM004", "offset of time", "Every episode begins at the time at which the others begin.",
            "frames of videos are found by time", "retime"),
     _entry("TIM005", "rate", "The steps are as long as the stated rate says.",
-           "action chunks last longer or shorter than the robot takes for them", "retime"),
+           "action chunks last longer or shorter than the robot takes for them",
+           "correct the rate (rbtool export --to lerobot --fps), or, if time stamps are wrong, preprocess --retime"),
 )  # fmt: skip
 """All rules of behaviour, in the order of their ids."""
 
@@ -209,7 +210,7 @@ class Thresholds:
         limits: the share of steps that may lie on a limit.
         chatter: the share of steps that may reverse by far.
         idle: the share of an episode that may be rest at its beginning or end.
-        slow: the speed of rest, as a share of the mean speed.
+        slow: the speed below which a robot rests, as a share of the mean speed.
         lag: by how many steps the lag of actions or pictures may differ.
         lead: the seconds that a state may follow its action, where the rate is known.
         units: the ratio of ranges that is taken for another unit.
@@ -315,7 +316,8 @@ class Report:
             return f"{verb} --episodes {kept}"
         first, dataset = (f"rbtool convert {place} STEP && ", "STEP") if self.is_raw else ("", place)
         if how == "cut":
-            return f"{first}rbtool preprocess {dataset} --dest DEST --where {shlex.quote(self.cuts or 'CONDITION')}"
+            how = f"--where {shlex.quote(self.cuts)}" if self.cuts else "--trim-idle 0.1:3"
+            return f"{first}rbtool preprocess {dataset} --dest DEST {how}"
         if how == "task" and episodes:
             given = " ".join(f"--task {part}=TEXT" for part in _ranges(episodes))
             return f"{first}rbtool preprocess {dataset} --dest DEST {given}"
@@ -330,7 +332,7 @@ class Report:
                 else "convert again with --ends truncated"
             )
         if how in {"look", "leave out", "task"}:
-            return f"look at it: rbtool inspect {place}"
+            return f"look at it with rbtool inspect {place}"
         return how
 
 

@@ -359,6 +359,12 @@ class _BoundTrim(BoundOperation):
                 flags = found[key].values.copy()
                 flags[ends - 1] = batch.columns[key].values[stops - 1]
                 found[key] = LazyColumn.given(key_name(key), found[key].dtype, flags)
+            elif key[0] == NEXT and self.after[key].dtype == "bool" and key[1:] not in self.after:  # such as success
+                values, flags = batch.columns[key].values, found[key].values.copy()
+                for end, a, b, c, d in zip(ends, starts, low, high, stops, strict=True):
+                    flags[end - 1] |= values[c:d].any(0)
+                    flags[end - (c - b)] |= values[a:b].any(0)
+                found[key] = LazyColumn.given(key_name(key), found[key].dtype, flags)
             elif _is_reward(key):
                 numbers = batch.columns[key].numbers
                 sums = _exact(numbers[rows])
@@ -438,10 +444,9 @@ class Resample(RowOperation):
         return at_rate(documents, self.fps)
 
     def texts(self, numbers: Sequence[int], texts: EpisodeTexts) -> EpisodeTexts:
-        if any(text.get("language_events", "[]").startswith("{") for text in texts):
-            raise UsageError(
-                "language_events are stated by frame, and resample counts frames anew: they would be in other rows"
-            )
+        names = ("language_events", "language_persistent")
+        if any(text.get(name, "[]").startswith("{") for text in texts for name in names):
+            raise UsageError("language is stated by frame, and resample counts frames anew: it would be in other rows")
         return texts
 
     def plan(self, fields: Fields) -> BoundOperation:
@@ -460,7 +465,7 @@ class Resample(RowOperation):
         for field in fields:
             if field.key[0] == NEXT and field.key[1:] in ways:
                 ways[field.key] = ways[field.key[1:]]
-        return _BoundResample(fields, self, ways)
+        return _BoundResample(replace(fields, rate=self.fps), self, ways)
 
 
 def _way_of(field: Field) -> str:

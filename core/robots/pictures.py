@@ -430,7 +430,7 @@ class _Encoding(BoundOperation):
         self._fps: float | None = None
         if fields.source is not None:
             with open_steps(fields.source) as reader:
-                self._fps = stated_fps(reader)
+                self._fps = fields.rate or stated_fps(reader)
 
     @property
     def row_bytes(self) -> int:
@@ -471,7 +471,7 @@ class _Encoding(BoundOperation):
         """Encode the rows `[start, stop)`, all of one episode, and put what refers to them into `references`."""
         order, places = _order(columns, start, stop)
         first = next(column for column in columns if column is not None)
-        stamps, unit = self._times(columns, order)
+        stamps, unit = self._times(columns, order, stop - start)
         images = (_pixels(columns, order[at : at + _AT_ONCE]) for at in range(0, len(order), _AT_ONCE))
         data, index = _encoded(images, first.shape, self._asked, stamps, unit)
         number = video_id(digest_bytes(data))
@@ -480,10 +480,11 @@ class _Encoding(BoundOperation):
             if made is not None:
                 made[start:stop, 0], made[start:stop, 1] = number, place
 
-    def _times(self, columns: list[LazyColumn | None], order: Array) -> tuple[Array, Fraction]:
+    def _times(self, columns: list[LazyColumn | None], order: Array, rows: int) -> tuple[Array, Fraction]:
         """Return the times of frames, ascending int64 `[n]` from 0, and their unit in seconds.
 
-        Frames of a kept video keep theirs. Rows of another rate than the video were resampled: they count in the rate.
+        Frames of a kept video keep theirs. Rows of another rate than the video were resampled: their frames count in
+        that rate, if each has a frame of its own.
         """
         shown = _references(columns, order)
         if shown is not None and (shown[:, 0] == shown[0, 0]).all() and (np.diff(shown[:, 1]) > 0).all():
@@ -491,7 +492,8 @@ class _Encoding(BoundOperation):
             path = self._source / f"{VIDEOS}{index_name(int(shown[0, 0]))}"
             index = VideoIndex.from_bytes(read_regular(path), str(path))
             stamps = index.stamps[shown[:, 1]]
-            if not self._fps or len(stamps) < 2 or abs(np.median(np.diff(index.times)) * self._fps - 1) < 0.01:
+            known = self._fps is not None and 1 < rows <= len(order)
+            if not known or abs(np.median(np.diff(index.times)) * (self._fps or 1) - 1) < 0.01:
                 return stamps - stamps[0], index.unit
         return np.arange(len(order)), 1 / Fraction(self._fps or 1).limit_denominator(100_000)
 

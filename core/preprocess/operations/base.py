@@ -51,7 +51,8 @@ class Fields:
     """The fields, by key and in order; immutable.
 
     `origins` maps each field to the source's keys from which it is made, `gone` says why a source's key was removed,
-    and `made` are the fields added by the program. `source` is the folder of the dataset, whose videos fields refer to.
+    and `made` are the fields added by the program. `source` is the folder of the dataset, whose videos fields refer to,
+    and `rate` is how many rows a second there are, where an operation changed that.
     """
 
     by_key: Mapping[Key, Field]
@@ -59,6 +60,7 @@ class Fields:
     gone: Mapping[Key, str]
     made: frozenset[Key] = frozenset()
     source: Path | None = None
+    rate: float | None = None
 
     @classmethod
     def of(cls, fields: Iterable[Field], source: Path | None = None) -> Self:

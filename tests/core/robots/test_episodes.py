@@ -146,6 +146,7 @@ FIELDS = (
     (Field(("frame",), "int64", (), "info"), "step"),
     (Field(("action",), "float32", (2,), "action"), "step"),
     (Field(("reward",), "float64", (), "reward"), "result"),
+    (Field(("success",), "bool", (), "info"), "result"),
 )
 
 
@@ -161,6 +162,7 @@ def arm(folder, episodes, fps=10.0):
             ("reward",): np.asarray(rewards, float),
         }  # fmt: skip
         ends = np.arange(length) == length - 1
+        columns |= {("success",): ends & (number == 0)}
         flags = (ends, ends & False) if number % 2 == 0 else (ends & False, ends)
         pieces.append(Piece(number, columns, *flags, first=True, last=True, final=Final.REPEATED))
     write_pieces(folder, FIELDS, pieces)
@@ -191,7 +193,8 @@ def test_idle_ends_are_cut_off_and_ends_and_returns_stay(tmp_path):
         mine = rows[number == one]
         assert mine["frame"].tolist() == list(range(first, first + len(mine)))
         assert mine["next", "reward"].sum().item() == length * (length + 1) / 2
-        assert mine["next", "terminated"].squeeze(-1).tolist() == [False] * (len(mine) - 1) + [one == 0]
+        for flag in ("terminated", "success"):
+            assert mine["next", flag].squeeze(-1).tolist() == [False] * (len(mine) - 1) + [one == 0]
         assert mine["next", "truncated"].squeeze(-1).tolist() == [False] * (len(mine) - 1) + [one != 0]
     assert (rows["next", "observation", "state"][:-1] == rows["observation", "state"][1:])[
         number[:-1] == number[1:]
@@ -259,7 +262,7 @@ def test_the_rate_that_metadata_state_is_changed(tmp_path):
 def test_language_that_is_stated_by_frame_is_not_resampled():
     texts = [{"language_events": "[]", "language_persistent": "[]"}]
     assert Resample(5.0, 10.0).texts([0], texts) == texts
-    with pytest.raises(UsageError, match="language_events are stated by frame"):
+    with pytest.raises(UsageError, match="language is stated by frame"):
         Resample(5.0, 10.0).texts([0], [{"language_events": '{"3": [{"role": "user"}]}'}])
 
 

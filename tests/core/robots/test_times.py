@@ -34,7 +34,7 @@ class TestRetime(OperationTests):
 
 def test_time_stamps_count_frames(tmp_path):
     made = rbtool.convert(DATA / "jitter_4ms", tmp_path / "made")
-    assert any("LeRobot needs tolerance_s ≥ 0.0041, its default 0.0001" in note for note in made.notes)
+    assert any("LeRobot needs tolerance_s ≥ 0.0041, its default, 0.0001" in note for note in made.notes)
     result = rbtool.preprocess(made.path, dest=tmp_path / "out", operations={"retime": 30})
     with open_steps(result.path) as reader:
         frames, stamps = (reader.read((name,), 0, 34) for name in ("frame", "timestamp"))
