@@ -235,6 +235,7 @@ class LerobotExporter(Sink):
         self._spoken: dict[str, Any] = {}
         self._texts: list[str] = []
         self._fps = 0.0
+        self._groups: bytes | None = None
         self._keeps_stamps = False
         self._tasks: dict[str, int] = {}
 
@@ -275,10 +276,10 @@ class LerobotExporter(Sink):
         self._number_tasks()
         if SUBTASK_INDEX in self._entries() and SUBTASKS not in self._documents:
             self.notes.append(f"the texts that {SUBTASK_INDEX} counts are not known, or differ between merged datasets")
-        self._modality()
+        self._groups = self._modality()
 
     def _state_rate(self) -> None:
-        """Find the rate, and whether the time stamps are kept: those of LeRobot are, if the rate stays."""
+        """Find the rate, and whether time stamps are kept, as LeRobot's are if the rate stays."""
         source = self._source_info.get("fps")
         stated = self.options.get("fps", source)
         known = isinstance(stated, int | float) and not isinstance(stated, bool) and 0 < stated <= _MOST_FPS
@@ -461,7 +462,7 @@ class LerobotExporter(Sink):
         return next(one.dtype for one in self.chosen.fields if one.key == _STAMP) if self._keeps_stamps else "float32"
 
     def _names_of(self, one: ExportFeature) -> object:
-        """The names of the axes of an image, or of the numbers of a row: those of the columns that were joined."""
+        """The names of the axes of an image, or of the numbers of a row, which joined columns have."""
         if one.kind != "numbers" or len(one.shape) != 1:
             return one.document()["names"]
         found: dict[int, str] = {}
@@ -475,7 +476,7 @@ class LerobotExporter(Sink):
         return [found[at] for at in range(one.shape[0])] if found.keys() == set(range(one.shape[0])) else None
 
     def _modality(self) -> bytes | None:
-        """`meta/modality.json` for GR00T: the file that the options name, or that of the source; it has to fit."""
+        """`meta/modality.json` for GR00T: the file that the options name, or the source's; it has to fit."""
         chosen = self.options.get("modality")
         if chosen is None:
             data = self._documents.get(_MODALITY)
@@ -809,7 +810,7 @@ class LerobotExporter(Sink):
         subtasks = self._documents.get(SUBTASKS)
         for name, data in (
             (SUBTASKS, subtasks if SUBTASK_INDEX in features else None),
-            (_MODALITY, self._modality()),
+            (_MODALITY, self._groups),
         ):
             if data is not None:
                 fs.write_file(target / name, data)
@@ -913,10 +914,9 @@ class _Videos:
                 raise CorruptDataError(f"episode {position} refers to frames that a video of {one.name} does not have")
             start = float(times[frames[0]])
             due = start + np.arange(len(frames)) / self._fps
-            drift, after = np.abs(times[frames] - due), np.searchsorted(times, due).clip(1, max(1, len(times) - 1))
-            nearest = np.minimum(np.abs(times[after - 1] - due), np.abs(times[after.clip(max=len(times) - 1)] - due))
+            drift, least = (np.abs(times[one] - due) for one in (frames, index.nearest(due)))
             self.apart = max(self.apart, float(drift.max()))
-            if ((drift >= 0.5 / self._fps) | (drift > nearest + 1e-6)).any():
+            if ((drift >= 0.5 / self._fps) | (drift > least + 1e-6)).any():
                 raise SchemaError(
                     f"episode {position} has frames of {one.name} that are not {self._fps:g} a second, and by its time "
                     "a row would have the frame of another",

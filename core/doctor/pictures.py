@@ -2,7 +2,7 @@
 
 Of every picture a copy of 8 x 8 grey values is kept with its brightness, its sharpness, and how far it is from the two
 before. States are predicted from the small copies of other episodes: where that works for all but one, its pictures
-are not those of its states.
+do not belong to its states.
 """
 
 from __future__ import annotations
@@ -83,6 +83,12 @@ def _shrunk(grey: Array) -> Array:
     return np.asarray(total / area, np.uint8).reshape(len(grey), -1)
 
 
+def _runs(numbers: Array) -> list[tuple[int, int]]:
+    """Return where each run of equal numbers starts and stops."""
+    cuts = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1])).tolist()
+    return list(zip(cuts, [*cuts[1:], len(numbers)], strict=True))
+
+
 @dataclass
 class _Shots:
     """The pictures of one camera in one episode: `steps` count from its beginning; other arrays have a row each."""
@@ -122,6 +128,9 @@ class PictureRules:
         """The keys of all cameras."""
         return [*self._references, *(one.key for one in self._images)]
 
+    def _called(self, key: Key) -> str:
+        return key_name(image_key(key) if key in self._references else key)
+
     def eye(self, video: int) -> Eye | None:
         """Return what takes frames of a video in order; None once enough were taken."""
         if self._count > _MOST_PICTURES or not self._references:
@@ -142,12 +151,11 @@ class PictureRules:
         for one in self._images if self._count <= _MOST_PICTURES else ():
             images = rows.columns[one.key]
             images = images if one.shape[2] in (1, 3, 4) else np.moveaxis(images, 1, -1)
-            cuts = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
-            for start, stop in zip(cuts, np.append(cuts[1:], len(number)), strict=True):
+            for start, stop in _runs(number):
                 eyes = self._eyes[(*one.key, int(number[start]))]
                 if not eyes:
                     eyes.append(Eye())
-                eyes[0].take(rows.start + int(start), images[start:stop])
+                eyes[0].take(rows.start + start, images[start:stop])
             self._count += len(rows)
             places = np.column_stack((np.full(len(rows), -1), steps))
             self._uses[one.key].append(np.column_stack((number, steps, places)))
@@ -167,9 +175,8 @@ class PictureRules:
             if not self._uses[key]:
                 continue
             uses = np.concatenate(self._uses[key])
-            cuts = np.flatnonzero(np.append(True, uses[1:, 0] != uses[:-1, 0]))
             by_episode: dict[int, _Shots] = {}
-            for start, stop in zip(cuts, np.append(cuts[1:], len(uses)), strict=True):
+            for start, stop in _runs(uses[:, 0]):
                 part = uses[start:stop]
                 place = (int(part[0, 2]),) if part[0, 2] >= 0 else (*key, int(part[0, 0]))
                 if place not in known:
@@ -188,15 +195,12 @@ class PictureRules:
         """Report what is unusual."""
         shots = self._shots()
         self.brightness = {
-            key_name(image_key(key) if key in self._references else key): float(
-                np.mean(np.concatenate([part.light for part in one.values()]))
-            )
+            self._called(key): float(np.mean(np.concatenate([part.light for part in one.values()])))
             for key, one in shots.items()
         }
         starts = dict(zip(report.numbers, np.concatenate(rows.places).tolist() if rows.places else [], strict=True))
         for key, episodes in shots.items():
-            name = key_name(image_key(key) if key in self._references else key)
-            _Camera(name, episodes, rows, starts, self._limits, report).look()
+            _Camera(self._called(key), episodes, rows, starts, self._limits, report).look()
         if len(shots) > 1:
             self._compare_cameras(report, shots)
         if shots:
@@ -204,7 +208,7 @@ class PictureRules:
 
     def _compare_cameras(self, report: Report, shots: dict[Key, dict[int, _Shots]]) -> None:
         keys = list(shots)
-        names = {key: key_name(image_key(key) if key in self._references else key) for key in keys}
+        names = {key: self._called(key) for key in keys}
         means = {
             key: {number: one.small.mean(0, dtype=np.float64) for number, one in shots[key].items()} for key in keys
         }

@@ -112,22 +112,21 @@ class _Batch:
         return np.repeat(values, self.lengths, axis=0)
 
     def share(self, marked: Array, of: Array | None = None) -> Array:
-        """Return the share of rows that are marked, among those of a mask `[rows]`."""
+        """Return the share of marked rows in each episode, or in the part of it that a mask `[rows]` selects."""
         total = self.lengths if of is None else np.maximum(self.sum(of.astype(np.int32)), 1)
         return np.asarray(self.sum(marked.astype(np.uint8, copy=False).view(np.uint8).astype(np.int32)).T / total).T
 
     def leading(self, marked: Array) -> tuple[Array, Array]:
         """Return how many rows of each episode come before the first, and after the last row that is marked."""
-        where = np.append(np.flatnonzero(marked), self.rows)
+        where = np.flatnonzero(marked)
         stops = self.starts + self.lengths
-        after = where[np.searchsorted(where, self.starts)]
-        before = np.append(-1, np.flatnonzero(marked))[np.searchsorted(np.flatnonzero(marked), stops)]
+        after = np.append(where, self.rows)[np.searchsorted(where, self.starts)]
+        before = np.append(-1, where)[np.searchsorted(where, stops)]
         return np.minimum(after, stops) - self.starts, stops - 1 - np.maximum(before, self.starts - 1)
 
     def longest_run(self, marked: Array) -> tuple[Array, Array]:
         """Return the length and the first row of the longest run of marked rows in each episode."""
-        broken = marked.copy()
-        edges = np.diff(np.concatenate(([0], broken.astype(np.int8), [0])))
+        edges = np.diff(np.concatenate(([0], marked.astype(np.int8), [0])))
         begin, end = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
         length, place = np.zeros(len(self.starts), np.int64), self.starts.copy()
         which = np.searchsorted(self.starts, begin, side="right") - 1
@@ -140,8 +139,7 @@ class _Batch:
 class RowRules:
     """Gathers what the rules need of all rows, and reports.
 
-    `rate` is the stated number of steps a second, `statistics` the stored statistics by the name of a field, `texts`
-    the task of each episode by number, and `splits` the numbers of the episodes of each split.
+    `rate` is the stated number of steps a second, and `names` are those of the numbers of each field.
     """
 
     def __init__(
@@ -169,7 +167,7 @@ class RowRules:
     # The pass over rows ----------------------------------------------------------------------------------
 
     def see(self, rows: Rows) -> None:
-        """Take rows; those of an episode that goes on are held until it ends."""
+        """Take rows; an episode that goes on is held until it ends."""
         if not len(rows):
             return
         found = self._columns(rows)
@@ -551,8 +549,7 @@ class RowRules:
             return found
         picks, numbers = self.array("picks"), self._number
         count = min(len(picks), len(numbers))
-        widths = np.tile(np.concatenate([np.repeat(np.maximum(signal.spread, 1e-12)[None], 5, 0).reshape(-1)
-                                         for _, signal in self._signals()]), 1)  # fmt: skip
+        widths = np.concatenate([np.tile(np.maximum(signal.spread, 1e-12), 5) for _, signal in self._signals()])
         if picks.shape[1] != len(widths):
             return found
         scaled = picks[:count] / widths

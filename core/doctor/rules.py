@@ -83,7 +83,7 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
         "it dominates draws of steps, and a recording may not have been stopped", "look",
     ),
     _entry(
-        "EPI007", "returns out of family", "No return is far from those of the other episodes.",
+        "EPI007", "returns out of family", "No return is far from the returns of other episodes.",
         "targets of values and weights by return are dominated by it", "look",
     ),
     _entry(
@@ -91,7 +91,7 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
         "nothing shows what the task is", "look",
     ),
     _entry(
-        "MET001", "statistics", "The stored statistics are those of the data, and those of no field are missing.",
+        "MET001", "statistics", "The stored statistics agree with the data, and no field lacks them.",
         "a policy normalises its inputs and actions with them", "export",
     ),
     _entry("MET002", "totals", "The metadata state as many steps, episodes and tasks as there are.",
@@ -138,7 +138,7 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
         "one episode in other units rules the normalisation", "leave out",
     ),
     _entry(
-        "MOT009", "roughness", "Speed and jerk of an episode are like those of the others.",
+        "MOT009", "roughness", "Speed and jerk of an episode are like in the others.",
         "a policy imitates the noise", "leave out",
     ),
     _entry(
@@ -153,7 +153,7 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
            "there is nothing to see", "leave out"),
     _entry("PIC003", "glitches", "No single picture differs from both of its neighbours, which are alike.",
            "a broken frame is noise in every window that holds it", "leave out"),
-    _entry("PIC004", "blur", "The pictures of an episode are as sharp as those of the others.",
+    _entry("PIC004", "blur", "The pictures of an episode are as sharp as in other episodes.",
            "details that a grasp depends on are gone", "leave out"),
     _entry("PIC005", "exposure", "Brightness does not jump inside an episode.",
            "the same scene looks like another one", "leave out"),

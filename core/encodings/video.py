@@ -110,11 +110,7 @@ class VideoIndex:
         Raises:
             FormatError: no frame is within half a frame of a time, or two times have the same frame.
         """
-        known = self.times
-        after = np.clip(np.searchsorted(known, times), 1, max(1, len(known) - 1))
-        before = after - 1
-        after = np.minimum(after, len(known) - 1)
-        found = np.where(np.abs(known[after] - times) < np.abs(known[before] - times), after, before)
+        known, found = self.times, self.nearest(times)
         apart = np.abs(known[found] - times)
         bad = ~(apart < 0.5 / fps)
         bad[1:] |= found[1:] <= found[:-1]
@@ -124,6 +120,15 @@ class VideoIndex:
                 f"{path} has {len(known):,} frames up to {known[-1]:.3f} s, but no frame for row {at:,} "
                 f"at {times[at]:.3f} s: the nearest is {apart[at]:.3f} s away, or belongs to another row"
             )
+        return found
+
+    def nearest(self, times: Array) -> Array:
+        """Return the frame nearest to each time in seconds, int64 `[n]`; of two as near, the earlier."""
+        known = self.times
+        after = np.clip(np.searchsorted(known, times), 1, max(1, len(known) - 1))
+        before = after - 1
+        after = np.minimum(after, len(known) - 1)
+        found = np.where(np.abs(known[after] - times) < np.abs(known[before] - times), after, before)
         return found.astype(np.int64)
 
     def to_bytes(self) -> bytes:

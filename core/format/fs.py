@@ -269,12 +269,13 @@ def lock(descriptor: int, how: int, path: Path) -> None:
         raise
 
 
-def write_file(path: Path, data: bytes, *, within: int | None = None) -> None:
-    """Create a small file with these bytes and sync it."""
+def write_file(path: Path, data: bytes, *, within: int | None = None, synced: bool = True) -> None:
+    """Create a small file with these bytes, and sync it unless told otherwise."""
     descriptor = create(path, within=within)
     try:
         write(descriptor, memoryview(data), path)
-        fsync(descriptor, path)
+        if synced:
+            fsync(descriptor, path)
     finally:
         close(descriptor, path)
 
@@ -290,13 +291,18 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         ) from error
 
 
-def replace_file(path: Path, data: bytes, *, within: int | None = None, mode: int | None = None) -> None:
-    """Put these bytes at `path` at once: readers see the old file or the new one. `mode`: its permissions."""
+def replace_file(
+    path: Path, data: bytes, *, within: int | None = None, mode: int | None = None, synced: bool = True
+) -> None:
+    """Put these bytes at `path` at once: readers see the old file or the new one.
+
+    `mode`: its permissions. Without `synced`, it is not waited for the disk, and a power failure may lose both.
+    """
     staged = path.with_name(f".{path.name}.{os.getpid()}.new")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(staged if within is None else staged.name, dir_fd=within)
     try:
-        write_file(staged, data, within=within)
+        write_file(staged, data, within=within, synced=synced)
         if mode is not None:
             os.chmod(staged if within is None else staged.name, mode, dir_fd=within)
         rename(staged, path, within=within)
@@ -304,7 +310,8 @@ def replace_file(path: Path, data: bytes, *, within: int | None = None, mode: in
         with contextlib.suppress(OSError):
             remove(staged, within=within)
         raise
-    sync_folder(path.parent) if within is None else fsync(within, path.parent)
+    if synced:
+        sync_folder(path.parent) if within is None else fsync(within, path.parent)
 
 
 def replace_file_below(root: Path, path: Path, data: bytes) -> None:

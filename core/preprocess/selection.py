@@ -53,7 +53,7 @@ class StepSelection:
 
     @cached_property
     def texts(self) -> EpisodeTexts:
-        """The texts of the episodes, which `preprocess` sets to those of the result; empty if there are none."""
+        """The texts of the episodes, which `preprocess` sets to what the result has; empty if there are none."""
         texts = self.reader.episode_text
         return [] if texts is None else [texts[row] for row in self.rows.tolist()]
 

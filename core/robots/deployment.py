@@ -80,7 +80,7 @@ class ActionMapping:
     def inverse(self, actions: Any, state: Any = None, *, previous: Any = None) -> Any:
         """Return actions as the robot takes them, for actions of the policy: the opposite of `forward`.
 
-        The arguments are those of `forward`; `previous` is the last action that the robot was given, absolute.
+        Takes what `forward` does; `previous` is the last action that the robot was given, absolute.
         """
         return self._applied(actions, state, previous, inverse=True)
 

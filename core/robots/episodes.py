@@ -42,6 +42,13 @@ from ..ted.schema import EPISODE, NEXT, Field, Key, as_numbers, encode_text, is_
 _ROWS = 1 << 16
 """Rows that are read at a time."""
 
+
+def _ranges(reader: StepReader) -> Iterator[tuple[int, int]]:
+    """Divide all rows into ranges that do not depend on the fields, so that sums over them do not either."""
+    for low in range(0, reader.manifest.steps, _ROWS):
+        yield low, min(low + _ROWS, reader.manifest.steps)
+
+
 _TASK = "language_instruction"
 _TASKS = "language_instructions"
 """The name of a text of episodes with the tasks of an episode that has several, as a list in JSON."""
@@ -61,7 +68,7 @@ def _with_tasks(text: dict[str, str], tasks: Sequence[str]) -> dict[str, str]:
 
 
 class _TaskOperation(RowOperation):
-    """Changes the texts of episodes, and those of rows where these have tasks of their own."""
+    """Changes the texts of episodes, and of rows where these have tasks of their own."""
 
     @abstractmethod
     def new(self) -> str:
@@ -116,8 +123,8 @@ class _BoundTasks(BoundOperation):
 class SetTask(_TaskOperation):
     """Sets the task of some episodes, which are given by the source's numbers like `0:50,75`.
 
-    It takes the place of the tasks that they had. Numbers are those of `--episodes`: a range takes the episodes that
-    exist, a single number has to exist.
+    It takes the place of the tasks that they had. Numbers are written as for `--episodes`: a range takes the episodes
+    that exist, a single number has to exist.
     """
 
     name: ClassVar[str] = "task"
@@ -178,8 +185,7 @@ class RenameTask(_TaskOperation):
     def settled(self, reader: StepReader) -> RenameTask:
         known = dict.fromkeys(task for text in reader.episode_text or () for task in _tasks_of(text))
         for key in _row_tasks(Fields.of(reader.fields)):
-            for low in range(0, reader.manifest.steps, _ROWS):
-                high = min(low + _ROWS, reader.manifest.steps)
+            for low, high in _ranges(reader):
                 rows = _as_bytes(reader.read(key, low, high), reader.read(length_key(key), low, high))
                 known |= dict.fromkeys(row.decode(errors="replace") for row in dict.fromkeys(rows.tolist()))
         if self.task not in known:
@@ -256,8 +262,7 @@ class TrimIdle(RowOperation):
         for key in keys:
             width = math.prod(fields[key].shape)
             moments, sketch = Moments(width), QuantileSketch(width)
-            for low in range(0, reader.manifest.steps, _ROWS):
-                high = min(low + _ROWS, reader.manifest.steps)
+            for low, high in _ranges(reader):
                 read = {one: as_numbers(reader.read(one, low, high), fields[one].dtype) for one in _pair(fields, key)}
                 changes = np.abs(_changes(read, key))
                 if in_next(key) not in fields:  # the first row of an episode follows no other
@@ -352,6 +357,14 @@ class _BoundTrim(BoundOperation):
         starts, stops, low, high = starts[some], stops[some], low[some], high[some]
         rows = np.concatenate([np.arange(a, b) for a, b in zip(low, high, strict=True)] or [np.zeros(0, np.int64)])
         ends = np.cumsum(high - low)
+
+        def joined(how: np.ufunc, values: Array, kept: Array) -> Array:
+            """Join what was cut off to the last and the first row that stay."""
+            for place, (a, b, c, d) in enumerate(zip(starts, low, high, stops, strict=True)):
+                for row, cut in ((ends[place] - 1, values[c:d]), (ends[place] - (c - b), values[a:b])):
+                    kept[row] = how(kept[row], how.reduce(cut, axis=0))
+            return kept
+
         found: dict[Key, Any] = {}
         for key in wanted:
             found[key] = batch.columns[key].taken(rows)
@@ -360,18 +373,10 @@ class _BoundTrim(BoundOperation):
                 flags[ends - 1] = batch.columns[key].values[stops - 1]
                 found[key] = LazyColumn.given(key_name(key), found[key].dtype, flags)
             elif key[0] == NEXT and self.after[key].dtype == "bool" and key[1:] not in self.after:  # such as success
-                values, flags = batch.columns[key].values, found[key].values.copy()
-                for end, a, b, c, d in zip(ends, starts, low, high, stops, strict=True):
-                    flags[end - 1] |= values[c:d].any(0)
-                    flags[end - (c - b)] |= values[a:b].any(0)
+                flags = joined(np.logical_or, batch.columns[key].values, found[key].values.copy())
                 found[key] = LazyColumn.given(key_name(key), found[key].dtype, flags)
             elif _is_reward(key):
-                numbers = batch.columns[key].numbers
-                sums = _exact(numbers[rows])
-                for place, (a, b, c, d) in enumerate(zip(starts, low, high, stops, strict=True)):
-                    sums[ends[place] - 1] += numbers[c:d].sum(0)
-                    sums[ends[place] - (c - b)] += numbers[a:b].sum(0)
-                found[key] = sums
+                found[key] = joined(np.add, batch.columns[key].numbers, _exact(batch.columns[key].numbers[rows]))
         return found
 
 
@@ -392,7 +397,7 @@ WAYS = ("nearest", "linear", "hold", "sum")
 class Resample(RowOperation):
     """Gives episodes another rate: `fps` steps a second, fewer or more than they have.
 
-    Times are those of the field `timestamp`, or counted at the rate `source`. That is by default the rate that the
+    Times are in the field `timestamp`, or counted at the rate `source`. That is by default the rate that the
     source's metadata state, or most of its time stamps have; it is also how long an episode of one step lasts. The
     steps of an episode begin at its first time, and cover it up to the end of its last step.
 

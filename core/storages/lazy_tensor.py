@@ -174,7 +174,7 @@ class MemoryMaps:
     def _describe(self, folder: Path, documents: dict[str, bytes]) -> None:
         for name, document in documents.items():
             fs.make_folder((folder / name).parent)
-            _put(folder / name, document)
+            fs.replace_file(folder / name, document, synced=False)  # as the rows: an fsync takes milliseconds
         self._documents |= documents.keys()
 
     def replace(self, structure: TreeSpec, number: int, shape: tuple[int, ...], rows: torch.Tensor) -> torch.Tensor:
@@ -225,7 +225,7 @@ class MemoryMaps:
         leaves = [[name, str(file.dtype), list(file.shape)] for name, file in self._files.items()]
         fs.make_folder(folder / HIDDEN)
         document = {"structure": spec_to_json(structure), "leaves": leaves}
-        _put(folder / _PUBLISHED, json.dumps(document).encode())
+        fs.replace_file(folder / _PUBLISHED, json.dumps(document).encode(), synced=False)
 
     def joined(self) -> tuple[TreeSpec, list[torch.Tensor]]:
         """Open the files that another process made in the folder."""
@@ -438,22 +438,6 @@ def mapped_tensor(
     if not size:
         return torch.empty(tuple(shape), dtype=dtype)
     return torch.from_file(str(path), shared=shared, size=size, dtype=torch.uint8).view(dtype).view(tuple(shape))
-
-
-def _put(path: Path, document: bytes) -> None:
-    """Put a small file in place at once. It is not synced, as the rows are not either: an fsync takes milliseconds."""
-    made = path.with_name(f".{path.name}.new")
-    fs.remove(made)
-    try:
-        descriptor = fs.create(made)
-        try:
-            fs.write(descriptor, memoryview(document), made)
-        finally:
-            os.close(descriptor)
-        fs.rename(made, path)
-    except BaseException:
-        fs.remove(made)
-        raise
 
 
 def _take_blocks(path: Path, start: int, stop: int) -> None:

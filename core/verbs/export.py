@@ -51,7 +51,7 @@ def export(asked: ExportOptions) -> ExportResult:
         fps: steps a second, for `lerobot`; default: as the source states it.
         names: names of the numbers of vectors, for `lerobot`, like `action=x,y,grip`; default: as the source has them.
         robot_type: the robot, for `lerobot`; default: as the source states it.
-        modality: a `modality.json` that divides vectors for GR00T, for `lerobot`; default: that of the source.
+        modality: a `modality.json` that divides vectors for GR00T, for `lerobot`; default: the source's.
         skip_bad: take the valid episodes of a damaged dataset; notes name the others.
         force: replace `dest`, if it is an export in this format.
         dry_run: do everything but writing.

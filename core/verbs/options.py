@@ -249,7 +249,7 @@ class ExportOptions(VerbOptions):
         (), "Names of the numbers of a vector, for lerobot: action=x,y,grip.", "KEY=A,B", values=list[str]
     )
     robot_type: str | None = option(None, "The robot, for lerobot. Default: as the source states it.", "NAME")
-    modality: str | None = option(None, "A modality.json for GR00T, for lerobot. Default: that of the source.", "FILE")
+    modality: str | None = option(None, "A modality.json for GR00T, for lerobot. Default: the source's.", "FILE")
     skip_bad: bool = skip_bad_option()
     force: bool = force_option()
     dry_run: bool = dry_run_option()
