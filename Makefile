@@ -88,8 +88,8 @@ test-pythons: $(READY) ## try what needs no torch with the other versions of Pyt
 # Ray leaves threads behind, after which no process forks by default: its tests run in a process of their own.
 test-all: $(RAY_READY) ## run every test, with other random examples each time, and try the wheel
 	tests/tools/run_tests.sh $(BIN)/python -n $(WORKERS) --dist worksteal --hypothesis-profile=random \
-		$(addprefix --ignore=,$(RAY_TESTS))
-	$(BIN)/python -m pytest --hypothesis-profile=random $(RAY_TESTS)
+		--timeout 7200 $(addprefix --ignore=,$(RAY_TESTS))
+	$(BIN)/python -m pytest --hypothesis-profile=random --timeout 7200 $(RAY_TESTS)
 
 # The tracer of coverage fails now and then where a thread starts: "Cannot install a trace function".
 coverage: $(READY) ## run the tests but the slow ones, and list the lines that none of them runs

@@ -14,8 +14,10 @@ import functools
 import io
 import os
 import re
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -557,6 +559,27 @@ def _pixels(columns: list[LazyColumn | None], order: Array) -> Array:
     return found
 
 
+@contextmanager
+def _scheduling_kept() -> Iterator[None]:
+    """Put back the scheduling of this thread, and give it to the threads that were started meanwhile.
+
+    If root opens SVT-AV1 (4.1), as in most containers, it makes the calling thread and its own realtime (SCHED_FIFO,
+    priority 99), and what the process forks later as well: two busy processes then leave nothing to all others.
+    """
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir():  # not Linux
+        yield
+        return
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    before = set(tasks.iterdir()) - {tasks / str(threading.get_native_id())}
+    try:
+        yield
+    finally:
+        for task in set(tasks.iterdir()) - before:
+            with suppress(ProcessLookupError):  # it ended
+                os.sched_setscheduler(int(task.name), policy, parameters)
+
+
 def _encoded(
     images: Iterator[Array], shape: tuple[int, ...], asked: EncodeImages, stamps: Array, unit: Fraction
 ) -> tuple[bytes, VideoIndex]:
@@ -573,6 +596,8 @@ def _encoded(
             stream.options = {**options, "g": gop, "keyint_min": gop}
             stream.codec_context.time_base, stream.codec_context.thread_count = unit, 1
             stream.codec_context.gop_size = asked.gop
+            with _scheduling_kept():
+                stream.codec_context.open()
             times = iter(stamps.tolist())
             for part in images:
                 for image in part:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import itertools
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 import source_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from waiting import HANG
 
 import rbtool
 from rbtool import CorruptDataError
@@ -171,13 +169,6 @@ def test_open_files_are_digested_mapped_or_not(file: Path, name: str) -> None:
 
 
 # A FIFO, a socket or a device in the place of a file ends in a sentence, and never in a wait without end.
-
-
-@pytest.fixture(autouse=True)
-def no_wait() -> Iterator[None]:
-    signal.alarm(int(HANG))
-    yield
-    signal.alarm(0)
 
 
 @pytest.mark.parametrize("use", [open_regular, read_regular, require_regular])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -254,6 +255,16 @@ def test_pieces_of_episodes_are_videos_and_frames_keep_their_times(stored, tmp_p
             assert np.abs(video.index.times - np.arange(steps + 1) / 12.5).max() < 1e-12
     rows = rbtool.load_dataset(stored)[:]["next", "reward"].squeeze(-1)
     assert distance(pictures_of(tmp_path / "cut"), pictures_of(stored)[((rows != 2) & (rows != 3)).numpy()]).max() < 3
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_encoding_leaves_the_scheduling_of_threads(stored, tmp_path, codec):
+    def scheduling():
+        return {os.sched_getscheduler(int(task.name)) for task in Path("/proc/self/task").iterdir()}
+
+    before = scheduling()
+    preprocessed(stored, tmp_path / "encoded", encode=codec)
+    assert scheduling() == before == {os.sched_getscheduler(0)}
 
 
 def test_what_is_only_chosen_shares_the_files_of_videos(tmp_path):

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 from minari_oracle import make_episode, write_minari
-from waiting import HANG
 
 import rbtool
 from rbtool.core.encodings.save import save_checkpoint
@@ -25,13 +23,6 @@ from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks
 
 # A FIFO in the place of any file of a dataset ends a verb in a sentence, and never in a wait without end.
-
-
-@pytest.fixture(autouse=True)
-def no_wait() -> Iterator[None]:
-    signal.alarm(int(HANG))
-    yield
-    signal.alarm(0)
 
 
 def _ted(place: Path) -> None:
