@@ -27,6 +27,7 @@ EXAMPLES = (
     Example("rbtool check ./cartpole.h5 --fail-on error --json", "a checkpoint, as JSON"),
     Example("rbtool check ./cartpole ./cartpole.h5", "several, one after the other"),
     Example("rbtool check ./cartpole --profile form", "the form alone, without rules about behaviour"),
+    Example("rbtool check ./cartpole --no-data", "metadata and sizes of files, in a moment"),
     Example("rbtool check ./cartpole --format sarif", "for a CI server; also junit and github"),
     Example("rbtool check --rules", "what is checked"),
 )
@@ -83,6 +84,10 @@ def check(
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Decode all frames of kept videos, not some.")] = False,
+    no_data: Annotated[
+        bool,
+        typer.Option("--no-data", help="Read metadata alone, and the sizes of files: no rows and no pictures."),
+    ] = False,
     thresholds: Annotated[
         Path | None,
         typer.Option("--thresholds", metavar="FILE", help="Thresholds of the rules about behaviour, in TOML."),
@@ -118,8 +123,8 @@ def check(
     out.as_json = out.as_json or form is Format.JSON
     results: dict[str, CheckResult] = {}
     chosen: dict[str, Any] = {
-        "profile": profile and profile.value, "full": full, "thresholds": thresholds, "baseline": baseline,
-        "root": root,
+        "profile": profile and profile.value, "full": full, "data": not no_data, "thresholds": thresholds,
+        "baseline": baseline, "root": root,
     }  # fmt: skip
 
     def check_one(dataset: str, out: Output) -> int:

@@ -10,6 +10,7 @@ import os
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +20,8 @@ import pyarrow.parquet as pq
 
 from ...core.encodings.video import DepthCode
 from ...core.errors import CorruptDataError, FormatError
-from ...core.format.contracts import Array
-from ...core.format.documents import parse_json
+from ...core.format.contracts import Array, SourceMetadata
+from ...core.format.documents import dump_json, parse_json
 from ...core.format.files import FETCH_AGAIN, open_regular, read_regular, refuse_pointer
 from ...core.format.manifest import Dropped, is_inside
 from ...core.format.videos import reference_field
@@ -32,6 +33,7 @@ INFO = "meta/info.json"
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 IMAGE, VIDEO, SPOKEN = "image", "video", "language"
 _POINTER = b"version https://git-lfs"
+_LARGEST_POINTER = 1024
 _MOST_DIMENSIONS = 8
 _LARGEST = 1 << 28
 _DEEPEST = 1e9
@@ -60,7 +62,7 @@ class Feature:
         return self.dtype in (IMAGE, VIDEO)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DatasetInfo:
     """What `info.json` states. `episodes` and `frames` are its totals, None where it has none."""
 
@@ -93,9 +95,14 @@ class DatasetInfo:
             raise FormatError(f"{self.root / INFO} has features in videos, and no video_path")
         name = _filled(self.video_path, "video_path", values)
         usual, other = _FOLDERS
-        if name.startswith(f"{usual}/") and not (self.root / usual).is_dir() and (self.root / other).is_dir():
-            return f"{other}/{name.removeprefix(f'{usual}/')}"
-        return name
+        return (
+            f"{other}/{name.removeprefix(f'{usual}/')}" if self._is_renamed and name.startswith(f"{usual}/") else name
+        )
+
+    @cached_property
+    def _is_renamed(self) -> bool:
+        usual, other = _FOLDERS
+        return not (self.root / usual).is_dir() and (self.root / other).is_dir()
 
 
 def looks_like_lerobot(folder: Path) -> bool:
@@ -241,7 +248,8 @@ class VideoPlace:
 class EpisodeEntry:
     """What the metadata state about an episode: its length, its tasks, the file of its rows, and its videos by feature.
 
-    `length` is None where it is not stated.
+    `length` is None where it is not stated. `rows` are the first row of the episode in the dataset and the one after
+    it, as v3 states them.
     """
 
     number: int
@@ -249,6 +257,7 @@ class EpisodeEntry:
     tasks: tuple[str, ...]
     data: str
     videos: Mapping[str, VideoPlace] = field(default_factory=dict)
+    rows: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +366,9 @@ def _entry(info: DatasetInfo, place: str, row: Mapping[str, Any]) -> EpisodeEntr
         return EpisodeEntry(number, length, tasks, info.data_file(**values), places)
     numbers = {f"{what}_index": _number(place, row, f"data/{what}_index") for what in ("chunk", "file")}
     places = {one.name: _shared_video(info, place, row, one.name) for one in videos}
-    return EpisodeEntry(number, length, tasks, info.data_file(**numbers), places)
+    first, after = row.get("dataset_from_index"), row.get("dataset_to_index")
+    rows = (first, after) if isinstance(first, int) and isinstance(after, int) else None
+    return EpisodeEntry(number, length, tasks, info.data_file(**numbers), places, rows)
 
 
 def _shared_video(info: DatasetInfo, place: str, row: Mapping[str, Any], name: str) -> VideoPlace:
@@ -368,6 +379,104 @@ def _shared_video(info: DatasetInfo, place: str, row: Mapping[str, Any], name: s
     stated = row.get(f"videos/{name}/to_timestamp")
     stop = float(stated) if isinstance(stated, int | float) and not isinstance(stated, bool) else None
     return VideoPlace(info.video_file(video_key=name, **numbers), float(start), stop)
+
+
+_STATS_COLUMN = "stats/"
+_EPISODE_STATS = "meta/episodes_stats.jsonl"
+_CHECKED = (INFO, "meta/stats.json")
+_FRAMES_APART = 1.5
+"""How many frames the times of a video may differ from the rows of an episode."""
+
+
+def source_metadata(info: DatasetInfo, metadata: Iterable[Path], *, files: bool) -> SourceMetadata:
+    """Return what the files `metadata` state, and what contradicts itself; with `files`, look at the others too."""
+    entries, tasks = read_episodes(info), read_tasks(info)
+    texts = {
+        number: {LANGUAGE: one.tasks[0]} if len(one.tasks) == 1 else {f"{LANGUAGE}s": dump_json(one.tasks)}
+        for number, one in entries.items() if one.tasks
+    }  # fmt: skip
+    paths = dict.fromkeys(path for one in entries.values() for path in (one.data, *_video_paths(one)))
+    root = os.fspath(info.root)
+    return SourceMetadata(
+        lengths={number: one.length for number, one in entries.items()},
+        texts={number: texts.get(number, {}) for number in entries},
+        tasks=tasks,
+        documents={name: read_regular(info.root / name) for name in _CHECKED if (info.root / name).is_file()},
+        files=[*map(os.fspath, metadata), *(f"{root}/{path}" for path in paths)],
+        contradictions=list(_contradictions(info, entries)),
+        problems=list(_file_problems(info, entries)) if files else (),
+        statistics=_episode_statistics(info),
+    )
+
+
+def _video_paths(entry: EpisodeEntry) -> Iterator[str]:
+    return (place.path for place in entry.videos.values())
+
+
+def _contradictions(info: DatasetInfo, entries: Mapping[int, EpisodeEntry]) -> Iterator[tuple[str, Sequence[int]]]:
+    """Compare the places of episodes in rows and videos with their lengths."""
+    start: int | None = 0
+    for number, one in sorted(entries.items()):
+        if one.rows is not None and one.length is not None:
+            first, after = one.rows
+            if after - first != one.length or start not in (None, first):
+                stated = f"the metadata place episode {number} at rows {first:,} to {after:,} of the dataset"
+                yield f"{stated}, its length is {one.length:,} and it follows {start or 0:,} rows", [number]
+            start = after
+        for name, place in one.videos.items():
+            frames = None if place.stop is None else (place.stop - place.start) * info.fps
+            if frames is not None and one.length is not None and abs(frames - one.length) > _FRAMES_APART:
+                yield (
+                    f"{name} of episode {number} lasts {frames:.0f} frames by its times, for {one.length:,} rows",
+                    [number],
+                )
+
+
+def _file_problems(info: DatasetInfo, entries: Mapping[int, EpisodeEntry]) -> Iterator[tuple[str, Sequence[int]]]:
+    """Compare the files of rows and videos with what the metadata state, from their sizes and the ends of the files."""
+    uses: dict[str, list[EpisodeEntry]] = {}
+    for one in entries.values():
+        for path in (one.data, *_video_paths(one)):
+            uses.setdefault(path, []).append(one)
+    sizes = {
+        f"{folder}/{file.name}": file.stat().st_size
+        for folder in {path.rpartition("/")[0] for path in uses} if (info.root / folder).is_dir()
+        for file in os.scandir(info.root / folder) if file.is_file()
+    }  # fmt: skip
+    for path, users in uses.items():
+        numbers = [one.number for one in users]
+        try:
+            if sizes.get(path, 0) < _LARGEST_POINTER:
+                require_content(info.root / path, "episodes need it")
+            if path != users[0].data:
+                continue
+            with os.fdopen(open_regular(info.root / path), "rb") as file:
+                rows = pq.read_metadata(file).num_rows
+        except CorruptDataError as error:
+            yield str(error), numbers
+            continue
+        except (pa.ArrowException, OSError, ValueError) as error:
+            yield f"{info.root / path} cannot be read: {' '.join(str(error).split())[:200]}", numbers
+            continue
+        lengths = [one.length for one in users]
+        if None not in lengths and rows != (stated := sum(one or 0 for one in lengths)):
+            yield f"{info.root / path} has {rows:,} rows, the metadata state {stated:,}", numbers
+
+
+def _episode_statistics(info: DatasetInfo) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the statistics of single episodes: JSON lines in v2.1, columns of the episodes in v3."""
+    lines, folder = info.root / _EPISODE_STATS, info.root / _EPISODES
+    if lines.is_file():
+        for place, row in _lines(lines):
+            yield _number(place, row, EPISODE_INDEX), row.get("stats") or {}
+    for path in sorted(folder.rglob("*.parquet")) if folder.is_dir() else ():
+        for place, row in _parquet_rows(path):
+            found: dict[str, dict[str, Any]] = {}
+            for name, value in row.items():
+                if name.startswith(_STATS_COLUMN) and value is not None:
+                    feature, _, measure = name.removeprefix(_STATS_COLUMN).rpartition("/")
+                    found.setdefault(feature, {})[measure] = value
+            yield _number(place, row, EPISODE_INDEX), found
 
 
 def _number(place: str, row: Mapping[str, Any], name: str) -> int:

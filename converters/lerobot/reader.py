@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from ...core.encodings.video import VideoFile, VideoIndex
 from ...core.errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
-from ...core.format.contracts import Array, Closing, Piece, SourceFacts
+from ...core.format.contracts import Array, Closing, Piece, SourceFacts, SourceMetadata
 from ...core.format.converter import PartsReader, RemoteDataset, RemoteFile, RemoteShard, refuse_damaged, safe_id
 from ...core.format.documents import dump_json, parse_json
 from ...core.format.episodes import EpisodeRanges, select_episodes
@@ -69,6 +69,7 @@ from .metadata import (
     read_tasks,
     require_content,
     runs_of,
+    source_metadata,
 )
 from .statistics import PictureCounts, listed, of_all, sampled_frames
 
@@ -898,6 +899,10 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
     def _metadata(self) -> list[Path]:
         known = (path for path in (self.path / "meta").rglob("*") if path.suffix in _METADATA and path.is_file())
         return sorted(known)
+
+    def stated_metadata(self, *, files: bool = False) -> SourceMetadata:
+        """What the metadata state; with `files`, also what is wrong with the files of rows and videos."""
+        return source_metadata(self._info, self._metadata(), files=files)
 
     def shard_starts(self) -> list[int]:
         """The first episodes of the runs that a stream reads."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,20 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from ..format.contracts import Array
-from ..format.videos import VIDEO, image_key, reference_keys
+from ..format.contracts import Array, SourceMetadata
+from ..format.videos import reference_keys
 from ..progress import counted
 from ..ted.rules import Finding, Rows, Rule
-from ..ted.schema import Field, key_name
+from ..ted.schema import Field
 from .pictures import Eye, PictureRules
 from .rows import RowRules
 from .rules import BY_ID, ENTRIES, Profile, Report, Thresholds, of_episodes
 
 _INFO, _STATS, _EPISODE_STATS = "meta/info.json", "meta/stats.json", "meta/episodes_stats.jsonl"
-_MADE = frozenset({"timestamp", "frame_index", "episode_index", "index", "task_index"})
-"""Features that need no statistics: nothing is normalised with them."""
 _RANGE = re.compile(r"(\d+):(\d+)")
-_FILES = frozenset({".parquet", ".mp4"})
+_FILES = (".parquet", ".mp4")
+_OF_EPISODES = {"mean": "mean", "min": "low", "max": "high", "std": "variance"}
+"""Statistics of episodes, and the measures of the rows that they are compared with."""
+_MOST_TASKS, _MOST_PAIRS = 10_000, 300
+_ARTICLES = frozenset({"a", "an", "the"})
 
 
 class Doctor(Rule):
@@ -100,7 +103,7 @@ class Doctor(Rule):
         *,
         whole: bool,
         steps: int | None = None,
-        files: Iterable[Path] = (),
+        metadata: SourceMetadata | None = None,
     ) -> list[Finding]:
         """Return all findings.
 
@@ -108,7 +111,7 @@ class Doctor(Rule):
             texts: the texts of each episode by its number.
             whole: whether all episodes of the source were seen: then totals and statistics are compared.
             steps: the steps of a source, with those that a conversion leaves out.
-            files: the files of the source that belong to it.
+            metadata: what the metadata of a source state.
         """
         report = Report(self._path, self._is_raw, rate=self._rate)
         with np.errstate(all="ignore"):
@@ -121,12 +124,23 @@ class Doctor(Rule):
             return report.findings
         if whole:
             if steps is not None:
-                self._check_totals(report, steps)
+                self._check_totals(report, steps, metadata)
             if self._rows.numbers and self._info.get("total_episodes") in (None, len(set(report.numbers))):
-                self._check_statistics(report)
+                self._check_statistics(report, steps, metadata)
         self._check_names(report)
-        self._check_tasks(report, texts)
-        self._check_files(report, files)
+        self._check_tasks(report, texts, metadata)
+        self._check_files(report, metadata)
+        return report.findings
+
+    def findings_of_metadata(self, metadata: SourceMetadata) -> list[Finding]:
+        """Return what the metadata of a source say, of which no row was seen."""
+        report = Report(self._path, self._is_raw, rate=self._rate, numbers=sorted(metadata.lengths))
+        lengths = [length or 0 for length in metadata.lengths.values()]
+        self._check_totals(report, None if 0 in lengths else sum(lengths), metadata)
+        self._check_statistics(report, None, metadata)
+        self._check_names(report)
+        self._check_tasks(report, metadata.texts, metadata)
+        self._check_files(report, metadata)
         return report.findings
 
     def _splits(self) -> dict[str, Sequence[int]]:
@@ -137,104 +151,169 @@ class Doctor(Rule):
                 found[name] = range(int(match[1]), int(match[2]))
         return found
 
-    def _check_totals(self, report: Report, steps: int) -> None:
+    def _check_totals(self, report: Report, steps: int | None, metadata: SourceMetadata | None) -> None:
         episodes = len(set(report.numbers))  # a very long one has several parts here
-        counts = {"total_episodes": episodes, "total_frames": steps}
+        counts: dict[str, int | None] = {"total_episodes": episodes, "total_frames": steps}
         videos = [name for name, one in self._features.items() if _mapping(one).get("dtype") == "video"]
         counts["total_videos"] = episodes * len(videos)
-        if (tasks := self._documents.get("meta/tasks.jsonl")) is not None:
+        if metadata is not None:
+            counts["total_tasks"] = len(metadata.tasks)
+        elif (tasks := self._documents.get("meta/tasks.jsonl")) is not None:
             counts["total_tasks"] = len([line for line in tasks.splitlines() if line.strip()])
         for name, there in counts.items():
             stated = self._info.get(name)
-            if isinstance(stated, int) and stated != there:
+            if isinstance(stated, int) and there is not None and stated != there:
                 report.add("MET002", f"{_INFO} states {name} {stated:,}, there are {there:,}", figure=there,
                            threshold=stated)  # fmt: skip
-        covered = {number for numbers in self._splits().values() for number in numbers}
-        if covered and (lost := sorted(set(report.numbers) - covered)):
+        covered = [number for numbers in self._splits().values() for number in numbers]
+        if covered and (lost := sorted(set(report.numbers) - set(covered))):
             report.add("MET002", f"{of_episodes(lost)}: in no split that {_INFO} states", episodes=lost,
                        figure=len(lost))  # fmt: skip
+        if missing := sorted(set(covered) - set(report.numbers)):
+            report.add("MET002", f"{of_episodes(missing)}: in a split that {_INFO} states, and not there",
+                       figure=len(missing))  # fmt: skip
+        if twice := sorted(number for number, count in Counter(covered).items() if count > 1):
+            report.add("MET002", f"{of_episodes(twice)}: in more than one split that {_INFO} states", episodes=twice,
+                       figure=len(twice))  # fmt: skip
+        for text, numbers in metadata.contradictions if metadata is not None else ():
+            report.add("MET002", text, episodes=numbers, figure=len(numbers))
 
-    def _check_statistics(self, report: Report) -> None:
+    def _check_statistics(self, report: Report, steps: int | None, metadata: SourceMetadata | None) -> None:
         stored = _document(self._documents.get(_STATS, b"{}"))
-        moments = self._rows.moments()
-        if not stored:
-            return
-        for name in self._features:
+        moments = self._rows.moments() if self._rows.numbers else {}
+        of_episodes_alone = self._info.get("codebase_version") == "v2.1" and not stored
+        if not stored and self._features and _STATS not in self._documents and self._is_raw and not of_episodes_alone:
+            report.add("MET001", f"there is no {_STATS}")
+        required = self._with_statistics(stored, {*self._rows.states.components, *self._rows.actions.components})
+        for name in self._features if stored else ():
             key = self._key_of[name]
             feature = _mapping(self._features[name])
-            if name in _MADE or feature.get("dtype") in ("string", "bool", "language"):
+            if feature.get("dtype") in ("string", "bool", "language"):
                 continue
             if name not in stored:
-                if key in moments:
+                if name in required:
                     report.add("MET001", f"{_STATS} has nothing about {name}")
                 continue
             found = _mapping(stored[name])
             problem = _odd_statistics(found)
             if not problem and key in moments:
-                problem = self._contradiction(found, moments[key])
+                problem = self._contradiction(found, moments[key], steps)
             if problem:
                 report.add("MET001", f"{_STATS}: {name}: {problem[0]}", figure=problem[1], threshold=problem[2])
-        for key, light in self._pictures.brightness.items():
-            for name in (name for name, one in self._key_of.items() if one == key and name in stored):
-                mean = _vector(_mapping(stored[name]).get("mean"), 3)
-                if mean is not None and abs(float(mean.mean()) - light / 255) > 0.1:
-                    text = f"{_STATS}: {name}: mean is {mean.mean():.3f}, pictures have {light / 255:.3f}"
-                    report.add("MET001", text, figure=float(mean.mean()) - light / 255, threshold=0.1)
-        self._check_episode_statistics(report)
+        self._check_brightness(report, stored)
+        if metadata is not None and moments:
+            self._check_episode_statistics(report, metadata.statistics, required=of_episodes_alone)
 
-    def _contradiction(self, stored: Mapping[str, Any], found: Mapping[str, Array]) -> tuple[str, float, float] | None:
-        limit, width = self._limits.mean, np.maximum(found["std"], 1e-9)
-        for name in ("mean", "std"):
+    def _with_statistics(self, stored: Mapping[str, Any], seen: Collection[str]) -> set[str]:
+        """Return the features that need statistics: observations and actions, and cameras where another one has them.
+
+        Without statistics of any camera, pictures are normalised by constants.
+        """
+        cameras = {name for name, one in self._features.items() if _mapping(one).get("dtype") in ("image", "video")}
+        vectors = {
+            name for name, one in self._features.items()
+            if "float" in str(_mapping(one).get("dtype")) and name.partition(".")[0] in ("observation", "action")
+        }  # fmt: skip
+        if seen:
+            vectors &= {name for name, key in self._key_of.items() if key in seen}
+        return vectors | (cameras if cameras & stored.keys() else set())
+
+    def _check_brightness(self, report: Report, stored: Mapping[str, Any]) -> None:
+        """Compare the statistics of pictures, of which rows were decoded, roughly: they are of samples."""
+        for name, key in self._key_of.items():
+            light = self._pictures.brightness.get(key)
+            mean = _vector(_mapping(stored.get(name)).get("mean"), 3)
+            if light is not None and mean is not None and abs(float(mean.mean()) - light / 255) > self._limits.picture:
+                text = f"{_STATS}: {name}: mean is {mean.mean():.3f}, pictures have {light / 255:.3f}"
+                report.add("MET001", text, figure=float(mean.mean()) - light / 255, threshold=self._limits.picture)
+
+    def _contradiction(
+        self, stored: Mapping[str, Any], found: Mapping[str, Any], steps: int | None
+    ) -> tuple[str, float, float] | None:
+        """Compare the statistics of a feature with its rows, of which the last ones of episodes may be left out."""
+        limits, rows = self._limits, int(found["rows"])
+        total = steps or self._info.get("total_frames")
+        lost = min(max(0, total - rows), rows) / rows if isinstance(total, int) else 0.0
+        width, span = np.maximum(found["std"], 1e-9), np.maximum(found["max"] - found["min"], 1e-9)
+        unit = np.maximum(width, 1e-3 * np.abs(found["mean"]) + 1e-9)
+        for name, room in (("mean", lost * span / unit), ("std", lost * (span / unit) ** 2)):
             value = _vector(stored.get(name), len(width))
             if value is None:
                 continue
-            apart = np.abs(value - found[name]) / np.maximum(width, 1e-3 * np.abs(found["mean"]) + 1e-9)
-            if (at := int(apart.argmax())) >= 0 and apart[at] > limit:
-                unit = "standard deviations" if name == "mean" else "of it"
+            apart = np.abs(value - found[name]) / unit
+            at = int((apart - room).argmax())
+            if apart[at] > limits.mean + room[at]:
+                said = "standard deviations" if name == "mean" else "of it"
                 return (
-                    f"{name}[{at}] is {value[at]:.4g}, the data have {found[name][at]:.4g}: {apart[at]:.1f} {unit}",
-                    float(apart[at]), limit,
+                    f"{name}[{at}] is {value[at]:.4g}, the data have {found[name][at]:.4g}: {apart[at]:.1f} {said}",
+                    float(apart[at]), limits.mean,
                 )  # fmt: skip
-        span = np.maximum(found["max"] - found["min"], 1e-9)
+        for name, value in stored.items():
+            quantile = _vector(value, len(width)) if name in found["quantiles"] else None
+            if quantile is None:
+                continue
+            low, high = found["quantiles"][name]
+            beyond = np.maximum(low - quantile, quantile - high) / span
+            if beyond[at := int(beyond.argmax())] > limits.quantile + lost:
+                text = f"{name}[{at}] is {quantile[at]:.4g}, the data have about {low[at] / 2 + high[at] / 2:.4g}"
+                return text, float(beyond[at]), limits.quantile
         for name, sign in (("min", -1), ("max", 1)):
             value = _vector(stored.get(name), len(width))
             if value is None:
                 continue
             beyond = sign * (found[name] - value) / span
-            at = int(beyond.argmax())
-            if beyond[at] > 1e-3:
-                return f"{name}[{at}] is {value[at]:.4g}, the data go to {found[name][at]:.4g}", float(beyond[at]), 1e-3
-            at = int((-beyond).argmax())
-            if -beyond[at] > 0.5:
-                return (
-                    f"{name}[{at}] is {value[at]:.4g}, the data only go to {found[name][at]:.4g}",
-                    float(-beyond[at]), 0.5,
-                )  # fmt: skip
+            if beyond[at := int(beyond.argmax())] > limits.extreme:
+                text = f"{name}[{at}] is {value[at]:.4g}, the data go to {found[name][at]:.4g}"
+                return text, float(beyond[at]), limits.extreme
+            within = limits.extreme + (0.5 if lost else 0.0)
+            if -beyond[at := int((-beyond).argmax())] > within:
+                text = f"{name}[{at}] is {value[at]:.4g}, the data only go to {found[name][at]:.4g}"
+                return text, float(-beyond[at]), within
+        count = _vector(stored.get("count"), 1)
+        if count is not None and steps is not None and int(count[0]) != steps:
+            return f"count is {int(count[0]):,}, there are {counted(steps, 'step')}", float(count[0]), float(steps)
         return None
 
-    def _check_episode_statistics(self, report: Report) -> None:
-        """Compare the statistics of single episodes, as v2.1 stores them, with those episodes."""
-        wrong: dict[str, list[int]] = defaultdict(list)
+    def _check_episode_statistics(
+        self, report: Report, statistics: Iterable[tuple[int, Mapping[str, Any]]], *, required: bool
+    ) -> None:
+        """Compare the statistics of single episodes with those episodes; `required` if there are no others."""
+        wrong: dict[tuple[str, str], list[int]] = defaultdict(list)
+        lacking: dict[str, list[int]] = defaultdict(list)
         rows = {number: at for at, number in enumerate(report.numbers)}
+        name_of = {key: name for name, key in self._key_of.items()}
         measures = {
-            self._key_of[name]: name for name in self._features if self._key_of[name] in self._rows.moments()
+            name_of[key]: {name: one.array(where)[:, place] for name, where in _OF_EPISODES.items()}
+            for one in (self._rows.states, self._rows.actions) if one.names
+            for key, place in one.components.items() if key in name_of
         }  # fmt: skip
-        signals = (self._rows.states, self._rows.actions)
-        arrays = {
-            key: (one.array("low")[:, place], one.array("high")[:, place], one.array("mean")[:, place])
-            for one in signals if one.names for key, place in one.components.items() if key in measures
-        }  # fmt: skip
-        for line in self._documents.get(_EPISODE_STATS, b"").splitlines():
-            entry = _document(line)
-            at = rows.get(entry.get("episode_index", -1), -1)
-            for key, (low, high, mean) in arrays.items() if at >= 0 else ():
-                stored = _mapping(_mapping(entry.get("stats")).get(measures[key]))
-                value = _vector(stored.get("mean"), mean.shape[1])
-                if value is not None and (np.abs(value - mean[at]) > 0.2 * (high[at] - low[at]) + 1e-6).any():
-                    wrong[measures[key]].append(report.numbers[at])
-        for name, numbers in wrong.items():
-            report.add("MET001", f"{_EPISODE_STATS}: {name} of {of_episodes(numbers)} has another mean than the data",
-                       episodes=numbers, figure=len(numbers))  # fmt: skip
+        span = {name: np.median(one["max"] - one["min"], axis=0) for name, one in measures.items()}
+        none = True
+        for number, stored in statistics:
+            at = rows.get(number, -1)
+            for name, own in measures.items() if at >= 0 else ():
+                found = _mapping(stored.get(name))
+                if not found:
+                    lacking[name].append(number)
+                    continue
+                none = False
+                for measure, array in own.items():
+                    value, here = _vector(found.get(measure), array.shape[1]), array[at].astype(np.float64)
+                    here = np.sqrt(here) if measure == "std" else here
+                    if value is None:
+                        continue
+                    if (np.abs(value - here) > self._limits.episode * span[name] + 1e-3 * np.abs(here) + 1e-6).any():
+                        wrong[name, measure].append(number)
+                        break
+        for (name, measure), numbers in wrong.items():
+            text = f"the statistics of {of_episodes(numbers)} have another {measure} of {name} than the data"
+            report.add("MET001", text, episodes=numbers, figure=len(numbers))
+        if required and none:
+            report.add("MET001", f"there is neither {_STATS} nor {_EPISODE_STATS}")
+        elif required or wrong:
+            for name, numbers in lacking.items():
+                text = f"the statistics of {of_episodes(numbers)} have nothing about {name}"
+                report.add("MET001", text, episodes=numbers, figure=len(numbers))
 
     def _check_names(self, report: Report) -> None:
         for name, feature in self._features.items():
@@ -245,7 +324,11 @@ class Doctor(Rule):
             elif len(set(names)) < len(names):
                 report.add("MET005", f"{_INFO} has a name twice for {name}", figure=len(names) - len(set(names)))
 
-    def _check_tasks(self, report: Report, texts: Mapping[int, Mapping[str, str]]) -> None:
+    def _check_tasks(
+        self, report: Report, texts: Mapping[int, Mapping[str, str]], metadata: SourceMetadata | None
+    ) -> None:
+        if metadata is not None:
+            self._check_task_numbers(report, texts, metadata)
         of_text: dict[str, list[int]] = defaultdict(list)
         for number, text in texts.items():
             if "language_instruction" in text:
@@ -264,31 +347,77 @@ class Doctor(Rule):
             report.add("MET003", f"{of_episodes(empty)}: the task is an empty text", episodes=empty, figure=len(empty))
         if lacking:
             report.add("MET003", f"{of_episodes(lacking)}: no task", episodes=lacking, figure=len(lacking))
-        plain: dict[str, list[str]] = defaultdict(list)
-        for task in of_text:
-            plain[" ".join(re.findall(r"\w+", task.casefold()))].append(task)
-        for same in plain.values():
-            if len(same) > 1 and same[0].strip():
-                episodes = [number for text in same[1:] for number in of_text[text]]
-                named = " and ".join(json.dumps(one, ensure_ascii=False)[:80] for one in same[:3])
-                report.add("MET003", f"nearly equal tasks: {named}", episodes=episodes, figure=len(same), threshold=1)
+        for same in _alike(list(of_text)):
+            episodes = [number for text in same[1:] for number in of_text[text]]
+            named = " and ".join(json.dumps(one, ensure_ascii=False)[:80] for one in same[:3])
+            report.add("MET003", f"nearly equal tasks: {named}", episodes=episodes, figure=len(same), threshold=1)
 
-    def _check_files(self, report: Report, files: Iterable[Path]) -> None:
-        known = {path.absolute() for path in files}
-        folder = self._path
-        if not known or not self._features:
+    def _check_task_numbers(
+        self, report: Report, texts: Mapping[int, Mapping[str, str]], metadata: SourceMetadata
+    ) -> None:
+        """Compare the tasks of rows with those of the metadata, and their numbers with their places."""
+        other = [
+            number for number, text in texts.items()
+            if (stated := metadata.texts.get(number)) and stated != {name: text.get(name) for name in stated}
+        ]  # fmt: skip
+        if other:
+            text = f"{of_episodes(other)}: the rows have another task than the metadata of the episode"
+            report.add("MET003", text, episodes=other, figure=len(other))
+        numbers = sorted(metadata.tasks)
+        if numbers and numbers != list(range(len(numbers))):
+            text = f"the numbers of the tasks are not 0 to {len(numbers) - 1}: loaders that take them for places fail"
+            report.add("MET003", text, figure=numbers[-1], threshold=len(numbers) - 1)
+
+    def _check_files(self, report: Report, metadata: SourceMetadata | None) -> None:
+        if metadata is None:
             return
-        fields = {key_name(image_key(one.key) if one.key[0] == VIDEO else one.key) for one in self.fields}
-        lacking = {name for name in self._features if self._key_of[name] not in fields}  # such as maps of depths
-        there = (path for path in sorted(folder.rglob("*")) if path.suffix in _FILES and path.is_file())
-        orphans = [
-            path.relative_to(folder).as_posix()
-            for path in there
-            if path.absolute() not in known and lacking.isdisjoint(path.relative_to(folder).parts)
-        ]
+        known = set(map(os.path.abspath, metadata.files))
+        root = os.path.abspath(self._path)
+        there = (f"{folder}/{name}" for folder, _, names in os.walk(root) for name in names)
+        orphans = sorted(path for path in there if path.endswith(_FILES) and path not in known)
         if orphans:
             more = f" and {len(orphans) - 1:,} more" if len(orphans) > 1 else ""
-            report.add("MET004", f"{orphans[0]}{more}: no episode refers to it", figure=len(orphans))
+            report.add(
+                "MET004", f"{os.path.relpath(orphans[0], root)}{more}: no episode refers to it", figure=len(orphans)
+            )
+
+
+def _alike(tasks: list[str]) -> list[list[str]]:
+    """Group tasks that differ in case and punctuation, or by a letter or two in long ones."""
+    plain: dict[str, list[str]] = defaultdict(list)
+    for task in tasks[:_MOST_TASKS]:
+        plain[" ".join(re.findall(r"\w+", task.casefold()))].append(task)
+    groups = [same for name, same in plain.items() if name]
+    names = [name for name in plain if name]
+    if len(names) > _MOST_PAIRS:
+        return [same for same in groups if len(same) > 1]
+    for at, name in enumerate(names):
+        for back in range(at):
+            if groups[back] and _is_typo(name, names[back]):
+                groups[back] = groups[back] + groups[at]
+                groups[at] = []
+                break
+    return [same for same in groups if len(same) > 1]
+
+
+def _is_typo(one: str, other: str) -> bool:
+    """Whether two texts have the same words but for one, which is spelled otherwise: a letter is missing or another."""
+    first, second = one.split(), other.split()
+    if len(first) != len(second):  # a space or an article
+        return one.replace(" ", "") == other.replace(" ", "") or [word for word in first if word not in _ARTICLES] == [
+            word for word in second if word not in _ARTICLES
+        ]
+    differing = [(a, b) for a, b in zip(first, second, strict=True) if a != b]
+    if len(differing) != 1:
+        return False
+    ((a, b),) = differing
+    if min(len(a), len(b)) < 4 or any(letter.isdigit() for letter in a + b):
+        return False
+    shorter, longer = sorted((a, b), key=len)
+    if len(longer) == len(shorter) + 1:
+        return not longer.endswith("s") and any(longer[:at] + longer[at + 1 :] == shorter for at in range(len(longer)))
+    odd = [at for at in range(len(a)) if a[at] != b[at]] if len(a) == len(b) else []
+    return len(odd) == 2 and odd[1] == odd[0] + 1 and a[odd[0]] == b[odd[1]] and a[odd[1]] == b[odd[0]]
 
 
 def _is_no_task(text: str) -> bool:

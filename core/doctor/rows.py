@@ -49,6 +49,7 @@ class Signal:
     names: list[str]
     components: dict[str, slice]
     each: dict[str, list[Array]] = field(default_factory=lambda: defaultdict(list))
+    samples: list[Array] = field(default_factory=list)
     scale: Array = field(default_factory=lambda: np.zeros(0))
     spread: Array = field(default_factory=lambda: np.zeros(0))
     bend: Array = field(default_factory=lambda: np.zeros(0))
@@ -139,7 +140,8 @@ class _Batch:
 class RowRules:
     """Gathers what the rules need of all rows, and reports.
 
-    `rate` is the stated number of steps a second, and `names` are those of the numbers of each field.
+    `rate` is the stated number of steps a second, and `names` are those of the numbers of each field that metadata
+    describe.
     """
 
     def __init__(
@@ -150,6 +152,12 @@ class RowRules:
         self.states = Signal.of(fields, "observation", names)
         self.actions = Signal.of(fields, ACTION[0], names)
         self._fields = {one.key: one for one in fields}
+        known = {*self.states.components, *self.actions.components}
+        self._summed = [
+            one for one in fields
+            if one.name in names.keys() - known and one.numpy.kind in "fiu" and np.prod(one.shape) <= _MOST_WIDE
+        ]  # fmt: skip
+        self._others: dict[str, tuple[int, Array, Array, Array, Array]] = {}
         self.numbers: list[Array] = []
         self.lengths: list[Array] = []
         self.places: list[Array] = []
@@ -170,6 +178,7 @@ class RowRules:
         """Take rows; an episode that goes on is held until it ends."""
         if not len(rows):
             return
+        self._sum(rows)
         found = self._columns(rows)
         stop = int(np.flatnonzero(rows.last)[-1]) + 1 if rows.last.any() else 0
         held = sum(len(first) for _, first, _, _ in self._held)
@@ -180,6 +189,19 @@ class RowRules:
             self._hold(found, rows, stop, len(rows))
             if held + len(rows) - stop > _MOST_HELD:
                 self._flush()
+
+    def _sum(self, rows: Rows) -> None:
+        """Add up what is neither observed nor done, such as rewards, for statistics."""
+        for one in self._summed:
+            x = as_numbers(rows.columns[one.key], one.dtype).reshape(len(rows), -1).astype(np.float64)
+            x = x[np.isfinite(x).all(1)]
+            if not len(x):
+                continue
+            count, total, square, low, high = self._others.get(one.name, (0, 0.0, 0.0, np.inf, -np.inf))
+            self._others[one.name] = (
+                count + len(x), total + x.sum(0), square + (x * x).sum(0),
+                np.minimum(low, x.min(0)), np.maximum(high, x.max(0)),
+            )  # fmt: skip
 
     def _columns(self, rows: Rows) -> dict[str, Array]:
         found = {name: one.take(rows) for name, one in self._signals()}
@@ -264,6 +286,10 @@ class RowRules:
         far = (0.3 * signal.spread).astype(np.float32)
         turns = np.zeros(x.shape, bool)
         turns[1:] = (step[1:] * step[:-1] < 0) & (size[1:] > far) & (size[:-1] > far)
+        if sum(map(len, signal.samples)) * len(signal.names) < _MOST_SAMPLES:
+            few = np.linspace(0, 1, _SAMPLED)
+            for start, length in zip(batch.starts, batch.lengths, strict=True):
+                signal.samples.append(x[start + np.unique((few * (length - 1)).round().astype(int))])
         mean = (batch.sum(x).T / batch.lengths).T
         centred = x - batch.spread(mean.astype(np.float32))
         for name, values in (
@@ -890,18 +916,53 @@ class RowRules:
 
     # Statistics ----------------------------------------------------------------------------------------------
 
-    def moments(self) -> dict[str, dict[str, Array]]:
-        """Return least and largest values, mean and deviation of each field, from the measures of all episodes."""
-        found = {}
+    def moments(self) -> dict[str, dict[str, Any]]:
+        """Return statistics of each field by its name: of its rows, extremes, mean, deviation, and bounds of quantiles.
+
+        `quantiles` has for each name, such as `q01`, where it is at least and at most: the quantile of all rows and the
+        mean of those of the episodes, both estimated from some rows.
+        """
+        found: dict[str, dict[str, Any]] = {}
         count = np.concatenate(self.lengths)[:, None].astype(np.float64)
         for _, signal in self._signals():
             mean, variance = (signal.array(name).astype(np.float64) for name in ("mean", "variance"))
             middle = (mean * count).sum(0) / count.sum()
             spread = np.sqrt(((variance + (mean - middle) ** 2) * count).sum(0) / count.sum())
-            low, high = signal.array("low").min(0), signal.array("high").max(0)
+            low, high = signal.array("low"), signal.array("high")
+            sampled = np.cumsum([0, *map(len, signal.samples)])
+            quantiles = _quantile_bounds(signal.samples, low, high, count) if sampled[-1] else {}
             for name, place in signal.components.items():
-                found[name] = {"min": low[place], "max": high[place], "mean": middle[place], "std": spread[place]}
+                found[name] = {
+                    "min": low[:, place].min(0), "max": high[:, place].max(0), "mean": middle[place],
+                    "std": spread[place], "rows": count.sum(),
+                    "quantiles": {one: (least[place], most[place]) for one, (least, most) in quantiles.items()},
+                }  # fmt: skip
+        for name, one in self._others.items():
+            rows, total, square, least, most = one
+            mean = total / rows
+            spread = np.sqrt(np.maximum(square / rows - mean**2, 0))
+            found[name] = {"min": least, "max": most, "mean": mean, "std": spread, "rows": rows, "quantiles": {}}
         return found
+
+
+_FRACTIONS = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+_SAMPLED, _MOST_SAMPLES = 64, 1 << 23
+"""Rows of an episode, and numbers of all, that quantiles are estimated from."""
+
+
+def _quantile_bounds(samples: Sequence[Array], low: Array, high: Array, count: Array) -> dict[str, tuple[Array, Array]]:
+    fractions, weights = list(_FRACTIONS.values()), count[: len(samples)] / count[: len(samples)].sum()
+    everything = np.quantile(np.concatenate(samples), fractions, axis=0)
+    episodes = np.array([np.quantile(one, fractions, axis=0) for one in samples])  # [episodes, fractions, components]
+    averages = (episodes * weights[:, None]).sum(0)
+    found = {
+        name: (np.minimum(one, other), np.maximum(one, other))
+        for name, one, other in zip(_FRACTIONS, everything, averages, strict=True)
+    }
+    weights = count / count.sum()
+    found["q01"] = np.minimum(found["q01"][0], (low * weights).sum(0)), found["q01"][1]
+    found["q99"] = found["q99"][0], np.maximum(found["q99"][1], (high * weights).sum(0))
+    return found
 
 
 def _inverse(scale: Array) -> Array:

@@ -219,6 +219,10 @@ class Thresholds:
         gap: a step in time, as a multiple of the usual one.
         jitter: the deviation of a step in time, as a share of the usual one.
         mean: the error of a stored mean, in standard deviations; of a stored deviation, as a share of it.
+        quantile: the error of a stored quantile, as a share of the range.
+        extreme: the error of a stored least or largest value, as a share of the range.
+        episode: the error of a statistic of one episode, as a share of the usual range of an episode.
+        picture: the error of the stored mean of pictures, of 1.
         dark: the brightness of black pictures, of 255; white ones are as near to 255.
         glitch: the change of a single picture, as a multiple of the usual one.
         sharp: the sharpness, as a share of the family's.
@@ -247,6 +251,10 @@ class Thresholds:
     gap: float = 1.5
     jitter: float = 0.02
     mean: float = 0.1
+    quantile: float = 0.15
+    extreme: float = 0.01
+    episode: float = 0.2
+    picture: float = 0.1
     dark: float = 8.0
     glitch: float = 5.0
     sharp: float = 0.7

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias
@@ -61,6 +61,31 @@ class SourceFacts:
     final_missing: bool = False
     last_terminated: Sequence[bool] | None = None
     keeps_last: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceMetadata:
+    """What the metadata of a source state about its episodes, without a look at rows.
+
+    Args:
+        lengths: the steps of each episode by its number; None where they are not stated.
+        texts: the texts of each episode by its number, named as conversions name them.
+        tasks: the texts of all tasks by number, used or not.
+        documents: the metadata files that are checked, by name.
+        files: the paths of the metadata, and of the files that episodes refer to.
+        contradictions: what metadata state that cannot be true, each with the numbers of the episodes.
+        problems: what is wrong with the files of rows and videos, each with the numbers of the episodes.
+        statistics: of single episodes: the number of each, and its measures by the names of features.
+    """
+
+    lengths: Mapping[int, int | None]
+    texts: Mapping[int, Mapping[str, str]]
+    tasks: Mapping[int, str]
+    documents: Mapping[str, bytes]
+    files: Sequence[str]
+    contradictions: Sequence[tuple[str, Sequence[int]]] = ()
+    problems: Sequence[tuple[str, Sequence[int]]] = ()
+    statistics: Iterable[tuple[int, Mapping[str, Any]]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from .contracts import (
     EpisodeBlock,
     Piece,
     SourceFacts,
+    SourceMetadata,
     StepReader,
     completed_block,
     form_of,
@@ -213,8 +214,9 @@ class Reader(Closing, ABC):
 
     and may implement `read_episodes`, where many short episodes can be read together, `read_outcomes`, where rewards
     and flags can be read without the rest, `notes_on`, `videos_of` and `require_sound`, where they depend on the
-    episodes chosen, `verify_read`, where the files have checksums. Options that a format needs are named in
-    `option_names` and found in `self.options`. `core.testing.readers` holds the tests of the contract.
+    episodes chosen, `verify_read`, where the files have checksums, `stated_metadata`, where there are files of them.
+    Options that a format needs are named in `option_names` and found in `self.options`. `core.testing.readers` has the
+    tests of the contract.
     """
 
     path: Path
@@ -270,6 +272,13 @@ class Reader(Closing, ABC):
     def videos_of(self, numbers: Sequence[int]) -> Mapping[str, Path | bytes]:
         """Return the files of kept videos that these episodes refer to, as in `SourceFacts.videos`."""
         return {}
+
+    def stated_metadata(self, *, files: bool = False) -> SourceMetadata | None:
+        """Return what the metadata state, in the time that these take to read; None where there are none beside rows.
+
+        With `files`, also look whether all files are there, and are as long as stated.
+        """
+        return None
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
         """Raise FormatError or CorruptDataError if one of these episodes cannot be read.

@@ -54,6 +54,7 @@ _IN_ANY = (
     "no digest verifies single episodes: what is damaged in a file may be in any of them, also in those that no "
     "finding names"
 )
+_NO_DATA = "rows and pictures were not read, and the rules about them did not run (--no-data)"
 _TAKEN = f"this was made with --skip-bad of a damaged dataset, and its digests do not cover that: {UNVERIFIED}"
 Profile: TypeAlias = Literal["form", "data", "robot", "all"]
 """Which rules run: those about form, and of those about behaviour the ones about data, about robots, or all."""
@@ -90,9 +91,13 @@ class CheckResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What is asked of a check: which rules of behaviour, with which thresholds, and whether all frames are decoded."""
+    """What is asked of a check: which rules of behaviour, with which thresholds, and what is read.
+
+    `full` has all frames decoded, and without `data` only metadata are read.
+    """
 
     full: bool
+    data: bool
     profile: Profile | None
     thresholds: Any
     root: str | os.PathLike[str] | None
@@ -113,6 +118,7 @@ def check(
     format: str | None = None,
     profile: Profile | None = None,
     full: bool = False,
+    data: bool = True,
     thresholds: str | os.PathLike[str] | None = None,
     baseline: str | os.PathLike[str] | None = None,
     root: str | os.PathLike[str] | None = None,
@@ -137,6 +143,8 @@ def check(
         profile: `form` for the rules about form alone; `data` for episodes, rewards and metadata as well, `robot` for
             motion, time and pictures, `all` for both. Default: `data`, and `robot` where there are cameras or a rate.
         full: decode all frames of kept videos that rows refer to; by default some, evenly spread. A note says how many.
+        data: read rows and pictures. Without, only what metadata state is compared with itself and with the files: that
+            they are there, their sizes, and how many rows they have. For datasets of rbtool and of LeRobot.
         thresholds: a TOML file with thresholds of the rules about behaviour, which have other values than the defaults.
         baseline: a file that `check --json` printed: findings that it has are accepted, and not reported again.
         root: where stored datasets are.
@@ -152,10 +160,14 @@ def check(
     """
     if profile not in (None, *get_args(Profile)):
         raise UsageError(f"profile is {profile!r}, expected one of {', '.join(get_args(Profile))}")
+    if not data and (full or profile == "robot"):
+        raise UsageError(
+            "without data, no frame is decoded and no motion is looked at", hint="leave out --no-data, or the other"
+        )
     limits = None if thresholds is None else from_leaf("thresholds").load(Path(thresholds))
     accepted = frozenset() if baseline is None else _accepted(Path(baseline))
     started, path = time.perf_counter(), find_dataset(dataset, root)
-    asked = _Asked(full, profile, limits, root, progress or Silent())
+    asked = _Asked(full, data, profile, limits, root, progress or Silent())
     result = _checked(path, format, given_options(options), asked, started)
     new = tuple(one for one in result.findings if (one.rule, one.message) not in accepted)
     if len(new) == len(result.findings):
@@ -183,6 +195,10 @@ def _checked(path: Path, format: str | None, given: Mapping[str, Any], asked: _A
         return _check_mixture(path, asked, started)
     if (path / BUFFER).is_file():
         refuse_raw_options(path, {"format": format, **given})
+        if not asked.data:
+            raise UsageError(
+                f"{path} is a saved buffer, which has no metadata to check alone", hint="leave out --no-data"
+            )
         return _check_buffer(path, asked, started)
     of_storage = is_of_buffer(path)
     if given and format is None and not of_storage and is_unknown(path):
@@ -195,6 +211,8 @@ def _checked(path: Path, format: str | None, given: Mapping[str, Any], asked: _A
     except FormatError as error:
         return _unopened(path, error, started)
     with reader:
+        if not asked.data:
+            return _without_data(reader, started)
         findings = [finding for rule in FOLDER_RULES for finding in rule.findings(reader)]
         suspect = any(finding.rule in {"TED012", "TED013"} for finding in findings)
         proven = reader.proven_episodes() if suspect else None
@@ -247,10 +265,50 @@ def _check_raw(
     path: Path, format: str | None, options: Mapping[str, Any], asked: _Asked, started: float
 ) -> CheckResult:
     with open_source(path, format=format, options=options) as reader:
+        if not asked.data:
+            return _check_metadata(reader, asked, started)
         report = check_source(reader, asked)
     result = _result(path, list(report.findings), report.steps, report.episodes, [], started)
     ran = len(DATA_RULES) + 2 + report.behaviour
     return replace(result, rules=ran, notes=report.notes, boundary=report.boundary.to_dict())
+
+
+def _check_metadata(reader: Reader, asked: _Asked, started: float) -> CheckResult:
+    """Check what the metadata of a raw dataset state, and its files without their contents."""
+    path = reader.path
+    try:
+        metadata = reader.stated_metadata(files=True)
+        if metadata is None:
+            raise UsageError(
+                f"the format of {path} has no metadata beside its rows: without them, nothing can be checked",
+                hint="leave out --no-data",
+            )
+        findings = [
+            Finding(*_OPENS, "error", text, episodes=Places(np.array(numbers, np.int64)))
+            for text, numbers in metadata.problems
+        ]
+        doctor = replace(asked, profile="data").doctor((), path, is_raw=True, documents=metadata.documents, renamed={})
+        findings += [] if doctor is None else doctor.findings_of_metadata(metadata)
+    except FormatError as error:
+        found = [Finding(*_READS, "error", with_hint(str(error), error.hint))]
+        return replace(_result(path, found, 0, 0, [], started), rules=1, notes=(_NO_DATA,))
+    steps = sum(length or 0 for length in metadata.lengths.values())
+    result = _result(path, findings, steps, len(metadata.lengths), [], started)
+    about = sum(one.about == "metadata" for one in known_rules())
+    return replace(result, rules=1 + about, notes=(_NO_DATA,))
+
+
+def _without_data(reader: StepReader, started: float) -> CheckResult:
+    """Check the files of a dataset without their contents, and the form of its episode table."""
+    rules = [rule for rule in FOLDER_RULES if rule.rule_id != _DIGESTS[0]]
+    findings = [finding for rule in rules for finding in rule.findings(reader)]
+    steps = reader.manifest.steps
+    try:
+        findings += EpisodeTableRule(reader.fields, steps, reader.episodes, None).findings()
+    except (CorruptDataError, FormatError) as error:
+        findings.append(Finding(*RULE_BY_ID[EpisodeTableRule.rule_id].named, "error", str(error)))
+    result = _result(reader.path, findings, steps, reader.manifest.episodes, [], started)
+    return replace(result, rules=len(rules) + 1, notes=(_NO_DATA,))
 
 
 def _check_buffer(path: Path, asked: _Asked, started: float) -> CheckResult:
@@ -636,7 +694,9 @@ def check_source(reader: Reader, asked: _Asked) -> SourceReport:
         findings += [] if run.unread else [Finding(*_READS, "error", with_hint(str(error), error.hint))]
     if doctor is not None:
         texts = dict(zip(table.episode.tolist(), run.text, strict=True))
-        findings += doctor.findings_about(texts, whole=not run.unread, steps=stated.steps, files=reader.files())
+        findings += doctor.findings_about(
+            texts, whole=not run.unread, steps=stated.steps, metadata=reader.stated_metadata()
+        )
     ran = 0 if doctor is None else doctor.count
     return SourceReport(tuple(findings), table.steps, len(table), table.counts(), (*notes, *videos.notes), ran)
 

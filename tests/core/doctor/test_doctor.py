@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import robot_sets
 from robot_sets import CLEAN, DEFECTS, Kind, make, write, write_defect
@@ -99,6 +100,59 @@ def test_data_without_times_or_cameras_are_no_robots(tmp_path: Path) -> None:
     data = sum(one.profile == "data" for one in ENTRIES)
     form = rbtool.check(tmp_path / "walks", profile="form").rules
     assert rbtool.check(tmp_path / "walks").rules == form + data
+
+
+def _without(folder: Path, name: str) -> None:
+    next(folder.rglob(name)).unlink()
+
+
+def _emptied(folder: Path, name: str) -> None:
+    for path in (one for found in folder.glob(name) for one in (found, *found.rglob("*")) if one.is_file()):
+        path.write_bytes(b"")
+
+
+def _with_rows(folder: Path, count: int) -> None:
+    path = sorted((folder / "data").rglob("*.parquet"))[0]
+    pq.write_table(pq.read_table(path).slice(0, count), path)
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+@pytest.mark.parametrize(
+    ("change", "rule", "said"),
+    [
+        (lambda folder: None, "", ""),
+        (lambda folder: _without(folder, "*.mp4"), "TED014", "is missing"),
+        (lambda folder: _without(folder / "data", "*.parquet"), "TED014", "is missing"),
+        (lambda folder: _with_rows(folder, 17), "TED014", "has 17 rows"),
+        (lambda folder: (folder / "data/chunk-000/odd.parquet").write_bytes(b"x"), "MET004", "odd.parquet"),
+        (robot_sets._edit_json("meta/stats.json", lambda found: found.pop("action")), "MET001", "nothing about action"),
+        (robot_sets._edit_json("meta/info.json", lambda info: info.update(total_tasks=5)), "MET002", "total_tasks 5"),
+        (lambda folder: _emptied(folder / "meta", "*episodes*"), "TED014", "empty file"),
+    ],
+)
+def test_metadata_are_checked_without_data(tmp_path: Path, version: str, change: Any, rule: str, said: str) -> None:
+    folder = write(make(Kind(cameras=1, episodes=3, length=30, version=version)), tmp_path / "set")
+    change(folder)
+    result = rbtool.check(folder, format="lerobot", data=False)
+    assert [(one.rule, said in one.message) for one in result.findings] == [(rule, True)] * bool(rule)
+    assert "--no-data" in result.notes[0]
+
+
+def test_a_dataset_is_checked_without_its_rows(tmp_path: Path) -> None:
+    write_walks(tmp_path / "walks", [(30, "terminated")] * 3)
+    assert rbtool.check(tmp_path / "walks", data=False).findings == ()
+    largest = max((tmp_path / "walks").rglob("*.memmap"), key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    largest.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert rbtool.check(tmp_path / "walks", data=False).findings == ()
+    largest.write_bytes(data[:-1])
+    assert "TED012" in _rules(rbtool.check(tmp_path / "walks", data=False))
+
+
+@pytest.mark.parametrize("options", [{"full": True}, {"profile": "robot"}])
+def test_options_that_need_data_are_refused_without(stuck: Path, options: Any) -> None:
+    with pytest.raises(UsageError, match="without data"):
+        rbtool.check(stuck, data=False, **options)
 
 
 def test_thresholds_come_from_a_file(stuck: Path, tmp_path: Path) -> None:
