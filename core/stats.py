@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -336,14 +336,22 @@ class QuantileSketch:
         totals = np.bincount(place, np.concatenate([self._counts[dimension], counts]), len(known))
         self._buckets[dimension], self._counts[dimension] = known, totals.astype(np.int64)
 
-    def quantiles(self, fractions: Sequence[float], low: Array, high: Array) -> NDArray[np.float64]:
-        """Return the lower quantiles of each dimension, `[len(fractions), width]`; NaN without values.
+    def quantiles(
+        self,
+        fractions: Sequence[float],
+        low: Array,
+        high: Array,
+        *,
+        method: Literal["lower", "linear"] = "lower",
+    ) -> NDArray[np.float64]:
+        """Return quantiles of each dimension, `[len(fractions), width]`; NaN without values.
 
-        Of n values, the quantile is the one at rank `fraction * (n - 1)`, rounded down, within `QUANTILE_ERROR`.
+        Of n values, the quantile is the one at rank `fraction * (n - 1)`, within `QUANTILE_ERROR`.
 
         Args:
             fractions: which quantiles, from 0 to 1.
             low, high: the exact minimum and maximum, `[width]`: the quantiles 0 and 1, and limits for all others.
+            method: as in `numpy.quantile`: ranks are rounded down, or lie between two values in proportion.
         """
         found = np.full((len(fractions), self._width), np.nan)
         for dimension, (buckets, counts) in enumerate(zip(self._buckets, self._counts, strict=True)):
@@ -351,10 +359,13 @@ class QuantileSketch:
                 continue
             reached = np.cumsum(counts)
             ranks = np.asarray(fractions) * (reached[-1] - 1)
-            place = np.searchsorted(reached, ranks, side="right")
-            inner = np.clip(_middle_of(buckets[place]), low[dimension], high[dimension])
-            last = ranks >= reached[-1] - 1
-            found[:, dimension] = np.where(ranks <= 0, low[dimension], np.where(last, high[dimension], inner))
+            values = []
+            for rank in (ranks,) if method == "lower" else (np.floor(ranks), np.ceil(ranks)):
+                place = np.searchsorted(reached, rank, side="right")
+                inner = np.clip(_middle_of(buckets[place]), low[dimension], high[dimension])
+                last = rank >= reached[-1] - 1
+                values.append(np.where(rank <= 0, low[dimension], np.where(last, high[dimension], inner)))
+            found[:, dimension] = values[0] + (ranks - np.floor(ranks)) * (values[-1] - values[0])
         return found
 
 

@@ -31,6 +31,7 @@ from ...core.format.contracts import Array
 from ...core.format.converter import Chosen, Sink
 from ...core.format.documents import dump_json, parse_json
 from ...core.format.files import read_regular
+from ...core.format.language import Said, parse_said, said_in_rows
 from ...core.format.manifest import Dropped
 from ...core.format.syncing import NewFile
 from ...core.format.videos import VIDEO_SUFFIX, image_key, index_name, reference_keys, video_name
@@ -341,14 +342,9 @@ class LerobotExporter(Sink):
                 values = [said for position in range(len(texts)) for said in self._said(name, position).values()]
                 self._spoken[name] = pa.array(values or [[]]).type
 
-    def _said(self, name: str, position: int) -> dict[int | None, list[Any]]:
-        """What an episode has as language: by frame, or the same in all rows, at None."""
-        found = parse_json((self.chosen.text or [])[position].get(name, "[]"), name)
-        if isinstance(found, dict) and all(one.isdecimal() for one in found):
-            return {int(frame): value for frame, value in found.items()}
-        if not isinstance(found, list):
-            raise CorruptDataError(f"the text {name} of episode {position} is not LeRobot's language")
-        return {None: found}
+    def _said(self, name: str, position: int) -> Said:
+        """What an episode has as language."""
+        return parse_said((self.chosen.text or [])[position].get(name, "[]"), name)
 
     def _refuse_large_numbers(self) -> None:
         """Raise SchemaError for a number that LeRobot cannot read: it makes int64 of uint64."""
@@ -394,14 +390,44 @@ class LerobotExporter(Sink):
         return super().size() + sum(one.stat().st_size for one in videos if isinstance(one, Path))
 
     def _tasks_of(self, position: int) -> list[str]:
-        """The tasks of an episode, in the order of their first steps."""
+        """The tasks of the rows of an episode, in the order in which they begin; none where no text states them."""
+        first, stop = self.chosen.episode(position)
         if self._language is not None:
-            return list(dict.fromkeys(self._instructions(*self.chosen.episode(position))))
+            return list(dict.fromkeys(self._instructions(first, stop)))
         text = {} if self.chosen.text is None else self.chosen.text[position]
-        if LANGUAGE in text:
-            return [text[LANGUAGE]]
-        several = parse_json(text.get(f"{LANGUAGE}s", "[]"), LANGUAGE)
-        return [str(one) for one in several] if isinstance(several, list) else []
+        if LANGUAGE in text or f"{LANGUAGE}s" not in text:
+            return [text[LANGUAGE]] if LANGUAGE in text else []
+        several = parse_json(text[f"{LANGUAGE}s"], f"{LANGUAGE}s")
+        if len(same := set(several.values() if isinstance(several, dict) else several)) == 1:
+            return [*same]
+        known, numbers = self._several_tasks(position)
+        return list(dict.fromkeys(known[number] for number in numbers.tolist()))
+
+    def _several_tasks(self, position: int) -> tuple[dict[int, str], Array]:
+        """The tasks of an episode that has several, by `task_index`, and which of them each row has.
+
+        A list has them in the order in which they began when it was made, which is not known where rows are gone since.
+        """
+        first, stop = self.chosen.episode(position)
+        stated = parse_json((self.chosen.text or [])[position][f"{LANGUAGE}s"], f"{LANGUAGE}s")
+        there = {field.key for field in self.chosen.fields}
+        if (TASK_INDEX,) not in there:
+            raise SchemaError("episodes have several tasks, and no task_index states which of them a row has")
+        numbers = self.chosen.reader.read((TASK_INDEX,), first, stop)
+        seen = list(dict.fromkeys(numbers.tolist()))
+        if isinstance(stated, list):
+            frames = self.chosen.reader.read(_FRAME, first, stop) if _FRAME in there else np.full(1, -1)
+            whole = len(seen) == len(stated) and np.array_equal(frames, np.arange(len(frames)))
+            stated = dict(zip(seen, stated, strict=True)) if whole else {}
+        known = {int(number): str(task) for number, task in stated.items()}
+        if missing := [number for number in seen if number not in known]:
+            tasks = (self.chosen.text or [])[position][f"{LANGUAGE}s"]
+            raise SchemaError(
+                f"which tasks the rows of episode {position} have is not known: task_index has {missing[0]}, and the "
+                f"tasks are {tasks}",
+                hint=f"give it one task: rbtool preprocess DATASET --task {position}=TEXT --dest DEST",
+            )
+        return known, numbers
 
     def _number_tasks(self) -> None:
         """Number the tasks as LeRobot's metadata do, less those that no row has; annotations keep all numbers."""
@@ -707,65 +733,43 @@ class LerobotExporter(Sink):
         for name in self._texts:
             words = [texts[block.position + at][name] for at in range(len(block.bounds))]
             found.append(pa.array(np.repeat(np.array(words, object), block.lengths), pa.string()))
+        if self._spoken:
+            frames, times, shifts = self._read(_FRAME, block.spans), self._times(block), self._shifts(block)
+            starts = np.cumsum(block.lengths) - block.lengths
         for name, kind in self._spoken.items():
             rows: list[Any] = []
-            for at, (first, stop) in enumerate(block.bounds):
-                said = self._said(name, block.position + at)
-                if None in said:
-                    rows += [self._from(said[None], first)] * (stop - first)
-                else:
-                    frames = self.chosen.reader.read(_FRAME, first, stop).tolist()
-                    rows += [self._from(said.get(frame, []), first) for frame in frames]
+            for at, (low, count) in enumerate(zip(starts.tolist(), block.lengths.tolist(), strict=True)):
+                said, high = self._said(name, block.position + at), low + count
+                parts = said_in_rows(said, frames[low:high], times[low:high])
+                rows += (
+                    [_moved(parts[0], shifts[at])] * count
+                    if None in said
+                    else [_moved(part, shifts[at]) for part in parts]
+                )
             found.append(pa.array(rows, kind))
         return found
 
-    def _from(self, said: list[Any], first: int) -> list[Any]:
-        """What is said in rows that begin at row `first` of the dataset: times count from there, as the rows' do."""
-        shift = float(self.chosen.reader.read(_FRAME, first, first + 1)[0]) / self._fps if said else 0.0
-        if not shift or not all(isinstance(one, dict) and "timestamp" in one for one in said):
-            return said
-        found: list[Any] = []
-        newest: dict[Any, int] = {}
-        for one in said:
-            moved = one | {"timestamp": max(0.0, one["timestamp"] - shift)}
-            same = tuple(json.dumps(one.get(name)) for name in ("style", "role", "camera"))
-            if not moved["timestamp"] and one.get("style") in _LASTING and same in newest:
-                found[newest[same]] = moved
-                continue
-            newest[same] = len(found)
-            found.append(moved)
+    def _times(self, block: _Block) -> Array:
+        """When rows begin in the dataset, in seconds."""
+        if any(one.key == _STAMP for one in self.chosen.fields):
+            return self._read(_STAMP, block.spans).reshape(-1).astype(np.float64)
+        return self._read(_FRAME, block.spans) / self._fps
+
+    def _shifts(self, block: _Block) -> list[float]:
+        """How much earlier the rows of each episode are than in the dataset, in seconds."""
+        starts = np.cumsum(block.lengths) - block.lengths
+        found: list[float] = (self._times(block) - self._own_column(block, TIMESTAMP))[starts].tolist()
         return found
 
     def _task_numbers(self, position: int, first: int, stop: int) -> Array:
-        """The number of the task of each row.
-
-        The tasks of an episode are in the order in which `task_index` had them when it was read. Where rows are gone
-        since, that order may be another one, and the numbers in LeRobot's metadata say which task a row has.
-        """
+        """The number of the task of each row."""
         if self._language is not None:
             return np.array([self._tasks[one] for one in self._instructions(first, stop)], np.int64)
         tasks = self._tasks_of(position) or [self.name]
-        if len(set(tasks)) == 1:
+        if len(tasks) == 1:
             return np.full(stop - first, self._tasks[tasks[0]])
-        there = {field.key for field in self.chosen.fields}
-        if (TASK_INDEX,) not in there:
-            raise SchemaError("episodes have several tasks, and no task_index states which of them a row has")
-        stored = self.chosen.reader.read((TASK_INDEX,), first, stop).tolist()
-        seen = list(dict.fromkeys(stored))
-        if len(seen) > len(tasks):
-            raise SchemaError("an episode has more values of task_index than tasks")
-        frames = self.chosen.reader.read(_FRAME, first, stop) if _FRAME in there else np.full(1, -1)
-        texts = dict(zip(seen, tasks, strict=False))
-        if len(seen) < len(tasks) or not np.array_equal(frames, np.arange(len(frames))):
-            stated = stated_tasks(self._documents)
-            texts = {number: stated[number] for number in seen if stated.get(number) in tasks}
-            if len(texts) < len(seen):
-                raise SchemaError(
-                    f"episode {position} lacks rows since its tasks were read, so that which of {len(tasks)} a row has "
-                    "is not known",
-                    hint=f"give it one task: rbtool preprocess DATASET --task {position}=TEXT --dest DEST",
-                )
-        return np.array([self._tasks[texts[one]] for one in stored], np.int64)
+        known, numbers = self._several_tasks(position)
+        return np.array([self._tasks[known[number]] for number in numbers.tolist()], np.int64)
 
     def _episodes_of(
         self, block: _Block, place: Mapping[str, int], videos: _Videos, pictures: Mapping[str, _BlockPictures]
@@ -989,6 +993,23 @@ class _Videos:
                     file.sync()
                 finally:
                     file.close()
+
+
+def _moved(said: list[Any], shift: float) -> list[Any]:
+    """What is said, with times that are so many seconds earlier; of what held before the first row, the newest."""
+    if not shift or not all(isinstance(one, dict) and "timestamp" in one for one in said):
+        return said
+    found: list[Any] = []
+    newest: dict[Any, int] = {}
+    for one in said:
+        moved = one | {"timestamp": max(0.0, one["timestamp"] - shift)}
+        same = tuple(json.dumps(one.get(name)) for name in ("style", "role", "camera"))
+        if not moved["timestamp"] and one.get("style") in _LASTING and same in newest:
+            found[newest[same]] = moved
+            continue
+        newest[same] = len(found)
+        found.append(moved)
+    return found
 
 
 def _names_given(pairs: Iterable[str]) -> dict[str, list[str]]:

@@ -672,8 +672,9 @@ class DatasetSurvey:
         if self._tasks and unknown:
             raise FormatError(f"{self._info.root / run.path}: episode {entry.number} has the task {unknown[0]}, which "
                               "the metadata do not name")  # fmt: skip
-        tasks = [self._tasks[number] for number in run.tasks] if self._tasks else list(entry.tasks)
-        found = {LANGUAGE: tasks[0]} if len(tasks) == 1 else {f"{LANGUAGE}s": dump_json(tasks)} if tasks else {}
+        tasks: Any = {str(number): self._tasks[number] for number in run.tasks} if self._tasks else list(entry.tasks)
+        texts = list(tasks.values()) if self._tasks else tasks
+        found = {LANGUAGE: texts[0]} if len(texts) == 1 else {f"{LANGUAGE}s": dump_json(tasks)} if tasks else {}
         found |= {name: values[0] for name, values in run.text.items() if len(values) == 1}
         return found | {name: language_text(parts) for name, parts in run.language.items()}
 

@@ -17,7 +17,7 @@ from ..buffers.ensemble import ReplayBufferEnsemble
 from ..buffers.processes import generator_of
 from ..declarations import ReaderOptions, declared, from_leaf
 from ..encodings.compact import BUFFER
-from ..errors import DatasetNotFoundError, MissingKeyError, UsageError, suggests_keywords
+from ..errors import DatasetNotFoundError, MissingKeyError, UsageError, require_flags, suggests_keywords
 from ..format.contracts import StepReader
 from ..format.locate import KnownNames, find_dataset, is_hub_address, source_names, storage_root
 from ..format.mixture import is_mixture
@@ -32,6 +32,7 @@ from ..saved_steps import own_steps, require_verified
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
 from ..transforms.base import Compose, divided
+from ..transforms.keyed import DecodeText, EpisodeTexts
 from ..transforms.video import with_frames
 from ..transforms.windows import Windows
 from .buffer import DatasetReplayBuffer
@@ -144,6 +145,7 @@ def load_dataset(
     mode: Mode = "c",
     verify: bool = False,
     decode_video: bool = True,
+    texts: bool = False,
     root: str | os.PathLike[str] | None = None,
     streaming: bool = False,
     cache_size: int | str | None = None,
@@ -178,6 +180,9 @@ def load_dataset(
             batches never reach the disk. Nothing can be added.
         verify: whether all files are compared with their digests first.
         decode_video: whether the frames of kept videos are decoded in each batch.
+        texts: whether batches have texts: those of the steps' episodes, such as the task, `language_instruction`, and
+            those that steps have themselves, as strings. LeRobot's `language_persistent` and `language_events` are
+            lists of dicts.
         root: the folder of stored datasets; default `RBTOOL_HOME`, or else the cache folder of the platform. Nothing
             is downloaded.
         streaming: whether the dataset is read shard by shard, a few shards ahead. It may be on a hub,
@@ -216,6 +221,9 @@ def load_dataset(
     storage_of = functools.partial(_storage, mode=mode, split_trajs=split_trajs, verify=verify)
     if windows is not None and split_trajs:
         raise UsageError("windows and split_trajs are both set, expected one: windows are of single steps")
+    require_flags(texts=texts)
+    if texts and split_trajs:
+        raise UsageError("texts and split_trajs are both set, expected one: texts are of single steps")
     arguments: dict[str, Any] = {
         "batch_size": batch_size, "transform": transform, "pin_memory": pin_memory, "prefetch": prefetch,
         "generator": generator,
@@ -224,7 +232,7 @@ def load_dataset(
     buffer: DatasetReplayBuffer | ReplayBufferEnsemble
     if streaming:
         parts["sampler"] = _stream_sampler(
-            sampler, mode=mode, split_trajs=split_trajs, verify=verify, decode_video=not decode_video
+            sampler, mode=mode, split_trajs=split_trajs, verify=verify, decode_video=not decode_video, texts=texts
         )
         open_stream = from_leaf("open_stream")
         storage = open_stream(dataset, root, cache_size, given_options(options), skip_bad=skip_bad)
@@ -235,7 +243,7 @@ def load_dataset(
         raise UsageError(f"{given[0]} is set, expected with streaming=True only")
     elif is_mixture(path := _found(dataset, root)):
         _refuse_for_mixtures(path, sampler, split_trajs)
-        more = {"decode_video": decode_video, "windows": windows}
+        more = {"decode_video": decode_video, "texts": texts, "windows": windows}
         buffer = _mixture(path, root, storage_of, parts | more, arguments)
     else:
         place = None if (path / BUFFER).is_file() else own_steps(path)
@@ -243,6 +251,7 @@ def load_dataset(
         with open_episodes(place or path) as reader:
             if windows is not None:
                 transform = _with_windows(Windows.of_dataset(windows, reader), transform)
+            transform = _with_texts(reader, transform) if texts else transform
             arguments["transform"] = with_frames(reader, transform) if decode_video else transform
             buffer = DatasetReplayBuffer(storage=storage_of(reader), **parts, **arguments)
     if batch_size is not None:
@@ -260,12 +269,13 @@ def _mixture(
 ) -> ReplayBufferEnsemble:
     """Open a mixture; its datasets get copies of the sampler, windows, and the transforms that look back."""
     sampler, transform = parts["sampler"], arguments["transform"]
-    decode_video, windows = parts.pop("decode_video"), parts.pop("windows")
+    decode_video, texts, windows = (parts.pop(name) for name in ("decode_video", "texts", "windows"))
     looking_back, others = divided(transform)
 
     def opened(reader: StepReader) -> DatasetReplayBuffer:
         own = copy.deepcopy(sampler) if isinstance(sampler, Sampler) else sampler  # one each
         first = looking_back if windows is None else _with_windows(Windows.of_dataset(windows, reader), looking_back)
+        first = _with_texts(reader, first) if texts else first
         first = with_frames(reader, first) if decode_video else first
         return DatasetReplayBuffer(storage=storage_of(reader), **parts | {"sampler": own}, transform=first)
 
@@ -275,6 +285,11 @@ def _mixture(
 
 def _with_windows(windows: Windows, transform: Any) -> Compose:
     return Compose(windows, *([] if transform is None else [transform]))
+
+
+def _with_texts(reader: StepReader, transform: Any) -> Compose:
+    looking_back, others = divided(transform)
+    return Compose(*looking_back, EpisodeTexts(reader.path), DecodeText(), *others)
 
 
 def _refuse_for_mixtures(path: Path, sampler: Any, split_trajs: bool) -> None:

@@ -640,7 +640,7 @@ def torch_dataset(
     dataset: str | os.PathLike[str] | ReplayBuffer, batch_size: int | None = None, *,
     style: Literal["iterable"] = "iterable", sampler: Any = None, seed: int | None = None, drop_last: bool = False,
     batches: int | None = None, rank: int | None = None, world_size: int | None = None, transform: Any = None,
-    windows: Mapping[Any, Any] | None = None, collate_fn: Callable[[Any], Any] | None = None,
+    windows: Mapping[Any, Any] | None = None, collate_fn: Callable[[Any], Any] | None = None, texts: bool = False,
     split_trajs: bool = False, verify: bool = False, root: str | os.PathLike[str] | None = None,
 ) -> TorchDataset: ...  # fmt: skip
 @overload
@@ -648,7 +648,7 @@ def torch_dataset(
     dataset: str | os.PathLike[str] | ReplayBuffer, batch_size: int | None = None, *,
     style: Literal["map"], sampler: Any = None, seed: int | None = None, drop_last: bool = False,
     batches: int | None = None, rank: int | None = None, world_size: int | None = None, transform: Any = None,
-    windows: Mapping[Any, Any] | None = None, collate_fn: Callable[[Any], Any] | None = None,
+    windows: Mapping[Any, Any] | None = None, collate_fn: Callable[[Any], Any] | None = None, texts: bool = False,
     split_trajs: bool = False, verify: bool = False, root: str | os.PathLike[str] | None = None,
 ) -> TorchMapDataset: ...  # fmt: skip
 @suggests_keywords()
@@ -666,6 +666,7 @@ def torch_dataset(
     transform: Any = None,
     windows: Mapping[Any, Any] | None = None,
     collate_fn: Callable[[Any], Any] | None = None,
+    texts: bool = False,
     split_trajs: bool = False,
     verify: bool = False,
     root: str | os.PathLike[str] | None = None,
@@ -686,7 +687,7 @@ def torch_dataset(
       is initialized, else as the variables `RANK` and `WORLD_SIZE` state, which torchrun sets. All ranks have the same
       number of batches and no element twice: see `Shard` for the last round. They need the same `seed`.
     - `seed`: without one a fresh seed is drawn. The state has it.
-    - `transform`, `windows`, `collate_fn`, `split_trajs`, `verify`, `root`: as for `load_dataset`.
+    - `transform`, `windows`, `collate_fn`, `texts`, `split_trajs`, `verify`, `root`: as for `load_dataset`.
 
     UsageError (a ValueError) for a sampler whose batches depend on those before or on priorities, for several ranks
     without a seed, and for arguments that make no sense; SchemaError (a RuntimeError) for a batch size that slices do
@@ -713,6 +714,7 @@ def torch_dataset(
         raise UsageError(f"the seed is {seed!r}, expected a number of 64 bits without sign")
     options = {"transform": transform, "collate_fn": collate_fn, "root": root}
     options |= {} if windows is None else {"windows": windows}
+    options |= {"texts": True} if texts else {}
     buffer = _opened(dataset, batch_size, sampler, options | {"split_trajs": split_trajs, "verify": verify})
     size = buffer.batch_size if batch_size is None else batch_size
     if size is None:

@@ -100,7 +100,7 @@ class ActionMapping:
 
         Returns:
             For the field, or by field if several were changed: `count`, and `mean`, `std`, `min`, `max`, `q01` and
-            `q99` as arrays `[horizon, d]`. Quantiles are accurate to 0.2 %.
+            `q99` as arrays `[horizon, d]`. Quantiles are those of `numpy.quantile`, from values accurate to 0.2 %.
         """
         if self._source is None:
             raise UsageError("statistics are of a dataset, and this is of a manifest alone")
@@ -117,7 +117,7 @@ class ActionMapping:
                     moments.merge(Moments.of(chunks))
                     sketch.update(chunks)
                 shown = {"mean": moments.mean, "std": moments.std, "min": moments.min, "max": moments.max}
-                low_high = sketch.quantiles(_QUANTILES, moments.min, moments.max)
+                low_high = sketch.quantiles(_QUANTILES, moments.min, moments.max, method="linear")
                 shown |= dict(zip(("q01", "q99"), low_high, strict=True))
                 arrays = {name: np.asarray(value).reshape(horizon, -1) for name, value in shown.items()}
                 found[key] = {"count": int(moments.count.max(initial=0)), **arrays}

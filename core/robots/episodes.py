@@ -17,6 +17,7 @@ from ..errors import UsageError, did_you_mean
 from ..format.contracts import Array, StepReader
 from ..format.documents import dump_json
 from ..format.episodes import parse_episodes, select_episodes
+from ..format.language import EARLY, EVENTS, PERSISTENT, TASK, TASKS, by_time, parse_said
 from ..format.videos import at_rate, stated_fps
 from ..preprocess.operations.base import (
     KEPT,
@@ -36,6 +37,8 @@ from ..preprocess.operations.base import (
 from ..preprocess.processor import EpisodeTexts, Pieces
 from ..stats import Moments, QuantileSketch
 from ..ted.schema import EPISODE, NEXT, Field, Key, as_numbers, encode_text, is_floating, key_name, length_key
+from .action_space import names_of_numbers
+from .representations import Group, Layout, Place, between, is_rotation, rotation
 
 # The tasks of episodes: what a robot was told to do, as text
 
@@ -49,22 +52,12 @@ def _ranges(reader: StepReader) -> Iterator[tuple[int, int]]:
         yield low, min(low + _ROWS, reader.manifest.steps)
 
 
-_TASK = "language_instruction"
-_TASKS = "language_instructions"
-"""The name of a text of episodes with the tasks of an episode that has several, as a list in JSON."""
-
-
 def _tasks_of(text: dict[str, str]) -> list[str]:
-    """Return the tasks of an episode, in the order in which they begin."""
-    if _TASK in text:
-        return [text[_TASK]]
-    return [str(task) for task in json.loads(text.get(_TASKS, "[]"))]
-
-
-def _with_tasks(text: dict[str, str], tasks: Sequence[str]) -> dict[str, str]:
-    others = {name: value for name, value in text.items() if name not in (_TASK, _TASKS)}
-    found = {_TASK: tasks[0]} if len(tasks) == 1 else {_TASKS: dump_json(list(tasks))} if tasks else {}
-    return others | found
+    """Return the tasks of an episode."""
+    if TASK in text:
+        return [text[TASK]]
+    several = json.loads(text.get(TASKS, "[]"))
+    return list(map(str, several.values() if isinstance(several, dict) else several))
 
 
 class _TaskOperation(RowOperation):
@@ -89,7 +82,7 @@ class _TaskOperation(RowOperation):
 
 def _row_tasks(fields: Fields) -> list[Key]:
     """Return the texts of rows that are their tasks."""
-    return [field.key for field in fields if field.role == "text" and field.key[-1] == _TASK]
+    return [field.key for field in fields if field.role == "text" and field.key[-1] == TASK]
 
 
 def _as_bytes(rows: Array, lengths: Array) -> Array:
@@ -165,7 +158,9 @@ class SetTask(_TaskOperation):
             chosen = set(select_episodes(parse_episodes(self.episodes), numbers))
         known = texts or [{}] * len(numbers)
         return [
-            _with_tasks(text, [self.text]) if number in chosen else text
+            {name: value for name, value in text.items() if name != TASKS} | {TASK: self.text}
+            if number in chosen
+            else text
             for number, text in zip(numbers, known, strict=True)
         ]
 
@@ -202,9 +197,18 @@ class RenameTask(_TaskOperation):
         return np.array([text == self.task.encode() for text in texts.tolist()], bool)
 
     def texts(self, numbers: Sequence[int], texts: EpisodeTexts) -> EpisodeTexts:
-        # The list of an episode keeps its length: rows name its tasks by their order in it.
-        renamed = [[self.to if task == self.task else task for task in _tasks_of(text)] for text in texts]
-        return [_with_tasks(text, tasks) for text, tasks in zip(texts, renamed, strict=True)]
+        return [{name: self._renamed(name, value) for name, value in text.items()} for text in texts]
+
+    def _renamed(self, name: str, value: str) -> str:
+        if name not in (TASK, TASKS):
+            return value
+        # Rows name the tasks of an episode by their keys, or their order: these stay.
+        found: Any = json.loads(value) if name == TASKS else value
+        if isinstance(found, dict):
+            return dump_json({key: self.to if task == self.task else task for key, task in found.items()})
+        if isinstance(found, list):
+            return dump_json([self.to if task == self.task else task for task in found])
+        return self.to if value == self.task else value
 
 
 # Rows that are cut off or made anew
@@ -404,8 +408,10 @@ class Resample(RowOperation):
     Numbers with fractions of one dimension are interpolated; actions are held: a step has the action that was given
     last before it began. Whole numbers, text, images and frames of videos are the nearest in time. `ways` say it
     otherwise, like `action=linear`: `nearest`, `linear`, `hold`, or `sum` for what adds up over time, such as actions
-    that are deltas. What `next` holds is the value at the end of the step. Rewards are summed, and flags of rows that
-    become one are joined by OR. Time stamps count at the new rate from the first one on, `frame` from its first number.
+    that are deltas; rotations in a field, like `observation.state[3:7]=quat-xyzw`, are turned. What `next` holds is the
+    value at the end of the step. Rewards are summed, and flags of rows that become one are joined by OR. Time stamps
+    count at the new rate from the first one on, `frame` from its first number. Events of LeRobot's language are in the
+    step during which they happen.
     """
 
     name: ClassVar[str] = "resample"
@@ -427,32 +433,68 @@ class Resample(RowOperation):
             if rate is not None and not 0 < rate < math.inf:
                 raise UsageError(f"resample is {rate:g} steps a second, expected a number above 0")
         for text in self.ways:
-            if text.partition("=")[2] not in WAYS:
+            name, _, way = text.partition("=")
+            if "[" in name:
+                Place.parsed(name)
+                rotation(way)
+            elif way not in WAYS:
                 raise UsageError(
                     f"--resample has {text!r}, expected FIELD=HOW",
-                    hint=f"write it like 10,action=linear; HOW is {', '.join(WAYS)}",
+                    hint=f"write it like 10,action=linear; HOW is {', '.join(WAYS)}; of rotations "
+                    "observation.state[3:7]=quat-xyzw",
                 )
 
     def settled(self, reader: StepReader) -> Resample:
-        if self.source is not None:
-            return self
-        source = stated_fps(reader)
-        if source is None and any(field.key == _TIME for field in reader.fields):
-            table, rows = reader.episodes, min(reader.manifest.steps, _ROWS)
-            steps = np.diff(reader.read(_TIME, 0, rows).reshape(-1).astype(np.float64))
-            within = np.delete(steps, table.start[(table.start > 0) & (table.start < rows)] - 1)
-            median = float(np.median(within)) if len(within) else 0.0
-            source = 1 / median if median > 0 else None
-        return replace(self, source=source)
+        made = replace(
+            self, source=_rate_of(reader) if self.source is None else self.source, ways=tuple(self._resolved(reader))
+        )
+        made._require_times_of_events(reader)
+        return made
+
+    def _resolved(self, reader: StepReader) -> Iterator[str]:
+        """Yield the ways, with numbers for the names in places; refuse rotations that `--action-space` made."""
+        widths = {field.name: field.shape[0] for field in reader.fields if len(field.shape) == 1}
+        names = names_of_numbers(reader)
+        placed = {Place.parsed(text.partition("=")[0]).key for text in self.ways if "[" in text}
+        for text in self.ways:
+            name, _, way = text.partition("=")
+            if "[" in name and (place := Place.parsed(name)).key in widths:
+                yield f"{place.resolved(widths[place.key], names.get(place.key, ()))}={way}"
+                continue
+            if way == "linear" and name not in placed and (made := _rotations(reader, name)):
+                raise UsageError(
+                    f"{name} has rotations, which are not linear: {', '.join(made)}",
+                    hint=f"add them: --resample {self.fps:g},{text},{','.join(made)}",
+                )
+            yield text
+
+    def _require_times_of_events(self, reader: StepReader) -> None:
+        """Raise UsageError where the frames by which events are stated do not tell when they happen."""
+        keys, table, rate = {field.key for field in reader.fields}, reader.episodes, self.source
+        for place, text in enumerate(reader.episode_text or ()):
+            if not any(isinstance(at, int) for at in parse_said(text.get(EVENTS, "[]"), EVENTS)):
+                continue
+            fits = False
+            if {_TIME, _FRAME} <= keys and rate is not None:
+                start = int(table.start[place])
+                times, frames = (reader.read(key, start, start + int(table.length[place])) for key in (_TIME, _FRAME))
+                late = times.reshape(-1).astype(np.float64) * rate - frames
+                fits = bool(((late <= EARLY) & (late > EARLY - 1)).all())
+            if not fits:
+                raise UsageError(
+                    f"{EVENTS} of episode {table.episode[place]} are stated by frame, and its time stamps do not say "
+                    f"when these are at {rate or 0:g} frames a second"
+                )
 
     def documents(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
         return at_rate(documents, self.fps)
 
     def texts(self, numbers: Sequence[int], texts: EpisodeTexts) -> EpisodeTexts:
-        names = ("language_events", "language_persistent")
-        if any(text.get(name, "[]").startswith("{") for text in texts for name in names):
-            raise UsageError("language is stated by frame, and resample counts frames anew: it would be in other rows")
-        return texts
+        """Events are stated by their times from now on; what holds from a time on stays as it is."""
+        if any(text.get(PERSISTENT, "[]").startswith("{") for text in texts):
+            raise UsageError(f"{PERSISTENT} differs between the rows of an episode, which resample replaces by others")
+        rates = self.source or self.fps, self.fps
+        return [text | {EVENTS: by_time(text[EVENTS], EVENTS, *rates)} if EVENTS in text else text for text in texts]
 
     def plan(self, fields: Fields) -> BoundOperation:
         if _TIME not in fields and self.source is None:
@@ -461,8 +503,13 @@ class Resample(RowOperation):
                 hint=f"add it: --resample {self.fps:g},from=50",
             )
         ways = {field.key: _way_of(field) for field in fields}
+        turns: dict[Key, list[tuple[Place, str]]] = {}
         for text in self.ways:
             name, _, way = text.partition("=")
+            if "[" in name:
+                key, place = self._rotation_in(fields, Place.parsed(name), way)
+                turns.setdefault(key, []).append((place, way))
+                continue
             for key in fields.covered(name):
                 if key in KEPT or _is_reward(key) or (way in ("linear", "sum") and not is_floating(fields[key].dtype)):
                     raise UsageError(f"resample: {key_name(key)} is {fields[key].dtype}, which cannot be {way}")
@@ -470,7 +517,46 @@ class Resample(RowOperation):
         for field in fields:
             if field.key[0] == NEXT and field.key[1:] in ways:
                 ways[field.key] = ways[field.key[1:]]
-        return _BoundResample(replace(fields, rate=self.fps), self, ways)
+        return _BoundResample(replace(fields, rate=self.fps), self, ways, turns)
+
+    @staticmethod
+    def _rotation_in(fields: Fields, place: Place, how: str) -> tuple[Key, Place]:
+        key = tuple(place.key.split("."))
+        if key not in fields or key[0] == NEXT or len(fields[key].shape) != 1 or not is_floating(fields[key].dtype):
+            raise UsageError(f"resample: there are no rotations in {place.key!r}, which is no field of some fractions")
+        place = place.resolved(fields[key].shape[0])
+        if place.width != rotation(how).width:
+            raise UsageError(f"resample: {place} has {place.width} numbers, and {how} has {rotation(how).width}")
+        return key, place
+
+
+def _rotations(reader: StepReader, key: str) -> list[str]:
+    """Return where a field has rotations, and how they are written, as `--action-space` has made them."""
+    texts = [
+        document["groups"]
+        for made in reader.manifest.provenance
+        for document in made.arguments.get("operations") or ()
+        if document["name"] == "action-space" and document.get("key", "action") == key
+    ]
+    groups = tuple(Group.parsed(text, key) for text in texts[-1]) if texts else ()
+    width = max((int(group.place.stop or 0) for group in groups), default=0)
+    return [
+        f"{replace(group.place, start=group.place.start + 3 * (group.kind == 'pose'))}={group.given}"
+        for group in Layout(key, width, groups).inverted().groups
+        if group.kind in ("rotation", "pose")
+    ]
+
+
+def _rate_of(reader: StepReader) -> float | None:
+    """Return the rate that metadata state, or that most time stamps have."""
+    source = stated_fps(reader)
+    if source is None and any(field.key == _TIME for field in reader.fields):
+        table, rows = reader.episodes, min(reader.manifest.steps, _ROWS)
+        steps = np.diff(reader.read(_TIME, 0, rows).reshape(-1).astype(np.float64))
+        within = np.delete(steps, table.start[(table.start > 0) & (table.start < rows)] - 1)
+        median = float(np.median(within)) if len(within) else 0.0
+        source = 1 / median if median > 0 else None
+    return source
 
 
 def _way_of(field: Field) -> str:
@@ -500,7 +586,9 @@ class _Grid:
         self._near = min(near, 0.01 * step)
 
     def at(self, values: Array, times: Array, knots: Array, way: str) -> Array:
-        """Return values at some times, given those at the `knots`."""
+        """Return values at some times, given those at the `knots`; `way` is one of `WAYS`, or how rotations are
+        written.
+        """
         times = np.clip(times, knots[0], knots[-1])
         before = np.clip(np.searchsorted(knots, times + self._near, "right") - 1, 0, len(knots) - 1)
         after = np.minimum(before + 1, len(knots) - 1)
@@ -510,6 +598,8 @@ class _Grid:
         share = np.clip((times - knots[before]) / np.where(after > before, knots[after] - knots[before], 1), 0, 1)
         if way == "nearest":
             return values[np.where(share > 0.51, after, before)]  # of two as near, the first: clocks have noise
+        if way != "linear":
+            return between(way, values[before], values[after], share)
         share = share.reshape(-1, *(1,) * (values.ndim - 1))
         low, high = values[before].astype(np.float64), values[after].astype(np.float64)
         found: Array = np.where(share > 0, low + share * (high - low), low)
@@ -528,9 +618,15 @@ class _Grid:
 
 
 class _BoundResample(BoundOperation):
-    def __init__(self, fields: Fields, asked: Resample, ways: Mapping[Key, str]) -> None:
+    def __init__(
+        self,
+        fields: Fields,
+        asked: Resample,
+        ways: Mapping[Key, str],
+        turns: Mapping[Key, Sequence[tuple[Place, str]]],
+    ) -> None:
         super().__init__(fields)
-        self._asked, self._ways = asked, ways
+        self._asked, self._ways, self._turns = asked, ways, turns
 
     def inputs(self, wanted: frozenset[Key]) -> Iterable[Key]:
         pairs = {other for key in wanted for other in (in_next(key), key[1:] if key[0] == NEXT else key)}
@@ -593,7 +689,14 @@ class _BoundResample(BoundOperation):
             last = batch.columns[in_next(root)]
             final = last.values[stop - 1 : stop] if way != "linear" else last.numbers[stop - 1 : stop]
             known, knots = np.concatenate([known, final]), grid.times
-        return grid.at(known, at, knots, way)
+        found = grid.at(known, at, knots, way)
+        for place, how in self._turns.get(root, ()):
+            turns = place.of(as_numbers(known, column.dtype))
+            if not is_rotation(turns, how).all():
+                raise ResultRefused(f"{place} is no rotation in {how} everywhere")
+            found = as_numbers(found, column.dtype).astype(np.float64)
+            found[:, place.start : place.stop] = grid.at(turns, at, knots, how)
+        return found
 
     @staticmethod
     def _counts(values: Array) -> bool:

@@ -162,6 +162,27 @@ def rotation(how: str) -> _Rotation:
     return _Rotation(3, lambda v: _euler_matrix(v * unit, order), lambda m: _matrix_euler(m, order) / unit)
 
 
+def between(how: str, before: Array, after: Array, share: Array) -> Array:
+    """Return rotations on the shortest way from `before` to `after`, `[n, width]`, of which `share` `[n]` is gone.
+
+    Those of which nothing is gone are the numbers before; quaternions have the sign of those before.
+    """
+    matrix, numbers = rotation(how).matrix, rotation(how).numbers
+    start = matrix(before)
+    way = _matrix_axis_angle(np.swapaxes(start, -1, -2) @ matrix(after))
+    found = numbers(start @ _axis_angle_matrix(share[:, None] * way))
+    if how.startswith("quat"):
+        found = np.where((found * before).sum(-1, keepdims=True) < 0, -found, found)
+    there: Array = np.where(share[:, None] > 0, found, before)
+    return there
+
+
+def is_rotation(values: Array, how: str) -> NDArray[np.bool_]:
+    """Whether rows `[..., width]` are rotations, but for rounding; NaN counts as data."""
+    found: NDArray[np.bool_] = ~(_flaw(values, how) > _FLAW)
+    return found
+
+
 def _flaw(values: Array, how: str) -> Array:
     """Return how far rows of numbers are from a rotation: 0 for an exact one, about 1 for other numbers."""
     found: Array = np.zeros(values.shape[:-1])
@@ -349,7 +370,8 @@ class Group:
 
     `given` and `made` are how a rotation is written, or what open and closed mean for a gripper; None changes nothing.
     `was` and `becomes` are of `FORMS`. `state` is where the state is that they are relative to, written as
-    `state_given`.
+    `state_given`. A `binary` gripper has one of its two ends: the nearer one, or with "next" the one that it has next
+    within 5 %.
     """
 
     place: Place
@@ -361,7 +383,7 @@ class Group:
     state: Place | None = None
     state_given: str | None = None
     frame: str = "body"
-    binary: bool = False
+    binary: bool | str = False
 
     @classmethod
     def parsed(cls, text: str, key: str = "action") -> Self:
@@ -381,11 +403,12 @@ class Group:
                     f"--action-space {text!r} has {name!r}, which it does not know{did_you_mean(name, _NAMES)}",
                     hint=f"it knows {', '.join(_NAMES)}",
                 )
-            if (name == "binary") != (not value):
+            if not value if name != "binary" else value not in ("", "next"):
                 raise UsageError(
-                    f"--action-space {text!r}: {option!r} is not understood", hint="write binary, or from=0:1"
+                    f"--action-space {text!r}: {option!r} is not understood",
+                    hint="write binary, binary=next, or from=0:1",
                 )
-            found[_NAMES[name]] = name == "binary" or (Place.parsed(value) if name == "state" else value)
+            found[_NAMES[name]] = Place.parsed(value) if name == "state" else value or True
         try:
             return cls(**found)
         except UsageError as error:
@@ -505,8 +528,7 @@ class Group:
         """Return which rows `[n]` have no rotation where one should be; NaN counts as data."""
         if how is None or self.kind not in ("rotation", "pose"):
             return np.zeros(len(numbers), bool)
-        found: Array = _flaw(numbers[:, 3 if self.kind == "pose" else 0 :], how) > _FLAW
-        return found
+        return ~is_rotation(numbers[:, 3 if self.kind == "pose" else 0 :], how)
 
     def changed(self, rows: Array, runs: Runs, states: States, before: Array | None = None) -> Array:
         """Return what its numbers become, for rows `[n, width]` of them in some runs; see `Layout.changed`.
@@ -514,7 +536,7 @@ class Group:
         `before` has these numbers of the absolute action before each run.
         """
         if self.kind == "gripper":
-            return rows if self.made is None else self._gripped(rows)
+            return rows if self.made is None else self._gripped(rows, runs)
         if self.made is None and not self.needs_state:
             return rows
         value, how = self.decoded(rows, self.given), self.made or self.given
@@ -552,9 +574,17 @@ class Group:
             return value.seen_from(before, self.frame)
         return value.seen_from(_there(reference), self.frame)
 
-    def _gripped(self, rows: Array) -> Array:
+    def _gripped(self, rows: Array, runs: Runs) -> Array:
         (open_now, closed_now), (open_then, closed_then) = _bounds(str(self.given)), _bounds(str(self.made))
         share = (rows - open_now) / (closed_now - open_now)
+        if self.binary == "next":
+            # A gripper on its way is where it arrives, as Octo and OpenVLA prepare Open X-Embodiment.
+            arrived = (share < _CLEAR) | (share > 1 - _CLEAR)
+            places = np.where(arrived, np.arange(len(rows))[:, None], len(rows))
+            following = np.minimum.accumulate(places[::-1], 0)[::-1]
+            known = following < runs.spread(runs.starts + runs.lengths)[:, None]
+            later = np.take_along_axis(share, np.where(known, following, 0), 0) if len(rows) else share
+            share = np.where(known & ~np.isnan(share), later, share)
         if self.binary:
             share = np.where(np.isnan(share), share, share >= 0.5)
         return open_then + share * (closed_then - open_then)
@@ -564,6 +594,9 @@ def _there(reference: Value | None) -> Value:
     if reference is None:
         raise UsageError("actions relative to the state of their own step need a state for each step of a chunk")
     return reference
+
+
+_CLEAR = 0.05
 
 
 def _bounds(text: str) -> tuple[float, float]:

@@ -5,16 +5,22 @@ They select, rename and join entries, or change values: images, normalisation, t
 
 from __future__ import annotations
 
+import os
+import pathlib
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, final
 
+import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_tensor_collection
 from torch.nn import functional
 
 from ..errors import CorruptDataError, MissingKeyError, SchemaError, UsageError, did_you_mean, require_flags
 from ..format.contracts import own_attributes, refuse_overrides
+from ..format.documents import parse_json
+from ..format.language import EVENTS, PERSISTENT, TASK, TASKS, parse_said, said_in_rows
+from ..open_steps import open_episodes
 from .base import Transform
 
 Key: TypeAlias = str | tuple[str, ...]
@@ -690,10 +696,86 @@ def _length_of(key: Path) -> Path:
     return (*key[:-1], key[-1] + _LENGTH)
 
 
-def _stacked(strings: list[str], shape: torch.Size) -> Any:
-    """Give strings the shape of a batch."""
+class EpisodeTexts(Transform):
+    """Adds to each step what the texts of its episode have for it, as non-tensor data in the batch's shape.
+
+    Texts are strings, empty where an episode lacks one. Of several tasks in an episode, `language_instruction` is the
+    one of the step. LeRobot's language is a list of dicts: `language_persistent` is the same for all steps of an
+    episode, `language_events` has what happens in the step. Entries that steps have themselves stay as they are.
+
+    Args:
+        path: the dataset.
+
+    Raises:
+        MissingKeyError: (a KeyError) `episode`, `frame`, `timestamp` or `task_index`, by which texts are found, is not
+            in the batch, or not as one number a step.
+        SchemaError: (a RuntimeError) which of several tasks a step has is not known.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self.path = pathlib.Path(path).absolute()
+        self._known: dict[int, dict[str, str]] | None = None
+
+    def forward(self, data: Any) -> Any:
+        batch = require_tensordict(data, self)
+        if self._known is None:
+            with open_episodes(self.path) as reader:
+                texts = reader.episode_text or [{}] * len(reader.episodes)
+                self._known = dict(zip(reader.episodes.episode.tolist(), texts, strict=True))
+        here = batch.keys()
+        names = dict.fromkeys(name for text in self._known.values() for name in text)
+        names = dict.fromkeys(TASK if name == TASKS else name for name in names if name not in here)
+        if TASK in here:
+            names.pop(TASK, None)
+        episodes = self._numbers(batch, "episode") if names else np.zeros(0)
+        found: dict[str, list[Any]] = {name: [None] * len(episodes) for name in names}
+        for number in np.unique(episodes).tolist():
+            rows = np.flatnonzero(episodes == number)
+            for name in names:
+                for row, value in zip(rows, self._of_rows(batch, self._known.get(number, {}), name, rows), strict=True):
+                    found[name][row] = value
+        batch = batch.copy()
+        for name, values in found.items():
+            batch.set(name, _stacked(values, batch.batch_size))
+        return batch
+
+    def _of_rows(self, batch: TensorDictBase, text: dict[str, str], name: str, rows: Any) -> list[Any]:
+        """Return what a text of an episode has for these rows of the batch."""
+        if name in (PERSISTENT, EVENTS):
+            said = parse_said(text.get(name, "[]"), name)
+            if None in said:
+                return said_in_rows(said, rows, rows)
+            frames, times = (self._numbers(batch, key)[rows] for key in ("frame", "timestamp"))
+            return said_in_rows(said, frames, times)
+        if name != TASK or name in text or TASKS not in text:
+            return [text.get(name, "")] * len(rows)
+        tasks = parse_json(text[TASKS], TASKS)
+        numbers = self._numbers(batch, "task_index")[rows].tolist()
+        if not isinstance(tasks, dict) or not {*map(str, numbers)} <= tasks.keys():
+            raise SchemaError(
+                f"which of the tasks {text[TASKS]} a step has is not known",
+                hint="set it: rbtool preprocess DATASET --task EPISODE=TEXT --dest DEST; or convert the source again",
+            )
+        return [tasks[str(number)] for number in numbers]
+
+    @staticmethod
+    def _numbers(batch: TensorDictBase, name: str) -> Any:
+        value = batch.get(name, None)
+        if value is None or value.numel() != batch.batch_size.numel():
+            raise MissingKeyError(
+                f"{name} is not in the batch as one number a step, and texts of steps are found by it"
+            )
+        return value.reshape(-1).numpy(force=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_known": None}
+
+
+def _stacked(values: list[Any], shape: torch.Size) -> Any:
+    """Give texts, or other data without numbers, the shape of a batch."""
     if not shape:
-        return NonTensorData(strings[0])
-    width = len(strings) // shape[0] if shape[0] else 0
-    parts = [_stacked(strings[start * width : (start + 1) * width], shape[1:]) for start in range(shape[0])]
+        return NonTensorData(values[0])
+    width = len(values) // shape[0] if shape[0] else 0
+    parts = [_stacked(values[start * width : (start + 1) * width], shape[1:]) for start in range(shape[0])]
     return NonTensorStack(*parts)

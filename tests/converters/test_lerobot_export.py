@@ -168,6 +168,15 @@ def test_rows_that_were_left_out_shift_times_and_language(tmp_path: Path) -> Non
     assert said["grasp it"] == 0.0
     assert "reach for the object" not in said
     assert said["carry it over"] == pytest.approx(0.6, abs=1e-6)
+    slow = rbtool.preprocess(late, dest=tmp_path / "slow", operations={"resample": "5"}, num_workers=0).path
+    slow_rows = rows_of(rbtool.export(slow, tmp_path / "slow-out", to="lerobot").path)
+    assert slow_rows[0]["language_persistent"] == rows[0]["language_persistent"]
+    pairs = zip(rows[::2], rows[1::2], strict=True)
+    events = [[*early["language_events"], *later["language_events"]] for early, later in pairs]
+    assert [row["language_events"] for row in slow_rows] == events
+    assert any(events)
+    with pytest.raises(UsageError, match="language_events of episode 0 are stated by frame"):
+        rbtool.preprocess(late, dest=tmp_path / "wrong", operations={"resample": "5,from=30"}, num_workers=0)
     bare = rbtool.convert(DATA / "recent/subtasks_v05", tmp_path / "bare", episodes="0").path
     gaps = rbtool.preprocess(bare, _every_second, dest=tmp_path / "gaps").path
     result = rbtool.export(gaps, tmp_path / "again", to="lerobot")
@@ -373,16 +382,26 @@ def test_rows_keep_their_tasks_where_those_before_them_are_gone(tmp_path: Path) 
     takes[0].tasks = ["open", "open", "close", "close", "open", "wipe"]
     made = rbtool.convert(write_dataset(tmp_path / "d", takes, images="none"), tmp_path / "made", final_step="repeat")
 
-    def tasks(**operations: Any) -> list[str]:
-        cut = rbtool.preprocess(made.path, None, tmp_path / "cut", operations=operations, num_workers=0, force=True)
-        out = rbtool.export(cut.path, tmp_path / "out", to="lerobot", force=True).path
+    def tasks(*before: dict[str, str], **operations: Any) -> list[str]:
+        path = made.path
+        for place, one in enumerate([*before, operations]):
+            path = rbtool.preprocess(
+                path, None, tmp_path / f"cut{place}", operations=one, num_workers=0, force=True
+            ).path
+        out = rbtool.export(path, tmp_path / "out", to="lerobot", force=True).path
         return [row["task"] for row in plain_rows(out)]
 
     assert tasks(where="frame >= 2") == [*takes[0].tasks[2:], *takes[1].tasks[2:]]
     assert tasks(where="frame != 2") == [one for take in takes for one in take.tasks[:2] + take.tasks[3:]]
     assert tasks(rename_task="open=turn")[:6] == ["turn", "turn", "close", "close", "turn", "wipe"]
-    with pytest.raises(SchemaError, match="episode 0 lacks rows since its tasks were read"):
-        tasks(rename_task="open=turn", where="frame >= 2")
+    assert tasks(rename_task="open=turn", where="frame >= 2")[:4] == ["close", "close", "turn", "wipe"]
+    swapped = [{"rename_task": one} for one in ("open=x", "close=open", "x=close")]
+    assert tasks(*swapped, where="frame >= 2")[:4] == ["open", "open", "close", "wipe"]
+    episodes = pq.read_table(tmp_path / "out/meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    assert episodes[0]["tasks"] == ["open", "close", "wipe"]
+    assert tasks(where="frame == 2") == ["close", takes[1].tasks[2]]
+    [first, _] = pq.read_table(tmp_path / "out/meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    assert first["tasks"] == ["close"]  # not those of rows that are gone
     assert tasks(task="0=tidy", where="frame >= 2") == ["tidy"] * 4 + takes[1].tasks[2:]
 
 

@@ -293,7 +293,7 @@ def test_tasks_that_change_inside_an_episode_are_all_kept(tmp_path: Path) -> Non
     takes[0].tasks = ["open", "open", "close", "close"]
     with LerobotReader(write_dataset(tmp_path / "d", takes, images="none")) as reader:
         text = [piece.text for piece in reader.pieces() if piece.first]
-    assert text == [{"language_instructions": '["open", "close"]'}, {"language_instruction": "do 1"}]
+    assert text == [{"language_instructions": '{"0": "open", "1": "close"}'}, {"language_instruction": "do 1"}]
 
 
 def test_tasks_are_named_by_their_column_or_by_the_index_of_pandas(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from lerobot_files import FPS, decoded, random_takes, write_dataset
@@ -17,6 +18,7 @@ from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
 from rbtool.core.storages.dataset import Pages
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.transforms import video
+from rbtool.core.transforms.keyed import EpisodeTexts
 from rbtool.core.transforms.windows import Windows
 
 LENGTHS = (7, 1, 12, 2, 5)
@@ -277,3 +279,52 @@ def test_columns_in_memory() -> None:
     batch = buffer[:]
     assert batch["action"].tolist() == [[0, 1], [1, 2], [2, 2], [3, 4], [4, 5], [5, 5]]
     assert list(batch["language_instruction"]) == ["a"] * 6
+
+
+def test_batches_have_the_task_and_the_language_of_their_rows(tmp_path: Path) -> None:
+    source = Path(__file__).parents[1] / "data/lerobot/recent/two_cameras_language"
+    made = rbtool.convert(source, tmp_path / "made").path
+    names = {row["task_index"]: row["task"] for row in pq.read_table(source / "meta/tasks.parquet").to_pylist()}
+    told = pq.read_table(next(source.glob("data/*/*.parquet"))).to_pylist()
+    options: dict[str, Any] = {"texts": True, "windows": {"action": (0, 4)}}
+
+    def require_told(batch: Any, rows: Any) -> None:
+        assert list(batch["language_instruction"]) == [names[told[row]["task_index"]] for row in rows]
+        for name in ("language_persistent", "language_events"):
+            assert list(batch[name]) == [told[row][name] for row in rows]
+
+    require_told(rbtool.load_dataset(made, decode_video=False, **options)[:], range(len(told)))
+    for workers in (0, 2):
+        batches = rbtool.torch_dataset(made, batch_size=5, seed=3, **options)
+        batch = next(iter(rbtool.TorchLoader(batches, num_workers=workers)))
+        require_told(batch, batch["index"].tolist())
+    rbtool.mix([made, made], tmp_path / "both.toml")
+    batch = rbtool.load_dataset(tmp_path / "both.toml", 20, seed=0, decode_video=False, **options).sample()
+    require_told(batch, batch["index", "index"].tolist())
+    plain = rbtool.load_dataset(made, decode_video=False)[:]
+    assert "language_instruction" not in plain.keys()  # noqa: SIM118  # of a tensordict
+    tasks = rbtool.preprocess(made, dest=tmp_path / "tasks", operations={"task": "0=fold"}, num_workers=0).path
+    cut = rbtool.preprocess(tasks, dest=tmp_path / "cut", operations={"where": ["frame >= 3"]}, num_workers=0).path
+    rows = rbtool.load_dataset(cut, texts=True, decode_video=False)[:]
+    kept = [row for row in told if row["frame_index"] >= 3]
+    assert list(rows["language_events"]) == [row["language_events"] for row in kept]
+    expected = ["fold" if not row["episode_index"] else names[row["task_index"]] for row in kept]
+    assert list(rows["language_instruction"]) == expected
+    with pytest.raises(UsageError, match="texts and split_trajs"):
+        rbtool.load_dataset(made, texts=True, split_trajs=True)
+    with pytest.raises(UsageError, match="texts is set, expected only without streaming"):
+        rbtool.load_dataset(str(made), texts=True, streaming=True)
+
+
+def test_texts_of_steps_and_of_several_tasks_are_strings(tmp_path: Path) -> None:
+    takes = random_takes((4, 3))
+    takes[0].tasks = ["open", "open", "close", "open"]
+    made = rbtool.convert(write_dataset(tmp_path / "d", takes, images="none"), tmp_path / "made", final_step="repeat")
+    batch = rbtool.load_dataset(made.path, batch_size=30, seed=0, texts=True).sample()
+    everything = [task for take in takes for task in take.tasks]
+    assert list(batch["language_instruction"]) == [everything[row] for row in batch["index"].tolist()]
+    without = rbtool.load_dataset(made.path)[:].exclude("task_index")
+    with pytest.raises(MissingKeyError, match="task_index is not in the batch"):
+        EpisodeTexts(made.path)(without)
+    slices = rbtool.load_dataset(made.path, 6, sampler=rbtool.SliceSampler(slice_len=3), seed=0, texts=True).sample()
+    assert list(slices["language_instruction"]) == [everything[row] for row in slices["index"].flatten()]

@@ -315,6 +315,21 @@ def changed(robot, name, **operations):
     return dest
 
 
+@pytest.mark.parametrize(("bounds", "width"), [("0:1", 1), ("1:0", 1), ("100:-20", 1), ("0:1", 2)])
+def test_a_gripper_on_its_way_is_where_it_arrives(bounds, width):
+    """As Octo and OpenVLA prepare Open X-Embodiment: binarised backwards in time, in each episode."""
+    start, stop = map(float, bounds.split(":"))
+    shares = np.array([0.0, 0.3, 0.96, 0.7, 0.02, 0.4, 0.6, 0.4, 0.6, 1.0, 0.5])
+    rows = np.repeat((start + shares * (stop - start))[:, None], width, 1)
+    group = Group.parsed(f"0:{width}=gripper,from={bounds},to=-1:1,binary=next")
+    found = group.changed(rows, Runs.of([6, 2, 3]), None)
+    closed = [False, True, True, False, False, False, True, False, True, True, True]
+    np.testing.assert_array_equal(found, np.repeat(np.where(closed, 1.0, -1.0)[:, None], width, 1))
+    assert Group.parsed(group.text) == group
+    with pytest.raises(UsageError, match="'binary=often' is not understood"):
+        Group.parsed("0=gripper,from=0:1,to=-1:1,binary=often")
+
+
 @pytest.mark.parametrize("form", OF_CHUNKS)
 def test_windows_become_relative_to_the_sampled_step(robot, form):
     path = changed(robot, "made", action_space=[f"{POSE},as={form}", "6=gripper,from=0:1,to=-1:1"])
@@ -344,6 +359,8 @@ def test_statistics_are_of_whole_chunks_as_they_are_learned(robot):
     np.testing.assert_allclose(found["std"], chunks.std(0, correction=0), atol=1e-6)
     np.testing.assert_allclose(found["max"], chunks.amax(0), atol=1e-6)
     assert found["q01"].shape == (4, 10)
+    for name, fraction in (("q01", 0.01), ("q99", 0.99)):
+        np.testing.assert_allclose(found[name], np.quantile(chunks, fraction, axis=0), atol=4e-3)
     with pytest.raises(UsageError, match="horizon is 100, and the longest episode has"):
         space.statistics(100)
 

@@ -15,13 +15,14 @@ from rbtool.core.format.contracts import Piece
 from rbtool.core.preprocess.operations.program import Program, ProgramProcessor, program_of
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context
 from rbtool.core.robots.episodes import RenameTask, Resample, SetTask, TrimIdle
+from rbtool.core.robots.representations import rotation
 from rbtool.core.ted.episodes import Final
 from rbtool.core.ted.schema import Field, encode_text, role_of, text_fields
 from rbtool.core.testing.datasets import write_pieces, write_walks
 from rbtool.core.testing.operations import OperationTests, sample_block
 
 TEXTS = [
-    {"language_instruction": "pick", "scene": "kitchen"}, {}, {"language_instructions": '["pick", "place"]'},
+    {"language_instruction": "pick", "scene": "kitchen"}, {}, {"language_instructions": '{"3": "pick", "1": "place"}'},
     {"language_instruction": "place"},
 ]  # fmt: skip
 
@@ -55,7 +56,7 @@ def test_a_task_is_renamed_wherever_it_is():
     found = told(rename_task="pick=place")
     assert found[0] == {"language_instruction": "place", "scene": "kitchen"}
     assert found[1] == {}
-    assert json.loads(found[2]["language_instructions"]) == ["place", "place"]  # rows go by the order
+    assert json.loads(found[2]["language_instructions"]) == {"3": "place", "1": "place"}
     assert found[3] == TEXTS[3]
 
 
@@ -259,11 +260,67 @@ def test_the_rate_that_metadata_state_is_changed(tmp_path):
     assert documents["other.json"] == b"{}"
 
 
-def test_language_that_is_stated_by_frame_is_not_resampled():
-    texts = [{"language_events": "[]", "language_persistent": "[]"}]
+def test_persistent_language_that_differs_by_frame_is_not_resampled():
+    texts = [{"language_persistent": "[]"}]
     assert Resample(5.0, 10.0).texts([0], texts) == texts
-    with pytest.raises(UsageError, match="language is stated by frame"):
-        Resample(5.0, 10.0).texts([0], [{"language_events": '{"3": [{"role": "user"}]}'}])
+    with pytest.raises(UsageError, match="language_persistent differs between the rows"):
+        Resample(5.0, 10.0).texts([0], [{"language_persistent": '{"3": [{"role": "user"}]}'}])
+
+
+QUATERNIONS = [[1.0, 0, 0, 0], [np.cos(0.3), np.sin(0.3), 0, 0], [-np.cos(0.4), 0, -np.sin(0.4), 0], [0, 0, 0, 1.0]]
+
+
+def slerp(one, other, share):
+    """The formula of Shoemake."""
+    other = other if one @ other > 0 else -other
+    angle = np.arccos(one @ other)
+    return (np.sin((1 - share) * angle) * one + np.sin(share * angle) * other) / np.sin(angle)
+
+
+@pytest.mark.parametrize("how", ["quat-wxyz", "quat-xyzw", "axis-angle", "6d-rows", "euler-ZYX-deg", "matrix"])
+def test_rotations_are_turned_and_not_interpolated_number_by_number(tmp_path, how):
+    turns = np.array(QUATERNIONS)
+    numbers = rotation(how).numbers(rotation("quat-wxyz").matrix(turns))
+    width = numbers.shape[1]
+    signs = np.array([1, -1, -1, 1])[:, None] if how.startswith("quat") else 1  # as recorders write them
+    fields = (
+        (Field(("observation", "state"), "float64", (1 + width,), "observation"), "state"),
+        (Field(("action",), "float32", (width,), "action"), "step"),
+    )
+    states = np.concatenate([np.arange(4.0)[:, None], numbers * signs], 1)
+    ends = np.arange(3) == 2
+    columns = {("observation", "state"): states, ("action",): (numbers * signs)[:3].astype(np.float32)}
+    write_pieces(tmp_path / "a", fields, [Piece(0, columns, ends, ends & False, first=True, last=True)])
+    ways = f"40,from=10,observation.state[1:]={how},action[:]={how}"
+    rbtool.preprocess(tmp_path / "a", None, tmp_path / "b", operations={"resample": ways}, num_workers=0)
+    rows = rbtool.load_dataset(tmp_path / "b")[:]
+    between = [slerp(turns[place], turns[place + 1], step / 4) for place in range(3) for step in range(4)]
+    expected = rotation("quat-wxyz").matrix(np.array([*between, turns[3]]))
+    state = np.concatenate([rows["observation", "state"], rows["next", "observation", "state"][-1:]])
+    np.testing.assert_allclose(state[:, 0], np.arange(13) / 4)
+    np.testing.assert_allclose(rotation(how).matrix(state[:, 1:]), expected, atol=1e-9)
+    np.testing.assert_array_equal(state[::4], states)
+    np.testing.assert_array_equal(rows["next", "observation", "state"][:-1], rows["observation", "state"][1:])
+    np.testing.assert_allclose(rotation(how).matrix(rows["action"].double().numpy())[:9], expected[:9], atol=1e-5)
+
+
+def test_rotations_that_are_known_are_not_interpolated_as_numbers(tmp_path):
+    rows = Field(("action",), "float32", (7,), "action")
+    ends = np.arange(3) == 2
+    columns = {("action",): np.zeros((3, 7), np.float32), ("observation",): np.zeros((4, 1), np.float32)}
+    fields = [(rows, "step"), (Field(("observation",), "float32", (1,), "observation"), "state")]
+    source = tmp_path / "poses"
+    write_pieces(source, fields, [Piece(0, columns, ends, ends & False, first=True, last=True)])
+    space = {"action_space": "0:6=pose,from=axis-angle,to=6d-rows"}
+    rbtool.preprocess(source, None, tmp_path / "six", operations=space, num_workers=0)
+
+    def resampled(ways):
+        rbtool.preprocess(tmp_path / "six", None, tmp_path / "done", operations={"resample": ways}, num_workers=0)
+
+    with pytest.raises(UsageError, match=r"action has rotations.*action\[3:9\]=6d-rows"):
+        resampled("5,from=10,action=linear")
+    resampled("5,from=10,action=linear,action[3:9]=6d-rows")
+    assert rbtool.load_dataset(tmp_path / "done")[:]["action"].shape == (2, 10)
 
 
 @given(st.integers(1, 40), st.floats(1, 60), st.floats(1, 60))
@@ -293,6 +350,10 @@ def test_rewards_add_up_at_every_rate(length, fps, source):
         ({"resample": "5,action=cubic"}, "HOW is nearest, linear, hold, sum"),
         ({"resample": "5,count=linear"}, "count is int64, which cannot be linear"),
         ({"resample": "5,reward=hold"}, "cannot be hold"),
+        ({"resample": "5,action[0:4]=quat-wxyz"}, "goes beyond the 2 numbers of action"),
+        ({"resample": "5,action[0:2]=quat-wxyz"}, "has 2 numbers, and quat-wxyz has 4"),
+        ({"resample": "5,action[0:2]=slerp"}, "a rotation cannot be 'slerp'"),
+        ({"resample": "5,count[0:2]=axis-angle"}, "no rotations in 'count'"),
         ({"resample": "5"}, "does not know the rate of the steps"),
     ],
 )

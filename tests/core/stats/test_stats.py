@@ -93,6 +93,16 @@ def test_quantiles_keep_their_promise_and_parts_make_no_difference(block: np.nda
             assert abs(value - exact) <= error * abs(exact)
 
 
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
+def test_linear_quantiles_lie_between_two_values(values: list[float]) -> None:
+    block = np.array(values)[:, None]
+    sketch = QuantileSketch(1)
+    sketch.update(block)
+    found = sketch.quantiles(FRACTIONS, block.min(0), block.max(0), method="linear")
+    error = 2 * QUANTILE_ERROR * np.abs(block).max()
+    np.testing.assert_allclose(found, np.quantile(block, FRACTIONS, axis=0), rtol=0, atol=error)
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.bool_, np.int64, np.float16])
 def test_any_real_type_is_counted(dtype: type) -> None:
     values = np.random.default_rng(0).integers(0, 2, (501, 1)).astype(dtype)

@@ -1,0 +1,77 @@
+"""Texts of episodes, in JSON, of which each row has a part: tasks, and LeRobot's language.
+
+    language_instructions  {"0": "pick", "3": "place"}  the tasks of an episode that has several, by `task_index`
+    language_persistent    [...]                        what all rows of an episode have
+    language_events        {"12": [...]}                what single rows have, by `frame`
+                           {"0.3s:0.4s": [...]}         by `timestamp`, after a change of rate: after 0.3 s up to 0.4 s
+
+What is said is a list of objects with `role`, `content`, `style`, `camera` and `tool_calls`; persistent language has
+the `timestamp` from which it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..errors import CorruptDataError
+from .contracts import Array
+from .documents import dump_json, parse_json
+
+TASK = "language_instruction"
+TASKS = f"{TASK}s"
+PERSISTENT, EVENTS = "language_persistent", "language_events"
+
+EARLY = 0.25
+"""Where the time of an event is in its frame, so that it is in the same row where time stamps are a little off."""
+
+Said: TypeAlias = Mapping[int | tuple[float, float] | None, list[Any]]
+"""What is said by frame, by time stamps (after the first up to the second), or in all rows (None)."""
+
+
+def parse_said(text: str, name: str) -> Said:
+    """Read the text of that name; CorruptDataError for what is not language."""
+    found: Any = parse_json(text, name)
+    if isinstance(found, list):
+        return {None: found}
+    try:
+        return {_rows_of(key): [*value] for key, value in found.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise CorruptDataError(f"the text {name} of an episode is not LeRobot's language: {text[:80]!r}") from None
+
+
+def _rows_of(key: str) -> int | tuple[float, float]:
+    if ":" not in key:
+        return int(key)
+    low, high = (float(part.removesuffix("s")) for part in key.split(":"))
+    return low, high
+
+
+def said_in_rows(said: Said, frames: Array, times: Array) -> list[list[Any]]:
+    """Return what is said in each of some rows of an episode, given their `frame` and their `timestamp`, `[n]`."""
+    if None in said:
+        return [said[None]] * len(frames)
+    found = [said.get(frame, []) for frame in frames.tolist()]
+    for at, value in said.items():
+        if isinstance(at, tuple):
+            for row in np.flatnonzero((at[0] < times) & (times <= at[1])).tolist():
+                found[row] = found[row] + value
+    return found
+
+
+def by_time(text: str, name: str, source: float, fps: float) -> str:
+    """Return the text for rows at another rate: each event is in the row during which it happens.
+
+    Args:
+        text: the text.
+        name: its name.
+        source: how many frames a second there are, by which the text counts.
+        fps: how many rows a second there will be.
+    """
+    said = parse_said(text, name)
+    if None in said:
+        return text
+    times = {at[1] if isinstance(at, tuple) else (int(at or 0) + EARLY) / source: value for at, value in said.items()}
+    return dump_json({f"{at - 1 / fps:.6f}s:{at:.6f}s": value for at, value in times.items()})
