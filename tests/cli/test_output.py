@@ -135,7 +135,7 @@ def test_paths_go_through_xargs(folder, shell):
         ("rbtool download minari tuple/trunc-v0 --local", "{}/home/minari/tuple/trunc-v0\n"),
         ("rbtool inspect cartpole -q", "cartpole\n"),
         ("rbtool list -q", "minari:cartpole/scripted-v0\n"),
-        ("rbtool check cartpole -q", ""),
+        ("rbtool check cartpole -q", "EPI004\n"),  # episodes of one step
         ("rbtool checkpoint verify cartpole.h5 cartpole -q", ""),
     ],
 )
