@@ -19,7 +19,7 @@ from ..format.videos import reference_keys
 from ..progress import counted
 from ..ted.rules import Finding, Rows, Rule
 from ..ted.schema import Field
-from .pictures import Eye, PictureRules
+from .pictures import MOST_PICTURES, Eye, PictureRules
 from .rows import RowRules
 from .rules import BY_ID, ENTRIES, Profile, Report, Thresholds, of_episodes
 
@@ -92,6 +92,16 @@ class Doctor(Rule):
     def eye(self, video: int) -> Eye | None:
         """Return what takes frames of a video in order, from any thread; None where nothing looks at them."""
         return self._pictures.eye(video) if "robot" in self.profiles else None
+
+    @property
+    def most_pictures(self) -> int:
+        """How many decoded frames can be looked at, for about 90 bytes each."""
+        return MOST_PICTURES
+
+    @property
+    def notes(self) -> list[str]:
+        """What was not looked at."""
+        return self._pictures.notes()
 
     def findings(self) -> list[Finding]:
         """Return what was found without texts and files."""

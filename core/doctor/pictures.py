@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +25,8 @@ from .rules import Report, Thresholds, of_episodes, robust
 
 _SIDE, _SMALL = 48, 8
 _LEAST_SIDE = 16
-_MOST_PICTURES = 1 << 20
+MOST_PICTURES = 1 << 20
+"""Pictures of which something is kept, about 90 bytes each."""
 _SHIFTS = range(-24, 25)
 _FOLDS = 12
 _FLAT = 4
@@ -63,7 +65,7 @@ class Eye:
                 found[start:] = np.abs(later - earlier).mean((1, 2))
             getattr(self, name).append(found)
         self._before, self._reached = joined[-2:], first + count
-        self.frames.append(np.arange(first, first + count))
+        self.frames.append(np.arange(first, first + count, dtype=np.int32))
         color = few.mean((1, 2), dtype=np.float32)
         self.color.append(color if color.shape[1] == 3 else np.repeat(color.mean(1, keepdims=True), 3, axis=1))
         self.sharp.append(np.abs(np.diff(sharp, axis=2)).mean((1, 2), dtype=np.float32))
@@ -83,10 +85,38 @@ def _shrunk(grey: Array) -> Array:
     return np.asarray(total / area, np.uint8).reshape(len(grey), -1)
 
 
-def _runs(numbers: Array) -> list[tuple[int, int]]:
-    """Return where each run of equal numbers starts and stops."""
-    cuts = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1])).tolist()
-    return list(zip(cuts, [*cuts[1:], len(numbers)], strict=True))
+def _runs(*numbers: Array) -> list[tuple[int, int]]:
+    """Return where each run of rows starts and stops that are equal in all these arrays."""
+    cuts = np.flatnonzero(np.append(True, np.any([one[1:] != one[:-1] for one in numbers], axis=0))).tolist()
+    return list(zip(cuts, [*cuts[1:], len(numbers[0])], strict=True))
+
+
+class Frames(NamedTuple):
+    """The frames that rows refer to: as evenly spread from `first` to `last` as may be, or these `others`."""
+
+    first: int
+    last: int
+    rows: int
+    others: Array | None = None
+
+    @classmethod
+    def of(cls, frames: Array) -> Frames:
+        found = cls(int(frames[0]), int(frames[-1]), len(frames))
+        return found if np.array_equal(found.array(), frames) else found._replace(others=frames.astype(np.int32))
+
+    def array(self) -> Array:
+        """Return the frames, int64 `[rows]`."""
+        if self.others is not None:
+            return self.others.astype(np.int64)
+        return np.linspace(self.first, self.last, self.rows).round().astype(np.int64)
+
+
+class _Use(NamedTuple):
+    """Rows of an episode that follow each other, and where their pictures are."""
+
+    number: int
+    place: tuple[Any, ...]
+    frames: Frames
 
 
 @dataclass
@@ -100,6 +130,11 @@ class _Shots:
     change: Array
     change_two: Array
 
+    @classmethod
+    def joined(cls, parts: Sequence[_Shots]) -> _Shots:
+        """Join the pictures of parts of an episode."""
+        return cls(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)))
+
     @property
     def light(self) -> Array:
         """The brightness of each, of 255."""
@@ -109,17 +144,18 @@ class _Shots:
 class PictureRules:
     """Gathers small copies of the pictures of all cameras, and compares them with each other and with the states."""
 
-    def __init__(self, fields: Sequence[Field], limits: Thresholds) -> None:
+    def __init__(self, fields_of_rows: Sequence[Field], limits: Thresholds) -> None:
         self._limits = limits
-        self._references = [key for key in reference_keys(fields) if key[0] != NEXT]
+        self._references = [key for key in reference_keys(fields_of_rows) if key[0] != NEXT]
         self._images = [
-            one for one in fields
+            one for one in fields_of_rows
             if one.role == "observation" and one.key[0] != NEXT and one.dtype == "uint8" and len(one.shape) == 3
             and min(sorted(one.shape)[1:]) >= _LEAST_SIDE
         ]  # fmt: skip
         self._eyes: dict[tuple[Any, ...], list[Eye]] = defaultdict(list)
         self._count = 0
-        self._uses: dict[Key, list[Array]] = defaultdict(list)
+        self._missed = 0
+        self._uses: dict[Key, list[_Use]] = defaultdict(list)
         self.brightness: dict[str, float] = {}
         """The mean brightness of each camera, of 255, once it is reported."""
 
@@ -132,8 +168,8 @@ class PictureRules:
         return key_name(image_key(key) if key in self._references else key)
 
     def eye(self, video: int) -> Eye | None:
-        """Return what takes frames of a video in order; None once enough were taken."""
-        if self._count > _MOST_PICTURES or not self._references:
+        """Return what takes frames of a video in order; None where no rule looks at them."""
+        if not self._references:
             return None
         found = Eye()
         self._eyes[video,].append(found)
@@ -144,21 +180,30 @@ class PictureRules:
         if not len(rows):
             return
         number = rows.episode.reshape(-1).astype(np.int64)
-        steps = np.arange(rows.start, rows.start + len(rows))
         for key in self._references:
             places = rows.columns[key].reshape(len(rows), 2)
-            self._uses[key].append(np.column_stack((number, steps, places)))
-        for one in self._images if self._count <= _MOST_PICTURES else ():
+            for start, stop in _runs(number, places[:, 0]):
+                frames = Frames.of(places[start:stop, 1])
+                self._uses[key].append(_Use(int(number[start]), (int(places[start, 0]),), frames))
+        if self._count > MOST_PICTURES:
+            self._missed += len(rows) * len(self._images)
+            return
+        for one in self._images:
             images = rows.columns[one.key]
             images = images if one.shape[2] in (1, 3, 4) else np.moveaxis(images, 1, -1)
             for start, stop in _runs(number):
-                eyes = self._eyes[(*one.key, int(number[start]))]
+                place = (*one.key, int(number[start]))
+                eyes = self._eyes[place]
                 if not eyes:
                     eyes.append(Eye())
                 eyes[0].take(rows.start + start, images[start:stop])
+                frames = Frames(rows.start + start, rows.start + stop - 1, stop - start)
+                self._uses[one.key].append(_Use(int(number[start]), place, frames))
             self._count += len(rows)
-            places = np.column_stack((np.full(len(rows), -1), steps))
-            self._uses[one.key].append(np.column_stack((number, steps, places)))
+
+    def notes(self) -> list[str]:
+        """State which pictures were not looked at."""
+        return [f"{self._missed:,} pictures in rows were not compared: only the first were"] if self._missed else []
 
     def _shots(self) -> dict[Key, dict[int, _Shots]]:
         """Return the pictures of each camera by episode."""
@@ -172,21 +217,21 @@ class PictureRules:
                 known[place] = frames[order], {name: array[order] for name, array in arrays.items()}
         found: dict[Key, dict[int, _Shots]] = {}
         for key in self.cameras:
-            if not self._uses[key]:
-                continue
-            uses = np.concatenate(self._uses[key])
             by_episode: dict[int, _Shots] = {}
-            for start, stop in _runs(uses[:, 0]):
-                part = uses[start:stop]
-                place = (int(part[0, 2]),) if part[0, 2] >= 0 else (*key, int(part[0, 0]))
-                if place not in known:
-                    continue
-                frames, arrays = known[place]
-                at = np.minimum(np.searchsorted(frames, part[:, 3]), len(frames) - 1)
-                there = frames[at] == part[:, 3]
-                if there.any():
-                    taken = {name: array[at[there]] for name, array in arrays.items()}
-                    by_episode[int(part[0, 0])] = _Shots(np.flatnonzero(there), **taken)
+            for number, uses in groupby(self._uses[key], key=lambda use: use.number):
+                parts: list[_Shots] = []
+                step = 0
+                for use in uses:
+                    frames, arrays = known.get(use.place, (np.zeros(0, int), {}))
+                    wanted = use.frames.array()
+                    at = np.minimum(np.searchsorted(frames, wanted), max(0, len(frames) - 1))
+                    there = frames[at] == wanted if len(frames) else np.zeros(len(wanted), bool)
+                    if there.any():
+                        taken = {name: array[at[there]] for name, array in arrays.items()}
+                        parts.append(_Shots(step + np.flatnonzero(there), **taken))
+                    step += len(wanted)
+                if parts:
+                    by_episode[number] = parts[0] if len(parts) == 1 else _Shots.joined(parts)
             if by_episode:
                 found[key] = by_episode
         return found

@@ -6,10 +6,10 @@ is compared with the median of all: what is unusual in one dataset is what anoth
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,12 @@ _MOST_HELD = 1 << 17
 """Rows that an episode may have to be looked at as one; of a longer one, the parts."""
 _POSES, _POSE_WIDTH = 1 << 18, 32
 """Rows whose states are kept for comparison with pictures, and how many of their components."""
-_ANCHORS = 16
-"""One of so many rows stands for its neighbours when parts of episodes are looked for."""
-_MOST_ANCHORS = 1 << 20
+_AT_ONCE = 1 << 12
+"""About how many rows are looked at together."""
+_MOST_ANCHORS, _LEAST_ANCHORS = 1 << 17, 5
+"""Rows that are kept to find parts of episodes in others, and how many of them have to be equal."""
+_MOST_PICKED = 1 << 23
+"""Numbers that are kept to find nearly equal episodes."""
 _MOST_COPIES = 8
 """Copies that are reported one by one."""
 _KEPT_REST = 3
@@ -50,6 +53,7 @@ class Signal:
     components: dict[str, slice]
     each: dict[str, list[Array]] = field(default_factory=lambda: defaultdict(list))
     samples: list[Array] = field(default_factory=list)
+    sampled: int = 0
     scale: Array = field(default_factory=lambda: np.zeros(0))
     spread: Array = field(default_factory=lambda: np.zeros(0))
     bend: Array = field(default_factory=lambda: np.zeros(0))
@@ -91,31 +95,49 @@ class Signal:
 
 
 class _Batch:
-    """Whole episodes in a block of rows: where they begin, and how sums and extremes of them are taken."""
+    """Whole episodes in a block of rows: where they begin, and how sums and extremes of them are taken.
+
+    Arrays have the rows last, `[…, rows]`: numbers of a component lie side by side, and are added pairwise.
+    """
 
     def __init__(self, first: Array) -> None:
         self.starts = np.flatnonzero(first)
         self.rows = len(first)
         self.lengths = np.diff(np.append(self.starts, self.rows))
-        self.first = first
+        self.lasts = self.starts + self.lengths - 1
 
     def sum(self, values: Array) -> Array:
-        return np.add.reduceat(values, self.starts, axis=0)
+        return np.add.reduceat(values, self.starts, axis=-1)
+
+    def mean(self, values: Array) -> Array:
+        return np.asarray(self.sum(values) / self.lengths)
 
     def largest(self, values: Array) -> Array:
-        return np.maximum.reduceat(values, self.starts, axis=0)
+        return np.maximum.reduceat(values, self.starts, axis=-1)
 
     def least(self, values: Array) -> Array:
-        return np.minimum.reduceat(values, self.starts, axis=0)
+        return np.minimum.reduceat(values, self.starts, axis=-1)
 
     def spread(self, values: Array) -> Array:
-        """Repeat a row of each episode for all of its rows."""
-        return np.repeat(values, self.lengths, axis=0)
+        """Repeat a number of each episode for all of its rows."""
+        return np.repeat(values, self.lengths, axis=-1)
+
+    def centred(self, values: Array) -> Array:
+        """Subtract the mean of each episode."""
+        return np.asarray(values - self.spread(self.mean(values).astype(np.float32)))
+
+    def changes(self, values: Array) -> Array:
+        """Return the change over the two steps around each row; 0 at the ends of episodes."""
+        found = np.zeros_like(values)
+        found[..., 1:-1] = values[..., 2:] - values[..., :-2]
+        found[..., self.starts] = 0
+        found[..., self.lasts] = 0
+        return found
 
     def share(self, marked: Array, of: Array | None = None) -> Array:
         """Return the share of marked rows in each episode, or in the part of it that a mask `[rows]` selects."""
         total = self.lengths if of is None else np.maximum(self.sum(of.astype(np.int32)), 1)
-        return np.asarray(self.sum(marked.astype(np.uint8, copy=False).view(np.uint8).astype(np.int32)).T / total).T
+        return np.asarray(np.add.reduceat(marked.view(np.uint8), self.starts, axis=-1, dtype=np.int32) / total)
 
     def leading(self, marked: Array) -> tuple[Array, Array]:
         """Return how many rows of each episode come before the first, and after the last row that is marked."""
@@ -163,10 +185,10 @@ class RowRules:
         self.places: list[Array] = []
         self._each: dict[str, list[Array]] = defaultdict(list)
         self._held: list[tuple[dict[str, Array], Array, Array, int]] = []
-        self._digests: dict[bytes, list[int]] = defaultdict(list)
-        self._anchors: dict[int, tuple[int, int]] = {}
-        self._contained: dict[tuple[int, int], int] = defaultdict(int)
-        self._anchor_counts: dict[int, int] = defaultdict(int)
+        self._digests: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self._anchors: list[Array] = []
+        self._anchored, self._apart = 0, 1
+        self._picked = self._fitted = 0
         self._equal = True
         self.poses: dict[int, Array] = {}
         self._posed = 0
@@ -236,13 +258,20 @@ class RowRules:
         first = np.concatenate([part[1] for part in parts])
         first[0] = True
         episode = np.concatenate([part[2] for part in parts])
-        batch = _Batch(first)
+        starts = np.flatnonzero(first)
+        cuts = starts[np.append(True, np.diff(starts // _AT_ONCE) > 0)]  # few rows at a time stay in the cache
+        for low, high in pairwise([*cuts.tolist(), len(first)]):
+            part = {name: array[low:high] for name, array in columns.items()}
+            self._take(part, _Batch(first[low:high]), episode[low:high], parts[0][3] + low)
+
+    def _take(self, columns: dict[str, Array], batch: _Batch, episode: Array, start: int) -> None:
+        """Take whole episodes, whose rows begin at the step `start`."""
         self.numbers.append(episode[batch.starts].astype(np.int64))
         self.lengths.append(batch.lengths)
-        self.places.append(batch.starts + parts[0][3])
+        self.places.append(batch.starts + start)
         moving = None
         for name, signal in self._signals():
-            columns[name] = _finite(columns[name])
+            columns[name] = _finite(np.ascontiguousarray(columns[name].T))
             moving = self._measure(signal, columns[name], batch, moving)
         if self.states.names and self.actions.names:
             self._compare(columns["state"], columns["action"], batch)
@@ -262,65 +291,73 @@ class RowRules:
         limits = self._limits
         low, high = batch.least(x), batch.largest(x)
         step = np.empty_like(x)
-        step[0] = 0
-        np.subtract(x[1:], x[:-1], out=step[1:])
-        step[batch.starts] = 0
-        bend = np.zeros_like(x)
-        bend[:-1] = step[1:]
-        bend[:-1] -= step[:-1]
-        bend[batch.starts] = 0
-        bend[batch.starts + batch.lengths - 1] = 0
-        size, turn = np.abs(step), np.abs(bend)
-        speed = (batch.sum(size).T / np.maximum(batch.lengths - 1, 1)).T
-        signal.scale = _running(signal.scale, speed.mean(0))
-        signal.spread = _running(signal.spread, np.median(high - low, axis=0))
+        step[:, 0] = 0
+        np.subtract(x[:, 1:], x[:, :-1], out=step[:, 1:])
+        step[:, batch.starts] = 0
+        turn = np.empty_like(x)
+        turn[:, -1] = 0
+        np.subtract(step[:, 1:], step[:, :-1], out=turn[:, :-1])
+        turn[:, batch.starts] = 0
+        turn[:, batch.lasts] = 0
+        size = np.abs(step)
+        np.abs(turn, out=turn)
+        speed = batch.sum(size) / np.maximum(batch.lengths - 1, 1)
+        signal.scale = _running(signal.scale, speed.mean(1))
+        signal.spread = _running(signal.spread, np.median(high - low, axis=1))
         weight = _inverse(signal.scale)
-        pace = size @ (weight / max(1, int((weight > 0).sum())))
+        pace = (weight / max(1, int((weight > 0).sum()))) @ size
         moves = pace > limits.slow
         others = moves if before is None else before
-        still = size <= 1e-6 * signal.spread.astype(np.float32)
-        stuck: Array = still & moves[:, None]
-        stuck[batch.starts] = False
-        on_limit: Array = (x == batch.spread(low)) | (x == batch.spread(high))
-        on_limit &= moves[:, None]
-        far = (0.3 * signal.spread).astype(np.float32)
+        still = size <= (limits.still * signal.spread.astype(np.float32))[:, None]
+        still[:, batch.starts] = False
+        on_limit: Array = x == batch.spread(low)
+        on_limit |= x == batch.spread(high)
+        on_limit &= moves
+        far = size > (limits.turn * signal.spread.astype(np.float32))[:, None]
         turns = np.zeros(x.shape, bool)
-        turns[1:] = (step[1:] * step[:-1] < 0) & (size[1:] > far) & (size[:-1] > far)
-        if sum(map(len, signal.samples)) * len(signal.names) < _MOST_SAMPLES:
-            few = np.linspace(0, 1, _SAMPLED)
-            for start, length in zip(batch.starts, batch.lengths, strict=True):
-                signal.samples.append(x[start + np.unique((few * (length - 1)).round().astype(int))])
-        mean = (batch.sum(x).T / batch.lengths).T
-        centred = x - batch.spread(mean.astype(np.float32))
+        np.logical_and(far[:, 1:], far[:, :-1], out=turns[:, 1:])
+        turns[:, 1:] &= (step[:, 1:] < 0) != (step[:, :-1] < 0)
+        mean, middle = batch.mean(x), x.mean(1, keepdims=True)
+        near = x - middle
+        squares = np.square(near, out=near)
+        bend = turn.mean(1)
+        signal.bend = _running(signal.bend, bend)
         for name, values in (
             ("low", low), ("high", high), ("mean", mean), ("speed", speed), ("leap", batch.largest(size)),
-            ("glitch", batch.largest(turn) / 2), ("rough", (batch.sum(turn).T / batch.lengths).T),
-            ("variance", (batch.sum(centred * centred).T / batch.lengths).T), ("stuck", batch.share(stuck, moves)),
-            ("limits", batch.share(on_limit, moves)), ("turns", batch.share(turns)),
+            ("glitch", batch.largest(turn) / 2), ("rough", batch.mean(turn)),
+            ("variance", np.maximum(batch.mean(squares) - (mean - middle) ** 2, 0)),
+            ("stuck", batch.share(still & moves, moves)), ("limits", batch.share(on_limit, moves)),
+            ("turns", batch.share(turns)),
         ):  # fmt: skip
-            signal.each[name].append(values.astype(np.float32))
-        signal.bend = _running(signal.bend, turn.mean(0))
-        wild = turn @ (1 / np.maximum(signal.bend, 1e-6 * signal.spread + 1e-12)).astype(np.float32)
-        is_peak = wild == batch.spread(batch.largest(wild))
-        signal.each["peak"].append((np.minimum.reduceat(
-            np.where(is_peak, np.arange(batch.rows), batch.rows), batch.starts) - batch.starts)[:, None])  # fmt: skip
+            signal.each[name].append(values.T.astype(np.float32))
+        wild = (1 / np.maximum(signal.bend, 1e-6 * signal.spread + 1e-12)).astype(np.float32) @ turn
+        signal.each["peak"].append(_first_of(wild == batch.spread(batch.largest(wild)), batch)[:, None])
+        self._sample(signal, x, batch)
         if signal is self.states:
-            self._frozen: Array = np.asarray(still.all(1))
-            self._frozen[batch.starts] = False
+            self._frozen: Array = np.asarray(still.all(0))
             self._pace = pace
         return others if before is not None and signal is self.states else moves | others
+
+    def _sample(self, signal: Signal, x: Array, batch: _Batch) -> None:
+        """Keep some rows of episodes, from which quantiles are estimated."""
+        room = min(_MOST_SAMPLED, _MOST_SAMPLES // (_SAMPLED * len(signal.names))) - signal.sampled
+        if room > 0:
+            signal.sampled += len(batch.starts)
+            starts, lengths = batch.starts[:room, None], batch.lengths[:room, None]
+            picks = starts + (np.linspace(0, 1, _SAMPLED) * (lengths - 1)).round().astype(np.int64)
+            signal.samples.append(np.moveaxis(x[:, picks], 0, -1))  # [episodes, samples, components]
 
     def _compare(self, state: Array, action: Array, batch: _Batch) -> None:
         """Compare states with actions: which rows rest, the lag between them, and how they correlate by component."""
         limits = self._limits
         still = self._frozen
         step = np.zeros_like(action)
-        np.subtract(action[1:], action[:-1], out=step[1:])
-        weight = _inverse(self.actions.scale)
-        pace = np.abs(step) @ (weight / max(1, int((weight > 0).sum())))
-        pace[batch.starts] = 0
-        held = still & (step == 0).all(1)
+        np.subtract(action[:, 1:], action[:, :-1], out=step[:, 1:])
+        step[:, batch.starts] = 0
+        held = still & ~step.any(0)
         held[batch.starts] = False
+        weight = _inverse(self.actions.scale)
+        pace = (weight / max(1, int((weight > 0).sum()))) @ np.abs(step, out=step)
         repeated, repeated_at = batch.longest_run(held)
         self._each["repeated"].append(repeated)
         self._each["repeated_at"].append(repeated_at - batch.starts)
@@ -331,53 +368,77 @@ class RowRules:
         self._each["lead"].append(lead)
         self._each["tail"].append(tail)
         by_state, by_action = _inverse(self.states.spread), _inverse(self.actions.spread)
-        if state.shape[1] == action.shape[1]:  # positions follow positions, or their changes follow velocities
-            weights = self._projection[: len(by_state)]
-            one, other = action @ (weights * by_action[:, None]), state @ (weights * by_state[:, None])
-            other = _changes(other, batch)
-            self._each["lags"].append(lag_correlations(_changes(one, batch), other, batch))
+        if len(state) == len(action):  # positions follow positions, or their changes follow velocities
+            weights = self._projection[: len(by_state)].T
+            one, other = (weights * by_action) @ action, batch.changes((weights * by_state) @ state)
+            self._each["lags"].append(lag_correlations(batch.changes(one), other, batch))
             self._each["lags_of_speeds"].append(lag_correlations(one, other, batch))
-            self._each["agree"].append(_correlation(state, action, batch))
+            self._each["agree"].append(_correlation(state, action, batch).T)
             self._equal &= bool((state == action).all())
             return
-        one, other = np.abs(action) @ by_action, np.abs(_changes(state, batch)) @ by_state
-        self._each["lags"].append(lag_correlations(one[:, None], other[:, None], batch))
+        one, other = by_action @ np.abs(action), by_state @ np.abs(batch.changes(state))
+        self._each["lags"].append(lag_correlations(one[None], other[None], batch))
 
     def _look_for_copies(self, signals: list[Array], batch: _Batch) -> None:
         """Take a digest of each episode, a few of its rows, and anchors by which parts of others are recognised."""
-        joined = [np.ascontiguousarray(one) for one in signals]
         numbers = self.numbers[-1]
         code = np.zeros(batch.rows, np.uint64)
-        for at, one in enumerate(joined):
-            factors = np.random.default_rng(at).integers(1, 1 << 32, (2, one.shape[1]), np.uint32) | np.uint32(1)
-            low, high = (np.einsum("rc,c->r", one.view(np.uint32), few).astype(np.uint64) for few in factors)
+        for at, one in enumerate(signals):
+            factors = np.random.default_rng(at).integers(1, 1 << 32, (2, len(one)), np.uint32) | np.uint32(1)
+            low, high = (np.einsum("cr,c->r", one.view(np.uint32), few).astype(np.uint64) for few in factors)
             code = code * np.uint64(0x9E3779B97F4A7C15) + (low | high << np.uint64(32))
         code ^= code >> np.uint64(29)
         code *= np.uint64(0xBF58476D1CE4E5B9)
         code ^= code >> np.uint64(32)
-        for at, (start, length) in enumerate(zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True)):
+        within = np.arange(batch.rows, dtype=np.uint64) - batch.spread(batch.starts).astype(np.uint64)
+        ordered = (code ^ (within + np.uint64(1)) * np.uint64(0xD6E8FEB86659FD93)) * np.uint64(0x9E3779B97F4A7C15)
+        digests = batch.sum(ordered ^ ordered >> np.uint64(31))
+        for at, number, length in zip(digests.tolist(), numbers.tolist(), batch.lengths.tolist(), strict=True):
             if length >= self._limits.least:
-                digest = hashlib.blake2b(code[start : start + length].tobytes(), digest_size=16).digest()
-                self._digests[digest].append(int(numbers[at]))
+                self._digests[at, length].append(number)
         picks = (batch.starts[:, None] + (batch.lengths - 1)[:, None] * np.array([0, 0.3, 0.5, 0.8, 1])).astype(int)
-        whole = np.concatenate([one[picks].reshape(len(picks), -1) for one in joined], axis=1)
-        if sum(map(len, self._each["picks"])) * whole.shape[1] < 1 << 25:
+        whole = np.concatenate([one.T[picks].reshape(len(picks), -1) for one in signals], axis=1)
+        if self._picked < _MOST_PICKED:
+            self._picked += whole.size
             self._each["picks"].append(whole)
-        self._find_anchors(code, batch, numbers)
+        self._keep_anchors(code, batch, numbers)
 
-    def _find_anchors(self, code: Array, batch: _Batch, numbers: Array) -> None:
-        chosen = np.flatnonzero(code % np.uint64(_ANCHORS) == 0)
-        if len(self._anchors) > _MOST_ANCHORS:
-            return
-        which = np.searchsorted(batch.starts, chosen, side="right") - 1
-        for value, at in zip(code[chosen].tolist(), which.tolist(), strict=True):
-            if batch.lengths[at] < self._limits.least:
-                continue
-            number = int(numbers[at])
-            self._anchor_counts[number] += 1
-            other = self._anchors.setdefault(value, (number, 0))[0]
-            if other != number:
-                self._contained[min(number, other), max(number, other)] += 1
+    def _keep_anchors(self, code: Array, batch: _Batch, numbers: Array) -> None:
+        """Keep the codes of some rows with their episodes and places, uint64 `[n, 3]`: fewer, once there are many."""
+        at = np.flatnonzero(code % np.uint64(self._apart) == 0)
+        which = np.searchsorted(batch.starts, at, side="right") - 1
+        at, which = at[batch.lengths[which] >= self._limits.least], which[batch.lengths[which] >= self._limits.least]
+        places = (numbers[which], at - batch.starts[which])
+        self._anchors.append(np.column_stack((code[at], *(one.astype(np.uint64) for one in places))))
+        self._anchored += len(at)
+        while self._anchored > _MOST_ANCHORS:
+            self._apart *= 2
+            anchors = np.concatenate(self._anchors)
+            self._anchors = [anchors[anchors[:, 0] % np.uint64(self._apart) == 0]]
+            self._anchored = len(self._anchors[0])
+
+    def _contained(self) -> Iterator[tuple[int, int, float]]:
+        """Yield pairs of episodes with the share of the first one's rows that the second has in the same order."""
+        anchors = np.concatenate(self._anchors) if self._anchors else np.zeros((0, 3), np.uint64)
+        anchors = anchors[np.argsort(anchors[:, 0], kind="stable")]
+        code, number, place = anchors[:, 0], anchors[:, 1].astype(np.int64), anchors[:, 2].astype(np.int64)
+        owner = np.maximum.accumulate(
+            np.where(np.append(True, code[1:] != code[:-1])[: len(code)], np.arange(len(code)), 0)
+        )
+        distinct = number[(np.diff(code, prepend=~code[:1]) != 0) | (np.diff(number, prepend=-1) != 0)]
+        counts = dict(zip(*(one.tolist() for one in np.unique(distinct, return_counts=True)), strict=True))
+        other = number != number[owner]
+        shared = np.column_stack((number[owner], number, place - place[owner]))[other]
+        most: dict[tuple[int, int], int] = {}
+        for (one, another, _), count in zip(
+            *(found.tolist() for found in np.unique(shared, axis=0, return_counts=True)), strict=True
+        ):
+            most[one, another] = max(count, most.get((one, another), 0))
+        for (one, another), count in most.items():
+            short, long = sorted((one, another), key=lambda number: counts[number])
+            share = count / counts[short]
+            if count >= _LEAST_ANCHORS and share > self._limits.contained:
+                yield short, long, min(share, 1.0)
 
     def _measure_time(self, time: Array, batch: _Batch) -> None:
         step = np.zeros(len(time))
@@ -427,7 +488,7 @@ class RowRules:
 
     def _fit_rewards(self, columns: dict[str, Array], reward: Array, batch: _Batch) -> None:
         """Gather sums for the regression of rewards on what was seen and done, at three shifts of the rewards."""
-        if sum(map(len, self._each["fit_rows"])) > 1 << 14 or columns["state"].shape[1] > 64:
+        if self._fitted > 1 << 14 or len(columns["state"]) > 64:
             return
         inner = np.ones(len(reward), bool)
         for away in (0, 1):
@@ -436,8 +497,9 @@ class RowRules:
         at = np.flatnonzero(inner)[: 1 << 14]
         if not len(at):
             return
+        self._fitted += len(at)
         self._each["fit_rows"].append(np.concatenate([
-            columns["state"][at], columns["state"][at + 1], columns["action"][at],
+            columns["state"].T[at], columns["state"].T[at + 1], columns["action"].T[at],
             reward[at - 1][:, None], reward[at][:, None], reward[at + 1][:, None],
         ], axis=1).astype(np.float32))  # fmt: skip
 
@@ -446,7 +508,7 @@ class RowRules:
             return
         for at, number in enumerate(self.numbers[-1].tolist()):
             start, stop = batch.starts[at], batch.starts[at] + batch.lengths[at]
-            self.poses[number] = columns["state"][start:stop, :_POSE_WIDTH].copy()
+            self.poses[number] = columns["state"][:_POSE_WIDTH, start:stop].T.copy()
         self._posed += batch.rows
 
     # Findings ----------------------------------------------------------------------------------------------
@@ -544,16 +606,13 @@ class RowRules:
             found["EPI002"].append(
                 ([number], f"within {apart:.1g} of the range of episode {other}, as far as compared", apart)
             )
-        for (one, other), shared in self._contained.items():
-            if one in where and other in where and not {one, other} <= equal:
-                short, long = sorted((one, other), key=lambda number: self._length[where[number]])
-                share = shared / max(1, self._anchor_counts[short])
-                if shared >= 2 and share > 0.5 and varied[where[short]]:
-                    found["EPI003"].append(
-                        ([short], f"about {share:.0%} of the steps are in episode {long}, bit for bit", share)
-                    )
+        for one, other, share in self._contained():
+            if one in where and other in where and not {one, other} <= equal and varied[where[one]]:
+                found["EPI003"].append(
+                    ([one], f"about {share:.0%} of the steps are in episode {other}, bit for bit", share)
+                )
         for rule, copies in found.items():
-            limit = {"EPI001": 1.0, "EPI002": self._limits.near, "EPI003": 0.5}[rule]
+            limit = {"EPI001": 1.0, "EPI002": self._limits.near, "EPI003": self._limits.contained}[rule]
             if len(copies) > _MOST_COPIES:  # one finding, with the words for the first
                 copies.sort(key=lambda one: "splits" not in one[1])
                 numbers = [number for one, _, _ in copies for number in one]
@@ -580,14 +639,14 @@ class RowRules:
             return found
         scaled = picks[:count] / widths
         order = np.lexsort((scaled.sum(1), self._length[:count]))
-        for at in range(1, count):
-            for back in range(1, min(4, at) + 1):
-                one, other = sorted((order[at], order[at - back]))
-                if self._length[one] != self._length[other] or self._length[one] < self._limits.least:
-                    break
-                apart = float(np.abs(scaled[one] - scaled[other]).max())
-                if apart < self._limits.near and varied[one] and not {int(numbers[one]), int(numbers[other])} <= equal:
-                    found.setdefault(int(numbers[other]), (int(numbers[one]), apart))
+        for back in range(1, 5):
+            pairs = np.sort(np.column_stack((order[back:], order[:-back])), axis=1)
+            one, other = pairs[(self._length[pairs[:, 0]] == self._length[pairs[:, 1]]) & varied[pairs[:, 0]]].T
+            apart = np.abs(scaled[one] - scaled[other]).max(1)
+            for at in np.flatnonzero((apart < self._limits.near) & (self._length[one] >= self._limits.least)).tolist():
+                first, second = int(numbers[one[at]]), int(numbers[other[at]])
+                if not {first, second} <= equal:
+                    found.setdefault(second, (first, float(apart[at])))
         return found
 
     def _constant(self) -> None:
@@ -929,8 +988,7 @@ class RowRules:
             middle = (mean * count).sum(0) / count.sum()
             spread = np.sqrt(((variance + (mean - middle) ** 2) * count).sum(0) / count.sum())
             low, high = signal.array("low"), signal.array("high")
-            sampled = np.cumsum([0, *map(len, signal.samples)])
-            quantiles = _quantile_bounds(signal.samples, low, high, count) if sampled[-1] else {}
+            quantiles = _quantile_bounds(np.concatenate(signal.samples), low, high, count) if signal.samples else {}
             for name, place in signal.components.items():
                 found[name] = {
                     "min": low[:, place].min(0), "max": high[:, place].max(0), "mean": middle[place],
@@ -946,15 +1004,15 @@ class RowRules:
 
 
 _FRACTIONS = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
-_SAMPLED, _MOST_SAMPLES = 64, 1 << 23
-"""Rows of an episode, and numbers of all, that quantiles are estimated from."""
+_SAMPLED, _MOST_SAMPLED, _MOST_SAMPLES = 64, 1024, 1 << 23
+"""Rows of an episode, episodes, and numbers of all, that quantiles are estimated from."""
 
 
-def _quantile_bounds(samples: Sequence[Array], low: Array, high: Array, count: Array) -> dict[str, tuple[Array, Array]]:
+def _quantile_bounds(samples: Array, low: Array, high: Array, count: Array) -> dict[str, tuple[Array, Array]]:
+    """Return where quantiles are at least and at most, from rows of episodes `[episodes, rows, components]`."""
     fractions, weights = list(_FRACTIONS.values()), count[: len(samples)] / count[: len(samples)].sum()
-    everything = np.quantile(np.concatenate(samples), fractions, axis=0)
-    episodes = np.array([np.quantile(one, fractions, axis=0) for one in samples])  # [episodes, fractions, components]
-    averages = (episodes * weights[:, None]).sum(0)
+    everything = np.quantile(samples.reshape(-1, samples.shape[2]), fractions, axis=0)
+    averages = (np.quantile(samples, fractions, axis=1) * weights).sum(1)
     found = {
         name: (np.minimum(one, other), np.maximum(one, other))
         for name, one, other in zip(_FRACTIONS, everything, averages, strict=True)
@@ -970,15 +1028,6 @@ def _inverse(scale: Array) -> Array:
     return np.asarray(np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0), np.float32)
 
 
-def _changes(values: Array, batch: _Batch) -> Array:
-    """Return the change over the two steps around each row; 0 at the ends of episodes."""
-    found = np.zeros_like(values)
-    found[1:-1] = values[2:] - values[:-2]
-    found[batch.starts] = 0
-    found[batch.starts + batch.lengths - 1] = 0
-    return found
-
-
 def _running(before: Array, now: Array) -> Array:
     return now.astype(np.float64) if not len(before) else 0.8 * before + 0.2 * now
 
@@ -990,8 +1039,8 @@ def _finite(x: Array) -> Array:
     bad = ~np.isfinite(x)
     if not bad.any():
         return x
-    last = np.maximum.accumulate(np.where(bad, 0, np.arange(len(x))[:, None]), axis=0)
-    return np.asarray(np.nan_to_num(np.take_along_axis(x, last, axis=0), nan=0.0, posinf=0.0, neginf=0.0))
+    last = np.maximum.accumulate(np.where(bad, 0, np.arange(x.shape[1])), axis=1)
+    return np.asarray(np.nan_to_num(np.take_along_axis(x, last, axis=1), nan=0.0, posinf=0.0, neginf=0.0))
 
 
 def _first_of(marked: Array, batch: _Batch) -> Array:
@@ -1003,31 +1052,26 @@ def _first_of(marked: Array, batch: _Batch) -> Array:
 
 def _correlation(one: Array, other: Array, batch: _Batch) -> Array:
     """Correlate components of two signals in each episode."""
-    one = one - batch.spread((batch.sum(one).T / batch.lengths).T.astype(np.float32))
-    other = other - batch.spread((batch.sum(other).T / batch.lengths).T.astype(np.float32))
+    one, other = batch.centred(one), batch.centred(other)
     both = np.sqrt(batch.sum(one * one) * batch.sum(other * other))
     return np.asarray(np.divide(batch.sum(one * other), both, out=np.full(both.shape, np.nan), where=both > 1e-12))
 
 
 def lag_correlations(one: Array, other: Array, batch: _Batch) -> Array:
-    """Correlate two signals `[rows, n]` in each episode, where `other` follows by `LAGS`: `[episodes, lags]`."""
-    one, other = (
-        np.ascontiguousarray((part - batch.spread((batch.sum(part).T / batch.lengths).T.astype(np.float32))).T)
-        for part in (one, other)
+    """Correlate two signals `[n, rows]` in each episode, where `other` follows by `LAGS`: `[episodes, lags]`."""
+    room = len(LAGS) // 2
+    places = np.arange(batch.rows) + batch.spread(room * np.arange(1, len(batch.starts) + 1))  # zeros between episodes
+    total = int(places[-1]) + 1 + room
+    early, late = (np.zeros((len(one), total), np.float32) for _ in range(2))
+    early[:, places], late[:, places] = batch.centred(one), batch.centred(other)
+    starts = places[batch.starts]
+    both = np.sqrt(
+        np.prod([np.add.reduceat(np.einsum("cr,cr->r", part, part), starts) for part in (early, late)], axis=0)
     )
-    found = np.zeros((len(batch.starts), len(LAGS)), np.float32)
-    both = np.sqrt(batch.sum(np.einsum("cr,cr->r", one, one)) * batch.sum(np.einsum("cr,cr->r", other, other)))
-    stops = batch.starts + batch.lengths
-    product = np.zeros(batch.rows + 1, np.float32)
-    for at, lag in enumerate(LAGS.tolist()):
-        away = abs(lag)
-        fits = batch.lengths > away + 4
-        if not fits.any():
-            continue
-        early, late = (one, other) if lag >= 0 else (other, one)
-        product[:] = 0
-        np.einsum("cr,cr->r", early[:, : batch.rows - away], late[:, away:], out=product[: batch.rows - away])
-        edges = np.column_stack((batch.starts, np.maximum(stops - away, batch.starts + 1))).reshape(-1)
-        sums = np.add.reduceat(product, np.minimum(edges, batch.rows))[::2]
-        found[:, at] = np.where(fits & (both > 1e-12), sums / np.maximum(both, 1e-12), 0)
-    return found
+    product = np.zeros((len(LAGS), total), np.float32)
+    inner = product[:, room : total - room]
+    for row, part in zip(early, late, strict=True):
+        inner += row[room : total - room] * np.lib.stride_tricks.sliding_window_view(part, total - 2 * room)
+    sums = np.add.reduceat(product, starts, axis=1).T
+    fits = batch.lengths[:, None] > np.abs(LAGS) + 4
+    return np.asarray(np.where(fits & (both > 1e-12)[:, None], sums / np.maximum(both, 1e-12)[:, None], 0), np.float32)

@@ -200,6 +200,7 @@ class Thresholds:
     Args:
         least: steps of an episode from which it takes part in comparisons.
         near: the largest difference of nearly equal episodes, as a share of the range.
+        contained: the share of the steps of an episode that may be in another one.
         short: the least length, as a share of the family's.
         long: the largest length, as a multiple of the family's.
         outlier: how many robust deviations (1.48 MAD) from the median are out of family.
@@ -207,7 +208,9 @@ class Thresholds:
         spike_range: a leap, as a share of the range.
         stuck: the share of steps that a component may stand still while others move.
         frozen: the steps that all states, or a picture, may stand still while the robot moves.
+        still: the change of a component that stands still, as a share of its range.
         limits: the share of steps that may lie on a limit.
+        turn: the changes that count as reversals, as a share of the range.
         chatter: the share of steps that may reverse by far.
         idle: the share of an episode that may be rest at its beginning or end.
         slow: the speed below which a robot rests, as a share of the mean speed.
@@ -232,6 +235,7 @@ class Thresholds:
 
     least: int = 10
     near: float = 1e-3
+    contained: float = 0.5
     short: float = 0.1
     long: float = 5.0
     outlier: float = 12.0
@@ -239,7 +243,9 @@ class Thresholds:
     spike_range: float = 0.3
     stuck: float = 0.3
     frozen: int = 8
+    still: float = 1e-6
     limits: float = 0.04
+    turn: float = 0.3
     chatter: float = 0.3
     idle: float = 0.25
     slow: float = 0.1

@@ -231,7 +231,7 @@ def _checked(path: Path, format: str | None, given: Mapping[str, Any], asked: _A
         notes = [] if reader.has_digests else [NO_DIGESTS]
         notes += [_IN_ANY] if suspect and proven is None else []
         notes += _without_final(reader)
-        notes += videos.notes
+        notes += [*videos.notes, *([] if doctor is None else doctor.notes)]
         notes += [_TAKEN] if UNVERIFIED in reader.manifest.notes else []
         return replace(result, rules=ran, unfinished=0 if skipped else _unfinished(reader), notes=tuple(notes))
 
@@ -552,6 +552,8 @@ class VideoRule(Rule):
         except UsageError as error:
             self.notes.append(f"frames of kept videos were not decoded: {error}; {error.hint}")
             return found
+        seen = np.zeros(len(chosen), bool) if self._doctor is None else _marked(chosen, self._doctor.most_pictures)
+        chosen = np.column_stack((chosen, seen))
         frames, total = _frames(chosen), _frames(groups)
         self._progress.start("decoding", frames, "frames")
         parts = np.split(chosen, np.flatnonzero(np.diff(chosen[:, 0])) + 1) if len(chosen) else []
@@ -569,6 +571,9 @@ class VideoRule(Rule):
             self.notes.append(
                 f"{frames:,} of {counted(total, 'frame')} of kept videos were decoded; --full decodes all of them"
             )
+        if self._doctor is not None and not seen.all():
+            looked = _frames(chosen[chosen[:, 3] > 0])
+            self.notes.append(f"pictures of {looked:,} of the decoded frames were compared, evenly spread")
         return found
 
     def _budget(self, indexes: Mapping[int, VideoIndex]) -> int:
@@ -612,11 +617,11 @@ class VideoRule(Rule):
         eye = None if self._doctor is None else self._doctor.eye(video)
         try:
             with VideoFile(self._place(video), index, threads=1) as opened:
-                for start, stop in groups.tolist():
+                for start, stop, is_seen in groups.tolist():
                     try:
                         for first in range(start, stop, _AT_ONCE):
                             images = opened.read(np.arange(first, min(first + _AT_ONCE, stop)))
-                            if eye is not None:
+                            if eye is not None and is_seen:
                                 eye.take(first, images)
                     except RbtoolError as error:
                         bad.append((start, stop))
@@ -644,11 +649,17 @@ def _frames(groups: Array) -> int:
 
 def _spread(groups: Array, most: int) -> Array:
     """Choose groups with about `most` frames, from the first to the last; all where there are no more."""
+    return groups[_marked(groups, most)]
+
+
+def _marked(groups: Array, most: int) -> Array:
+    """Mark groups with about `most` frames, from the first to the last, bool `[n]`."""
     total = _frames(groups)
     if total <= most:
-        return groups
-    count = max(2, len(groups) * most // total)
-    return groups[np.unique(np.linspace(0, len(groups) - 1, count).round().astype(np.int64))]
+        return np.ones(len(groups), bool)
+    found = np.zeros(len(groups), bool)
+    found[np.linspace(0, len(groups) - 1, max(2, len(groups) * most // total)).round().astype(np.int64)] = True
+    return found
 
 
 _READS = RULE_BY_ID["TED014"].named
@@ -697,6 +708,7 @@ def check_source(reader: Reader, asked: _Asked) -> SourceReport:
         findings += doctor.findings_about(
             texts, whole=not run.unread, steps=stated.steps, metadata=reader.stated_metadata()
         )
+        notes = (*notes, *doctor.notes)
     ran = 0 if doctor is None else doctor.count
     return SourceReport(tuple(findings), table.steps, len(table), table.counts(), (*notes, *videos.notes), ran)
 

@@ -16,6 +16,7 @@ from robot_sets import CLEAN, DEFECTS, Kind, make, write, write_defect
 
 import rbtool
 from rbtool import UsageError
+from rbtool.core.doctor.pictures import Eye, Frames
 from rbtool.core.doctor.rows import RowRules
 from rbtool.core.doctor.rules import BY_ID, ENTRIES, Report, Thresholds, ranges_without
 from rbtool.core.results import to_document
@@ -211,6 +212,31 @@ def test_findings_do_not_depend_on_how_rows_are_cut(tmp_path: Path, monkeypatch:
         (one.rule, one.episodes, one.steps) for one in whole
     ]
     assert {one.rule for one in whole} == {"MOT001"}
+
+
+@pytest.mark.parametrize(("most", "noted"), [(60, True), (10_000, False)])
+def test_pictures_of_so_many_frames_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, noted: bool
+) -> None:
+    monkeypatch.setattr("rbtool.core.doctor.doctor.MOST_PICTURES", most)
+    seen: list[int] = []
+    take = Eye.take
+
+    def counted(eye: Eye, first: int, images: Any) -> None:
+        seen.append(len(images))
+        take(eye, first, images)
+
+    monkeypatch.setattr(Eye, "take", counted)
+    folder = write(make(Kind(cameras=1, episodes=4, length=40)), tmp_path / "set")
+    notes = rbtool.check(folder, full=True).notes
+    assert (sum(seen) <= most, any("frames were compared" in one for one in notes)) == (True, noted)
+
+
+def test_frames_of_rows_are_kept_in_few_bytes() -> None:
+    for frames in (np.arange(7, 90), np.repeat(np.arange(5), 3), np.array([4]), np.array([9, 2, 2, 40])):
+        kept = Frames.of(frames)
+        assert kept.array().tolist() == frames.tolist()
+    assert Frames.of(np.arange(100_000) * 2).others is None
 
 
 def test_every_rule_has_a_name_of_its_own_and_says_why() -> None:
