@@ -28,6 +28,8 @@ _RANGE = re.compile(r"(\d+):(\d+)")
 _FILES = (".parquet", ".mp4")
 _OF_EPISODES = {"mean": "mean", "min": "low", "max": "high", "std": "variance"}
 """Statistics of episodes, and the measures of the rows that they are compared with."""
+_LEAST_ROWS = 100
+"""Rows from which on quantiles are compared: some tools estimate them from histograms."""
 _MOST_TASKS, _MOST_PAIRS = 10_000, 300
 _ARTICLES = frozenset({"a", "an", "the"})
 
@@ -89,6 +91,10 @@ class Doctor(Rule):
             if "robot" in self.profiles:
                 self._pictures.see(rows)
 
+    def has_frames(self, video: int, frames: int) -> None:
+        """State how many frames a video has to which rows refer."""
+        self._pictures.has_frames(video, frames)
+
     def eye(self, video: int) -> Eye | None:
         """Return what takes frames of a video in order, from any thread; None where nothing looks at them."""
         return self._pictures.eye(video) if "robot" in self.profiles else None
@@ -128,7 +134,7 @@ class Doctor(Rule):
             self._rows.finish()
             self._rows.report(report, robot="robot" in self.profiles, splits=self._splits())
             if "robot" in self.profiles:
-                self._pictures.report(report, self._rows)
+                self._pictures.report(report, self._rows, whole=whole and self._is_raw)
         if "data" not in self.profiles:
             report.findings = [one for one in report.findings if BY_ID[one.rule].profile == "robot"]
             return report.findings
@@ -185,8 +191,26 @@ class Doctor(Rule):
         if twice := sorted(number for number, count in Counter(covered).items() if count > 1):
             report.add("MET002", f"{of_episodes(twice)}: in more than one split that {_INFO} states", episodes=twice,
                        figure=len(twice))  # fmt: skip
+        if metadata is not None and self._rows.has("index"):
+            self._check_index(report, metadata)
         for text, numbers in metadata.contradictions if metadata is not None else ():
             report.add("MET002", text, episodes=numbers, figure=len(numbers))
+
+    def _check_index(self, report: Report, metadata: SourceMetadata) -> None:
+        """Compare the numbers of rows in the dataset with the lengths of the episodes before theirs."""
+        lengths = [metadata.lengths[number] for number in sorted(metadata.lengths)]
+        if None in lengths:
+            return
+        begins = dict(zip(sorted(metadata.lengths), np.cumsum([0, *lengths[:-1]]).tolist(), strict=True))
+        seen, wrong = set[int](), list[int]()
+        found = zip(report.numbers, self._rows.array("index").tolist(), self._rows.array("index_jumps"), strict=True)
+        for number, index, jumps in found:
+            if jumps or (number not in seen and begins.get(number, index) != index):
+                wrong.append(number)
+            seen.add(number)
+        if wrong:
+            text = f"{of_episodes(wrong)}: index does not count the rows of the dataset"
+            report.add("MET002", text, episodes=wrong, figure=len(wrong))
 
     def _check_statistics(self, report: Report, steps: int | None, metadata: SourceMetadata | None) -> None:
         stored = _document(self._documents.get(_STATS, b"{}"))
@@ -259,7 +283,7 @@ class Doctor(Rule):
                     float(apart[at]), limits.mean,
                 )  # fmt: skip
         for name, value in stored.items():
-            quantile = _vector(value, len(width)) if name in found["quantiles"] else None
+            quantile = _vector(value, len(width)) if name in found["quantiles"] and rows >= _LEAST_ROWS else None
             if quantile is None:
                 continue
             low, high = found["quantiles"][name]
@@ -333,6 +357,13 @@ class Doctor(Rule):
                            figure=len(names), threshold=shape[0])  # fmt: skip
             elif len(set(names)) < len(names):
                 report.add("MET005", f"{_INFO} has a name twice for {name}", figure=len(names) - len(set(names)))
+
+        lists = [(name, _names(self._features.get(name))) for name in ("observation.state", "action")]
+        (one, first), (other, second) = lists
+        if first != second and sorted(first) == sorted(second) and first:
+            at = next(at for at, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1])
+            text = f"{_INFO} names the components of {one} and of {other} alike, but in another order"
+            report.add("MET005", text, figure=at)
 
     def _check_tasks(
         self, report: Report, texts: Mapping[int, Mapping[str, str]], metadata: SourceMetadata | None
@@ -421,7 +452,9 @@ def _is_typo(one: str, other: str) -> bool:
     if len(differing) != 1:
         return False
     ((a, b),) = differing
-    if min(len(a), len(b)) < 4 or any(letter.isdigit() for letter in a + b):
+    if any(letter.isdigit() for letter in a + b):
+        return False
+    if min(len(a), len(b)) < 4 and not {a, b} & _ARTICLES:
         return False
     shorter, longer = sorted((a, b), key=len)
     if len(longer) == len(shorter) + 1:

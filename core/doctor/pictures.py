@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,10 +29,9 @@ MOST_PICTURES = 1 << 20
 """Pictures of which something is kept, about 90 bytes each."""
 _SHIFTS = range(-24, 25)
 _FOLDS = 12
-_FLAT = 4
-"""The deviation of the grey values of a picture of one colour, of 255."""
-_CALM = 0.25
-"""The change of a picture that stands still, as a share of a small change of its camera."""
+_MOST_POSES = 32
+_RIDGE = 3e-4
+_LONGEST_GLITCH = 4
 
 
 @dataclass
@@ -68,7 +67,7 @@ class Eye:
         self.frames.append(np.arange(first, first + count, dtype=np.int32))
         color = few.mean((1, 2), dtype=np.float32)
         self.color.append(color if color.shape[1] == 3 else np.repeat(color.mean(1, keepdims=True), 3, axis=1))
-        self.sharp.append(np.abs(np.diff(sharp, axis=2)).mean((1, 2), dtype=np.float32))
+        self.sharp.append(np.abs(np.diff(sharp, 2, axis=2)).mean((1, 2), dtype=np.float32))
         self.small.append(_shrunk(grey))
 
     def pause(self) -> None:
@@ -155,6 +154,7 @@ class PictureRules:
         self._eyes: dict[tuple[Any, ...], list[Eye]] = defaultdict(list)
         self._count = 0
         self._missed = 0
+        self._frames: dict[int, int] = {}
         self._uses: dict[Key, list[_Use]] = defaultdict(list)
         self.brightness: dict[str, float] = {}
         """The mean brightness of each camera, of 255, once it is reported."""
@@ -174,6 +174,10 @@ class PictureRules:
         found = Eye()
         self._eyes[video,].append(found)
         return found
+
+    def has_frames(self, video: int, frames: int) -> None:
+        """State how many frames a video has."""
+        self._frames[video] = frames
 
     def see(self, rows: Rows) -> None:
         """Take the images in rows, and note which frames of videos they refer to."""
@@ -236,8 +240,10 @@ class PictureRules:
                 found[key] = by_episode
         return found
 
-    def report(self, report: Report, rows: RowRules) -> None:
-        """Report what is unusual."""
+    def report(self, report: Report, rows: RowRules, *, whole: bool) -> None:
+        """Report what is unusual; of a source that was seen as a `whole`, also frames that belong to no row."""
+        if whole:
+            self._surplus(report)
         shots = self._shots()
         self.brightness = {
             self._called(key): float(np.mean(np.concatenate([part.light for part in one.values()])))
@@ -248,8 +254,32 @@ class PictureRules:
             _Camera(self._called(key), episodes, rows, starts, self._limits, report).look()
         if len(shots) > 1:
             self._compare_cameras(report, shots)
-        if shots:
-            self._compare_states(report, shots, rows)
+        groups = [shots, *({key: one} for key, one in shots.items() if len(shots) > 1)]
+        for group in groups if shots else ():
+            self._compare_states(report, group, rows)
+
+    def _surplus(self, report: Report) -> None:
+        """Report frames at the ends of videos, or between two episodes, to which no row refers."""
+        for key in self._references:
+            found: dict[int, int] = {}
+            by_video: dict[int, list[_Use]] = defaultdict(list)
+            for use in self._uses[key]:
+                by_video[use.place[0]].append(use)
+            for video, uses in by_video.items():
+                uses.sort(key=lambda use: use.frames.first)
+                stride = max(1.0, float(np.median([
+                    (use.frames.last - use.frames.first) / max(1, use.frames.rows - 1) for use in uses
+                ])))  # fmt: skip
+                nexts = [*(use.frames.first for use in uses[1:]), self._frames.get(video, 0)]
+                for use, following in zip(uses, nexts, strict=True):
+                    if (left := following - 1 - use.frames.last) >= self._limits.surplus * stride:
+                        found[use.number] = left
+                if uses[0].frames.first >= self._limits.surplus * stride:
+                    found[uses[0].number] = uses[0].frames.first
+            if found:
+                most = max(found.values())
+                text = f"{of_episodes(found)}: {self._called(key)}: up to {counted(most, 'frame')} belong to no row"
+                report.add("PIC011", text, episodes=found, figure=most, threshold=self._limits.surplus)
 
     def _compare_cameras(self, report: Report, shots: dict[Key, dict[int, _Shots]]) -> None:
         keys = list(shots)
@@ -266,7 +296,7 @@ class PictureRules:
                     first, second = shots[one][number], shots[other][number]
                     if len(first.small) == len(second.small):
                         apart = np.abs(first.small.astype(int) - second.small).mean()
-                        if apart < 0.75 and first.small.std(axis=1).mean() > _FLAT:
+                        if apart < self._limits.equal and first.small.std(axis=1).mean() > self._limits.flat:
                             equal.append(number)
                     own = np.abs(means[one][number] - family[one]) + np.abs(means[other][number] - family[other])
                     cross = np.abs(means[one][number] - family[other]) + np.abs(means[other][number] - family[one])
@@ -288,7 +318,7 @@ class PictureRules:
                 continue
             steps = parts[0].steps
             for part in parts:
-                steps = np.intersect1d(steps, part.steps[part.small.std(axis=1) >= _FLAT])
+                steps = np.intersect1d(steps, part.steps[part.small.std(axis=1) >= self._limits.flat])
             steps = steps[steps < len(pose)]
             if len(steps) < 2 * self._limits.least:
                 continue
@@ -315,9 +345,14 @@ class PictureRules:
         usual = float(np.median(list(errors.values())))
         total = float(np.mean([pose.var(0).mean() for pose in poses.values()]))
         apart = float(np.concatenate([*poses.values()]).var(0).mean())
+        known = {number for one in report.findings if one.rule[:3] == "PIC" for number in one.episodes}
         if 1 - usual / max(total, 1e-12) < self._limits.fit:
+            if len(shots) == 1:
+                self._compare_speeds(report, next(iter(shots.items())), rows, known)
             return
         for number, error in errors.items():
+            if number in known and len(shots) == 1:
+                continue
             if error < max(2.5 * usual, 0.1 * total):
                 continue
             guess, pose, steps = guesses[number], poses[number], pairs[number][2]
@@ -330,9 +365,66 @@ class PictureRules:
             elif turned < min(0.5 * error, 2 * usual):
                 text = f"episode {number}: pictures fit the states in reverse order, and not as they are"
                 report.add("PIC009", text, episodes=[number], figure=error / usual, threshold=2.5)
-            elif min(error, first_errors[number]) > max(5 * usual, 0.5 * total, 0.4 * apart):
+            elif number not in known and (
+                min(error, first_errors[number]) > max(self._limits.foreign * usual, 0.5 * total, 0.4 * apart)
+            ):
                 text = f"episode {number}: pictures predict its states {error / usual:.0f} times as badly as others"
-                report.add("PIC009", text, episodes=[number], figure=error / usual, threshold=5)
+                report.add("PIC009", text, episodes=[number], figure=error / usual, threshold=self._limits.foreign)
+
+    def _compare_speeds(
+        self, report: Report, camera: tuple[Key, dict[int, _Shots]], rows: RowRules, known: set[int]
+    ) -> None:
+        """Compare how much pictures change with the speed of the states, where pictures do not predict states."""
+        key, shots = camera
+        spread = np.maximum(rows.states.spread[:_MOST_POSES], 1e-12)
+        found: dict[int, tuple[Array, Array]] = {}
+        for number, one in shots.items():
+            pose = rows.poses.get(number)
+            at = one.steps[np.isfinite(one.change) & (one.steps > 0)]
+            if pose is None or len(at) < 2 * self._limits.least or at[-1] >= len(pose):
+                continue
+            speed = np.abs(pose[at] - pose[at - 1]) @ (1 / spread[: pose.shape[1]])
+            change = one.change[np.isin(one.steps, at)].astype(np.float64)
+            found[number] = _smooth(speed), _smooth(np.minimum(change, self._limits.glitch * np.median(change)))
+        if len(found) < 4:
+            return
+        own = {number: _agreement(*pair) for number, pair in found.items()}
+        usual, spread_of = (float(one) for one in robust(np.array(list(own.values()))))
+        if usual < self._limits.motion:
+            return
+        for number, (speed, change) in found.items():
+            if number in known or own[number] > usual - max(self._limits.disagreement, 6 * spread_of):
+                continue
+            turned = _agreement(speed[::-1], change)
+            shifts = (one for one in _SHIFTS if abs(one) < len(speed) // 2)
+            shifted = max((_agreement(*_moved(speed, change, one)), one) for one in shifts)
+            name = self._called(key)
+            if shifted[0] > usual - spread_of - 0.1 and abs(shifted[1]) >= self._limits.lag and shifted[0] > turned:
+                when = f"{abs(shifted[1])} steps {'late' if shifted[1] > 0 else 'early'}"
+                text = f"episode {number}: {name}: pictures change {when}, compared with the states"
+                report.add("PIC008", text, episodes=[number], figure=shifted[1], threshold=self._limits.lag)
+            elif turned > usual - spread_of - 0.1:
+                text = f"episode {number}: {name}: pictures change as the states do in reverse order"
+                report.add("PIC009", text, episodes=[number], figure=own[number], threshold=usual)
+            elif own[number] < 0.1:
+                text = f"episode {number}: {name}: pictures change at other times than the states"
+                report.add("PIC009", text, episodes=[number], figure=own[number], threshold=usual)
+
+
+def _moved(one: Array, other: Array, by: int) -> tuple[Array, Array]:
+    """Return the parts of two signals that lie above each other once the second is moved back."""
+    return one[max(0, -by) : len(one) - max(0, by)], other[max(0, by) : len(other) + min(0, by)]
+
+
+def _smooth(values: Array) -> Array:
+    return np.convolve(values, np.ones(3) / 3, "same")
+
+
+def _agreement(one: Array, other: Array) -> float:
+    """Correlate two signals; 0 where one of them is constant."""
+    one, other = one - one.mean(), other - other.mean()
+    both = float(np.sqrt((one @ one) * (other @ other)))
+    return float(one @ other) / both if both > 1e-12 else 0.0
 
 
 def _predictions(pictures: dict[int, Array], poses: dict[int, Array], used: set[int]) -> dict[int, Array]:
@@ -354,7 +446,7 @@ def _predictions(pictures: dict[int, Array], poses: dict[int, Array], used: set[
     found: dict[int, Array] = {}
     for fold in range(folds):
         gram = whole - grams[fold]
-        ridge = 3e-4 * np.trace(gram) / len(gram) * np.eye(len(gram))
+        ridge = _RIDGE * np.trace(gram) / len(gram) * np.eye(len(gram))
         weights = np.linalg.solve(gram + ridge, target - products[fold])
         found |= {number: x[number] @ weights for number in numbers[fold::folds]}
     return found
@@ -407,9 +499,9 @@ class _Camera:
             self._glitches(number, one, flat)
             self._exposure(number, one, flat)
             share = float(repeats[number].mean())
-            if len(one.steps) >= 20 and share > max(0.4, 2 * usual + 0.2):
+            if len(one.steps) >= 20 and share > max(self.limits.repeated, 2 * usual + 0.2):
                 text = f"repeats the picture before in {share:.0%} of the steps"
-                self._add("PIC001", number, text, one.steps[repeats[number]], share, 0.4)
+                self._add("PIC001", number, text, one.steps[repeats[number]], share, self.limits.repeated)
         self._blur()
         self._looks()
         self._tell()
@@ -417,7 +509,7 @@ class _Camera:
     def _repeated(self, one: _Shots) -> Array:
         """Find pictures like those before, between changes: a camera that is slower than the rate."""
         change = np.nan_to_num(one.change, nan=np.inf)
-        calm, changed = change < _CALM * self._usual, (change > 0.6 * self._usual) & np.isfinite(change)
+        calm, changed = change < self.limits.calm * self._usual, (change > 0.6 * self._usual) & np.isfinite(change)
         found = np.zeros(len(change), bool)
         found[1:-1] = calm[1:-1] & changed[:-2] & changed[2:]
         return found
@@ -449,7 +541,7 @@ class _Camera:
 
     def _flat(self, number: int, one: _Shots) -> Array:
         """Find pictures of one colour; return which."""
-        even = one.small.std(axis=1) < _FLAT
+        even = one.small.std(axis=1) < self.limits.flat
         black, white = even & (one.light < self.limits.dark), even & (one.light > 255 - self.limits.dark)
         for which, word in ((black, "black"), (white, "white")):
             if which.any():
@@ -463,32 +555,57 @@ class _Camera:
         pose = self.rows.poses.get(number)
         if pose is None or not len(pose):
             return
-        still = (change < _CALM * max(self._calm, 0.2)) & ~flat & known
-        steps, quiet = one.steps[known], still[known]
+        still = (change < self.limits.calm * max(self._calm, 0.2)) & ~flat & known
+        steps, quiet, small = one.steps[known], still[known], one.small[known].astype(np.int16)
         edges = np.diff(np.concatenate(([0], quiet.astype(np.int8), [0])))
+        runs: list[tuple[int, int]] = []
+        for begin, end in zip(np.flatnonzero(edges == 1).tolist(), np.flatnonzero(edges == -1).tolist(), strict=True):
+            joins = runs and begin - runs[-1][1] == 1 and min(end - begin, runs[-1][1] - runs[-1][0]) >= 4
+            if (
+                joins and np.abs(small[begin] - small[runs[-1][1] - 1]).mean() < 1
+            ):  # a key frame of a video differs a little
+                runs[-1] = runs[-1][0], end
+            else:
+                runs.append((begin, end))
         spread = np.maximum(self.rows.states.spread[: pose.shape[1]], 1e-12)
-        for begin, end in zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True):
+        for begin, end in runs:
             first, last = int(steps[begin]), int(steps[end - 1])
             length = last - first + 1
-            if length < max(self.limits.frozen, 10) or end - begin < 4:
+            if length < self.limits.frozen_pictures or end - begin < 4:
                 continue
             part = pose[first : min(last + 1, len(pose))]
-            if len(part) and float(((part.max(0) - part.min(0)) / spread).mean()) > 0.2:
+            least = self.limits.moved
+            if self._calm > 0.3 and np.median(change[known][begin:end]) < 0.1 * self._calm:
+                least /= 4  # there is not even the noise of a camera
+            if len(part) and float(((part.max(0) - part.min(0)) / spread).mean()) > least:
                 self._add("PIC001", number, f"shows the same for {length} steps while the robot moves",
-                          np.arange(first, last + 1), length, self.limits.frozen)  # fmt: skip
+                          np.arange(first, last + 1), length, self.limits.frozen_pictures)  # fmt: skip
 
     def _glitches(self, number: int, one: _Shots, flat: Array) -> None:
         if len(one.steps) < 4 or self._usual <= 0:
             return
         least = self.limits.glitch * max(self._usual, 0.5)
         here, after, across = one.change[:-1], one.change[1:], one.change_two[1:]
-        odd = (here > least) & (after > least) & (across < 0.5 * np.minimum(here, after))
-        odd &= ~flat[:-1] & ~flat[1:] & (np.diff(one.steps) == 1)
-        odd[1:] &= ~flat[:-2]
+        single = (here > least) & (after > least) & (across < 0.5 * np.minimum(here, after))
+        single &= ~flat[:-1] & ~flat[1:] & (np.diff(one.steps) == 1)
+        single[1:] &= ~flat[:-2]
+        odd = np.append(single, False)
+        jumps = np.flatnonzero(one.change > least)
+        small = one.small.astype(np.int16)
+        for begin, end in pairwise(jumps.tolist()):
+            steady = (
+                begin > 0
+                and 1 < end - begin <= _LONGEST_GLITCH
+                and one.steps[end] - one.steps[begin - 1] == end - begin + 1
+            )
+            if steady and not flat[begin - 1 : end + 1].any():
+                across_all = np.abs(small[end] - small[begin - 1]).mean()
+                inside = np.abs(small[begin:end] - small[begin - 1]).mean(1).min()
+                odd[begin:end] |= across_all < 0.4 * inside and inside > self.limits.view
         if odd.any():
-            figure = float(here[odd].max() / max(self._usual, 0.5))
+            figure = float(one.change[odd].max() / max(self._usual, 0.5))
             text = f"has {counted(int(odd.sum()), 'picture')} unlike those before and after"
-            self._add("PIC003", number, text, one.steps[:-1][odd], figure, self.limits.glitch)
+            self._add("PIC003", number, text, one.steps[odd], figure, self.limits.glitch)
 
     def _exposure(self, number: int, one: _Shots, flat: Array) -> None:
         light = one.light
@@ -504,22 +621,31 @@ class _Camera:
                 return
 
     def _blur(self) -> None:
+        def contrast(one: _Shots) -> Array:
+            return np.asarray(one.small.std(axis=1))
+
+        usual = max(1.0, float(np.median(np.concatenate([contrast(one) for one in self.shots.values()]))))
         low_in = {
-            number: (one.sharp < self.limits.sharp * self._sharp) & (one.small.std(axis=1) >= _FLAT)
+            number: (one.sharp < self.limits.sharp * self._sharp * np.minimum(contrast(one) / usual, 1))
+            & (one.small.std(axis=1) >= self.limits.flat)
             for number, one in self.shots.items()
         }
         if self._sharp < 1 or np.median([low.mean() for low in low_in.values()]) > 0.02:
             return
         for number, low in low_in.items():
             one = self.shots[number]
-            if low.sum() >= max(5, 0.1 * len(low)):
+            if low.sum() >= max(5, self.limits.blurred * len(low)):
                 figure = float(np.median(one.sharp[low]) / self._sharp)
                 text = f"blurred in {int(low.sum())} of {len(low)} pictures: {figure:.0%} of the usual sharpness"
                 self._add("PIC004", number, text, one.steps[low], figure, self.limits.sharp)
 
     def _looks(self) -> None:
         """Compare brightness, colours and view of whole episodes."""
-        whole = {number: one for number, one in self.shots.items() if (one.small.std(axis=1) >= _FLAT).mean() > 0.9}
+        whole = {
+            number: one
+            for number, one in self.shots.items()
+            if (one.small.std(axis=1) >= self.limits.flat).mean() > 0.9
+        }
         if len(whole) < 5:
             return
         numbers = list(whole)
@@ -530,10 +656,10 @@ class _Camera:
         sharp = np.array([np.median(one.sharp) for one in whole.values()])
         usual = np.median(tint, axis=0)
         for what, found, least in (
-            ("brightness", np.abs(light - np.median(light)), 20.0),
-            ("colours", np.abs(tint - usual).max(1), 10.0),
-            ("view", np.abs(view - np.median(view, axis=0)).mean(1), 6.0),
-            ("noise", np.maximum(sharp - np.median(sharp), 0), max(1.0, 0.4 * float(np.median(sharp)))),
+            ("brightness", np.abs(light - np.median(light)), self.limits.brightness),
+            ("colours", np.abs(tint - usual).max(1), self.limits.colours),
+            ("view", np.abs(view - np.median(view, axis=0)).mean(1), self.limits.view),
+            ("noise", np.maximum(sharp - np.median(sharp), 0), max(1.0, self.limits.grain * float(np.median(sharp)))),
         ):
             middle, spread = map(float, robust(found))
             most = max(least, middle + 8 * spread)

@@ -6,6 +6,7 @@ is compared with the median of all: what is unusual in one dataset is what anoth
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +18,12 @@ import numpy as np
 from ..format.contracts import Array
 from ..progress import counted
 from ..ted.rules import Rows
-from ..ted.schema import ACTION, NEXT, NEXT_REWARD, NEXT_TERMINATED, Field, as_numbers
+from ..ted.schema import ACTION, NEXT, NEXT_REWARD, NEXT_TERMINATED, Field, as_numbers, key_name
 from .rules import Report, Thresholds, of_episodes, robust
 
+_INDEX = ("info", "index")
+_RETURN = re.compile(r"(?:.*_)?(?:returns?|rtg|returns?_to_go)")
+"""Names of fields with returns."""
 LAGS = np.arange(-16, 17)
 """By how many steps states may follow actions."""
 _MOST_WIDE = 512
@@ -32,10 +36,14 @@ _AT_ONCE = 1 << 12
 """About how many rows are looked at together."""
 _MOST_ANCHORS, _LEAST_ANCHORS = 1 << 17, 5
 """Rows that are kept to find parts of episodes in others, and how many of them have to be equal."""
+_MOST_SUMMED = 1 << 20
+"""Rows whose rewards and returns are kept for comparison."""
 _MOST_PICKED = 1 << 23
 """Numbers that are kept to find nearly equal episodes."""
 _MOST_COPIES = 8
 """Copies that are reported one by one."""
+_AGREED = 0.9
+"""The correlation of actions and states above which no better model is looked for."""
 _KEPT_REST = 3
 """Steps of rest that a command leaves at the end of an episode."""
 
@@ -179,6 +187,8 @@ class RowRules:
             one for one in fields
             if one.name in names.keys() - known and one.numpy.kind in "fiu" and np.prod(one.shape) <= _MOST_WIDE
         ]  # fmt: skip
+        named = [one for one in fields if _RETURN.fullmatch(str(one.key[-1])) and np.prod(one.shape) == 1]
+        self._stored = [one.key for one in named if one.numpy.kind == "f"][:1]
         self._others: dict[str, tuple[int, Array, Array, Array, Array]] = {}
         self.numbers: list[Array] = []
         self.lengths: list[Array] = []
@@ -188,9 +198,10 @@ class RowRules:
         self._digests: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._anchors: list[Array] = []
         self._anchored, self._apart = 0, 1
-        self._picked = self._fitted = 0
+        self._picked = self._fitted = self._summing = 0
         self._equal = True
         self.poses: dict[int, Array] = {}
+        self._moves: dict[int, Array] = {}
         self._posed = 0
         self._projection = np.random.default_rng(0).normal(size=(_MOST_WIDE * 8, 2)).astype(np.float32)
 
@@ -227,7 +238,10 @@ class RowRules:
 
     def _columns(self, rows: Rows) -> dict[str, Array]:
         found = {name: one.take(rows) for name, one in self._signals()}
-        for name, key in (("time", ("timestamp",)), ("reward", NEXT_REWARD), ("success", (NEXT, "success"))):
+        for name, key in (
+            ("time", ("timestamp",)), ("reward", NEXT_REWARD), ("success", (NEXT, "success")), ("index", _INDEX),
+            *(("stored", key) for key in self._stored),
+        ):  # fmt: skip
             if key in rows.columns and rows.columns[key].size == len(rows):
                 found[name] = as_numbers(rows.columns[key], self._fields[key].dtype).reshape(-1).astype(np.float64)
         if NEXT_TERMINATED in rows.columns:
@@ -281,6 +295,10 @@ class RowRules:
             self._measure_time(columns["time"], batch)
         if "reward" in columns:
             self._measure_rewards(columns, batch)
+        if "index" in columns:
+            ahead = columns["index"] - np.arange(batch.rows)
+            self._each["index"].append(columns["index"][batch.starts].astype(np.int64))
+            self._each["index_jumps"].append(batch.largest(ahead) - batch.least(ahead))
         for name in ("terminated", "success"):
             if name in columns:
                 self._each[name].append(columns[name][batch.starts + batch.lengths - 1] > 0)
@@ -317,6 +335,9 @@ class RowRules:
         turns = np.zeros(x.shape, bool)
         np.logical_and(far[:, 1:], far[:, :-1], out=turns[:, 1:])
         turns[:, 1:] &= (step[:, 1:] < 0) != (step[:, :-1] < 0)
+        alternating = np.zeros((len(x), len(batch.starts)), np.int32)
+        for one in np.flatnonzero(turns.any(1)):
+            alternating[one] = batch.longest_run(turns[one])[0]
         mean, middle = batch.mean(x), x.mean(1, keepdims=True)
         near = x - middle
         squares = np.square(near, out=near)
@@ -327,7 +348,7 @@ class RowRules:
             ("glitch", batch.largest(turn) / 2), ("rough", batch.mean(turn)),
             ("variance", np.maximum(batch.mean(squares) - (mean - middle) ** 2, 0)),
             ("stuck", batch.share(still & moves, moves)), ("limits", batch.share(on_limit, moves)),
-            ("turns", batch.share(turns)),
+            ("turns", batch.share(turns)), ("alternating", alternating),
         ):  # fmt: skip
             signal.each[name].append(values.T.astype(np.float32))
         wild = (1 / np.maximum(signal.bend, 1e-6 * signal.spread + 1e-12)).astype(np.float32) @ turn
@@ -450,7 +471,7 @@ class RowRules:
         rounding = 4 * np.spacing(np.float32(np.abs(time).max(initial=1)))
         off = np.where(inner, np.abs(step - usual), 0)
         near = off < usual * (self._limits.gap - 1)
-        allowed = max(self._limits.jitter * usual, float(rounding), 1e-4)
+        allowed = max(self._limits.jitter * usual, float(rounding), self._limits.tolerance)
         back = inner & (step <= 0)
         gap = inner & (step > usual * self._limits.gap)
         self._each["usual"].append(np.full(len(batch.starts), usual))
@@ -483,6 +504,10 @@ class RowRules:
         self._each["reward_from_end"].append(batch.leading(size > 0)[1])
         self._each["reward_first"].append(size[batch.starts])
         self._each["reward_last"].append(size[batch.starts + batch.lengths - 1])
+        if "stored" in columns and self._summing < _MOST_SUMMED:
+            self._summing += batch.rows
+            self._each["sums"].append(np.column_stack((np.nan_to_num(columns["stored"]), reward)))
+            self._each["sums_first"].append(np.isin(np.arange(batch.rows), batch.starts))
         if "state" in columns and "action" in columns:
             self._fit_rewards(columns, reward, batch)
 
@@ -509,6 +534,8 @@ class RowRules:
         for at, number in enumerate(self.numbers[-1].tolist()):
             start, stop = batch.starts[at], batch.starts[at] + batch.lengths[at]
             self.poses[number] = columns["state"][:_POSE_WIDTH, start:stop].T.copy()
+            if "action" in columns:
+                self._moves[number] = columns["action"][:_POSE_WIDTH, start:stop].T.copy()
         self._posed += batch.rows
 
     # Findings ----------------------------------------------------------------------------------------------
@@ -564,15 +591,17 @@ class RowRules:
         limits, length = self._limits, self._length
         middle = float(np.median(length))
         _, deviation = robust(length.astype(float))
-        usual_least = min(0.6 * middle, middle - limits.outlier * max(float(deviation), 0.02 * middle))
-        least: float = max(limits.short * middle, 4.0, usual_least if robot else 0.0)
+        usual_least = middle - limits.outlier * max(float(deviation), limits.level * middle)
+        least = max(limits.short * middle, limits.fewest)
+        if robot:
+            least = max(least, min(limits.shorter * middle, usual_least))
         short = length < least
         if not robot and self.has("terminated"):
             short &= ~self.array("terminated")  # an agent may fail at once
-        if middle >= 20 and len(length) > 4 and 0 < short.mean() < 0.5:
+        if middle >= 20 and len(length) > 4 and 0 < short.mean() < limits.few:
             found = int(length[short].min())
             self._add("EPI004", f"{{}}: {counted(found, 'step')}, the median is {middle:.0f}", short, found, least)
-        most = max(limits.long * middle, middle + limits.outlier * float(deviation))
+        most = max(limits.long * middle, middle + limits.outlier * max(float(deviation), limits.level * middle))
         if len(length) >= 5 and middle >= 5 and (long := length > most).any():
             found = int(length[long].max())
             self._add("EPI006", f"{{}}: {found:,} steps, the median is {middle:.0f}", long, found, most)
@@ -663,13 +692,21 @@ class RowRules:
         success = self.has("success") and self.array("success")
         if success is not False and not np.any(success):
             self._add("EPI008", "success is recorded, and no episode has it", np.zeros(len(self._number), bool), 0, 1)
+        limits = self._limits
         ended = self.array("terminated") if self.has("terminated") else np.zeros(len(self._number), bool)
         length, everything = self._length, np.ones(len(self._number), bool)
-        if len(length) >= 5 and ended.all() and (length == length.max()).mean() > 0.9 and length.max() >= 10:
+        if (
+            len(length) >= 5
+            and ended.all()
+            and (length == length.max()).mean() > limits.all
+            and length.max() >= limits.least
+        ):
             text = f"all episodes terminate, {(length == length.max()).mean():.0%} of them after {length.max():,} steps"
-            self._add("REW004", text, everything, float((length == length.max()).mean()), 0.9)
+            self._add("REW004", text, everything, float((length == length.max()).mean()), limits.all)
         if not self.has("return"):
             return
+        if self.has("sums"):
+            self._stored_returns()
         low, high = self.array("reward_low").min(), self.array("reward_high").max()
         same_end = len(length) > 2 and (not ended.any() or (length == length.max()).all())
         if low == high and (low == 0 or same_end):
@@ -678,20 +715,50 @@ class RowRules:
         whole = self._whole
         if whole.sum() >= 3:
             grows, first, last = (self.array(name)[whole] for name in ("growing", "reward_first", "reward_last"))
-            summed = (grows > 0.98) & (last > 5 * first) & (self.array("rewarded")[whole] > 0.5 * length[whole])
+            summed = (
+                (grows > limits.growing) & (last > 5 * first) & (self.array("rewarded")[whole] > 0.5 * length[whole])
+            )
             value = last / length[whole]
             steady = np.std(value) < 0.5 * np.mean(value) if np.mean(value) else False
             beyond = max(abs(low), abs(high)) > 1.001  # progress up to 1 grows as well
-            if summed.mean() > 0.9 and steady and beyond:
+            if summed.mean() > limits.all and steady and beyond:
                 text = f"in {summed.mean():.0%} of the episodes rewards only grow, to {last.mean():.3g} on average"
-                self._add("REW003", text, everything, float(summed.mean()), 0.9)
+                self._add("REW003", text, everything, float(summed.mean()), limits.all)
                 return
         lone = self.array("reward_from_end")[self.array("rewarded") > 0]
-        if len(lone) >= 5 and self.array("rewarded").max() <= 2 and (lone == 1).mean() > 0.9:
+        if len(lone) >= 5 and self.array("rewarded").max() <= 2 and (lone == 1).mean() > limits.all:
             text = f"in {(lone == 1).mean():.0%} of the episodes the reward comes a step before the end"
-            self._add("REW002", text, everything, float((lone == 1).mean()), 0.9)
+            self._add("REW002", text, everything, float((lone == 1).mean()), limits.all)
         elif self.has("fit_rows"):
             self._shifted_rewards(everything)
+
+    def _stored_returns(self) -> None:
+        """Compare a field of returns with the rewards: sums of an episode, or of the steps that follow, discounted."""
+        name = key_name(self._stored[0])
+        rows, first = self.array("sums"), np.flatnonzero(self.array("sums_first"))
+        stored, reward = rows.T
+        count = len(first)
+        lasts = np.append(first[1:], len(rows)) - 1
+        scale = max(float(np.abs(stored).max()), 1e-9)
+        if (np.maximum.reduceat(stored, first) - np.minimum.reduceat(stored, first)).max() <= 1e-6 * scale:
+            apart = np.abs(stored[first] - np.add.reduceat(reward, first))
+            apart = np.maximum(apart - np.abs(reward[lasts]), 0)  # the last step of a source may be left out
+        else:
+            inner = np.ones(len(rows), bool)
+            inner[lasts] = False
+            here, after = stored[:-1] - reward[:-1], stored[1:]
+            use = inner[:-1] & (np.abs(after) > 1e-3 * scale)
+            ratio = float(np.median(here[use] / after[use])) if use.any() else np.nan
+            discount = min(max(ratio, 0.0), 1.0) if np.isfinite(ratio) else 1.0
+            off = np.append(np.where(inner[:-1], np.abs(here - discount * after), 0), 0)
+            apart = np.maximum.reduceat(off, first)
+        wrong = np.zeros(len(self._number), bool)
+        wrong[:count] = apart > 1e-3 * scale
+        if not wrong.any():
+            return
+        text = "{}: " if wrong.mean() < self._limits.all else ""
+        text += f"{name} is not the sum of the rewards, by up to {float(apart.max()):.4g}"
+        self._add("REW005", text, wrong, float(apart.max()), 1e-3 * scale)
 
     def _shifted_rewards(self, everything: Array) -> None:
         rows = self.array("fit_rows").astype(np.float64)
@@ -711,12 +778,13 @@ class RowRules:
             fits.append(1 - float(((y[half:] - guess) ** 2).mean() / max(float(y[half:].var()), 1e-12)))
         before, here, after = fits
         other = max(before, after)
-        if other > 0.8 and (1 - here) > 1.25 * (1 - other) and other - here > 0.01:
+        limits = self._limits
+        if other > limits.explained and (1 - here) > 1.25 * (1 - other) and other - here > limits.shifted:
             side = "the step after theirs" if after > before else "the step before theirs"
             text = (
                 f"rewards fit {side} better than their own: {other:.3f} of their variance is explained, not {here:.3f}"
             )
-            self._add("REW002", text, everything, other - here, 0.01)
+            self._add("REW002", text, everything, other - here, limits.shifted)
 
     def _family(self, values: Array) -> Array:
         return np.asarray(np.median(values[self._whole], axis=0))
@@ -724,42 +792,62 @@ class RowRules:
     def _leaps(self, signal: Signal) -> None:
         limits = self._limits
         span = self._family(signal.array("high") - signal.array("low"))
-        glitch, leap, speed = signal.array("glitch"), signal.array("leap"), signal.array("speed")
+        glitch, leap, speed, rough, turns = (
+            signal.array(name) for name in ("glitch", "leap", "speed", "rough", "turns")
+        )
+        alternating = signal.array("alternating")
+        chatter = turns > np.minimum(limits.chatter + 2 * self._family(turns), 2 * limits.chatter)
+        chatter |= alternating > limits.alternating + 3 * self._family(alternating)
+        chatter &= span > 0
+        noisy = self._far_above(rough, limits.rough) & (rough > limits.noise * span)
+        quick = self._far_above(speed, limits.fast) & (span > 0)
+        quick &= (quick.mean(1) > limits.most)[:, None]
+        shaken = self._together(rough, limits.rougher, span)
+        unlike = ((noisy | quick).mean(1) > limits.several) | shaken | self._together(speed, limits.fast, span)
         usual = np.maximum(self._family(glitch), 2 * self._family(speed))
         wild = (glitch > limits.spike * usual) & (glitch > limits.spike_range * span) & (span > 0)
-        jump = (leap > limits.spike / 1.5 * self._family(leap)) & (leap > limits.spike_range / 2 * span) & (span > 0)
-        wild |= jump & (jump.sum(1) > max(1, 0.3 * jump.shape[1]))[:, None]
-        which = self._whole & wild.any(1) & ~(signal.array("turns") > limits.chatter).any(1)
-        which &= ~self._scaled(signal).any(1)
-        if which.any() and which.mean() < 0.5:
+        jump = (leap > limits.jump * self._family(leap)) & (leap > limits.spike_range / 2 * span) & (span > 0)
+        wild |= jump & (jump.sum(1) > max(1, limits.several * jump.shape[1]))[:, None]
+        steady = self._whole & ~self._scaled(signal).any(1)
+        which = (
+            steady & (wild & ~chatter).any(1) & ~((rough > limits.rough * self._family(rough)).mean(1) > limits.most)
+        )
+        if which.any() and which.mean() < limits.few:
             self._wild |= set(np.flatnonzero(which).tolist())
             ratio = float((glitch[which] / np.maximum(usual, 1e-12)).max())
             at = self._start[which] + signal.array("peak")[which, 0]
             text = f"{{}}: {signal.called(wild[which].any(0))} leaps by {ratio:.0f} times the usual"
             self._add("MOT001", text, which, ratio, limits.spike, [(int(one), int(one) + 1) for one in at])
-        rough = signal.array("rough")
-        ratio_of = rough / np.maximum(self._family(rough), 1e-12)
-        noisy = self._far_above(rough, limits.rough) & (rough > 1e-3 * span)
-        quick = self._far_above(speed, limits.fast) & (span > 0)
-        quick &= (quick.mean(1) > 0.6)[:, None]
-        far = noisy | quick
-        odd = self._whole & (far.mean(1) > 0.3) & ~which & ~self._scaled(signal).any(1)
-        if odd.any() and odd.mean() < 0.3:
-            figure = float(max(ratio_of[odd].max(), (speed[odd] / np.maximum(self._family(speed), 1e-12)).max()))
+        one_joint = chatter.any(1) & ~shaken
+        odd = steady & unlike & ~which & ~one_joint
+        if odd.any() and odd.mean() < limits.few:
+            by_rough, by_speed = (one / np.maximum(self._family(one), 1e-12) for one in (rough, speed))
+            far = np.maximum(by_rough, by_speed) > limits.fast
+            figure = float(np.maximum(by_rough, by_speed)[odd].max())
             text = f"{{}}: {signal.called(far[odd].any(0))} changes {figure:.1f} times as fast or as roughly as usual"
             self._add("MOT009", text, odd, figure, limits.rough)
-        turns = signal.array("turns")
-        chatter = (turns > np.minimum(limits.chatter + 2 * self._family(turns), 0.6)) & (span > 0)
-        odd = self._whole & chatter.any(1)
+        odd = steady & one_joint
         if odd.any():
-            text = f"{{}}: {signal.called(chatter[odd].any(0))} reverses by far in {turns[odd].max():.0%} of the steps"
-            self._add("MOT005", text, odd, float(turns[odd].max()), limits.chatter)
+            most = float(turns[odd].max())
+            text = f"{{}}: {signal.called(chatter[odd].any(0))} reverses by far in {most:.0%} of the steps"
+            text += f", up to {int(alternating[odd].max())} of them in a row"
+            self._add("MOT005", text, odd, most, limits.chatter)
+
+    def _together(self, values: Array, ratio: float, span: Array) -> Array:
+        """Whether most components of episodes are many times the family's, judged by their median ratio."""
+        family = self._family(values)
+        use = (span > 0) & (family > 1e-11)
+        if use.sum() < 3:
+            return np.zeros(len(values), bool)
+        size = np.median(np.log(np.maximum(values[:, use], 1e-12) / family[use]), axis=1)
+        middle, spread = (float(one) for one in robust(size[self._whole]))
+        return np.asarray(size > middle + max(np.log(ratio), self._limits.apart * max(spread, 0.02)))
 
     def _far_above(self, values: Array, ratio: float) -> Array:
         """Whether values are many times the family's, and out of its spread."""
         size = np.log(np.maximum(values, 1e-12))
         middle, spread = robust(size[self._whole])
-        far = size > middle + np.maximum(np.log(ratio), 6 * spread)
+        far = size > middle + np.maximum(np.log(ratio), self._limits.apart * spread)
         return np.asarray(far & (middle > np.log(1e-11)))
 
     def _scaled(self, signal: Signal) -> Array:
@@ -770,14 +858,18 @@ class RowRules:
         larger = (span > self._limits.units * usual) & (size > self._limits.units * usual_size) & (usual > 0)
         smaller = (span * self._limits.units < usual) & (size * self._limits.units < usual_size) & (span > 0)
         found = larger | smaller
-        few = found.sum(1) < max(2, 0.4 * (usual > 0).sum()) if len(usual) > 1 else ~found.any(1)
-        found[few] = False
+        if len(usual) > 1:  # a component alone, only if its ratio is that of common units
+            few = found.sum(1) < max(2, self._limits.several * (usual > 0).sum())
+            ratio = np.maximum(span / np.maximum(usual, 1e-12), usual / np.maximum(span, 1e-12))
+            common = ((ratio > 40) & (ratio < 75)) | ((ratio > 700) & (ratio < 1400))
+            common &= np.quantile(span[self._whole], 0.1, axis=0) > 0.2 * usual if self._whole.any() else False
+            found[few] &= common[few]
         return np.asarray(found)
 
     def _units(self, signal: Signal) -> None:
         found = self._scaled(signal)
         odd = self._whole & found.any(1)
-        if odd.any() and odd.mean() < 0.5:
+        if odd.any() and odd.mean() < self._limits.few:
             span = signal.array("high") - signal.array("low")
             part = found[odd]
             ratio = float(np.median((span[odd] / np.maximum(self._family(span), 1e-12))[part]))
@@ -788,20 +880,33 @@ class RowRules:
     def _still(self, signal: Signal) -> None:
         limits = self._limits
         stuck, span = signal.array("stuck"), signal.array("high") - signal.array("low")
-        regular = self._family(stuck) < 0.05
+        regular = self._family(stuck) < limits.resting
         regular &= (
-            np.quantile(span[self._whole], 0.1, axis=0) > 0.1 * self._family(span) if self._whole.sum() > 5 else True
+            np.quantile(span[self._whole], 0.1, axis=0) > limits.regular / 3 * self._family(span)
+            if self._whole.sum() > 5
+            else True
         )
-        held = (stuck > limits.stuck) & regular & (self._family(span) > 0) & ~signal.is_gripper()
+        held = (stuck > limits.stuck) & regular & (self._family(span) > 0)
+        usual = self._family(span)
+        always = np.quantile(span[self._whole], 0.1, axis=0) > limits.regular * usual
+        share_of = span / np.maximum(usual, 1e-12)
+        moving = np.median(share_of, axis=1, keepdims=True) > limits.regular
+        held |= (
+            (share_of > 0) & (share_of < limits.held) & always & moving & (usual > 0)
+        )  # but for the noise of a sensor
+        held &= ~signal.is_gripper()
         share, whole = signal.array("limits"), self._whole
         joints = ~signal.is_gripper() & (self._family(span) > 0)
-        often = (share > 3 * limits.limits) & (share > 4 * self._family(share) + limits.limits) & joints
+        often = (share > limits.clipped) & (share > 4 * self._family(share) + limits.limits) & joints
         often &= span > 0.05 * self._family(span)
         clipped = (often.sum(1) > 1) & ~(signal.array("turns") > limits.chatter).any(1)
         odd = self._whole & held.any(1) & (held.mean(1) < 0.9) & ~clipped
-        if odd.any() and odd.mean() < 0.3 and len(span[0]) > 1:
+        if odd.any() and odd.mean() < limits.few and len(span[0]) > 1:
             most = float(stuck[odd][held[odd]].max())
             text = f"{{}}: {signal.called(held[odd].any(0))} stands still in {most:.0%} of the moves of others"
+            if most <= limits.stuck:
+                most = 1 - float(share_of[odd][held[odd]].min())
+                text = f"{{}}: {signal.called(held[odd].any(0))} hardly moves: {1 - most:.2%} of the usual range"
             self._add("MOT002", text, odd, most, limits.stuck)
         low, high = signal.array("low")[whole].min(0), signal.array("high")[whole].max(0)
         touches = (signal.array("low") == low) | (signal.array("high") == high)
@@ -817,16 +922,16 @@ class RowRules:
             self._add("MOT004", text, whole, float(total[everywhere].max()), limits.limits)
             return
         odd = whole & clipped
-        if odd.any() and odd.mean() < 0.3:
+        if odd.any() and odd.mean() < limits.few:
             most = float(share[odd][often[odd]].max())
             text = f"{{}}: {signal.called(often[odd].any(0))} lies on a limit in {most:.0%} of the moving steps"
-            self._add("MOT004", text, odd, most, 3 * limits.limits)
+            self._add("MOT004", text, odd, most, limits.clipped)
 
     def _pairs(self) -> None:
         limits, whole = self._limits, self._whole
         run = self.array("frozen")
-        odd = whole & (run >= limits.frozen) & (run > 3 * np.median(run[whole]))
-        if odd.any() and odd.mean() < 0.5:
+        odd = whole & (run >= limits.frozen) & (run > limits.frozen_ratio * np.median(run[whole]))
+        if odd.any() and odd.mean() < limits.few:
             at = (self._start + self.array("frozen_at"))[odd]
             steps = [(int(start), int(start + length)) for start, length in zip(at, run[odd], strict=True)]
             text = f"{{}}: states stand still for {int(run[odd].max())} steps while actions move"
@@ -836,7 +941,12 @@ class RowRules:
             moves |= (signal.array("high") > signal.array("low")).any(1)
         for name, words in (("lead", "begins"), ("tail", "ends")):
             rest = self.array(name)
-            odd = whole & (rest > np.maximum(15, limits.idle * self._length)) & moves & (rest < self._length - 2)
+            odd = (
+                whole
+                & (rest > np.maximum(limits.idle_steps, limits.idle * self._length))
+                & moves
+                & (rest < self._length - 2)
+            )
             if odd.any():
                 most = int(rest[odd].max())
                 text = f"{{}}: {words} with up to {counted(most, 'step')} of rest"
@@ -850,8 +960,8 @@ class RowRules:
                 self._add("MOT006", text, odd, share, limits.idle, steps)
         run, at = self.array("repeated"), self.array("repeated_at")
         inside = (at > 1) & (at + run < self._length - 1)
-        odd = whole & inside & (run >= limits.frozen) & (run > 3 * np.median(run[whole]) + 2)
-        if odd.any() and odd.mean() < 0.3:
+        odd = whole & inside & (run >= limits.frozen) & (run > limits.frozen_ratio * np.median(run[whole]) + 2)
+        if odd.any() and odd.mean() < limits.few:
             steps = [(int(one), int(one + more)) for one, more in zip((self._start + at)[odd], run[odd], strict=True)]
             text = f"{{}}: states and actions are repeated for {int(run[odd].max())} steps, bit for bit"
             self._add("MOT003", text, odd, float(run[odd].max()), limits.frozen, steps)
@@ -883,57 +993,153 @@ class RowRules:
     def _lag(self) -> None:
         limits, whole = self._limits, self._whole
         lags, usual, agreed = self._lags()
-        if agreed < 0.6:
+        if agreed < _AGREED and self._predict():
+            return
+        if agreed < limits.agreement:
             return
         own, best = lags.argmax(1), lags.max(1)
         odd = (
             whole
             & (np.abs(own - usual) >= max(limits.lag, 4 * np.median(np.abs(own - usual)[whole])))
             & (best - lags[:, usual] > 0.05)
-            & (best > 0.6)
+            & (best > limits.agreement)
         )
-        if odd.any() and odd.mean() < 0.5:
+        if odd.any() and odd.mean() < limits.few:
             shown = int(LAGS[own[odd]][0])
             text = f"{{}}: states follow actions by {shown} steps, the others by {int(LAGS[usual])}"
             self._add("MOT007", text, odd, shown - int(LAGS[usual]), limits.lag)
-        late = self._rate is not None and LAGS[usual] > max(limits.lag + 1, limits.lead * self._rate)
-        if LAGS[usual] <= -3 or late:
-            how = f"precede actions by {-LAGS[usual]}" if LAGS[usual] < 0 else f"follow actions by {LAGS[usual]}"
-            self._add(
-                "MOT007",
-                f"states {how} steps in all episodes",
-                np.ones_like(whole),
-                float(LAGS[usual]),
-                -3 if not late else limits.lead * (self._rate or 0),
-            )
+        family = np.median(lags[whole], axis=0)
+        if family[usual] - family[len(LAGS) // 2] > 0.05:
+            self._lag_of_all(int(LAGS[usual]))
+
+    def _lag_of_all(self, lag: int) -> None:
+        """Report a lag of all episodes that is longer than a robot needs, or below 0."""
+        limits = self._limits
+        most = max(limits.lag + 1, limits.lead * self._rate) if self._rate is not None else np.inf
+        if -limits.precede < lag <= most:
+            return
+        how = f"precede actions by {-lag}" if lag < 0 else f"follow actions by {lag}"
+        limit = float(most) if lag > 0 else -limits.precede
+        self._add("MOT007", f"states {how} steps in all episodes", np.ones_like(self._whole), float(lag), limit)
+
+    def _predict(self) -> bool:
+        """Predict actions from states and their changes, where they are no positions: a regression on all episodes.
+
+        An episode whose actions fit at another lag is late; one whose actions do not fit at all has others. Return
+        whether states explain actions: nothing is reported where they do not.
+        """
+        limits, room = self._limits, int(LAGS[-1])
+        where = {number: at for at, number in enumerate(self._number.tolist())}
+        numbers = [
+            number for number, pose in self.poses.items()
+            if number in self._moves and len(pose) > 3 * room and number in where
+        ]  # fmt: skip
+        if len(numbers) < 4:
+            return False
+        center = np.median(np.concatenate([self.poses[one] for one in numbers[:256]]), axis=0)
+        width = np.maximum(self.states.spread[: len(center)], 1e-12)
+        by_action = np.maximum(self.actions.spread[:_POSE_WIDTH], 1e-12)
+        seen, done = {}, {}
+        for number in numbers:
+            pose = np.clip((self.poses[number] - center) / width, -10, 10)
+            change = np.gradient(pose, axis=0)
+            seen[number] = np.column_stack((pose, 10 * change, np.ones(len(pose))))
+            done[number] = np.clip(self._moves[number] / by_action, -10, 10)[room:-room]
+        most = max(4, (1 << 14) // int(np.median([len(one) for one in done.values()])))
+        used = numbers[:: max(1, len(numbers) // most)][:most]
+        target = np.concatenate([done[number] for number in used])
+        middle = target.mean(0)
+        total = float(((target - middle) ** 2).mean())
+        found: list[tuple[float, Array]] = []
+        for lag in LAGS.tolist():
+            x = np.concatenate([seen[one][room + lag : len(seen[one]) - room + lag] for one in used])
+            gram = x.T @ x + 1e-4 * len(x) * np.eye(x.shape[1])
+            weights = np.linalg.solve(gram, x.T @ target)
+            found.append((float(((x @ weights - target) ** 2).mean()), weights))
+        usual = int(np.argmin([error for error, _ in found]))
+        if total <= 0 or 1 - found[usual][0] / total < limits.agreement:
+            return False
+        errors = np.full((len(numbers), len(LAGS)), np.inf)
+        parts = np.zeros((len(numbers), target.shape[1]))
+        for at, number in enumerate(numbers):
+            guess, action = seen[number] @ found[usual][1], done[number]
+            for place, lag in enumerate(LAGS.tolist()):  # guesses are for actions `usual` steps before their states
+                shift = room + int(LAGS[usual]) + lag
+                ahead, behind = guess[max(shift, 0) :], action[max(-shift, 0) :]
+                count = min(len(ahead), len(behind))
+                if count >= room:
+                    apart = (ahead[:count] - behind[:count]) ** 2
+                    errors[at, place] = apart.mean()
+                    parts[at] = apart.mean(0) if lag == 0 else parts[at]
+        own, here = errors.argmin(1), errors[:, room]
+        places = np.array([where[number] for number in numbers])
+        is_late = (np.abs(own - room) >= limits.lag) & (errors.min(1) < 0.5 * here) & (errors.min(1) < 0.4 * total)
+        odd = np.zeros_like(self._whole)
+        odd[places[is_late]] = True
+        if odd.any() and odd.mean() < limits.few:
+            shown = int(LAGS[usual] + own[is_late][0] - room)
+            text = f"{{}}: states follow actions by {shown} steps, the others by {int(LAGS[usual])}"
+            self._add("MOT007", text, odd, shown - int(LAGS[usual]), limits.lag)
+        family, spread = robust(np.log(np.maximum(parts, 1e-12)))
+        scale = np.maximum(target.var(0), 1e-12)
+        far = np.log(np.maximum(parts, 1e-12)) > family + np.maximum(np.log(5), limits.apart * spread)
+        far &= (parts > 0.5 * scale) & (np.median(parts, axis=0) < (1 - limits.agreement) * scale)
+        other: Array = np.zeros_like(self._whole)
+        other[places[far.any(1) & ~is_late]] = True
+        other &= ~self._known()
+        if other.any() and other.mean() < limits.few:
+            there = np.isin(places, np.flatnonzero(other))
+            names = Signal([], self.actions.names[:_POSE_WIDTH], {}).called(far[there].any(0))
+            figure = float((parts / scale)[there][far[there]].max())
+            text = f"{{}}: {names} does not follow from the states as in the others"
+            self._add("MOT010", text, other, figure, 0.5)
+        if found[usual][0] < 0.7 * found[room][0]:
+            self._lag_of_all(int(LAGS[usual]))
+        return True
+
+    def _known(self) -> Array:
+        """Whether something was found about the motion of each episode: then it need not agree."""
+        found = {
+            number
+            for one in self._report.findings
+            if one.rule[:3] == "MOT" and one.rule != "MOT007"
+            for number in one.episodes
+        }
+        return (
+            np.isin(self._number, list(found)) if len(found) < len(set(self._report.numbers)) else self._whole & False
+        )
 
     def _agreement(self) -> None:
         agree = self.array("agree")
         apart = self.actions.array("mean") - self.states.array("mean")
         usual_apart, spread_apart = robust(apart[self._whole])
         span = self._family(self.states.array("high") - self.states.array("low"))
-        far = np.abs(apart - usual_apart) > np.maximum(10 * spread_apart, 0.15 * span) + 1e-9
-        odd = self._whole & far.any(1) & ~self._scaled(self.states).any(1) & ~self._scaled(self.actions).any(1)
-        odd &= ~np.isin(np.arange(len(far)), list(self._wild)) & ~(self.states.array("stuck") > 0.5).any(1)
-        odd &= ~(self.actions.array("turns") > self._limits.chatter).any(1)
-        if odd.any() and odd.mean() < 0.3 and np.median(agree[self._whole]) > 0.7:
+        far = np.abs(apart - usual_apart) > np.maximum(10 * spread_apart, self._limits.offset * span) + 1e-9
+        far &= ~(self.states.array("stuck") > 0.5) | self.states.is_gripper()
+        known = self._known()
+        odd = self._whole & far.any(1) & ~known
+        if odd.any() and odd.mean() < self._limits.few and np.median(agree[self._whole]) > 0.7:
             figure = float(np.abs(apart - usual_apart)[odd][far[odd]].max())
             text = f"{{}}: {self.states.called(far[odd].any(0))} is {figure:.3g} away from its actions on average"
-            self._add("MOT010", text, odd, figure, float((10 * spread_apart + 0.15 * span).min()))
+            self._add("MOT010", text, odd, figure, float((10 * spread_apart + self._limits.offset * span).min()))
         if (np.abs(apart) == 0).all() and self._equal:
             self._add("MOT010", "all actions are the states of their steps", np.ones_like(self._whole), 1, 1)
         middle, spread = robust(agree[self._whole])
         moves = ~(self.states.array("stuck") > self._limits.stuck) & ~(self.actions.array("stuck") > self._limits.stuck)
-        far = (agree < middle - np.maximum(0.5, 8 * spread)) & (middle > 0.7) & moves & np.isfinite(agree)
-        odd = self._whole & far.any(1) & ~np.isin(np.arange(len(far)), list(self._wild))
-        odd &= ~(self.actions.array("turns") > self._limits.chatter).any(1)
+        far = (
+            (agree < middle - np.maximum(self._limits.disagreement, 8 * spread))
+            & (middle > 0.7)
+            & moves
+            & np.isfinite(agree)
+        )
+        odd = self._whole & far.any(1) & ~known
         lags, usual, _ = self._lags()
         odd &= np.abs(lags.argmax(1) - usual) < self._limits.lag
-        if odd.any() and odd.mean() < 0.3:
+        if odd.any() and odd.mean() < self._limits.few:
             worst, usual_one = float(agree[odd][far[odd]].min()), float(middle[far[odd].any(0)].min())
             names = self.states.called(far[odd].any(0))
             text = f"{{}}: states and actions of {names} correlate by {worst:.2f}, {usual_one:.2f} is usual"
-            self._add("MOT010", text, odd, worst, usual_one - 0.5)
+            self._add("MOT010", text, odd, worst, usual_one - self._limits.disagreement)
 
     def _time(self) -> None:
         limits = self._limits
@@ -950,23 +1156,23 @@ class RowRules:
             text = f"{{}}: time does not go on in {counted(int(back.sum()), 'step')}"
             self._add("TIM003", text, odd, float(back.sum()), 0, [(one - 1, one + 1) for one in at])
         jitter = self.array("jitter")
-        if (odd := self.array("jittered") > 0.05).any():
+        if (odd := self.array("jittered") > limits.jittered).any():
             most = float(jitter[odd].max())
             text = f"{{}}: steps are off by up to {1e3 * most:.1f} ms"
-            self._add("TIM002", text, odd, most, max(limits.jitter * float(usual[0]), 1e-4))
+            self._add("TIM002", text, odd, most, max(limits.jitter * float(usual[0]), limits.tolerance))
         first = self.array("time_first")
         middle = float(np.median(first))
-        late = np.abs(first - middle) > 1.5 * np.maximum(tick, 1e-12)
+        late = np.abs(first - middle) > limits.late * np.maximum(tick, 1e-12)
         raw = self._report.is_raw  # a dataset's times may count from anywhere
         begins = np.append(True, self._number[1:] != self._number[:-1])  # not a later part of a very long episode
         late &= begins
-        absolute = raw and self._rate is not None and (np.abs(first) > 1.5 * np.maximum(tick, 1e-12)) & begins
+        absolute = raw and self._rate is not None and (np.abs(first) > limits.late * np.maximum(tick, 1e-12)) & begins
         if len(first) > 2 and absolute is not False and np.mean(absolute) > 0.5:
             text = f"{{}}: time stamps begin at up to {np.abs(first[begins]).max():.3f} s instead of 0"
-            self._add("TIM004", text, np.asarray(absolute), float(np.abs(first).max()), 1.5 * float(tick[0]))
-        elif raw and len(first) > 2 and late.any() and late.mean() < 0.3:
+            self._add("TIM004", text, np.asarray(absolute), float(np.abs(first).max()), limits.late * float(tick[0]))
+        elif raw and len(first) > 2 and late.any() and late.mean() < limits.few:
             text = f"{{}}: begins at {first[late][0]:.3f} s, the others at {middle:.3f} s"
-            self._add("TIM004", text, late, float(np.abs(first[late] - middle).max()), 1.5 * float(tick[0]))
+            self._add("TIM004", text, late, float(np.abs(first[late] - middle).max()), limits.late * float(tick[0]))
         several = self._length > 1
         lasting = float(np.median(self.array("lasting")[several])) if several.any() else 0.0
         if self._rate and lasting > 0 and abs(lasting * self._rate - 1) > limits.jitter:
@@ -978,8 +1184,7 @@ class RowRules:
     def moments(self) -> dict[str, dict[str, Any]]:
         """Return statistics of each field by its name: of its rows, extremes, mean, deviation, and bounds of quantiles.
 
-        `quantiles` has for each name, such as `q01`, where it is at least and at most: the quantile of all rows and the
-        mean of those of the episodes, both estimated from some rows.
+        `quantiles` has for each name, such as `q01`, where it is at least and at most, estimated from some rows.
         """
         found: dict[str, dict[str, Any]] = {}
         count = np.concatenate(self.lengths)[:, None].astype(np.float64)
@@ -988,7 +1193,7 @@ class RowRules:
             middle = (mean * count).sum(0) / count.sum()
             spread = np.sqrt(((variance + (mean - middle) ** 2) * count).sum(0) / count.sum())
             low, high = signal.array("low"), signal.array("high")
-            quantiles = _quantile_bounds(np.concatenate(signal.samples), low, high, count) if signal.samples else {}
+            quantiles = _quantile_bounds(np.concatenate(signal.samples), low, high) if signal.samples else {}
             for name, place in signal.components.items():
                 found[name] = {
                     "min": low[:, place].min(0), "max": high[:, place].max(0), "mean": middle[place],
@@ -1006,21 +1211,22 @@ class RowRules:
 _FRACTIONS = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 _SAMPLED, _MOST_SAMPLED, _MOST_SAMPLES = 64, 1024, 1 << 23
 """Rows of an episode, episodes, and numbers of all, that quantiles are estimated from."""
+_RANKS = 0.05
+"""How far the rank of an estimated quantile may be off."""
 
 
-def _quantile_bounds(samples: Array, low: Array, high: Array, count: Array) -> dict[str, tuple[Array, Array]]:
-    """Return where quantiles are at least and at most, from rows of episodes `[episodes, rows, components]`."""
-    fractions, weights = list(_FRACTIONS.values()), count[: len(samples)] / count[: len(samples)].sum()
-    everything = np.quantile(samples.reshape(-1, samples.shape[2]), fractions, axis=0)
-    averages = (np.quantile(samples, fractions, axis=1) * weights).sum(1)
-    found = {
-        name: (np.minimum(one, other), np.maximum(one, other))
-        for name, one, other in zip(_FRACTIONS, everything, averages, strict=True)
-    }
-    weights = count / count.sum()
-    found["q01"] = np.minimum(found["q01"][0], (low * weights).sum(0)), found["q01"][1]
-    found["q99"] = found["q99"][0], np.maximum(found["q99"][1], (high * weights).sum(0))
-    return found
+def _quantile_bounds(samples: Array, low: Array, high: Array) -> dict[str, tuple[Array, Array]]:
+    """Return where quantiles are at least and at most, from rows of episodes `[episodes, rows, components]`.
+
+    Some tools state the quantiles of all rows, others the mean of those of the episodes, or the outermost of these.
+    """
+    fractions = list(_FRACTIONS.values())
+    rows = samples.reshape(-1, samples.shape[2])
+    least, most = (np.quantile(rows, np.clip(np.add(fractions, by), 0, 1), axis=0) for by in (-_RANKS, _RANKS))
+    episodes = np.quantile(samples, fractions, axis=1)
+    least, most = np.minimum(least, episodes.min(1)), np.maximum(most, episodes.max(1))
+    least[0], most[-1] = np.minimum(least[0], low.min(0)), np.maximum(most[-1], high.max(0))
+    return dict(zip(_FRACTIONS, zip(least, most, strict=True), strict=True))
 
 
 def _inverse(scale: Array) -> Array:

@@ -169,6 +169,8 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
         "PIC010", "looks", "A camera has the brightness, colours, noise and view of the other episodes.",
         "the same scene looks like another one", "leave out",
     ),
+    _entry("PIC011", "surplus pictures", "Videos have no frames before or after an episode that belong to no row.",
+           "rows and frames may be shifted against each other", "look"),
     _entry("REW001", "constant rewards", "Rewards vary, or episodes terminate.",
            "no episode is better than another one", "look"),
     _entry("REW002", "shifted rewards", "A reward belongs to its own step, not to the one before or after.",
@@ -177,6 +179,9 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
            "returns count every reward many times", "make the rewards again: rbtool preprocess --fn"),
     _entry("REW004", "time limits", "Not all episodes terminate after the same number of steps.",
            "a value of zero is learned for states that are cut off by a time limit", "limits"),
+    _entry("REW005", "stored returns", "A field of returns has the sums of the rewards.",
+           "a policy is conditioned on returns, or weighted by them, that it never got",
+           "make the field again: rbtool preprocess --fn"),
     _entry("TIM001", "gaps", "Time does not skip steps.", "windows and action chunks span the gap as if it were a step",
            "leave out"),
     _entry("TIM002", "jitter", "Steps are equally long.",
@@ -199,73 +204,159 @@ class Thresholds:
 
     Args:
         least: steps of an episode from which it takes part in comparisons.
+        few: the largest share of episodes that can be out of family: what more of them do is the family.
+        several: the share of components at once that is more than one joint.
+        most: the share of components at once that is nearly all.
+        all: the share of episodes that stands for all.
         near: the largest difference of nearly equal episodes, as a share of the range.
         contained: the share of the steps of an episode that may be in another one.
+        fewest: the least length of an episode in steps.
         short: the least length, as a share of the family's.
-        long: the largest length, as a multiple of the family's.
+        shorter: the same for robots, for an episode that is also `outlier` deviations shorter.
+        long: the largest length, as a multiple of the family's, for an episode that is also `outlier`
+            deviations longer.
+        level: the least deviation of lengths, as a share of their median.
         outlier: how many robust deviations (1.48 MAD) from the median are out of family.
+        apart: the same for speed, roughness and predicted actions, whose logarithms are compared.
         spike: a leap, as a multiple of the family's largest.
-        spike_range: a leap, as a share of the range.
+        jump: a leap of `several` components at once, as a multiple of the family's largest.
+        spike_range: a leap, as a share of the range; half of it for `several` components at once.
         stuck: the share of steps that a component may stand still while others move.
-        frozen: the steps that all states, or a picture, may stand still while the robot moves.
+        held: the range of a component that hardly moves, as a share of the family's.
+        regular: the range of a component that moves in every episode, as a share of the family's.
+        resting: the share of steps at which a component that moves in every episode stands still as a rule.
+        frozen: the steps that all states may stand still while actions move.
+        frozen_ratio: the same, as a multiple of the family's.
         still: the change of a component that stands still, as a share of its range.
-        limits: the share of steps that may lie on a limit.
-        turn: the changes that count as reversals, as a share of the range.
+        limits: the share of steps that may lie on a limit, over all episodes.
+        clipped: the share of steps that may lie on a limit in one episode.
         chatter: the share of steps that may reverse by far.
+        alternating: the reversals in a row that may be.
+        turn: the changes that count as reversals, as a share of the range.
         idle: the share of an episode that may be rest at its beginning or end.
+        idle_steps: the steps that may be.
         slow: the speed below which a robot rests, as a share of the mean speed.
         lag: by how many steps the lag of actions or pictures may differ.
         lead: the seconds that a state may follow its action, where the rate is known.
+        precede: the steps by which states may not precede actions in all episodes.
+        agreement: the correlation of actions and states, or the share of the variance of actions that states
+            explain, below which they are not compared.
+        disagreement: how far the correlation of a component may fall.
+        offset: how far states may be from actions on average, as a share of the range.
         units: the ratio of ranges that is taken for another unit.
-        rough: the ratio of jerk.
-        fast: the ratio of speeds, of most components at once.
+        rough: the ratio of jerk, of `several` components at once.
+        rougher: the ratio of jerk, as a median over all components.
+        fast: the ratio of speeds, of `most` components at once or as a median over all.
+        noise: the least jerk that counts, as a share of the range.
+        growing: the share of steps at which running sums grow.
+        explained: the share of the variance of rewards that has to be explained for a comparison of shifts.
+        shifted: how much more of it another step may explain.
         gap: a step in time, as a multiple of the usual one.
         jitter: the deviation of a step in time, as a share of the usual one.
+        jittered: the share of steps that may deviate as far.
+        tolerance: the deviation of a step in time that never counts, in seconds.
+        late: how far the first time stamp may be from the others', in steps.
         mean: the error of a stored mean, in standard deviations; of a stored deviation, as a share of it.
         quantile: the error of a stored quantile, as a share of the range.
         extreme: the error of a stored least or largest value, as a share of the range.
         episode: the error of a statistic of one episode, as a share of the usual range of an episode.
         picture: the error of the stored mean of pictures, of 1.
         dark: the brightness of black pictures, of 255; white ones are as near to 255.
+        flat: the deviation of the grey values of a picture of one colour, of 255.
+        calm: the change of a picture that stands still, as a share of a small change of its camera.
+        frozen_pictures: the steps that a picture may stand still while the robot moves.
+        moved: the range of states, as a share of the usual one, with which a picture that stands still is frozen.
+        repeated: the share of pictures that may repeat the one before.
         glitch: the change of a single picture, as a multiple of the usual one.
         sharp: the sharpness, as a share of the family's.
+        blurred: the share of pictures that may be as blurred, and at least 5 of them.
         exposure: the jump in brightness, of 255.
+        equal: the difference of pictures of two cameras that show the same, of 255.
+        brightness: how far the brightness of an episode may be from the others', of 255.
+        colours: the same for colours.
+        view: the same for the parts of a picture.
+        grain: the same for noise, as a share of the sharpness.
         fit: the share of the variance of states that pictures predict, below which they are not compared.
+        motion: the correlation of changes of pictures with speed, below which they are not compared.
+        foreign: how many times as badly as usual pictures may predict their states.
+        surplus: the frames of a video that may belong to no row, where rows begin and end.
     """
 
     least: int = 10
+    few: float = 0.3
+    several: float = 0.3
+    most: float = 0.6
+    all: float = 0.9
     near: float = 1e-3
     contained: float = 0.5
+    fewest: int = 4
     short: float = 0.1
-    long: float = 5.0
+    shorter: float = 0.6
+    long: float = 2.5
+    level: float = 0.03
     outlier: float = 12.0
+    apart: float = 6.0
     spike: float = 6.0
+    jump: float = 4.0
     spike_range: float = 0.3
     stuck: float = 0.3
+    held: float = 0.03
+    regular: float = 0.3
+    resting: float = 0.05
     frozen: int = 8
+    frozen_ratio: float = 3.0
     still: float = 1e-6
     limits: float = 0.04
-    turn: float = 0.3
+    clipped: float = 0.12
     chatter: float = 0.3
+    alternating: int = 8
+    turn: float = 0.3
     idle: float = 0.25
+    idle_steps: int = 15
     slow: float = 0.1
     lag: int = 4
     lead: float = 0.4
+    precede: int = 3
+    agreement: float = 0.6
+    disagreement: float = 0.5
+    offset: float = 0.15
     units: float = 15.0
     rough: float = 4.0
+    rougher: float = 2.5
     fast: float = 1.7
+    noise: float = 1e-3
+    growing: float = 0.98
+    explained: float = 0.8
+    shifted: float = 0.01
     gap: float = 1.5
     jitter: float = 0.02
+    jittered: float = 0.05
+    tolerance: float = 1e-4
+    late: float = 1.5
     mean: float = 0.1
     quantile: float = 0.15
     extreme: float = 0.01
     episode: float = 0.2
     picture: float = 0.1
     dark: float = 8.0
+    flat: float = 4.0
+    calm: float = 0.25
+    frozen_pictures: int = 10
+    moved: float = 0.2
+    repeated: float = 0.4
     glitch: float = 5.0
     sharp: float = 0.7
+    blurred: float = 0.1
     exposure: float = 15.0
+    equal: float = 0.75
+    brightness: float = 20.0
+    colours: float = 10.0
+    view: float = 6.0
+    grain: float = 0.4
     fit: float = 0.5
+    motion: float = 0.4
+    foreign: float = 5.0
+    surplus: int = 2
 
     @classmethod
     def load(cls, path: Path) -> Thresholds:

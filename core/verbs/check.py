@@ -534,6 +534,8 @@ class VideoRule(Rule):
         for video, uses in self._uses.items():
             try:
                 index = indexes[video] = self._index(video)
+                if self._doctor is not None:
+                    self._doctor.has_frames(video, len(index))
             except RbtoolError as error:
                 found.append(self._finding(video, str(error)))
                 continue
