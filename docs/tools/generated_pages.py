@@ -305,9 +305,10 @@ def behaviour_table() -> str:
     """The rules of `check` about behaviour."""
     from rbtool.core.declarations import from_leaf
 
-    text = ["| rule | name | what holds | why |", "|---|---|---|---|"]
+    text = ["| rule | name | what holds | why | thresholds |", "|---|---|---|---|---|"]
     text += [
-        f"| {one.rule} | {_cell(one.name)} | {_cell(one.checks)} | {_cell(one.why)} |" for one in from_leaf("behaviour")
+        f"| {one.rule} | {_cell(one.name)} | {_cell(one.checks)} | {_cell(one.why)} | {', '.join(one.thresholds)} |"
+        for one in from_leaf("behaviour")
     ]
     return chr(10).join(text)
 

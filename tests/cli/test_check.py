@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from robot_sets import DEFECTS, make, write
+from robot_sets import DEFECTS, Kind, make, write
 
 import rbtool
 from rbtool.cli.check import lines
@@ -144,3 +144,16 @@ def test_the_command_that_a_finding_proposes_mends_it(shell: Any, tmp_path: Path
     done = shell(command.replace("TEXT", "'open the box'"))
     assert done.returncode == 0, done.stderr
     assert found.rule not in {one.rule for one in rbtool.check(tmp_path / "mended").findings}
+
+
+def test_a_baseline_of_several_datasets_is_compared_one_by_one(tmp_path: Path, shell: Any) -> None:
+    made = make(Kind(cameras=0))
+    DEFECTS["stuck joint"].change(made)
+    stuck, other = write(made, tmp_path / "stuck"), write(make(Kind(cameras=0, seed=3)), tmp_path / "other")
+    path = tmp_path / "reviewed.json"
+    path.write_text(shell(f"rbtool check {stuck} {other} --json").stdout)
+    assert [len(rbtool.check(one, baseline=path).findings) for one in (stuck, other)] == [0, 0]
+    document = json.loads(path.read_text())
+    document["datasets"] = {"elsewhere": document["datasets"][str(stuck)] | {"path": "elsewhere"}}
+    path.write_text(json.dumps(document))
+    assert len(rbtool.check(stuck, baseline=path).findings) == 1
