@@ -64,6 +64,7 @@ _NAMES = {
         ".core.preprocess.preprocess": "preprocess",
         ".core.verbs": "cache checkpoint",
         ".core.verbs.check": "check",
+        ".core.verbs.clean": "clean",
         ".core.verbs.convert": "convert",
         ".core.verbs.demo": "demo",
         ".core.verbs.diff": "diff",

@@ -202,6 +202,7 @@ from .core.trees.forest import Tree as Tree
 from .core.verbs import cache as cache
 from .core.verbs import checkpoint as checkpoint
 from .core.verbs.check import check as check
+from .core.verbs.clean import clean as clean
 from .core.verbs.convert import convert as convert
 from .core.verbs.demo import demo as demo
 from .core.verbs.diff import diff as diff

@@ -32,7 +32,7 @@ EXAMPLES = (
     Example("rbtool check --rules", "what is checked"),
 )
 _INDENT = 4
-_MOST = 10
+MOST = 10
 """The findings of one rule that are shown; `--json` has all."""
 _COLOURS: Mapping[str, Style] = {"error": "red", "warning": "yellow"}
 
@@ -191,8 +191,8 @@ def _kind(finding: Finding) -> tuple[str, ...]:
 def _finding_rows(same: Sequence[Finding]) -> Iterator[Line]:
     """Yield a row for each of the first findings of a rule, one for the number of the others, and why they matter."""
     severity, rule, name = _kind(same[0])
-    more = len(same) - _MOST
-    shown = same if more <= 1 else same[:_MOST]
+    more = len(same) - MOST
+    shown = same if more <= 1 else same[:MOST]
     one_way = len({finding.mend for finding in same}) == 1
     texts = [finding.message if one_way else _joined(finding.message, finding.mend) for finding in shown]
     if more > 1:

@@ -27,6 +27,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
     },
     "Make": {
         "preprocess": Verb("preprocess"),
+        "clean": Verb("clean"),
         "merge": Verb("merge"),
         "split": Verb("split"),
         "mix": Verb("mix"),

@@ -44,8 +44,6 @@ _MOST_COPIES = 8
 """Copies that are reported one by one."""
 _AGREED = 0.9
 """The correlation of actions and states above which no better model is looked for."""
-_KEPT_REST = 3
-"""Steps of rest that a command leaves at the end of an episode."""
 
 
 @dataclass
@@ -162,8 +160,8 @@ class _Batch:
         length, place = np.zeros(len(self.starts), np.int64), self.starts.copy()
         which = np.searchsorted(self.starts, begin, side="right") - 1
         end = np.minimum(end, (self.starts + self.lengths)[which])
-        order = np.argsort(end - begin, kind="stable")  # of several runs of an episode, the last one assigned stays
-        length[which[order]], place[which[order]] = (end - begin)[order], begin[order]
+        for at in np.argsort(end - begin, kind="stable"):
+            length[which[at]], place[which[at]] = end[at] - begin[at], begin[at]
         return length, place
 
 
@@ -336,8 +334,7 @@ class RowRules:
         np.logical_and(far[:, 1:], far[:, :-1], out=turns[:, 1:])
         turns[:, 1:] &= (step[:, 1:] < 0) != (step[:, :-1] < 0)
         alternating = np.zeros((len(x), len(batch.starts)), np.int32)
-        turned = batch.share(turns)
-        for one in np.flatnonzero((turned * batch.lengths).max(1) > limits.alternating):
+        for one in np.flatnonzero(turns.any(1)):
             alternating[one] = batch.longest_run(turns[one])[0]
         mean, middle = batch.mean(x), x.mean(1, keepdims=True)
         near = x - middle
@@ -349,7 +346,7 @@ class RowRules:
             ("glitch", batch.largest(turn) / 2), ("rough", batch.mean(turn)),
             ("variance", np.maximum(batch.mean(squares) - (mean - middle) ** 2, 0)),
             ("stuck", batch.share(still & moves, moves)), ("limits", batch.share(on_limit, moves)),
-            ("turns", turned), ("alternating", alternating),
+            ("turns", batch.share(turns)), ("alternating", alternating),
         ):  # fmt: skip
             signal.each[name].append(values.T.astype(np.float32))
         wild = (1 / np.maximum(signal.bend, 1e-6 * signal.spread + 1e-12)).astype(np.float32) @ turn
@@ -592,14 +589,11 @@ class RowRules:
         limits, length = self._limits, self._length
         middle = float(np.median(length))
         _, deviation = robust(length.astype(float))
-        usual_least = middle - limits.outlier * max(float(deviation), limits.level * middle)
-        least = max(limits.short * middle, limits.fewest)
-        if robot:
-            least = max(least, min(limits.shorter * middle, usual_least))
+        least = least_length(length, limits, robot=robot)
         short = length < least
-        if not robot and self.has("terminated"):
+        if not robot and not limits.length and self.has("terminated"):
             short &= ~self.array("terminated")  # an agent may fail at once
-        if middle >= 20 and len(length) > 4 and 0 < short.mean() < limits.few:
+        if short.any() and (limits.length or short.mean() < limits.few):
             found = int(length[short].min())
             self._add("EPI004", f"{{}}: {counted(found, 'step')}, the median is {middle:.0f}", short, found, least)
         most = max(limits.long * middle, middle + limits.outlier * max(float(deviation), limits.level * middle))
@@ -612,7 +606,7 @@ class RowRules:
         middle, spread = map(float, robust(value))
         far = np.abs(value - middle)
         reached = limits.outlier * max(spread, 1e-3 * abs(middle))
-        if reached > 0 and 0 < (odd := far > reached).mean() < limits.few / 3:
+        if reached > 0 and 0 < (odd := far > reached).mean() < 0.1:
             worst = float(value[odd][np.argmax(far[odd])])
             self._add("EPI007", f"{{}}: return {worst:g}, the median is {middle:g}", odd, worst, reached)
 
@@ -685,7 +679,7 @@ class RowRules:
             moving = np.median(span[self._whole], axis=0) > 0 if self._whole.any() else np.zeros(span.shape[1], bool)
             if moving.any():
                 still = self._whole & (span[:, moving] == 0).all(1)
-                if 0 < still.sum() <= self._limits.few * self._whole.sum():
+                if 0 < still.sum() <= 0.2 * self._whole.sum():
                     what = "observations" if name == "state" else "actions"
                     self._add("EPI005", f"{{}}: {what} never change", still, 0, 0)
 
@@ -951,7 +945,6 @@ class RowRules:
             if odd.any():
                 most = int(rest[odd].max())
                 text = f"{{}}: {words} with up to {counted(most, 'step')} of rest"
-                self._report.cuts = self._cuts(odd, rest, name)
                 if name == "lead":
                     steps = [(start, start + one) for start, one in zip(self._start[odd], rest[odd], strict=True)]
                 else:
@@ -969,17 +962,6 @@ class RowRules:
         self._lag()
         if self.has("agree"):
             self._agreement()
-
-    def _cuts(self, odd: Array, rest: Array, end: str) -> str:
-        """Write the condition for the rows without rest, but for a few; "" where rows have no number or it is long."""
-        if ("frame",) not in self._fields or odd.sum() > 6:
-            return ""
-        parts = []
-        for number, length, idle in zip(self._number[odd], self._length[odd], rest[odd], strict=True):
-            kept = max(0, int(idle) - _KEPT_REST)
-            place = f"frame < {kept}" if end == "lead" else f"frame >= {int(length) - kept}"
-            parts.append(f"not (episode == {number} and {place})")
-        return " and ".join(parts)
 
     def _lags(self) -> tuple[Array, int, float]:
         """Return the correlations by lag of each episode, the place of the family's lag, and its correlation."""
@@ -1228,6 +1210,16 @@ def _quantile_bounds(samples: Array, low: Array, high: Array) -> dict[str, tuple
     least, most = np.minimum(least, episodes.min(1)), np.maximum(most, episodes.max(1))
     least[0], most[-1] = np.minimum(least[0], low.min(0)), np.maximum(most[-1], high.max(0))
     return dict(zip(_FRACTIONS, zip(least, most, strict=True), strict=True))
+
+
+def least_length(length: Array, limits: Thresholds, *, robot: bool) -> float:
+    """Return how many steps an episode has at least, given the lengths of all; 0 where that cannot be said."""
+    middle, deviation = map(float, robust(length.astype(float)))
+    if limits.length or middle < 20 or len(length) < 5:
+        return limits.length
+    least = max(limits.short * middle, limits.fewest)
+    usual = middle - limits.outlier * max(deviation, limits.level * middle)
+    return max(least, min(limits.shorter * middle, usual)) if robot else least
 
 
 def _inverse(scale: Array) -> Array:

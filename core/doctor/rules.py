@@ -21,23 +21,22 @@ Profile: TypeAlias = Literal["data", "robot"]
 
 @dataclass(frozen=True, slots=True)
 class BehaviourEntry(RuleEntry):
-    """A rule of behaviour: `why` it matters for training, what mends it, and the `thresholds` that decide.
+    """A rule of behaviour: `why` it matters for training, and what mends it.
 
-    `mend` is what to do with the episodes: `leave out`, `cut`, `export` again, or words.
+    `mend` is what to do with the episodes: `leave out`, `cut`, `export` again, or words; after a semicolon, what to do
+    where all of them are concerned. `drop` is the name by which `clean` leaves episodes with such findings out.
     """
 
     profile: Profile = "data"
     why: str = ""
     mend: str = ""
-    thresholds: tuple[str, ...] = ()
+    drop: str = ""
 
 
-def _entry(rule: str, name: str, checks: str, why: str, mend: str) -> BehaviourEntry:
+def _entry(rule: str, name: str, checks: str, why: str, mend: str, drop: str = "") -> BehaviourEntry:
     about = _ABOUT[rule[:3]]
     profile: Profile = "robot" if rule[:3] in {"MOT", "TIM", "PIC"} else "data"
-    return BehaviourEntry(
-        rule, name, about, ("warning",), checks, _ALSO.get(rule, ()), profile, why, mend, _DECIDE.get(rule, ())
-    )
+    return BehaviourEntry(rule, name, about, ("warning",), checks, _ALSO.get(rule, ()), profile, why, mend, drop)
 
 
 _ALSO: Mapping[str, tuple[str, ...]] = {
@@ -55,28 +54,6 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Names of like rules of other tools."""
 
-_DECIDE: Mapping[str, tuple[str, ...]] = {
-    "EPI001": ("least",), "EPI002": ("least", "near"), "EPI003": ("least", "contained"),
-    "EPI004": ("fewest", "short", "shorter", "outlier", "level", "few"), "EPI005": ("least", "few"),
-    "EPI006": ("long", "outlier", "level"), "EPI007": ("outlier", "few"),
-    "MET001": ("mean", "quantile", "extreme", "episode", "picture"),
-    "MOT001": ("spike", "jump", "spike_range", "several", "few"),
-    "MOT002": ("stuck", "still", "held", "regular", "resting", "few"),
-    "MOT003": ("frozen", "frozen_ratio", "still", "slow", "few"), "MOT004": ("limits", "clipped", "few"),
-    "MOT005": ("chatter", "alternating", "turn"), "MOT006": ("idle", "idle_steps", "slow"),
-    "MOT007": ("lag", "lead", "precede", "agreement", "few"), "MOT008": ("units", "several", "few"),
-    "MOT009": ("rough", "rougher", "fast", "apart", "noise", "several", "most", "few"),
-    "MOT010": ("offset", "disagreement", "agreement", "apart", "few"),
-    "PIC001": ("frozen_pictures", "calm", "moved", "repeated"), "PIC002": ("dark", "flat"),
-    "PIC003": ("glitch", "view"), "PIC004": ("sharp", "blurred"), "PIC005": ("exposure",), "PIC006": ("equal", "flat"),
-    "PIC008": ("lag", "fit", "motion"), "PIC009": ("foreign", "fit", "motion", "disagreement"),
-    "PIC010": ("brightness", "colours", "view", "grain"), "PIC011": ("surplus",),
-    "REW002": ("explained", "shifted", "all"), "REW003": ("growing", "all"), "REW004": ("all", "least"),
-    "REW005": ("all",), "TIM001": ("gap",), "TIM002": ("jitter", "jittered", "tolerance", "gap"),
-    "TIM004": ("late", "few"), "TIM005": ("jitter",),
-}  # fmt: skip
-"""The thresholds of each rule."""
-
 
 _ABOUT: Mapping[str, Any] = {
     "EPI": "episodes", "MET": "metadata", "MOT": "motion", "PIC": "pictures", "REW": "rewards", "TIM": "time",
@@ -85,31 +62,31 @@ _ABOUT: Mapping[str, Any] = {
 ENTRIES: tuple[BehaviourEntry, ...] = (
     _entry(
         "EPI001", "duplicate episodes", "No episode has the states and actions of another one.",
-        "a copy counts twice, and one in another split makes the evaluation too good", "leave out",
+        "a copy counts twice, and one in another split makes the evaluation too good", "leave out", "duplicate",
     ),
     _entry(
         "EPI002", "nearly equal episodes", "No episode is nearly equal to another one, step by step.",
-        "a copy with a little noise counts twice", "leave out",
+        "a copy with a little noise counts twice", "leave out", "near-duplicate",
     ),
     _entry(
         "EPI003", "episodes in others", "No part of an episode is in another episode, bit for bit.",
-        "the steps count twice", "leave out",
+        "the steps count twice", "leave out", "contained",
     ),
     _entry(
         "EPI004", "very short episodes", "No episode is far shorter than the others.",
-        "windows and action chunks consist of padding", "leave out",
+        "windows and action chunks consist of padding", "leave out", "short",
     ),
     _entry(
         "EPI005", "constant episodes", "Observations and actions vary in every episode, if they vary in others.",
-        "a policy learns to stand still", "leave out",
+        "a policy learns to stand still", "leave out", "constant",
     ),
     _entry(
         "EPI006", "very long episodes", "No episode is far longer than the others.",
-        "it dominates draws of steps, and a recording may not have been stopped", "look",
+        "it dominates draws of steps, and a recording may not have been stopped", "look", "long",
     ),
     _entry(
         "EPI007", "returns out of family", "No return is far from the returns of other episodes.",
-        "targets of values and weights by return are dominated by it", "look",
+        "targets of values and weights by return are dominated by it", "look", "return",
     ),
     _entry(
         "EPI008", "no success", "Where success is recorded, some episode has it.",
@@ -124,7 +101,7 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
     _entry(
         "MET003", "tasks", "Every episode has a text for its task, and no two texts are nearly equal.",
         "a policy that reads language gets an empty or a second instruction for one task",
-        "task",
+        "task", "task",
     ),
     _entry("MET004", "files", "Every data file and video in the folder of a source belongs to an episode.",
            "what is not read is lost for training", "remove the file, or add it to the metadata"),
@@ -132,23 +109,23 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
            "joints are taken for others", "correct the names in the metadata of the source"),
     _entry(
         "MOT001", "spikes and jumps", "No value leaps in a single step, compared with the other episodes.",
-        "one wild target dominates the loss and the range of normalisation", "leave out",
+        "one wild target dominates the loss and the range of normalisation", "leave out", "spike",
     ),
     _entry(
         "MOT002", "stuck components", "What moves in other episodes does not stand still while the rest moves.",
-        "the state that a policy sees is not the state that the robot had", "leave out",
+        "the state that a policy sees is not the state that the robot had", "leave out", "stuck",
     ),
     _entry(
         "MOT003", "frozen states", "States do not stand still while actions move.",
-        "the sensor stopped, and actions seem to have no effect", "leave out",
+        "the sensor stopped, and actions seem to have no effect", "leave out", "frozen-state",
     ),
     _entry(
         "MOT004", "values at limits", "Values do not rest on their least or largest value while the rest moves.",
-        "the true value is lost where it was clipped", "record without the limit, or widen it",
+        "the true value is lost where it was clipped", "leave out; record without the limit, or widen it", "limit",
     ),
     _entry(
         "MOT005", "chatter", "No component alternates between far values from step to step.",
-        "a policy averages the two values, and neither is reached", "leave out",
+        "a policy averages the two values, and neither is reached", "leave out", "chatter",
     ),
     _entry(
         "MOT006", "idle ends", "Episodes do not begin or end with long rest.",
@@ -156,43 +133,45 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
     ),
     _entry(
         "MOT007", "lag of actions", "States follow actions by as many steps as in the other episodes, and not before.",
-        "an action is learned with the wrong observation", "leave out",
+        "an action is learned with the wrong observation", "leave out", "lag",
     ),
     _entry(
         "MOT008", "units", "No episode has values many times as large or as small as the others.",
-        "one episode in other units rules the normalisation", "leave out",
+        "one episode in other units rules the normalisation", "leave out", "unit",
     ),
     _entry(
         "MOT009", "roughness", "Speed and jerk of an episode are like in the others.",
-        "a policy imitates the noise", "leave out",
+        "a policy imitates the noise", "leave out", "rough",
     ),
     _entry(
         "MOT010", "disagreement", "The actions and states of a component agree as in the other episodes.",
-        "a joint was swapped, turned or calibrated otherwise", "leave out",
+        "a joint was swapped, turned or calibrated otherwise", "leave out", "disagreement",
     ),
     _entry(
         "PIC001", "frozen pictures", "A camera does not show the same picture while the robot moves.",
-        "the policy sees an outdated scene", "leave out",
+        "the policy sees an outdated scene", "leave out; leave the camera out: rbtool preprocess --exclude",
+        "frozen-picture",
     ),
     _entry("PIC002", "black and white pictures", "No picture is all black or all white.",
-           "there is nothing to see", "leave out"),
+           "there is nothing to see", "leave out", "black"),
     _entry("PIC003", "glitches", "No single picture differs from both of its neighbours, which are alike.",
-           "a broken frame is noise in every window that holds it", "leave out"),
+           "a broken frame is noise in every window that holds it", "leave out", "glitch"),
     _entry("PIC004", "blur", "The pictures of an episode are as sharp as in other episodes.",
-           "details that a grasp depends on are gone", "leave out"),
+           "details that a grasp depends on are gone", "leave out", "blur"),
     _entry("PIC005", "exposure", "Brightness does not jump inside an episode.",
-           "the same scene looks like another one", "leave out"),
+           "the same scene looks like another one", "leave out", "exposure"),
     _entry("PIC006", "equal cameras", "No two cameras show the same.",
-           "a view is missing, and another one counts twice", "leave one camera out: rbtool preprocess --exclude"),
+           "a view is missing, and another one counts twice",
+           "leave out; leave one camera out: rbtool preprocess --exclude", "equal-cameras"),
     _entry("PIC007", "swapped cameras", "The cameras of an episode show what they show in the others.",
-           "a policy gets the views in the wrong places", "leave out"),
+           "a policy gets the views in the wrong places", "leave out", "swapped-cameras"),
     _entry("PIC008", "lag of pictures", "Pictures show the state of their step, not an earlier or later one.",
-           "a policy acts on what it saw long before", "leave out"),
+           "a policy acts on what it saw long before", "leave out", "late-picture"),
     _entry("PIC009", "foreign pictures", "Pictures belong to the states of their episode, and run in their direction.",
-           "observation and action have nothing to do with each other", "leave out"),
+           "observation and action have nothing to do with each other", "leave out", "foreign-picture"),
     _entry(
         "PIC010", "looks", "A camera has the brightness, colours, noise and view of the other episodes.",
-        "the same scene looks like another one", "leave out",
+        "the same scene looks like another one", "leave out", "look",
     ),
     _entry("PIC011", "surplus pictures", "Videos have no frames before or after an episode that belong to no row.",
            "rows and frames may be shifted against each other", "look"),
@@ -208,7 +187,7 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
            "a policy is conditioned on returns, or weighted by them, that it never got",
            "make the field again: rbtool preprocess --fn"),
     _entry("TIM001", "gaps", "Time does not skip steps.", "windows and action chunks span the gap as if it were a step",
-           "leave out"),
+           "leave out", "gap"),
     _entry("TIM002", "jitter", "Steps are equally long.",
            "loaders that compare time stamps with the rate refuse the data or take other frames", "retime"),
     _entry("TIM003", "order of time", "Time goes on with every step.", "frames and rows are matched by time", "retime"),
@@ -216,11 +195,17 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
            "frames of videos are found by time", "retime"),
     _entry("TIM005", "rate", "The steps are as long as the stated rate says.",
            "action chunks last longer or shorter than the robot takes for them",
-           "correct the rate (rbtool export --to lerobot --fps), or, if time stamps are wrong, preprocess --retime"),
+           "rate"),
 )  # fmt: skip
 """All rules of behaviour, in the order of their ids."""
 
 BY_ID = {entry.rule: entry for entry in ENTRIES}
+
+DROPS: Mapping[str, tuple[str, ...]] = {
+    "unreadable": ("TED011", "TED012", "TED013", "TED014", "TED017"), "nan": ("TED007",),
+    **{entry.drop: (entry.rule,) for entry in ENTRIES if entry.drop},
+}  # fmt: skip
+"""The rules of which `clean` leaves episodes with findings out, by the names that its option has for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +220,7 @@ class Thresholds:
         all: the share of episodes that stands for all.
         near: the largest difference of nearly equal episodes, as a share of the range.
         contained: the share of the steps of an episode that may be in another one.
+        length: the least length in steps where it is known, in place of the next three; 0 where it is not.
         fewest: the least length of an episode in steps.
         short: the least length, as a share of the family's.
         shorter: the same for robots, for an episode that is also `outlier` deviations shorter.
@@ -314,6 +300,7 @@ class Thresholds:
     all: float = 0.9
     near: float = 1e-3
     contained: float = 0.5
+    length: int = 0
     fewest: int = 4
     short: float = 0.1
     shorter: float = 0.6
@@ -384,22 +371,25 @@ class Thresholds:
     surplus: int = 2
 
     @classmethod
-    def load(cls, path: Path) -> Thresholds:
-        """Read thresholds from a TOML file; those that it does not name keep their defaults.
+    def of(cls, given: Mapping[str, Any] | Path) -> Thresholds:
+        """Take thresholds by their names, or from a TOML file; those that are not named keep their defaults.
 
         UsageError for a name that does not exist, and a value that is not a positive number.
         """
-        try:
-            document = tomllib.loads(read_regular(path).decode())
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise UsageError(f"{path} cannot be read as TOML: {error}") from None
+        origin = "thresholds"
+        if isinstance(given, Path):
+            origin = str(given)
+            try:
+                given = tomllib.loads(read_regular(given).decode())
+            except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+                raise UsageError(f"{origin} cannot be read as TOML: {error}") from None
         known = {one.name: one for one in fields(cls)}
-        for name, value in document.items():
+        for name, value in given.items():
             if name not in known:
-                raise UsageError(f"{path}: there is no threshold {name!r}{did_you_mean(name, known)}")
+                raise UsageError(f"{origin}: there is no threshold {name!r}{did_you_mean(name, known)}")
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise UsageError(f"{path}: {name} is {value!r}, expected a positive number")
-        return cls(**document)
+                raise UsageError(f"{origin}: {name} is {value!r}, expected a positive number")
+        return cls(**given)
 
 
 @dataclass
@@ -410,8 +400,6 @@ class Report:
     is_raw: bool
     findings: list[Finding] = field(default_factory=list)
     numbers: Sequence[int] = ()
-    cuts: str = ""
-    """The condition for the rows without rest, of the finding that is added next."""
     rate: float | None = None
     """How many steps a second the metadata state."""
 
@@ -433,28 +421,31 @@ class Report:
             Finding(
                 rule, entry.name, "warning", message, Places(places), Places(np.array(concerned, np.int64)),
                 figure=round(float(figure), 6), threshold=round(float(threshold), 6), why=entry.why,
-                mend=self._mend(entry.mend, concerned),
+                mend=self._mend(entry, concerned),
             )
         )  # fmt: skip
 
-    def _mend(self, how: str, episodes: Collection[int]) -> str:
+    def _mend(self, entry: BehaviourEntry, episodes: Collection[int]) -> str:
         """Write the command that mends it."""
+        how, _, otherwise = entry.mend.partition("; ")
         place = shlex.quote(str(self.path))
         if how == "leave out" and episodes and len(set(self.numbers) - set(episodes)):
-            kept = ranges_without(self.numbers, episodes)
-            verb = f"rbtool convert {place} DEST" if self.is_raw else f"rbtool preprocess {place} --dest DEST"
-            return f"{verb} --episodes {kept}"
-        first, dataset = (f"rbtool convert {place} STEP && ", "STEP") if self.is_raw else ("", place)
+            return f"rbtool clean {place} DEST --drop {entry.drop}"
         if how == "cut":
-            how = f"--where {shlex.quote(self.cuts)}" if self.cuts else "--trim-idle 0.1:3"
-            return f"{first}rbtool preprocess {dataset} --dest DEST {how}"
+            return f"rbtool clean {place} DEST --trim-idle"
+        if how == "retime" and self.rate:
+            return f"rbtool clean {place} DEST --fix retime"
+        first, dataset = (f"rbtool convert {place} STEP && ", "STEP") if self.is_raw else ("", place)
         if how == "task" and episodes:
             given = " ".join(f"--task {part}=TEXT" for part in _ranges(episodes))
             return f"{first}rbtool preprocess {dataset} --dest DEST {given}"
-        if how == "retime" and self.rate:
-            return f"{first}rbtool preprocess {dataset} --dest DEST --retime {self.rate:g}"
         if how in {"export", "retime"}:
             return f"{first}rbtool export {dataset} DEST --to lerobot"
+        if how == "rate":
+            return (
+                f"rbtool clean {place} DEST --fix retime if the time stamps are wrong, and if the rate is: "
+                f"{first}rbtool export {dataset} DEST --to lerobot --fps RATE"
+            )
         if how == "limits":
             return (
                 f"rbtool convert {place} DEST --ends truncated"
@@ -462,7 +453,7 @@ class Report:
                 else "convert again with --ends truncated"
             )
         if how in {"look", "leave out", "task"}:
-            return f"look at it with rbtool inspect {place}"
+            return otherwise or f"look at it with rbtool inspect {place}"
         return how
 
 

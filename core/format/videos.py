@@ -82,7 +82,12 @@ def image_key(key: Key) -> Key:
 
 def stated_fps(reader: StepReader) -> float | None:
     """Return the frames a second that a document of the source states, such as LeRobot's; None if none does."""
-    for name, data in sorted(reader.documents().items()):
+    return fps_of(reader.documents())
+
+
+def fps_of(documents: Mapping[str, bytes]) -> float | None:
+    """Return the frames a second that one of these documents states; None if none does."""
+    for name, data in sorted(documents.items()):
         document: Any = parse_json(data, name) if name.endswith("info.json") else None
         stated = document.get("fps") if isinstance(document, dict) else None
         if isinstance(stated, int | float) and not isinstance(stated, bool) and 0 < stated <= 1000:

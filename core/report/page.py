@@ -397,7 +397,9 @@ def described(distribution: Distribution) -> str:
 # Commands that make the dataset again, from the steps of its provenance ---------------------------
 
 
-_SWITCHES = frozenset({"skip_bad", "local", "in_order", "allow_duplicates", "cast", "trust_pickle", "render"})
+_SWITCHES = frozenset(
+    {"skip_bad", "local", "in_order", "allow_duplicates", "cast", "trust_pickle", "render", "trim_idle", "full"}
+)
 _OPTIONS = (
     "episodes", "layout", "final_step", "horizon", "ends", "filter_key", "reward", "episode_key", "images",
     "jpeg", "trust_pickle", "rlds_last", "skip_bad", "max_episodes",
@@ -431,6 +433,9 @@ def _command(step: Provenance, before: str, after: str, manifest: Manifest) -> s
         return _of_source(verb, given, after, manifest)
     if verb == "preprocess":
         return _preprocess(given, before or "DATASET", after)
+    if verb == "clean":
+        names = ("drop", "dedupe", "min_length", "trim_idle", "fix", "full", "thresholds", "baseline")
+        return _line(verb, before or str(given.get("dataset")), after, **{name: given.get(name) for name in names})
     if verb == "merge" and _are_texts(given.get("datasets")):
         schema = "" if given.get("schema") in (None, "error") else str(given["schema"])
         return _line("merge", *given["datasets"], after, schema=schema, cast=given.get("cast"), **_layout(given))

@@ -234,6 +234,9 @@ class TrimIdle(RowOperation):
 
     `keys` are the fields that are looked at, by default actions and observations of one dimension; `units` are those
     of all their numbers, which are measured if they are not given.
+
+    With `cuts` nothing is looked at: three numbers an episode are its number in the source, and how many rows are cut
+    off at its beginning and at its end. In Python, `trim_idle={4: (57, 0)}` asks for that.
     """
 
     name: ClassVar[str] = "trim-idle"
@@ -243,9 +246,12 @@ class TrimIdle(RowOperation):
     keep: int = 1
     keys: tuple[str, ...] = ()
     units: tuple[float, ...] = ()
+    cuts: tuple[int, ...] = ()
 
     @classmethod
     def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        if isinstance(value, Mapping):
+            return [cls(0.0, 0, cuts=tuple(int(part) for number, ends in value.items() for part in (number, *ends)))]
         threshold, *rest = str(value).split(":", 2)
         keep = rest[0] if rest and rest[0] else "1"
         if not keep.isdecimal():
@@ -256,9 +262,11 @@ class TrimIdle(RowOperation):
     def __post_init__(self) -> None:
         if not (0 <= self.threshold < math.inf) or self.keep < 0:
             raise UsageError(f"trim-idle is {self.threshold:g}:{self.keep}, expected numbers from 0", hint=_TRIM)
+        if len(self.cuts) % 3 or any(rows < 0 for at, rows in enumerate(self.cuts) if at % 3):
+            raise UsageError("trim-idle has cuts that are not a number of an episode and two numbers of rows each")
 
     def settled(self, reader: StepReader) -> TrimIdle:
-        if self.units:
+        if self.units or self.cuts:
             return self
         fields = Fields.of(reader.fields)
         keys = self._watched(fields)
@@ -297,6 +305,10 @@ class TrimIdle(RowOperation):
         return found
 
     def plan(self, fields: Fields) -> BoundOperation:
+        if self.cuts:
+            if EPISODE not in fields:
+                raise UsageError("trim-idle needs the field episode to know which rows to cut")
+            return _BoundTrim(fields, self, [EPISODE])
         keys = self._watched(fields)
         width = sum(math.prod(fields[key].shape) for key in keys)
         if len(self.units) != width:
@@ -332,6 +344,14 @@ class _BoundTrim(BoundOperation):
     def _kept(self, batch: LazyBatch) -> tuple[Array, Array]:
         """Return the first row of each run that stays, and the row behind the last; the same where nothing moves."""
         pieces, units, at = batch.pieces, np.array(self._asked.units), 0
+        starts, stops = pieces.starts, pieces.starts + pieces.rows
+        if self._asked.cuts:
+            given = np.array(self._asked.cuts, np.int64).reshape(-1, 3)
+            ends = {number: cut for number, *cut in given.tolist()}
+            numbers = batch.columns[EPISODE].values[np.minimum(starts, max(0, pieces.steps - 1))]
+            lead, tail = np.array([ends.get(int(number), (0, 0)) for number in numbers], np.int64).reshape(-1, 2).T
+            low = np.minimum(starts + lead, stops)
+            return low, np.maximum(low, stops - tail)
         moves = np.zeros(pieces.steps, bool)
         some = pieces.rows > 0
         for key in self._keys:
@@ -342,7 +362,6 @@ class _BoundTrim(BoundOperation):
             unit = units[at : at + changes.shape[1]]
             at += changes.shape[1]
             moves |= ((changes > self._asked.threshold * unit) & (unit > 0)).any(1)
-        starts, stops = pieces.starts, pieces.starts + pieces.rows
         rows = np.flatnonzero(moves)
         first, last = np.searchsorted(rows, starts), np.searchsorted(rows, stops) - 1
         idle = first > last

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +44,7 @@ from ..format.returns import return_field_of
 from ..format.videos import VideoContents, index_name, reference_keys, video_name
 from ..open_steps import open_steps
 from ..progress import Progress, Silent, counted
-from ..results import DatasetsResult, Result, given_options, refuse_map_alone, refuse_raw_options, seconds_since
+from ..results import Result, given_options, refuse_map_alone, refuse_raw_options, seconds_since
 from ..saved_steps import has_steps, is_of_buffer, is_unknown, open_saved
 from ..ted.episodes import BoundaryCounts, EndReason
 from ..ted.rules import DATA_RULES, RULE_BY_ID, Finding, Places, Rows, Rule, RuleEntry, data_rules, known_rules
@@ -119,7 +120,7 @@ def check(
     profile: Profile | None = None,
     full: bool = False,
     data: bool = True,
-    thresholds: str | os.PathLike[str] | None = None,
+    thresholds: str | os.PathLike[str] | Mapping[str, float] | None = None,
     baseline: str | os.PathLike[str] | None = None,
     root: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -145,9 +146,9 @@ def check(
         full: decode all frames of kept videos that rows refer to; by default some, evenly spread. A note says how many.
         data: read rows and pictures. Without, only what metadata state is compared with itself and with the files: that
             they are there, their sizes, and how many rows they have. For datasets of rbtool and of LeRobot.
-        thresholds: a TOML file with thresholds of the rules about behaviour, which have other values than the defaults.
-        baseline: a file that `check --json` printed: findings that it has are accepted, and not reported again. If it
-            is about several datasets, those of this one.
+        thresholds: thresholds of the rules about behaviour by name, or a TOML file of them; the others have their
+            defaults.
+        baseline: a file that `check --json` printed: findings that it has are accepted, and not reported again.
         root: where stored datasets are.
         progress: shows how far it is; default: nothing is shown.
         options: for some formats only, as in `convert`.
@@ -165,9 +166,10 @@ def check(
         raise UsageError(
             "without data, no frame is decoded and no motion is looked at", hint="leave out --no-data, or the other"
         )
-    limits = None if thresholds is None else from_leaf("thresholds").load(Path(thresholds))
+    named = thresholds if thresholds is None or isinstance(thresholds, Mapping) else Path(thresholds)
+    limits = None if named is None else from_leaf("thresholds").of(named)
+    accepted = frozenset() if baseline is None else _accepted(Path(baseline))
     started, path = time.perf_counter(), find_dataset(dataset, root)
-    accepted = frozenset() if baseline is None else _accepted(Path(baseline), os.fspath(dataset), path)
     asked = _Asked(full, data, profile, limits, root, progress or Silent())
     result = _checked(path, format, given_options(options), asked, started)
     new = tuple(one for one in result.findings if (one.rule, one.message) not in accepted)
@@ -178,20 +180,12 @@ def check(
     return replace(result, findings=new, errors=failing, warnings=len(new) - failing, notes=told)
 
 
-def _accepted(path: Path, dataset: str, place: Path) -> frozenset[tuple[str, str]]:
-    """Return the findings in what `check --json` printed: rules and messages. UsageError for another file.
-
-    In what it printed about several datasets, those of the one at `place`, or of this name, count.
-    """
+def _accepted(path: Path) -> frozenset[tuple[str, str]]:
+    """Return the findings in what `check --json` printed: rules and messages. UsageError for another file."""
     try:
         document = parse_json(read_regular(path), str(path))
-        documents = [document]
-        if document.get("kind") == DatasetsResult.kind:
-            several = document["datasets"].items()
-            documents = [one for name, one in several if name == dataset or one.get("path") == str(place)]
-            documents = [one for one in documents if "error" not in one]
-        return frozenset((one["rule"], one["message"]) for each in documents for one in each["findings"])
-    except (OSError, FormatError, KeyError, TypeError, AttributeError) as error:
+        return frozenset((one["rule"], one["message"]) for one in document["findings"])
+    except (OSError, FormatError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path} has no findings of rbtool check: {error}", hint="rbtool check DATASET --json"
         ) from None
@@ -235,7 +229,8 @@ def _checked(path: Path, format: str | None, given: Mapping[str, Any], asked: _A
         data_findings, episodes, skipped = _data_findings(reader, asked.progress, videos, doctor, damaged=damaged)
         if proven is not None:
             findings += _episodes_found(reader.episodes, ~proven, "do not match their digests", _DIGESTS)
-        result = _result(path, [*data_findings, *findings], reader.manifest.steps, episodes, skipped, started)
+        findings = _proposing([*data_findings, *findings], path)
+        result = _result(path, findings, reader.manifest.steps, episodes, skipped, started)
         ran = result.rules + (0 if doctor is None or skipped else doctor.count)
         notes = [] if reader.has_digests else [NO_DIGESTS]
         notes += [_IN_ANY] if suspect and proven is None else []
@@ -243,6 +238,12 @@ def _checked(path: Path, format: str | None, given: Mapping[str, Any], asked: _A
         notes += [*videos.notes, *([] if doctor is None else doctor.notes)]
         notes += [_TAKEN] if UNVERIFIED in reader.manifest.notes else []
         return replace(result, rules=ran, unfinished=0 if skipped else _unfinished(reader), notes=tuple(notes))
+
+
+def _proposing(findings: Sequence[Finding], path: Path) -> list[Finding]:
+    """Add the command that leaves out the episodes with numbers that are not finite."""
+    command = f"rbtool clean {shlex.quote(str(path))} DEST --drop nan" if "doctor" in LEAVES else ""
+    return [replace(one, mend=command) if one.rule == "TED007" and one.episodes else one for one in findings]
 
 
 def _check_mixture(path: Path, asked: _Asked, started: float) -> CheckResult:
@@ -277,7 +278,8 @@ def _check_raw(
         if not asked.data:
             return _check_metadata(reader, asked, started)
         report = check_source(reader, asked)
-    result = _result(path, list(report.findings), report.steps, report.episodes, [], started)
+    findings = _proposing(report.findings, path)
+    result = _result(path, findings, report.steps, report.episodes, [], started)
     ran = len(DATA_RULES) + 2 + report.behaviour
     return replace(result, rules=ran, notes=report.notes, boundary=report.boundary.to_dict())
 

@@ -97,6 +97,58 @@ class DownloadOptions(RawOptions):
     progress: Progress | None = None
 
 
+@dataclass(frozen=True)
+class CleanOptions(RawOptions):
+    """The arguments of `clean`."""
+
+    dataset: PathLike
+    dest: PathLike
+    _: KW_ONLY
+    drop: str | Sequence[str] | None = option(
+        None,
+        "Leave out episodes with findings of these rules, by id (MOT002) or by name: unreadable, nan, duplicate, "
+        "near-duplicate, contained, short, constant, long, return, task, spike, stuck, frozen-state, limit, chatter, "
+        "lag, unit, rough, disagreement, frozen-picture, black, glitch, blur, exposure, equal-cameras, "
+        "swapped-cameras, late-picture, foreign-picture, look, gap.",
+        "NAME,NAME",
+        values=list[str],
+    )
+    dedupe: str | None = option(
+        None,
+        "Leave out copies of episodes: exact ones, or near ones and parts of others as well.",
+        choices=("exact", "near"),
+    )
+    min_length: int | None = option(None, "Leave out episodes of fewer steps.", "N", least=1)
+    trim_idle: bool = option(False, "Cut off long rest at the ends of episodes, but for 3 steps.")
+    fix: str | Sequence[str] | None = option(
+        None,
+        "stats: no statistics of other data; totals: those of the result; retime: time stamps by frame and rate.",
+        "WHAT,WHAT",
+        values=list[str],
+    )
+    full: bool = option(False, "Decode all frames of kept videos to look for findings, not some.")
+    thresholds: PathLike | None = option(None, "Thresholds of the rules about behaviour, in TOML.", "FILE", values=str)
+    baseline: PathLike | None = option(
+        None, "Accept the findings in what rbtool check --json printed: they change nothing.", "FILE", values=str
+    )
+    num_workers: int | None = option(
+        None, "Processes; 0: this one alone. Default: one a core, and one to read raw datasets.", "N"
+    )
+    resume: bool = option(False, "Continue an interrupted run with the same arguments.")
+    root: PathLike | None = root_option()
+    force: bool = force_option()
+    dry_run: bool = option(False, "Show what would be changed and why, and write nothing.")
+    format: str | None = option(
+        None,
+        "The format, instead of detecting it; see rbtool list --formats.",
+        "FORMAT",
+        flag="--from",
+        panel=RAW_PANEL,
+        raw=True,
+    )
+    progress: Progress | None = None
+
+
 _kept_layout = partial(option, None, "ted or packed. Default: packed if all sources are.", choices=("ted", "packed"))
 
 

@@ -304,10 +304,13 @@ def rules_table() -> str:
 def behaviour_table() -> str:
     """The rules of `check` about behaviour."""
     from rbtool.core.declarations import from_leaf
+    from rbtool.core.verbs.clean import FIXES
 
-    text = ["| rule | name | what holds | why | thresholds |", "|---|---|---|---|---|"]
+    mends = {rule: f"`--fix {name}`" for name, rules in FIXES.items() for rule in rules} | {"MOT006": "`--trim-idle`"}
+    text = ["| rule | name | what holds | why | `rbtool clean` |", "|---|---|---|---|---|"]
     text += [
-        f"| {one.rule} | {_cell(one.name)} | {_cell(one.checks)} | {_cell(one.why)} | {', '.join(one.thresholds)} |"
+        f"| {one.rule} | {_cell(one.name)} | {_cell(one.checks)} | {_cell(one.why)} "
+        f"| {f'`--drop {one.drop}`' if one.drop else mends.get(one.rule, '')} |"
         for one in from_leaf("behaviour")
     ]
     return chr(10).join(text)

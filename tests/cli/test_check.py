@@ -146,14 +146,25 @@ def test_the_command_that_a_finding_proposes_mends_it(shell: Any, tmp_path: Path
     assert found.rule not in {one.rule for one in rbtool.check(tmp_path / "mended").findings}
 
 
-def test_a_baseline_of_several_datasets_is_compared_one_by_one(tmp_path: Path, shell: Any) -> None:
+def test_clean_lists_what_it_would_do_and_then_does_it(shell: Any, tmp_path: Path) -> None:
     made = make(Kind(cameras=0))
-    DEFECTS["stuck joint"].change(made)
-    stuck, other = write(made, tmp_path / "stuck"), write(make(Kind(cameras=0, seed=3)), tmp_path / "other")
-    path = tmp_path / "reviewed.json"
-    path.write_text(shell(f"rbtool check {stuck} {other} --json").stdout)
-    assert [len(rbtool.check(one, baseline=path).findings) for one in (stuck, other)] == [0, 0]
-    document = json.loads(path.read_text())
-    document["datasets"] = {"elsewhere": document["datasets"][str(stuck)] | {"path": "elsewhere"}}
-    path.write_text(json.dumps(document))
-    assert len(rbtool.check(stuck, baseline=path).findings) == 1
+    DEFECTS["duplicate"].change(made)
+    made.episodes[6].task = ""
+    raw, ready = write(made, tmp_path / "raw"), tmp_path / "ready"
+    planned = shell(f"rbtool clean {raw} {ready} --dry-run")
+    rows = [line.split()[:2] for line in planned.stdout.splitlines()]
+    assert (planned.returncode, rows) == (0, [["drop", "EPI001"], ["left", "MET003"]])
+    assert "--drop task leaves them out" in planned.stdout
+    assert "nothing was written" in planned.stderr
+    assert not ready.exists()
+    assert shell(f"rbtool clean {raw} {ready} --dry-run -q").stdout == f"{ready}\n"
+    done = shell(f"rbtool clean {raw} {ready}")
+    assert (done.returncode, done.stdout) == (0, f"{ready}\n")
+    assert [line.split()[:2] for line in done.stderr.splitlines() if line[:4] in ("drop", "left")] == rows
+    found = json.loads(shell(f"rbtool clean {raw} {ready} --json").stdout)
+    assert (found["kind"], found["already_there"], found["dropped"]) == ("clean", True, {"EPI001": [5]})
+    assert [one["rule"] for one in found["remaining"]] == ["MET003"]
+    assert shell(f"rbtool clean {raw} {ready} --drop task").returncode == 2
+    assert shell(f"rbtool clean {raw} {ready} --drop task,duplicate --force -q").returncode == 0
+    assert rbtool.check(ready).findings == ()
+    assert shell(f"rbtool clean {tmp_path}/nothing {ready}").returncode == 4

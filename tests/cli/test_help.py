@@ -17,7 +17,7 @@ from rbtool.cli.words import SECTIONS, in_order
 # What `--help` says, how it ends, and what is not loaded for it.
 
 VERBS = [
-    "list", "download", "convert", "record", "preprocess", "merge", "split", "mix", "inspect", "stats", "plot",
+    "list", "download", "convert", "record", "preprocess", "clean", "merge", "split", "mix", "inspect", "stats", "plot",
     "frames", "report", "sample", "diff", "check", "demo", "env", "migrate",
 ]  # fmt: skip
 GROUPS = ["checkpoint", "cache"]
@@ -85,7 +85,8 @@ def test_every_verb_has_the_same_common_options(page, pages):
 
 
 @pytest.mark.parametrize(
-    "page", ["convert", "download", "preprocess", "merge", "mix", "split", "checkpoint save", "checkpoint load"]
+    "page",
+    ["convert", "download", "preprocess", "clean", "merge", "mix", "split", "checkpoint save", "checkpoint load"],
 )
 def test_verbs_that_write_can_be_tried_and_forced(page, pages):
     assert "--dry-run" in pages[page]

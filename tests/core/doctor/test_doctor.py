@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import rbtool
 from rbtool import UsageError
 from rbtool.core.doctor.pictures import Eye, Frames
 from rbtool.core.doctor.rows import RowRules
-from rbtool.core.doctor.rules import BY_ID, ENTRIES, Report, Thresholds, ranges_without
+from rbtool.core.doctor.rules import BY_ID, DROPS, ENTRIES, Report, Thresholds, ranges_without
+from rbtool.core.preprocess import run
 from rbtool.core.results import to_document
 from rbtool.core.testing.datasets import write_walks
+from rbtool.core.verbs.options import CleanOptions
 
 QUICK = ("stuck joint", "frozen camera", "lagging actions", "reversed states", "wrong statistics", "near duplicate")
 """Defects of which each takes another way through the rules."""
@@ -74,17 +77,14 @@ def test_a_finding_says_where_how_much_why_and_what_mends_it(stuck: Path, tmp_pa
     ((start, stop),) = found.steps
     lengths = [len(one) for one in make(Kind(cameras=0)).episodes]
     assert (start, stop) == (sum(lengths[:3]), sum(lengths[:4]))
-    words = shlex.split(found.mend)
-    assert words[:4] == ["rbtool", "convert", str(stuck), "DEST"]
-    rbtool.convert(stuck, tmp_path / "mended", episodes=words[words.index("--episodes") + 1])
-    assert rbtool.check(tmp_path / "mended").findings == ()
+    assert shlex.split(found.mend) == ["rbtool", "clean", str(stuck), "DEST", "--drop", "stuck"]
 
 
 def test_a_converted_set_is_checked_like_its_source(stuck: Path, tmp_path: Path) -> None:
     rbtool.convert(stuck, tmp_path / "set")
     (found,) = rbtool.check(tmp_path / "set").findings
     assert (found.rule, found.episodes) == ("MOT002", [3])
-    assert found.mend.startswith(f"rbtool preprocess {tmp_path}/set --dest DEST --episodes 0:3,4:8")
+    assert found.mend == f"rbtool clean {tmp_path}/set DEST --drop stuck"
 
 
 @pytest.mark.parametrize(("profile", "found"), [("form", 0), ("data", 0), ("robot", 1), ("all", 1), (None, 1)])
@@ -166,6 +166,13 @@ def test_thresholds_come_from_a_file(stuck: Path, tmp_path: Path) -> None:
             rbtool.check(stuck, thresholds=path)
 
 
+@pytest.mark.parametrize("length", [81, 92.5])
+def test_the_least_length_can_be_given(stuck: Path, length: float) -> None:
+    lengths = [len(one) for one in make(Kind(cameras=0)).episodes]
+    found = [one for one in rbtool.check(stuck, thresholds={"length": length}).findings if one.rule == "EPI004"]
+    assert [[*one.episodes] for one in found] == [[at for at, steps in enumerate(lengths) if steps < length]]
+
+
 def test_findings_of_a_baseline_are_accepted(stuck: Path, tmp_path: Path) -> None:
     path = tmp_path / "reviewed.json"
     path.write_text(json.dumps(to_document(rbtool.check(stuck))))
@@ -239,15 +246,6 @@ def test_frames_of_rows_are_kept_in_few_bytes() -> None:
     assert Frames.of(np.arange(100_000) * 2).others is None
 
 
-def test_every_threshold_decides_a_rule() -> None:
-    names = {one.name for one in fields(Thresholds)}
-    assert {name for one in ENTRIES for name in one.thresholds} == names
-    for source in ("rows", "pictures", "doctor"):
-        text = Path(rbtool.__file__).with_name("core").joinpath(f"doctor/{source}.py").read_text()
-        names -= {name for name in names if f"limits.{name}" in text}
-    assert not names
-
-
 def test_every_rule_has_a_name_of_its_own_and_says_why() -> None:
     assert len({one.name for one in ENTRIES}) == len(BY_ID) == len(ENTRIES)
     assert all(one.why and one.mend and one.checks.endswith(".") for one in ENTRIES)
@@ -262,3 +260,156 @@ def test_sets_are_made_alike_and_differ_by_their_defect_alone() -> None:
         clean, other = make(replace(defect.kind)), make(defect.kind)
         for one, twin in zip(clean.episodes, other.episodes, strict=True):
             assert all(np.array_equal(one.columns[key], twin.columns[key]) for key in one.columns)
+
+
+# What `clean` makes of findings -------------------------------------------------------------------------
+
+LEFT = {
+    "empty task": {"MET003"}, "similar tasks": {"MET003"}, "no task": {"MET003"}, "other names": {"MET005"},
+    "clipped actions": {"MOT004", "MOT007"}, "same cameras": {"PIC006"}, "dead camera": {"PIC001"},
+    "wrong rate": {"TIM005"}, "actions are states": {"MOT010"}, "constant rewards": {"REW001"},
+    "early rewards": {"REW002"}, "early success": {"REW002"}, "summed rewards": {"REW003"}, "time limits": {"REW004"},
+}  # fmt: skip
+"""Defects that only their makers can mend: texts and names, what all episodes have, rewards."""
+
+
+def _files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _require_cleaned(name: str, tmp_path: Path) -> None:
+    source = write_defect(name, tmp_path / "set")
+    before = _files(source)
+    planned = rbtool.clean(source, tmp_path / "clean", dry_run=True)
+    assert not (tmp_path / "clean").exists()
+    done = rbtool.clean(source, tmp_path / "clean")
+    assert _files(source) == before
+    counts = (done.steps, done.episodes, done.changes, done.remaining, done.dropped)
+    assert counts == (planned.steps, planned.episodes, planned.changes, planned.remaining, planned.dropped)
+    assert {one.rule for one in done.remaining} == LEFT.get(name, set()) == _rules(rbtool.check(tmp_path / "clean"))
+    assert all(one.why and one.mend for one in done.remaining)
+    assert done.remaining or done.changes
+    (step,) = [one for one in rbtool.inspect(tmp_path / "clean").provenance if one.verb == "clean"]
+    assert step.arguments.get("dropped", {}) == {rule: [*numbers] for rule, numbers in done.dropped.items()}
+    assert {one.rule for one in done.changes if one.what == "drop"} == set(done.dropped)
+
+
+CLEANED = ("equal times", "idle start", "short video", "summed rewards")
+
+
+@pytest.mark.parametrize("name", CLEANED)
+def test_clean_mends_a_defect_or_says_why_not(name: str, tmp_path: Path) -> None:
+    _require_cleaned(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in DEFECTS if name not in CLEANED])
+def test_clean_mends_every_defect_or_says_why_not(name: str, tmp_path: Path) -> None:
+    _require_cleaned(name, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set without cameras: joint 2 stuck in episode 3, 5 a copy of 1, jitter in 6, long rest at the end of 2."""
+    made = make(Kind(cameras=0, episodes=12))
+    for name in ("stuck joint", "duplicate", "idle end"):
+        DEFECTS[name].change(made)
+    made.episodes[6].columns["timestamp"] += made.draw.uniform(-0.004, 0.004, len(made.episodes[6])).astype(np.float32)
+    return write(made, tmp_path_factory.mktemp("several") / "set")
+
+
+@pytest.mark.parametrize("is_raw", [True, False])
+@pytest.mark.parametrize(
+    ("asked", "dropped", "fixed", "left"),
+    [
+        ({}, {"EPI001": (5,), "MOT002": (3,)}, ["retime"], set()),
+        ({"drop": "duplicate, mot002"}, {"EPI001": (5,), "MOT002": (3,)}, None, {"MOT006", "TIM002"}),
+        ({"dedupe": "near"}, {"EPI001": (5,)}, None, {"MOT002", "MOT006", "TIM002"}),
+        ({"trim_idle": True}, {}, None, {"EPI001", "MOT002", "TIM002"}),
+        ({"fix": ["retime", "stats"]}, {}, ["retime"], {"EPI001", "MOT002", "MOT006"}),
+        ({"min_length": 85, "drop": ["stuck"]}, {"EPI004": (3, 8, 9), "MOT002": (3,)}, None,
+         {"EPI001", "MOT006", "TIM002"}),
+    ],
+)  # fmt: skip
+def test_clean_does_what_is_asked_for_and_says_what_is_left(
+    several: Path, tmp_path: Path, is_raw: bool, asked: Any, dropped: Any, fixed: Any, left: set[str]
+) -> None:
+    source = several
+    if not is_raw:
+        rbtool.convert(several, tmp_path / "source")
+        source = tmp_path / "source"
+    done = rbtool.clean(source, tmp_path / "clean", num_workers=0, **asked)
+    assert done.dropped == dropped
+    assert {one.rule for one in done.remaining} == left
+    gone = {number for numbers in dropped.values() for number in numbers}
+    rows = rbtool.load_dataset(tmp_path / "clean")[:]
+    numbers, counts = rows["episode"].unique(return_counts=True)
+    assert set(numbers.tolist()) == set(range(12)) - gone
+    (step,) = [one for one in rbtool.inspect(tmp_path / "clean").provenance if one.verb == "clean"]
+    assert step.arguments.get("fixed") == fixed
+    if fixed:
+        np.testing.assert_array_equal(rows["timestamp"], (rows["frame"].numpy() / 30).astype(np.float32))
+    trimmed = "trim_idle" in asked or not asked
+    assert step.arguments.get("trimmed") == ({"2": [0, 55]} if trimmed else None)
+    assert counts[numbers == 2].item() == (38 if trimmed else 93)
+    again = rbtool.clean(source, tmp_path / "clean", num_workers=0, **asked)
+    assert (again.already_there, again.dropped) == (True, dropped)
+    with pytest.raises(UsageError, match="already exists"):
+        rbtool.clean(source, tmp_path / "clean", drop="nan")
+
+
+def test_clean_leaves_no_statistics_and_totals_of_other_rows(tmp_path: Path) -> None:
+    rbtool.convert(write_defect("total frames", tmp_path / "set"), tmp_path / "ted")
+    for source in (tmp_path / "set", tmp_path / "ted"):
+        rbtool.clean(source, tmp_path / "clean", min_length=90, force=True)
+        kept = tmp_path / "clean/.rbtool/source/meta"
+        about = json.loads((kept / "info.json").read_text())
+        done = rbtool.inspect(tmp_path / "clean")
+        assert (about["total_frames"], about["total_episodes"]) == (done.steps, done.episodes)
+        assert not (kept / "stats.json").exists()
+        assert rbtool.check(tmp_path / "clean").errors == 0
+    assert (tmp_path / "ted/.rbtool/source/meta/stats.json").exists()
+    assert rbtool.check(tmp_path / "ted", profile="form").errors == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"drop": "stucc"}, "did you mean 'stuck'"), ({"drop": "MET001"}, "not about single episodes"),
+        ({"fix": "total"}, "did you mean 'totals'"), ({"dedupe": "all"}, "expected exact or near"),
+        ({"min_length": 10_000}, "no episode of .* would be left"), ({"horizon": 3}, "horizon"),
+    ],
+)  # fmt: skip
+def test_clean_refuses_what_makes_no_sense(stuck: Path, tmp_path: Path, asked: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        rbtool.clean(stuck, tmp_path / "clean", **asked)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_clean_names_are_in_its_help() -> None:
+    said = CleanOptions.described()["drop"].help
+    assert re.findall(r"[a-z-]+", said.partition("name: ")[2]) == [*DROPS]
+
+
+def test_an_interrupted_clean_resumes(several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = rbtool.clean(several, tmp_path / "whole", num_workers=0)
+    entry, seen = run.journal_entry, list[int]()
+
+    def stopped(index: int, finished: Any) -> Any:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(index)
+        return entry(index, finished)
+
+    monkeypatch.setattr(run, "journal_entry", stopped)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        rbtool.clean(several, tmp_path / "clean", num_workers=0)
+    assert "add --resume" in " ".join(caught.value.__notes__)
+    assert not (tmp_path / "clean").exists()
+    with pytest.raises(UsageError, match="another one: work differ"):
+        rbtool.clean(several, tmp_path / "clean", num_workers=0, drop="stuck", resume=True)
+    monkeypatch.setattr(run, "journal_entry", lambda index, finished: (seen.append(index), entry(index, finished))[1])
+    done = rbtool.clean(several, tmp_path / "clean", num_workers=0, resume=True)
+    assert done.content_digest == whole.content_digest
+    assert len(seen) == len(set(seen)) > 1
+    assert {one.name for one in tmp_path.iterdir()} == {"whole", "clean"}

@@ -82,6 +82,8 @@ def commands_of(verb: str, **arguments: Any) -> str:
         ("record", {"env": "A-v1", "policy": "my.py:act", "episodes": 3, "seed": 0, "render": True, "num_envs": 2},
          "rbtool record A-v1 DEST --episodes 3 --seed 0 --render --policy my.py:act"),
         ("record", {"env": "A-v1", "policy": "agents:act", "episodes": 3, "seed": 0}, ""),
+        ("clean", {"dataset": "x", "drop": ["nan", "stuck"], "trim_idle": True, "dropped": {"TED007": [3]}},
+         "rbtool clean x DEST --drop nan --drop stuck --trim-idle"),
         ("record", {}, ""),
         ("convert", {}, ""),
         ("merge", {"datasets": "a"}, ""),

@@ -202,6 +202,21 @@ def test_idle_ends_are_cut_off_and_ends_and_returns_stay(tmp_path):
     ].all()
 
 
+def test_rows_can_be_cut_off_by_number(tmp_path):
+    source = arm(tmp_path / "arm", [(walk(0, 9), np.arange(9) + 1.0) for _ in range(3)])
+    rows = done(source, trim_idle={0: (2, 3), 2: (9, 0)})
+    assert rows["episode"].tolist() == [0] * 4 + [1] * 9
+    first = rows[rows["episode"] == 0]
+    assert first["frame"].tolist() == [2, 3, 4, 5]
+    assert first["next", "reward"].squeeze(-1).tolist() == [1 + 2 + 3, 4, 5, 6 + 7 + 8 + 9]
+    assert first["next", "terminated"].squeeze(-1).tolist() == [False] * 3 + [True]
+    again = rbtool.preprocess(source, None, tmp_path / "again", replay=tmp_path / "done", num_workers=0)
+    assert (again.steps, again.episodes) == (13, 2)
+    for wrong in ({0: (1,)}, {0: (-1, 0)}):
+        with pytest.raises(UsageError, match="two numbers of rows"):
+            rbtool.preprocess(source, None, tmp_path / "wrong", operations={"trim_idle": wrong})
+
+
 def test_units_are_measured_once_and_noise_is_no_motion(tmp_path):
     rng = np.random.default_rng(0)
     states = [walk(20, 60, 20) + rng.normal(size=(101, 2)) * 1e-4 for _ in range(4)]

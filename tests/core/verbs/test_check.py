@@ -311,7 +311,8 @@ def test_one_changed_byte_anywhere_in_a_packed_dataset_is_found(tmp_path: Path) 
             assert rbtool.check(packed).failed(), path
         data[number * 7919 % len(data)] ^= 0x10
         path.write_bytes(data)
-    assert rbtool.check(packed).findings == rbtool.check(tmp_path / "ted").findings
+    found, others = (rbtool.check(path).findings for path in (packed, tmp_path / "ted"))
+    assert [replace(one, mend="") for one in found] == [replace(one, mend="") for one in others]
 
 
 # The table of rules agrees with the code of the rules.

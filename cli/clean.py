@@ -1,0 +1,76 @@
+"""`rbtool clean`."""
+
+from __future__ import annotations
+
+import shlex
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..core.progress import counted
+from ..core.verbs.options import CleanOptions
+from .check import MOST
+from .failures import stdout_to_stderr
+from .help import Example
+from .options import Dataset, OptionGroup, show_published, verb
+from .output import Output
+from .text import Line, Styled, Table
+
+if TYPE_CHECKING:
+    from ..core.verbs.clean import CleanResult
+
+EXAMPLES = (
+    Example("rbtool clean ./cartpole ./clean --dry-run", "what findings propose, and why; nothing is written"),
+    Example("rbtool clean ./cartpole ./clean", "do all of it"),
+    Example("rbtool clean ./cartpole ./chosen --drop nan,stuck --dedupe near --min-length 10", "only some of it"),
+    Example("rbtool clean ./cartpole ./trimmed --trim-idle --json", "rest at the ends of episodes; as JSON"),
+)
+_COLOURS: dict[str, Any] = {"drop": "red", "trim": "yellow", "fix": "green"}
+
+
+def add(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    verb(app, "clean", EXAMPLES)(clean)
+
+
+def clean(
+    dataset: Dataset,
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write.")],
+    *,
+    out: Output,
+    options: Annotated[dict[str, Any], OptionGroup.of(CleanOptions)],
+) -> None:
+    """Apply what the findings of rbtool check propose, and write a new dataset.
+
+    Without --drop, --dedupe, --min-length, --trim-idle and --fix everything is done that findings propose, other than
+    leaving out most episodes for one reason. DATASET may be of another library; DEST is TED. What remains is listed.
+    """
+    from ..core.verbs.clean import clean as run
+
+    with stdout_to_stderr(), out.progress() as progress:
+        result = run(dataset, dest, progress=progress, **options)
+    if result.dry_run and not (out.quiet or out.as_json):
+        out.summary(
+            Styled("nothing was written; this would be ", "yellow"),
+            f"{counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}",
+        )
+        out.show(result, [dest], lambda width: lines(result, width))
+        return
+    for line in lines(result, out.stderr_width):
+        out.summary(*line)
+    show_published(out, result, dest, f"rbtool check {shlex.quote(dest)}")
+
+
+def lines(result: CleanResult, width: int | None = None) -> list[Line]:
+    """Return a row for each change, and for each finding that remains."""
+    found = [(one.what, one.rule, one.name, one.message) for one in result.changes]
+    found += [("left", one.rule, one.name, f"{one.message}; {one.why}") for one in result.remaining]
+    rows: list[Line] = []
+    for (what, rule, name), same in groupby(found, key=lambda one: one[:3]):
+        texts = [text for *_, text in same]
+        more = len(texts) - MOST
+        if more > 1:
+            texts[MOST:] = [f"and {more:,} more, which --json lists"]
+        rows += [[Styled(what, _COLOURS.get(what, "dim")), Styled(rule, "bold"), name, text] for text in texts]
+    return list(Table(rows).lines(width)) if rows else [["nothing was found that is to be changed"]]
