@@ -501,10 +501,12 @@ def _parquet_rows(path: Path, *, with_statistics: bool = True) -> Iterator[tuple
     """Yield the rows of a small Parquet file with their places."""
     require_content(path, "it is part of the metadata")
     try:
-        require_bounded_parquet(path)
+        require_bounded_parquet(path, unread=None if with_statistics else _STATS_COLUMN)
         with os.fdopen(open_regular(path), "rb") as file:
             opened = pq.ParquetFile(file)
-            names = [name for name in opened.schema_arrow.names if with_statistics or not name.startswith("stats/")]
+            names = [
+                name for name in opened.schema_arrow.names if with_statistics or not name.startswith(_STATS_COLUMN)
+            ]
             for batch in opened.iter_batches(batch_size=1024, columns=names, use_threads=False):
                 batch.validate(full=True)
                 for row in batch.to_pylist():

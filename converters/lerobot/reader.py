@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from ...core.encodings.video import VideoFile, VideoIndex
 from ...core.errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
-from ...core.format.contracts import Array, Closing, Piece, SourceFacts, SourceMetadata
+from ...core.format.contracts import Array, Closing, EpisodeBlock, Piece, SourceFacts, SourceMetadata
 from ...core.format.converter import PartsReader, RemoteDataset, RemoteFile, RemoteShard, refuse_damaged, safe_id
 from ...core.format.documents import dump_json, parse_json
 from ...core.format.episodes import EpisodeRanges, select_episodes
@@ -924,6 +924,38 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
         paths = sorted({one.videos[name].path for one in chosen for name in names})
         return kept_contents(self._info, {path: found.videos[path] for path in paths})
 
+    def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock | Piece]:
+        """Yield episodes that follow one another in a file together, up to about `piece_bytes`."""
+        episodes, at = self.found.episodes, 0
+        most = self.piece_rows(self.found.columns.fields)
+        while at < len(numbers):
+            first = before = episodes[numbers[at]]
+            stop = at + 1
+            while stop < len(numbers):
+                one = episodes[numbers[stop]]
+                if (one.path, one.start) != (before.path, before.stop) or one.stop - first.start > most:
+                    break
+                before, stop = one, stop + 1
+            if stop == at + 1:
+                yield from self.read_episode(first.number)
+            else:
+                yield self._block([episodes[number] for number in numbers[at:stop]])
+            at = stop
+
+    def _block(self, episodes: Sequence[FrameEpisode]) -> EpisodeBlock:
+        columns = self.found.columns
+        stops = np.cumsum([len(one) for one in episodes])
+        found = self._rows(episodes, columns.columns, 0, int(stops[-1]))
+        flags = self._end_flags.of({name: found[name] for name in columns.flags}, int(stops[-1]))
+        terminated, truncated = flags.terminated.copy(), flags.truncated.copy()
+        terminated[stops - 1] = ends = np.array([one.terminated for one in episodes])
+        truncated[stops - 1] |= ~ends
+        return EpisodeBlock(
+            np.array([one.number for one in episodes]), stops,
+            {column.field.key: found[column.name] for column in columns.columns}, terminated, truncated,
+            np.full(len(episodes), Final.MISSING, np.uint8), text=[one.text for one in episodes],
+        )  # fmt: skip
+
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the steps of one episode, about `piece_bytes` at a time."""
         columns = self.found.columns
@@ -941,7 +973,7 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
             stop = min(start + rows, len(one))
             last = stop == len(one)
             # A state has a row more than there are steps, which is the first one of the next piece: it is held.
-            found = self._rows(one, columns, start + bool(held), min(stop + 1, len(one)))
+            found = self._rows([one], columns, start + bool(held), min(stop + 1, len(one)))
             found = {name: np.concatenate((held[name], array)) if held else array for name, array in found.items()}
             held = {} if last else {name: array[-1:].copy() for name, array in found.items()}
             steps = stop - start
@@ -973,7 +1005,7 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
                 counts = PictureCounts.of(column.field.dtype, column.field.shape[0 if first else 2])
                 for one in episodes:
                     for frame in sampled_frames(len(one)).tolist():
-                        image = self._rows(one, [column], frame, frame + 1)[column.name]
+                        image = self._rows([one], [column], frame, frame + 1)[column.name]
                         counts.add(np.moveaxis(image, 1, -1) if first else image)
                 found[column.name] = listed(counts.statistics(), (-1, 1, 1))
         return {name: one for name, one in found.items() if one is not None}
@@ -987,19 +1019,26 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
                 table = file.read([name], start, min(start + _OUTCOME_ROWS, one.stop))
                 yield numbers_of(table, name, shape, dtype, file.path).reshape(table.num_rows, -1)
 
-    def _rows(self, one: FrameEpisode, columns: Sequence[FeatureColumn], start: int, stop: int) -> dict[str, Array]:
-        """Read rows `[start, stop)` of an episode, by the names of features; flags are bool `[rows]`."""
-        flags = self.found.columns.flags
+    def _rows(
+        self, episodes: Sequence[FrameEpisode], columns: Sequence[FeatureColumn], start: int, stop: int
+    ) -> dict[str, Array]:
+        """Read rows `[start, stop)` of an episode, or all rows of several that follow one another in a file.
+
+        By the names of features; flags are bool `[rows]`.
+        """
+        flags, place = self.found.columns.flags, episodes[0].start
         names = [column.name for column in columns if column.feature.dtype != VIDEO]
-        file = self._file(one.path)
-        table = file.read(list(dict.fromkeys([*names, *flags])), one.start + start, one.start + stop)
+        file = self._file(episodes[0].path)
+        table = file.read(list(dict.fromkeys([*names, *flags])), place + start, place + stop)
         found = {name: numbers_of(table, name, (), np.dtype(np.float64), file.path) != 0 for name in flags}
         for column in columns:
             form = column.field
             if column.feature.dtype == VIDEO:
-                found[column.name] = self._videos.read(one, column, start, stop)
+                bounds = [(0, len(one)) for one in episodes] if len(episodes) > 1 else [(start, stop)]
+                frames = [self._videos.read(one, column, *span) for one, span in zip(episodes, bounds, strict=True)]
+                found[column.name] = np.concatenate(frames)
             elif column.feature.dtype == IMAGE:
-                found[column.name] = column_images(table, column, file.path, one.start + start)
+                found[column.name] = column_images(table, column, file.path, place + start)
             elif column.name in flags:
                 found[column.name] = found[column.name].reshape(-1)
             else:

@@ -347,11 +347,12 @@ class EpisodeBlock:
     - `next`: arrays `[n, *shape]` by the root key of a `state`: what came after each step. A state may be absent where
       every episode is `MISSING`: then the next row of `columns` is what came after a step that is not the last.
     - `inferred`: bool `[k]`, as in `Piece`.
+    - `text`: the texts of each episode, as in `Piece`; empty where none has any.
     - `following`: the states of `next` that the core has made of the rows of `columns`; a reader leaves it empty.
 
     A reader gives arrays; of those, the core may take rows whose copy it puts off (`RowRuns`).
 
-    Seeds and text have no place here: episodes that have them come as pieces. The arrays must stay as they are once the
+    Seeds have no place here: episodes that have them come as pieces. The arrays must stay as they are once the
     block was given.
     """
 
@@ -363,6 +364,7 @@ class EpisodeBlock:
     final: Array
     next: Mapping[Key, Rows] = field(default_factory=dict)
     inferred: Array | None = None
+    text: Sequence[Mapping[str, str]] = ()
     following: frozenset[Key] = frozenset()
 
     def __len__(self) -> int:
@@ -434,6 +436,7 @@ def _cut(block: EpisodeBlock, lengths: Array, left_out: Array) -> EpisodeBlock:
         truncated=truncated,
         final=block.final[there],
         inferred=None if block.inferred is None else block.inferred[there],
+        text=[one for one, kept in zip(block.text, there, strict=False) if kept],
     )
 
 
@@ -448,6 +451,8 @@ def require_block(block: EpisodeBlock, numbers: Sequence[int], whole: SourceFact
     lengths = block.lengths
     if len(lengths) != count or (lengths < 1).any() or int(block.stops[-1]) != steps:
         raise FormatError(f"{what} came with a block that does not mark where its episodes end")
+    if len(block.text) not in (0, count):
+        raise FormatError(f"{what} came with {len(block.text)} texts for {count} episodes")
     inferred = np.zeros(count, bool) if block.inferred is None else block.inferred
     flags = (
         ("terminated", block.terminated, bool, steps), ("truncated", block.truncated, bool, steps),

@@ -146,7 +146,7 @@ class Ingest:
         self._tables += [EpisodeTable.from_rows(self._rows)] if self._rows else []
         self._rows = []
         self._tables.append(_table_of(block, truncated, unflagged))
-        self.text.extend({} for _ in ends)
+        self.text.extend(map(dict, block.text or [{}] * len(ends)))
 
     def add(self, piece: Piece) -> None:
         """Take one piece. FormatError if it does not continue the previous one, or has other rows than steps."""

@@ -511,13 +511,21 @@ def share_files(folder: Path, made: Manifest, sources: Iterable[StepReader], *, 
     shared = 0
     for file in made.files:
         for place, stays in known.get((file.size, file.digest), []) or named.get(file.path, []):
-            found = share_blocks(place, folder / file.path)
+            found = file.size if _is_same(place, folder / file.path) else share_blocks(place, folder / file.path)
             if not found and stays and _link(place, folder / file.path, file):
                 found = file.size
             shared += found
             if found:
                 break
     return shared
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether both are one file, by hard links."""
+    try:
+        return os.path.samestat(one.lstat(), other.lstat())
+    except OSError:
+        return False
 
 
 def share_blocks(source: Path, file: Path) -> int:
@@ -560,23 +568,33 @@ def may_be_shared(found: os.stat_result) -> bool:
     return found.st_nlink > 1 or not found.st_mode & 0o222
 
 
+def link_to_read_only(source: Path, path: Path) -> bool:
+    """Make a hard link at `path` to a file, if that is read-only; return whether there is one."""
+    try:
+        folder = open_folder(source.parent)
+        try:
+            if not is_read_only(os.stat(source.name, dir_fd=folder, follow_symlinks=False)):
+                return False
+            fs.link_to(Path(source.name), path, among=folder)
+        finally:
+            os.close(folder)
+        if is_read_only(path.lstat()):  # what was linked decides, not what had the name before
+            return True
+        fs.remove(path)
+    except (OSError, RbtoolError):  # another file system, too many links, none at all there
+        pass
+    return False
+
+
 def _link(place: Path, file: Path, listed: FileRecord) -> bool:
     """Put a hard link to `place` where `file` is, if that is read-only and has the listed bytes."""
     aside = file.with_name(f".{file.name}.shared")
     try:
-        folder = open_folder(place.parent)
-        try:
-            if not is_read_only(os.stat(place.name, dir_fd=folder, follow_symlinks=False)):
-                return False
-            fs.link_to(Path(place.name), aside, among=folder)
-        finally:
-            os.close(folder)
-        # What was linked decides, not what had the name before.
-        equal = is_read_only(aside.lstat()) and digest_file(aside) == listed.digest
+        equal = link_to_read_only(place, aside) and digest_file(aside) == listed.digest
         if equal:
             fs.rename(aside, file)
         return equal
-    except (OSError, RbtoolError):  # another file system, too many links, none at all there
+    except (OSError, RbtoolError):
         return False
     finally:
         fs.remove(aside)

@@ -16,11 +16,13 @@ import numpy as np
 
 from ..errors import CorruptDataError, UsageError
 from ..ted.schema import NEXT, Field, Key
+from . import fs
 from .contracts import Array, StepReader
 from .documents import dump_json, parse_json
-from .files import PREFIX, FileRecord, open_regular
+from .files import PREFIX, FileRecord, digest_file, open_regular
 from .manifest import VIDEOS
 from .memmap.tree import leaf_path
+from .staging import link_to_read_only
 from .syncing import NewFile
 
 VIDEO = "video"
@@ -146,22 +148,42 @@ def size_of_videos(videos: VideoContents) -> int:
 
 
 def write_videos(folder: Path, videos: VideoContents) -> list[FileRecord]:
-    """Write files of videos into the folder of a dataset; CorruptDataError for a file that changed since."""
+    """Put files of videos into the folder of a dataset; CorruptDataError for a file that changed since.
+
+    A file of another dataset gets a hard link, where that is possible, and nothing is written.
+    """
     found = []
     for name, content in videos.items():
-        file = NewFile(folder / f"{VIDEOS}{name}", mode=0o444)  # never changed, so that datasets may share it
-        try:
-            if isinstance(content, bytes):
-                file.append(memoryview(content))
-            else:
-                _copy(content, file)
-                if name.endswith(".mp4") and video_name(video_id(file.digest)) != name:
-                    raise CorruptDataError(f"{content} was changed while it was read", hint="run it again")
-            file.sync()
-        finally:
-            file.close()
-        found.append(FileRecord(f"{VIDEOS}{name}", file.size, file.digest))
+        path = folder / f"{VIDEOS}{name}"
+        if isinstance(content, Path) and (record := _linked(content, path)) is not None:
+            size, digest = record
+        else:
+            file = NewFile(path, mode=0o444)  # never changed, so that datasets may share it
+            try:
+                if isinstance(content, bytes):
+                    file.append(memoryview(content))
+                else:
+                    _copy(content, file)
+                file.sync()
+            finally:
+                file.close()
+            size, digest = file.size, file.digest
+        if not isinstance(content, bytes) and name.endswith(VIDEO_SUFFIX) and video_name(video_id(digest)) != name:
+            raise CorruptDataError(f"{content} was changed while it was read", hint="run it again")
+        found.append(FileRecord(f"{VIDEOS}{name}", size, digest))
     return found
+
+
+def _linked(source: Path, path: Path) -> tuple[int, str] | None:
+    """Make a hard link to a kept video, and return its size and digest; None where that is not possible."""
+    place = Path(os.path.realpath(source))  # a reader gives the system's link to the file that it has opened
+    fs.make_folder(path.parent)
+    if place.name != path.name or not link_to_read_only(place, path):
+        return None
+    if not os.path.samestat(source.stat(), path.lstat()):
+        fs.remove(path)
+        return None
+    return path.stat().st_size, digest_file(path)
 
 
 def _copy(source: Path, file: NewFile) -> None:

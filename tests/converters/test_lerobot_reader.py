@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import lerobot_files
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from damage import POINTER
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from lerobot_files import CAMERA, Take, picture, plain_rows, random_takes, write_dataset, write_lines, write_video
 
 import rbtool
-from rbtool.converters.lerobot.reader import LerobotReader
+from rbtool.converters.lerobot.reader import LerobotReader, RowsFile
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
 from rbtool.core.format.converter import FinalStep, Reader
 from rbtool.core.open_steps import open_steps
@@ -694,3 +695,30 @@ def _noisy(number: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     image[::7, :, 1] = number % 256
     image[64 : 64 + 96, number % 500 : number % 500 + 96] = np.random.default_rng(number).integers(0, 255, (96, 96, 3))
     return image
+
+
+def test_short_episodes_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    takes = random_takes((3, 1, 4) * 30)
+    source = write_dataset(tmp_path / "d", takes, version="v3.0", images="none", a_file=60)
+    for path in source.glob("data/*/*.parquet"):  # a group of rows for each episode, as LeRobot writes them
+        table = pq.read_table(path)
+        with pq.ParquetWriter(path, table.schema) as writer:
+            for number in range(len(takes)):
+                writer.write_table(table.filter(pc.field("episode_index") == number))
+    spans: list[tuple[int, int]] = []
+    read = RowsFile.read
+
+    def counted(file: RowsFile, names: Sequence[str], start: int, stop: int) -> Any:
+        spans.append((start, stop))
+        return read(file, names, start, stop)
+
+    monkeypatch.setattr(RowsFile, "read", counted)
+    made = rbtool.convert(source, tmp_path / "made", final_step="repeat")
+    assert (made.episodes, made.steps) == (90, 240)
+    assert len(spans) < 10
+    texts = rbtool.load_dataset(made.path, texts=True)[:]["language_instruction"]
+    assert list(texts) == [task for take in takes for task in take.tasks]
+    dropped = rbtool.convert(source, tmp_path / "dropped", final_step="drop")
+    assert (dropped.episodes, dropped.steps) == (60, 150)
+    texts = rbtool.load_dataset(dropped.path, texts=True)[:]["language_instruction"]
+    assert list(texts) == [task for take in takes for task in take.tasks[:-1]]

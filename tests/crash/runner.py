@@ -74,11 +74,17 @@ def negate(rows: Any) -> Any:
     return rows
 
 
+_OF_VIDEOS = {
+    "where": "frame >= 2", "action_space": "0:2=numbers,as=delta,state=observation.state[0:2]",
+    "encode": "observation.image.wrist=h264",
+}  # fmt: skip
+"""One camera is encoded again, the videos of the other one are kept."""
 _OFTEN = {"chunk_size": 20, "force": True, "resume": True}
 PREPROCESSING: dict[str, dict[str, Any]] = {
     "preprocess": {"fn": scale, "num_workers": 0, **_OFTEN},
     "preprocess-fewer": {"fn": shorten, "unit": "episode", "num_workers": 0, **_OFTEN},
     "preprocess-shared": {"fn": scale, "num_workers": 0, **_OFTEN, "chunk_size": 200},
+    "preprocess-videos": {"operations": _OF_VIDEOS, "num_workers": 0, **_OFTEN},
     "preprocess-parent": {"fn": scale, "num_workers": 2, "start_method": "fork", **_OFTEN},
     "preprocess-worker": {"fn": shorten, "unit": "episode", "num_workers": 2, "start_method": "fork", **_OFTEN},
 }
@@ -115,9 +121,8 @@ def _preprocess(source: Path, options: Mapping[str, Any], dest: Path, **more: An
     rbtool.preprocess(source, dest=dest, **{**options, **more})
 
 
-def _frozen(work: Path) -> Path:
-    """The dataset of read-only files, to which results have hard links."""
-    return work / "frozen"
+_SHARED = {"preprocess-shared": "frozen", "preprocess-videos": "kept"}
+"""Datasets of read-only files, to which results have hard links, by job."""
 
 
 def _destination(out: Path, job: str) -> Path:
@@ -140,7 +145,7 @@ def _jobs(work: Path) -> dict[str, Job]:
         options = {"force": True, "num_workers": 2, "layout": layout, "resume": True}
         jobs[name] = lambda dest, options=options, **more: rbtool.convert(source, dest, **options | more)  # type: ignore[misc]
     for name, options in PREPROCESSING.items():
-        jobs[name] = partial(_preprocess, _frozen(work) if name == "preprocess-shared" else data, options)
+        jobs[name] = partial(_preprocess, work / _SHARED.get(name, "dataset"), options)
     for form in forms[1:]:
         jobs[f"dump-{form}"] = lambda dest, form=form: _dump(form, dest, 60)  # type: ignore[misc]
         jobs[f"exchange-{form}"] = lambda dest, form=form: _exchange(form, dest, 60)  # type: ignore[misc]
@@ -195,8 +200,8 @@ def _trial(name: str, job: Job, out: Path, dest: Path, at: int, fault: str, old:
     assert found in ({new} if code == 0 else {old, new}), f"struck at {at}: {found}, expected {old} or {new}"
     if code == 1:
         assert found == old, f"struck at {at}: {found} was published"
-    if name == "preprocess-shared":
-        assert _state(_frozen(out.parent)), f"struck at {at}: the source is gone"  # and it has the bytes that it had
+    if name in _SHARED:
+        assert _state(out.parent / _SHARED[name]), f"struck at {at}: the source is gone"  # it has the bytes that it had
     if fault == "fill":
         if job is not _download and name not in {*PREPROCESSING, *CONVERTING}:  # those continue where they ended
             _nothing_left(out, dest, f"struck at {at}")
@@ -210,9 +215,9 @@ def _trial(name: str, job: Job, out: Path, dest: Path, at: int, fault: str, old:
             shutil.rmtree(out)
             kept.rename(out)
         _twice(way, out, dest, new, f"struck at {at}", apart=not _stays_alone(name))
-        if name == "preprocess-shared":
-            assert _state(_frozen(out.parent)), f"struck at {at}: the source is gone after another run"
-            assert (dest / "action.memmap").stat().st_nlink > 1, "nothing is shared"
+        if name in _SHARED:
+            assert _state(out.parent / _SHARED[name]), f"struck at {at}: the source is gone after another run"
+            assert any(one.stat().st_nlink > 1 for one in dest.rglob("*") if one.is_file()), "nothing is shared"
     return "new" if found == new else "old"
 
 
@@ -355,7 +360,7 @@ def _put_older(options: argparse.Namespace, dest: Path) -> str:
     elif verb == "mix":
         rbtool.mix([options.work / "older", options.work / "dataset"], dest, p=[1, 2])
     elif options.job == "preprocess-shared":
-        rbtool.preprocess(_frozen(options.work), negate, dest, num_workers=0)
+        rbtool.preprocess(options.work / "frozen", negate, dest, num_workers=0)
     elif verb == "export":
         rbtool.export(options.work / "older", dest, to=form)
     else:

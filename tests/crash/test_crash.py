@@ -11,7 +11,7 @@ import rbtool
 FORMS = ("ted", "flat", "nested", "h5")
 JOBS = ("convert", "convert-archive", "convert-blocks", "convert-checkpoints", "convert-episodes", "convert-shards",
         "convert-videos",
-        "download", "preprocess", "preprocess-fewer", "preprocess-shared", "merge", "split", "mix",
+        "download", "preprocess", "preprocess-fewer", "preprocess-shared", "preprocess-videos", "merge", "split", "mix",
         *(f"{verb}-{form}" for verb in ("save", "load") for form in FORMS),
         *(f"dump-{form}" for form in FORMS[1:]))  # fmt: skip
 # Every day a writer of each kind is killed; the others write through one of these. A full disk is met by fewer: what
@@ -21,6 +21,7 @@ EVERY_DAY = {
     "convert-blocks",
     "download",
     "preprocess-fewer",
+    "preprocess-videos",
     "merge",
     "split",
     "mix",

@@ -13,7 +13,7 @@ from rbtool.core.testing.datasets import write_walks
 DATA = Path(__file__).parents[1] / "data"
 SOURCE = DATA / "minari" / "cartpole" / "scripted-v0"
 TABLE = DATA / "d4rl" / "hopper_random-v2.hdf5"
-VIDEOS = DATA / "lerobot" / "v21"
+VIDEOS, CAMERAS = DATA / "lerobot" / "v21", DATA / "lerobot" / "recent" / "two_cameras_language"
 FORMS = ("ted", "flat", "nested", "h5")
 
 
@@ -22,6 +22,7 @@ def prepare(work: Path) -> None:
     shutil.copytree(SOURCE, work / "source")
     shutil.copy(TABLE, work / "table.hdf5")
     shutil.copytree(VIDEOS, work / "videos")
+    rbtool.convert(CAMERAS, work / "kept")
     write_run(work / "run", random_rows((9, 4), tail=3), (5, 11))
     write_dgrl(work / "archive.tar.xz", random_dgrl((9, 1, 4)))
     write_openx(work / "episodes", [random_robot_episodes((5, 2)), random_robot_episodes((4,))])

@@ -346,6 +346,15 @@ def test_windows_become_relative_to_the_sampled_step(robot, form):
     loader = rbtool.torch_dataset(path, batch_size=5, windows={"action": (0, 4)}, transform=space.transform(), seed=0)
     batch = next(iter(loader))
     torch.testing.assert_close(batch["action"], seen["action"][batch["index"]], atol=1e-6, rtol=0)
+    sampler = rbtool.StreamSampler(shuffle=True)
+    stream = rbtool.load_dataset(
+        path, 5, streaming=True, seed=0, sampler=sampler, windows={"action": (0, 4)}, transform=space.transform()
+    )
+    rows = []
+    for batch in stream:
+        rows += batch["index"].tolist()
+        torch.testing.assert_close(batch["action"], seen["action"][batch["index"]], atol=1e-6, rtol=0)
+    assert sorted(rows) == list(range(26))
 
 
 def test_statistics_are_of_whole_chunks_as_they_are_learned(robot):

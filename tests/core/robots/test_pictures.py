@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -15,7 +16,9 @@ import rbtool
 from rbtool import Resize
 from rbtool.core.encodings.video import VideoFile
 from rbtool.core.errors import CorruptDataError, UsageError
+from rbtool.core.format import videos
 from rbtool.core.format.episodes import EpisodeTable
+from rbtool.core.format.syncing import NewFile
 from rbtool.core.open_steps import open_steps
 from rbtool.core.preprocess.operations.program import ProgramProcessor, program_of
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context
@@ -267,18 +270,45 @@ def test_encoding_leaves_the_scheduling_of_threads(stored, tmp_path, codec):
     assert scheduling() == before == {os.sched_getscheduler(0)}
 
 
-def test_what_is_only_chosen_shares_the_files_of_videos(tmp_path):
+@pytest.mark.parametrize("links", [True, False])
+def test_what_is_only_chosen_shares_the_files_of_videos(tmp_path, monkeypatch, links):
     images = RNG.integers(0, 256, (21, 64, 64, 3)).astype(np.uint8)
     stored = write_fields(tmp_path / "stored", {"reward": np.arange(20.0), "observation.image": images})
     preprocessed(stored, tmp_path / "kept", encode="h264")
+    names = {file.name for file in (tmp_path / "kept/.rbtool/videos").iterdir()}
+    written = []
+    monkeypatch.setattr(videos, "NewFile", lambda path, **more: written.append(path.name) or NewFile(path, **more))
+
+    def refuse(*_, **__):
+        raise OSError(errno.EXDEV, "another file system")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
     chosen = preprocessed(tmp_path / "kept", tmp_path / "chosen", episodes="0", where="reward >= 5")
+    assert set(written) == (set() if links else names)
     before, _ = references_of(tmp_path / "chosen")
     assert before[:, 1].tolist() == list(range(5, 20))
     one, other = (video_of(folder, int(before[0, 0])) for folder in (tmp_path / "kept", tmp_path / "chosen"))
-    assert chosen.shared_bytes >= one.stat().st_size > 4096
-    assert other.samefile(one) or other.read_bytes() == one.read_bytes()  # a file system may share blocks instead
+    assert one.stat().st_size > 4096
+    assert other.samefile(one) == links
+    assert other.read_bytes() == one.read_bytes()
+    assert not links or chosen.shared_bytes >= one.stat().st_size
     shutil.rmtree(tmp_path / "kept")
     assert rbtool.check(tmp_path / "chosen", full=True).errors == 0
+
+
+def test_a_video_that_is_another_by_now_is_not_linked(tmp_path):
+    images = RNG.integers(0, 256, (9, 64, 64, 3)).astype(np.uint8)
+    stored = write_fields(tmp_path / "stored", {"reward": np.arange(8.0), "observation.image": images})
+    preprocessed(stored, tmp_path / "kept", encode="h264")
+    video = video_of(tmp_path / "kept", int(references_of(tmp_path / "kept")[0][0, 0]))
+    data = video.read_bytes()
+    video.unlink()
+    video.write_bytes(data[:-1] + b"x")
+    video.chmod(0o444)
+    with pytest.raises(CorruptDataError, match="chang"):
+        preprocessed(tmp_path / "kept", tmp_path / "chosen", where="reward >= 5")
+    assert not (tmp_path / "chosen").exists()
 
 
 def test_a_damaged_video_is_not_encoded_again(kept, tmp_path):
