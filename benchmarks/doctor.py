@@ -144,7 +144,7 @@ def rows(doctor: type[Any] = Doctor) -> list[float]:
     total = int(lengths.sum())
     first, episode = np.zeros(total, bool), np.repeat(np.arange(len(lengths)), lengths)
     first[np.cumsum([0, *lengths[:-1]])] = True
-    state = np.cumsum(draw.normal(size=(total, _WIDTH)), axis=0).astype(np.float32) % 3
+    state = np.sin(np.cumsum(draw.normal(0, 0.1, (total, _WIDTH)), axis=0)).astype(np.float32)
     action = np.roll(state, -1, axis=0)
     blocks = [
         Rows(

@@ -160,8 +160,8 @@ class _Batch:
         length, place = np.zeros(len(self.starts), np.int64), self.starts.copy()
         which = np.searchsorted(self.starts, begin, side="right") - 1
         end = np.minimum(end, (self.starts + self.lengths)[which])
-        for at in np.argsort(end - begin, kind="stable"):
-            length[which[at]], place[which[at]] = end[at] - begin[at], begin[at]
+        order = np.argsort(end - begin, kind="stable")  # of several runs of an episode, the last one assigned stays
+        length[which[order]], place[which[order]] = (end - begin)[order], begin[order]
         return length, place
 
 
@@ -334,7 +334,8 @@ class RowRules:
         np.logical_and(far[:, 1:], far[:, :-1], out=turns[:, 1:])
         turns[:, 1:] &= (step[:, 1:] < 0) != (step[:, :-1] < 0)
         alternating = np.zeros((len(x), len(batch.starts)), np.int32)
-        for one in np.flatnonzero(turns.any(1)):
+        turned = batch.share(turns)
+        for one in np.flatnonzero((turned * batch.lengths).max(1) > limits.alternating):
             alternating[one] = batch.longest_run(turns[one])[0]
         mean, middle = batch.mean(x), x.mean(1, keepdims=True)
         near = x - middle
@@ -346,7 +347,7 @@ class RowRules:
             ("glitch", batch.largest(turn) / 2), ("rough", batch.mean(turn)),
             ("variance", np.maximum(batch.mean(squares) - (mean - middle) ** 2, 0)),
             ("stuck", batch.share(still & moves, moves)), ("limits", batch.share(on_limit, moves)),
-            ("turns", batch.share(turns)), ("alternating", alternating),
+            ("turns", turned), ("alternating", alternating),
         ):  # fmt: skip
             signal.each[name].append(values.T.astype(np.float32))
         wild = (1 / np.maximum(signal.bend, 1e-6 * signal.spread + 1e-12)).astype(np.float32) @ turn
@@ -606,7 +607,7 @@ class RowRules:
         middle, spread = map(float, robust(value))
         far = np.abs(value - middle)
         reached = limits.outlier * max(spread, 1e-3 * abs(middle))
-        if reached > 0 and 0 < (odd := far > reached).mean() < 0.1:
+        if reached > 0 and 0 < (odd := far > reached).mean() < limits.few / 3:
             worst = float(value[odd][np.argmax(far[odd])])
             self._add("EPI007", f"{{}}: return {worst:g}, the median is {middle:g}", odd, worst, reached)
 
@@ -679,7 +680,7 @@ class RowRules:
             moving = np.median(span[self._whole], axis=0) > 0 if self._whole.any() else np.zeros(span.shape[1], bool)
             if moving.any():
                 still = self._whole & (span[:, moving] == 0).all(1)
-                if 0 < still.sum() <= 0.2 * self._whole.sum():
+                if 0 < still.sum() <= self._limits.few * self._whole.sum():
                     what = "observations" if name == "state" else "actions"
                     self._add("EPI005", f"{{}}: {what} never change", still, 0, 0)
 

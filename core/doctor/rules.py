@@ -21,7 +21,7 @@ Profile: TypeAlias = Literal["data", "robot"]
 
 @dataclass(frozen=True, slots=True)
 class BehaviourEntry(RuleEntry):
-    """A rule of behaviour: `why` it matters for training, and what mends it.
+    """A rule of behaviour: `why` it matters for training, what mends it, and the `thresholds` that decide.
 
     `mend` is what to do with the episodes: `leave out`, `cut`, `export` again, or words; after a semicolon, what to do
     where all of them are concerned. `drop` is the name by which `clean` leaves episodes with such findings out.
@@ -31,12 +31,15 @@ class BehaviourEntry(RuleEntry):
     why: str = ""
     mend: str = ""
     drop: str = ""
+    thresholds: tuple[str, ...] = ()
 
 
 def _entry(rule: str, name: str, checks: str, why: str, mend: str, drop: str = "") -> BehaviourEntry:
     about = _ABOUT[rule[:3]]
     profile: Profile = "robot" if rule[:3] in {"MOT", "TIM", "PIC"} else "data"
-    return BehaviourEntry(rule, name, about, ("warning",), checks, _ALSO.get(rule, ()), profile, why, mend, drop)
+    return BehaviourEntry(
+        rule, name, about, ("warning",), checks, _ALSO.get(rule, ()), profile, why, mend, drop, _DECIDE.get(rule, ())
+    )
 
 
 _ALSO: Mapping[str, tuple[str, ...]] = {
@@ -53,6 +56,28 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
     "TIM005": ("lerobot-doctor temporal", "physlint temporal.sampling_interval"),
 }  # fmt: skip
 """Names of like rules of other tools."""
+
+_DECIDE: Mapping[str, tuple[str, ...]] = {
+    "EPI001": ("least",), "EPI002": ("least", "near"), "EPI003": ("least", "contained"),
+    "EPI004": ("length", "fewest", "short", "shorter", "outlier", "level", "few"), "EPI005": ("least", "few"),
+    "EPI006": ("long", "outlier", "level"), "EPI007": ("outlier", "few"),
+    "MET001": ("mean", "quantile", "extreme", "episode", "picture"),
+    "MOT001": ("spike", "jump", "spike_range", "several", "few"),
+    "MOT002": ("stuck", "still", "held", "regular", "resting", "few"),
+    "MOT003": ("frozen", "frozen_ratio", "still", "slow", "few"), "MOT004": ("limits", "clipped", "few"),
+    "MOT005": ("chatter", "alternating", "turn"), "MOT006": ("idle", "idle_steps", "slow"),
+    "MOT007": ("lag", "lead", "precede", "agreement", "few"), "MOT008": ("units", "several", "few"),
+    "MOT009": ("rough", "rougher", "fast", "apart", "noise", "several", "most", "few"),
+    "MOT010": ("offset", "disagreement", "agreement", "apart", "few"),
+    "PIC001": ("frozen_pictures", "calm", "moved", "repeated"), "PIC002": ("dark", "flat"),
+    "PIC003": ("glitch", "view"), "PIC004": ("sharp", "blurred"), "PIC005": ("exposure",), "PIC006": ("equal", "flat"),
+    "PIC008": ("lag", "fit", "motion"), "PIC009": ("foreign", "fit", "motion", "disagreement"),
+    "PIC010": ("brightness", "colours", "view", "grain"), "PIC011": ("surplus",),
+    "REW002": ("explained", "shifted", "all"), "REW003": ("growing", "all"), "REW004": ("all", "least"),
+    "REW005": ("all",), "TIM001": ("gap",), "TIM002": ("jitter", "jittered", "tolerance", "gap"),
+    "TIM004": ("late", "few"), "TIM005": ("jitter",),
+}  # fmt: skip
+"""The thresholds of each rule."""
 
 
 _ABOUT: Mapping[str, Any] = {

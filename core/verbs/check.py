@@ -44,7 +44,7 @@ from ..format.returns import return_field_of
 from ..format.videos import VideoContents, index_name, reference_keys, video_name
 from ..open_steps import open_steps
 from ..progress import Progress, Silent, counted
-from ..results import Result, given_options, refuse_map_alone, refuse_raw_options, seconds_since
+from ..results import DatasetsResult, Result, given_options, refuse_map_alone, refuse_raw_options, seconds_since
 from ..saved_steps import has_steps, is_of_buffer, is_unknown, open_saved
 from ..ted.episodes import BoundaryCounts, EndReason
 from ..ted.rules import DATA_RULES, RULE_BY_ID, Finding, Places, Rows, Rule, RuleEntry, data_rules, known_rules
@@ -148,7 +148,8 @@ def check(
             they are there, their sizes, and how many rows they have. For datasets of rbtool and of LeRobot.
         thresholds: thresholds of the rules about behaviour by name, or a TOML file of them; the others have their
             defaults.
-        baseline: a file that `check --json` printed: findings that it has are accepted, and not reported again.
+        baseline: a file that `check --json` printed: findings that it has are accepted, and not reported again. If it
+            is about several datasets, those of this one.
         root: where stored datasets are.
         progress: shows how far it is; default: nothing is shown.
         options: for some formats only, as in `convert`.
@@ -168,8 +169,8 @@ def check(
         )
     named = thresholds if thresholds is None or isinstance(thresholds, Mapping) else Path(thresholds)
     limits = None if named is None else from_leaf("thresholds").of(named)
-    accepted = frozenset() if baseline is None else _accepted(Path(baseline))
     started, path = time.perf_counter(), find_dataset(dataset, root)
+    accepted = frozenset() if baseline is None else _accepted(Path(baseline), os.fspath(dataset), path)
     asked = _Asked(full, data, profile, limits, root, progress or Silent())
     result = _checked(path, format, given_options(options), asked, started)
     new = tuple(one for one in result.findings if (one.rule, one.message) not in accepted)
@@ -180,12 +181,20 @@ def check(
     return replace(result, findings=new, errors=failing, warnings=len(new) - failing, notes=told)
 
 
-def _accepted(path: Path) -> frozenset[tuple[str, str]]:
-    """Return the findings in what `check --json` printed: rules and messages. UsageError for another file."""
+def _accepted(path: Path, dataset: str, place: Path) -> frozenset[tuple[str, str]]:
+    """Return the findings in what `check --json` printed: rules and messages. UsageError for another file.
+
+    In what it printed about several datasets, those of the one at `place`, or of this name, count.
+    """
     try:
         document = parse_json(read_regular(path), str(path))
-        return frozenset((one["rule"], one["message"]) for one in document["findings"])
-    except (OSError, FormatError, KeyError, TypeError) as error:
+        documents = [document]
+        if document.get("kind") == DatasetsResult.kind:
+            several = document["datasets"].items()
+            documents = [one for name, one in several if name == dataset or one.get("path") == str(place)]
+            documents = [one for one in documents if "error" not in one]
+        return frozenset((one["rule"], one["message"]) for each in documents for one in each["findings"])
+    except (OSError, FormatError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path} has no findings of rbtool check: {error}", hint="rbtool check DATASET --json"
         ) from None

@@ -156,7 +156,8 @@ def clean(asked: CleanOptions) -> CleanResult:
     limits = Thresholds.of(Path(asked.thresholds) if asked.thresholds is not None else {})
     limits = replace(limits, length=asked.min_length or limits.length)
     found = check(
-        path, format=asked.format, full=asked.full, baseline=asked.baseline, progress=asked.progress,
+        asked.dataset, root=asked.root, format=asked.format, full=asked.full, baseline=asked.baseline,
+        progress=asked.progress,
         thresholds={name: limit for name, limit in asdict(limits).items() if limit}, **given,
     )  # fmt: skip
     opened = open_source(path, format=asked.format, options=given) if is_raw else open_steps(path, damaged=True)

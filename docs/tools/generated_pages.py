@@ -307,9 +307,9 @@ def behaviour_table() -> str:
     from rbtool.core.verbs.clean import FIXES
 
     mends = {rule: f"`--fix {name}`" for name, rules in FIXES.items() for rule in rules} | {"MOT006": "`--trim-idle`"}
-    text = ["| rule | name | what holds | why | `rbtool clean` |", "|---|---|---|---|---|"]
+    text = ["| rule | name | what holds | why | thresholds | `rbtool clean` |", "|---|---|---|---|---|---|"]
     text += [
-        f"| {one.rule} | {_cell(one.name)} | {_cell(one.checks)} | {_cell(one.why)} "
+        f"| {one.rule} | {_cell(one.name)} | {_cell(one.checks)} | {_cell(one.why)} | {', '.join(one.thresholds)} "
         f"| {f'`--drop {one.drop}`' if one.drop else mends.get(one.rule, '')} |"
         for one in from_leaf("behaviour")
     ]

@@ -168,3 +168,16 @@ def test_clean_lists_what_it_would_do_and_then_does_it(shell: Any, tmp_path: Pat
     assert shell(f"rbtool clean {raw} {ready} --drop task,duplicate --force -q").returncode == 0
     assert rbtool.check(ready).findings == ()
     assert shell(f"rbtool clean {tmp_path}/nothing {ready}").returncode == 4
+
+
+def test_a_baseline_of_several_datasets_is_compared_one_by_one(tmp_path: Path, shell: Any) -> None:
+    made = make(Kind(cameras=0))
+    DEFECTS["stuck joint"].change(made)
+    stuck, other = write(made, tmp_path / "stuck"), write(make(Kind(cameras=0, seed=3)), tmp_path / "other")
+    path = tmp_path / "reviewed.json"
+    path.write_text(shell(f"rbtool check {stuck} {other} --json").stdout)
+    assert [len(rbtool.check(one, baseline=path).findings) for one in (stuck, other)] == [0, 0]
+    document = json.loads(path.read_text())
+    document["datasets"] = {"elsewhere": document["datasets"][str(stuck)] | {"path": "elsewhere"}}
+    path.write_text(json.dumps(document))
+    assert len(rbtool.check(stuck, baseline=path).findings) == 1

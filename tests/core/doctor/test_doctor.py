@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +244,15 @@ def test_frames_of_rows_are_kept_in_few_bytes() -> None:
         kept = Frames.of(frames)
         assert kept.array().tolist() == frames.tolist()
     assert Frames.of(np.arange(100_000) * 2).others is None
+
+
+def test_every_threshold_decides_a_rule() -> None:
+    names = {one.name for one in fields(Thresholds)}
+    assert {name for one in ENTRIES for name in one.thresholds} == names
+    for source in ("rows", "pictures", "doctor"):
+        text = Path(rbtool.__file__).with_name("core").joinpath(f"doctor/{source}.py").read_text()
+        names -= {name for name in names if f"limits.{name}" in text}
+    assert not names
 
 
 def test_every_rule_has_a_name_of_its_own_and_says_why() -> None:
