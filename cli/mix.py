@@ -57,6 +57,10 @@ def mix(
     by_size: Annotated[
         bool, typer.Option("--by-size", help="Weight each dataset by its number of steps, instead of WEIGHT.")
     ] = False,
+    by: Annotated[
+        str | None,
+        typer.Option("--by", metavar="SCORE", help="Weight each dataset by the sum of a score over its steps."),
+    ] = None,
     temperature: Annotated[
         float, typer.Option("--temperature", metavar="T", help="Raise weights to 1/T: a high T makes them equal.")
     ] = 1.0,
@@ -82,10 +86,11 @@ def mix(
 
     mixture_file(dest, datasets)  # first: with the destination in front, a dataset seems to lack its weight
     names, weights = weighted_names(datasets, root)
-    if by_size and weights:
-        raise UsageError("--by-size and explicit weights exclude each other", hint="leave one out")
+    given = [name for name, value in (("--by-size", by_size), ("--by", by), ("explicit weights", weights)) if value]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} exclude each other", hint="leave one out")
     result = run(
-        names, dest, p="size" if by_size else weights, temperature=temperature, schema=schema.value, root=root,
+        names, dest, p="size" if by_size else by or weights, temperature=temperature, schema=schema.value, root=root,
         force=force, dry_run=dry_run,
     )  # fmt: skip
     state = "nothing was written; this would be " if dry_run else ""
@@ -117,7 +122,7 @@ def member_lines(result: MixResult, width: int | None = None) -> Iterator[Line]:
     ]
     yield from Table(rows, frozenset({1, 2, 3, 4})).lines(width)
     if result.weights is not None or result.temperature != 1:
-        how = ["by number of steps"] if result.weights is not None else []
+        how = [f"by {'number of steps' if result.weights == 'size' else result.weights}"] if result.weights else []
         how += [f"temperature {number(result.temperature)}"] if result.temperature != 1 else []
         yield from folded([Styled(f"{'weights':<{_TITLE}}", "dim"), " · ".join(how)], width, _TITLE)
     names = [one.name for one in result.members]

@@ -43,6 +43,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
     },
     "Check": {
         "check": Verb("check"),
+        "score": Verb("score"),
         "diff": Verb("diff"),
         "repair": Verb("repair"),
         "cache": Verb("cache", group=True, short="rm"),

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, get_args
 
+import torch
+
 from ..buffers.ensemble import ReplayBufferEnsemble
 from ..buffers.processes import generator_of
 from ..declarations import ReaderOptions, declared, from_leaf
@@ -26,6 +28,7 @@ from ..open_steps import open_episodes
 from ..results import given_options
 from ..samplers.base import Sampler
 from ..samplers.ensemble import SamplerEnsemble
+from ..samplers.prioritized import PrioritizedSampler
 from ..samplers.sample_units import SampleUnit
 from ..samplers.stream import StreamSampler
 from ..saved_steps import own_steps, require_verified
@@ -134,6 +137,7 @@ def load_dataset(
     batch_size: int | None = None,
     *,
     sampler: Any = None,
+    weights: str | None = None,
     sample_unit: SampleUnit | None = None,
     transform: Any = None,
     windows: Mapping[Any, Any] | None = None,
@@ -164,6 +168,9 @@ def load_dataset(
             memory, while a dataset may be larger than memory.
         batch_size: how many elements `sample()` and iteration return.
         sampler: a `Sampler` or a callable that makes one; default `RandomSampler()`, for a stream `StreamSampler()`.
+        weights: the name of a score that `rbtool.score` added, like `"score.quality"`: elements are drawn in proportion
+            to the score of their episode, by default with `PrioritizedSampler(steps, alpha=1, beta=0)`, or as a sampler
+            draws that is given and takes priorities.
         sample_unit: a `SampleUnit` that expands each drawn element; `Sequence(8)` expands it to 8 steps of its episode.
         transform: a `Transform` of rbtool or TorchRL, a module or any callable, which is applied to batches.
         windows: which entries have the steps around each sampled step, as `{"action": (0, 16)}`, and which steps;
@@ -232,8 +239,9 @@ def load_dataset(
     buffer: DatasetReplayBuffer | ReplayBufferEnsemble
     if streaming:
         parts["sampler"] = _stream_sampler(
-            sampler, mode=mode, split_trajs=split_trajs, verify=verify, decode_video=not decode_video, texts=texts
-        )
+            sampler, mode=mode, split_trajs=split_trajs, verify=verify, decode_video=not decode_video, texts=texts,
+            weights=weights or False,
+        )  # fmt: skip
         open_stream = from_leaf("open_stream")
         storage = open_stream(dataset, root, cache_size, given_options(options), skip_bad=skip_bad)
         if windows is not None:
@@ -243,7 +251,7 @@ def load_dataset(
         raise UsageError(f"{given[0]} is set, expected with streaming=True only")
     elif is_mixture(path := _found(dataset, root)):
         _refuse_for_mixtures(path, sampler, split_trajs)
-        more = {"decode_video": decode_video, "texts": texts, "windows": windows}
+        more = {"decode_video": decode_video, "texts": texts, "windows": windows, "weights": weights}
         buffer = _mixture(path, root, storage_of, parts | more, arguments)
     else:
         place = None if (path / BUFFER).is_file() else own_steps(path)
@@ -253,7 +261,7 @@ def load_dataset(
                 transform = _with_windows(Windows.of_dataset(windows, reader), transform)
             transform = _with_texts(reader, transform) if texts else transform
             arguments["transform"] = with_frames(reader, transform) if decode_video else transform
-            buffer = DatasetReplayBuffer(storage=storage_of(reader), **parts, **arguments)
+            buffer = _buffer(reader, storage_of(reader), weights=weights, **parts, **arguments)
     if batch_size is not None:
         buffer.sampler.check_batch_size(batch_size)  # before workers of a loader find it out
     buffer.unseeded = seed is None
@@ -277,10 +285,34 @@ def _mixture(
         first = looking_back if windows is None else _with_windows(Windows.of_dataset(windows, reader), looking_back)
         first = _with_texts(reader, first) if texts else first
         first = with_frames(reader, first) if decode_video else first
-        return DatasetReplayBuffer(storage=storage_of(reader), **parts | {"sampler": own}, transform=first)
+        return _buffer(reader, storage_of(reader), **parts | {"sampler": own}, transform=first)
 
     shared = arguments | {"transform": others if len(looking_back) else transform}
     return open_mixture(path, opened, root).ensemble(lambda member: member, **shared)
+
+
+def _buffer(
+    reader: StepReader, storage: Storage, *, weights: str | None, sampler: Any, **arguments: Any
+) -> DatasetReplayBuffer:
+    """Make a buffer whose elements are drawn by a score, if `weights` names one."""
+    if weights is None:
+        return DatasetReplayBuffer(storage=storage, sampler=sampler, **arguments)
+    table = reader.episodes
+    found = torch.from_numpy(table.score(weights))
+    if len(storage) != len(table):
+        found = found.repeat_interleave(torch.from_numpy(table.length))
+    sampler = PrioritizedSampler(len(found), alpha=1.0, beta=0.0) if sampler is None else sampler
+    buffer = DatasetReplayBuffer(storage=storage, sampler=sampler, **arguments)
+    if not isinstance(buffer.sampler, PrioritizedSampler):
+        kind = type(buffer.sampler).__name__
+        raise UsageError(
+            f"the sampler is a {kind}, expected a PrioritizedSampler with weights={weights!r}",
+            hint="leave sampler out, or take a PrioritizedSliceSampler",
+        )
+    if not found.sum() > 0:
+        raise UsageError(f"{weights} is 0 in all episodes of {reader.path}, expected one above 0")
+    buffer.update_priority(torch.arange(len(found)), found)
+    return buffer
 
 
 def _with_windows(windows: Windows, transform: Any) -> Compose:

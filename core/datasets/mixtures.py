@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..format.documents import dump_json
+from ..format.episodes import EpisodeTable
 from ..format.files import digest_bytes
 from ..format.manifest import Manifest
 from ..format.memmap.reader import TedReader
 from ..format.mixture import (
+    BY_SIZE,
     FieldDifference,
     Member,
     Mixture,
@@ -49,6 +51,7 @@ class MixedDataset(Generic[T]):
     member: Member
     path: Path
     manifest: Manifest
+    table: EpisodeTable
     made: T
 
     @property
@@ -60,6 +63,15 @@ class MixedDataset(Generic[T]):
     def episodes(self) -> int:
         """Number of episodes."""
         return self.manifest.episodes
+
+    def sum_of(self, weights: str) -> float:
+        """Return the number of its steps (`size`), or the sum of a score over them; UsageError without that score."""
+        if weights == BY_SIZE:
+            return self.steps
+        try:
+            return float(self.table.score(weights) @ self.table.length)
+        except UsageError as error:
+            raise UsageError(f"{self.path}: {error.message}", hint=error.hint) from error
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -102,9 +114,20 @@ class OpenMixture(Generic[T]):
         return tuple(one for member in self.members for one in member.datasets)
 
     @cached_property
+    def _sums(self) -> list[float]:
+        sums = [member.sum_of(self.mixture.weights or BY_SIZE) for member in self.members]
+        if not any(sums):
+            raise UsageError(f"{self.mixture.weights} is 0 in all datasets of {self.path}, expected one above 0")
+        return sums
+
+    def sum_of(self, weights: str) -> float:
+        """Return the sum over all datasets, as `MixedDataset.sum_of` has it."""
+        return sum(member.sum_of(weights) for member in self.members)
+
+    @property
     def shares(self) -> list[float]:
         """The probability of each member."""
-        return self.mixture.shares([member.steps for member in self.members])
+        return self.mixture.shares(self._sums)
 
     @property
     def dataset_shares(self) -> list[float]:
@@ -125,7 +148,7 @@ class OpenMixture(Generic[T]):
         mixture = self.mixture
         alike = mixture.schema == "error" and not self.differences  # batches need not be compared then
         return ReplayBufferEnsemble(
-            *members, p=mixture.p, temperature=mixture.temperature, batch="exact",
+            *members, p=mixture.p(self._sums), temperature=mixture.temperature, batch="exact",
             schema=None if alike else mixture.schema, **arguments,
         )  # fmt: skip
 
@@ -245,4 +268,6 @@ class Opening(Generic[T]):
         with open_dataset(place) as reader:
             if not reader.manifest.steps:
                 raise UsageError(f"{place} has no steps: there is nothing to draw from it")
-            return MixedDataset(member=member, path=place, manifest=reader.manifest, made=self.use(reader))
+            return MixedDataset(
+                member=member, path=place, manifest=reader.manifest, table=reader.episodes, made=self.use(reader)
+            )  # fmt: skip

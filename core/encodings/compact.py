@@ -28,7 +28,7 @@ import numpy as np
 
 from ..errors import CorruptDataError
 from ..format.contracts import Array, StepReader
-from ..format.episodes import FINAL, EpisodeTable
+from ..format.episodes import ALL_COLUMNS, FINAL, EpisodeTable
 from ..format.manifest import HIDDEN
 from ..format.returns import sum_rewards
 from ..progress import Progress, Silent
@@ -216,12 +216,13 @@ def _episodes(one: StepReader, other: StepReader) -> Iterator[Difference]:
     if len(here) != len(there):
         yield Difference("episodes", f"{len(here):,} against {len(there):,}")
         return
-    columns = there.columns() | {FINAL: there.final}
-    for name, column in (here.columns() | {FINAL: here.final}).items():
-        rows = differing_rows(column, columns[name])
+    columns, others = (table.columns() | {FINAL: table.final} for table in (here, there))
+    for name in ALL_COLUMNS:
+        column = columns[name]
+        rows = differing_rows(column, others[name])
         if len(rows):
             row = int(rows[0])
-            what = f"{column[row]} against {columns[name][row]}"
+            what = f"{column[row]} against {others[name][row]}"
             yield Difference(f"episodes.{name}", what, len(rows), int(here.start[row]), int(here.episode[row]))
 
 

@@ -22,7 +22,7 @@ from ..errors import CorruptDataError, FormatError, RbtoolError, SchemaError, Us
 from ..format import fs
 from ..format.contracts import Array, StepReader
 from ..format.documents import parse_json
-from ..format.episodes import COLUMNS, FINAL, EpisodeTable, column_types, episode_text_bytes, parse_episode_text
+from ..format.episodes import COLUMNS, FINAL, SCORE, EpisodeTable, column_types, episode_text_bytes, parse_episode_text
 from ..format.files import FileRecord, digest_bytes, open_regular
 from ..format.manifest import Manifest, is_canonical
 from ..format.open_files import MappedWindow, OpenedReader, OpenFiles, changed, digest_mapped
@@ -401,9 +401,8 @@ class H5Reader(CompactReader, OpenedReader):
         count = self.manifest.episodes
         columns = {}
         stored = self._names(EPISODES)
-        for name, dtype in (COLUMNS | {FINAL: "uint8"}).items():
-            if name == FINAL and name not in stored:
-                continue
+        later = {name: "uint8" if name == FINAL else "float64" for name in stored if name.startswith((FINAL, SCORE))}
+        for name, dtype in (COLUMNS | later).items():
             place = f"{EPISODES}/{name}"
             columns[name] = self._source.rows(place, DTYPES[dtype], (count,), 0, count)
             self._check_part(place, columns[name].tobytes())
@@ -659,7 +658,7 @@ def write_h5(
                 sink.finish()
             for name, data in rest.items():
                 if name.startswith(f"{EPISODES}/"):
-                    dtype = types[name.removeprefix(f"{EPISODES}/")]
+                    dtype = types.get(name.removeprefix(f"{EPISODES}/"), "float64")
                     sink.put_array(name, np.frombuffer(data, dtype))
                 else:
                     sink.put_bytes(name, data)
@@ -674,7 +673,10 @@ def write_h5(
 def _rest(source: StepReader, filled: FilledStorage) -> dict[str, bytes]:
     """Return the bytes of everything except rows, by name."""
     columns, types = source.episodes.columns(), column_types(source.episodes)
-    rest = {f"{EPISODES}/{name}": np.asarray(columns[name], dtype).tobytes() for name, dtype in types.items()}
+    rest = {
+        f"{EPISODES}/{name}": np.asarray(column, types.get(name, "float64")).tobytes()
+        for name, column in columns.items()
+    }
     text = episode_text_bytes(source.episode_text or ())
     if text:
         rest[TEXT] = text

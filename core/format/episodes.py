@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..errors import CorruptDataError, FormatError, UsageError
+from ..errors import CorruptDataError, FormatError, UsageError, did_you_mean
 from ..ted.episodes import BoundaryCounts, EndReason, Final
 from ..ted.schema import Field
 from .documents import decode, dump_json, parse_json
 from .files import FileRecord
-from .manifest import HIDDEN
+from .manifest import HIDDEN, SCORES
 from .memmap.tree import TreeWriter, leaf_path, parse_node, write_listed
 
 EpisodeRanges: TypeAlias = Sequence[tuple[int, int | None]]
@@ -128,10 +128,15 @@ FINAL = "final"
 """The column that is stored only where the source of some episode has no observation after the last step."""
 _LATER = {FINAL: "uint8"}
 ALL_COLUMNS = COLUMNS | _LATER
+SCORE = "score."
+"""What the names of scores begin with: columns of float64 that `score` adds, NaN where an episode has none.
+
+They describe the content and are no part of it: they are stored in a folder of their own, outside the content digest.
+"""
 
 
 def column_types(table: EpisodeTable) -> dict[str, str]:
-    """Columns that a table is stored with, and their element types."""
+    """Columns that a table is stored with, but for its scores, and their element types."""
     return COLUMNS | (_LATER if table.final.any() else {})
 
 
@@ -154,7 +159,8 @@ class EpisodeRow:
 class EpisodeTable:
     """The columns as arrays `[episodes]`; `start` and `length` count rows of the storage.
 
-    `final` holds numbers of `Final`, what is known of the observation after the last step.
+    `final` holds numbers of `Final`, what is known of the observation after the last step. `scores` are further columns
+    by their names.
     """
 
     episode: np.ndarray[Any, Any]
@@ -169,6 +175,7 @@ class EpisodeTable:
     seed: np.ndarray[Any, Any]
     has_seed: np.ndarray[Any, Any]
     final: np.ndarray[Any, Any]
+    scores: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -200,20 +207,49 @@ class EpisodeTable:
         arrays = {name: np.asarray(columns[name], dtype) for name, dtype in COLUMNS.items()}
         arrays[FINAL] = np.asarray(columns.get(FINAL, np.zeros(len(arrays["episode"]))), _LATER[FINAL])
         arrays["total_reward"] = arrays.pop("return")
-        return cls(**arrays)
+        scores = {name: np.asarray(column, np.float64) for name, column in columns.items() if name.startswith(SCORE)}
+        return cls(**arrays, scores=scores)
 
     @classmethod
     def joined(cls, parts: Sequence[EpisodeTable]) -> EpisodeTable:
         """Build the table of episodes stored one after another, from the tables of one or more parts."""
-        listed = [{FINAL: part.final, **part.columns()} for part in parts]
-        columns = {name: np.concatenate([columns[name] for columns in listed]) for name in (*COLUMNS, FINAL)}
+        columns = cls.joined_columns(parts)
         columns["start"] = np.cumsum(columns["length"]) - columns["length"]
         return cls.from_columns(columns)
+
+    @classmethod
+    def joined_columns(cls, parts: Sequence[EpisodeTable]) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the columns of one or more tables, one after another; a part without a score has NaN there."""
+        listed = [part.columns() | {FINAL: part.final} for part in parts]
+        scores = dict.fromkeys(name for part in parts for name in part.scores)
+        return {
+            name: np.concatenate([own[name] if name in own else np.full(len(own[FINAL]), np.nan) for own in listed])
+            for name in (*COLUMNS, FINAL, *scores)
+        }
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
         """The columns under their names on disk; `final` where not all ends are observed."""
         arrays = {part.name: getattr(self, part.name) for part in fields(self)}
-        return {name: arrays["total_reward" if name == "return" else name] for name in column_types(self)}
+        stored = {name: arrays["total_reward" if name == "return" else name] for name in column_types(self)}
+        return stored | dict(self.scores)
+
+    def score(self, name: str) -> np.ndarray[Any, Any]:
+        """Return a score of all episodes, such as `score.quality`; UsageError if some episode does not have it."""
+        self.require_scores([name])
+        if lacking := int(np.isnan(found := self.scores[name]).sum()):
+            raise UsageError(
+                f"{lacking:,} of {len(self):,} episodes have no {name}",
+                hint="rbtool score DATASET --dest DEST scores all of them",
+            )
+        return found
+
+    def require_scores(self, names: Iterable[str]) -> None:
+        """Raise UsageError for the name of a score that the table does not have."""
+        for name in names:
+            if name not in self.scores:
+                there = ", ".join(self.scores)
+                there = f"there are {there}" if there else "make a copy that has them: rbtool score DATASET --dest DEST"
+                raise UsageError(f"the episodes have no {name!r}{did_you_mean(name, self.scores)}", hint=there)
 
     def chosen(self, rows: np.ndarray[Any, Any]) -> EpisodeTable:
         """Return the table of the episodes in these rows, stored one after another, without explicit next rows."""
@@ -250,36 +286,74 @@ class EpisodeTable:
 
     def save(self, root: Path) -> list[FileRecord]:
         """Write the table into the dataset folder `root`."""
-        writer = TreeWriter(root / EPISODES, column_fields(self), prefix=f"{EPISODES}/", rows=len(self))
-        try:
-            writer.append({(name,): array for name, array in self.columns().items()})
-            return writer.finish((len(self),))
-        finally:
-            writer.close()
+        columns = self.columns()
+        records = _write_columns(root, EPISODES, column_fields(self), columns)
+        return records + (self.save_scores(root) if self.scores else [])
+
+    def save_scores(self, root: Path) -> list[FileRecord]:
+        """Write the scores into the dataset folder `root`."""
+        columns = {name.removeprefix(SCORE): column for name, column in self.scores.items()}
+        return _write_columns(root, _SCORES, [Field((name,), "float64", (), "info") for name in columns], columns)
 
     @classmethod
-    def load(cls, read: Callable[[str], bytes], origin: str) -> EpisodeTable:
-        """Read the table of the dataset folder `origin`; `read` returns the bytes of a file by its path there."""
-        leaves = parse_node(read(f"{EPISODES}/meta.json"), f"{origin}/{EPISODES}/meta.json")
-        columns = {}
-        for name, dtype in ALL_COLUMNS.items():
-            leaf = leaves.get(name)
-            if leaf is None and name in _LATER:
-                continue
-            if leaf is None or leaf.dtype != dtype or len(leaf.shape) != 1:
-                raise FormatError(f"{origin}/{EPISODES} has no column {name!r} of {dtype}")
-            path = f"{EPISODES}/{leaf_path((name,))}"
-            data = read(path) if leaf.shape[0] else b""
-            if len(data) != leaf.shape[0] * np.dtype(dtype).itemsize:
-                raise CorruptDataError(f"{origin}/{path} has {len(data):,} bytes, expected {leaf.shape[0]:,} rows")
-            columns[name] = np.frombuffer(data, dtype).copy()
+    def load(cls, read: Callable[[str], bytes], origin: str, *, scored: bool = False) -> EpisodeTable:
+        """Read the table of the dataset folder `origin`; `read` returns the bytes of a file by its path there.
+
+        `scored`: whether there are scores.
+        """
+        columns = _read_columns(read, origin, EPISODES, ALL_COLUMNS)
+        if scored:
+            found = _read_columns(read, origin, _SCORES, None)
+            columns |= {f"{SCORE}{name}": column for name, column in found.items()}
+        if len({len(column) for column in columns.values()}) > 1:
+            raise CorruptDataError(f"{origin}: the columns of the episode table differ in length")
         if FINAL in columns and columns[FINAL].size and columns[FINAL].max() >= Final.MISSING:
             raise CorruptDataError(f"{origin}/{EPISODES} has the number {columns[FINAL].max()} in {FINAL!r}")
         return cls.from_columns(columns)
 
 
+_SCORES = SCORES.rstrip("/")
+
+
+def has_scores(files: Iterable[FileRecord]) -> bool:
+    """Return whether a dataset of these files has scores of its episodes."""
+    return any(file.path.startswith(SCORES) for file in files)
+
+
+def _write_columns(
+    root: Path, folder: str, stored: Sequence[Field], columns: Mapping[str, np.ndarray[Any, Any]]
+) -> list[FileRecord]:
+    rows = len(next(iter(columns.values())))
+    writer = TreeWriter(root / folder, stored, prefix=f"{folder}/", rows=rows)
+    try:
+        writer.append({one.key: columns[one.key[0]] for one in stored})
+        return writer.finish((rows,))
+    finally:
+        writer.close()
+
+
+def _read_columns(
+    read: Callable[[str], bytes], origin: str, folder: str, types: Mapping[str, str] | None
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Read the columns of these types, or all as float64."""
+    leaves = parse_node(read(f"{folder}/meta.json"), f"{origin}/{folder}/meta.json")
+    columns = {}
+    for name, dtype in (dict.fromkeys(leaves, "float64") if types is None else types).items():
+        leaf = leaves.get(name)
+        if leaf is None and name in _LATER:
+            continue
+        if leaf is None or leaf.dtype != dtype or len(leaf.shape) != 1:
+            raise FormatError(f"{origin}/{folder} has no column {name!r} of {dtype}")
+        path = f"{folder}/{leaf_path((name,))}"
+        data = read(path) if leaf.shape[0] else b""
+        if len(data) != leaf.shape[0] * np.dtype(dtype).itemsize:
+            raise CorruptDataError(f"{origin}/{path} has {len(data):,} bytes, expected {leaf.shape[0]:,} rows")
+        columns[name] = np.frombuffer(data, dtype).copy()
+    return columns
+
+
 def column_fields(table: EpisodeTable) -> list[Field]:
-    """The columns of a table as fields."""
+    """The columns of a table as fields, but for its scores."""
     return [Field((name,), dtype, (), "id") for name, dtype in column_types(table).items()]
 
 

@@ -169,6 +169,8 @@ TRANSFERS = f"{HIDDEN}/transfers.jsonl"
 
 VIDEOS = f"{HIDDEN}/videos/"
 """Prefix of the paths of videos that are kept, and of their indexes."""
+SCORES = f"{HIDDEN}/scores/"
+"""Prefix of the paths of the scores of episodes."""
 SOURCE_DOCUMENTS = f"{HIDDEN}/source/"
 """Prefix of the paths of the source's own metadata files."""
 ENV_METADATA = "env_metadata.json"
@@ -407,11 +409,11 @@ def content_digest(files: tuple[FileRecord, ...]) -> str:
 
 
 def content_files(files: Iterable[FileRecord]) -> list[FileRecord]:
-    """Choose the data and episode files: all but the source's own metadata, `env_metadata.json` and kept videos.
+    """Choose the data and episode files: all but the source's own metadata, `env_metadata.json`, videos and scores.
 
     The rows have the ids of videos, which are parts of their digests.
     """
-    return [file for file in files if not (is_source_document(file.path) or file.path.startswith(VIDEOS))]
+    return [file for file in files if not (is_source_document(file.path) or file.path.startswith((VIDEOS, SCORES)))]
 
 
 def is_source_document(path: str) -> bool:

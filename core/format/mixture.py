@@ -20,6 +20,7 @@ from ..errors import FormatError, RbtoolError, UsageError, did_you_mean
 from ..ted.schema import NEXT, Field, Key, key_name
 from . import fs
 from .documents import Check, decode, newer_version, toml_value
+from .episodes import SCORE
 from .files import read_regular
 from .locate import find_dataset
 from .manifest import Manifest
@@ -37,6 +38,9 @@ _Weight: TypeAlias = Annotated[float, Check("a number from 0", lambda weight: we
 _Temperature: TypeAlias = Annotated[float, Check("a number above 0", lambda value: value > 0 and math.isfinite(value))]
 _Text: TypeAlias = Annotated[str, Check("text", lambda text: text and "\0" not in text)]
 _Id: TypeAlias = Annotated[str, Check("source:id", _ID.fullmatch)]
+_Weights: TypeAlias = Annotated[
+    str, Check(f"{BY_SIZE!r} or a score like 'score.quality'", lambda name: name == BY_SIZE or name.startswith(SCORE))
+]
 
 
 Policy: TypeAlias = Literal["error", "intersect", "union"]
@@ -83,27 +87,27 @@ class Member:
 class Mixture:
     """What a mixture file states: the datasets, how often each is drawn, and what is done about fields that differ.
 
-    `weights` is `"size"` to weight each dataset by its number of steps; None takes the weights of the members, which
-    are equal if none has one. Weights are raised to `1 / temperature`.
+    `weights` is `"size"` to weight each dataset by its number of steps, or the name of a score to weight it by the sum
+    of that over its steps; None takes the weights of the members, which are equal if none has one. Weights are raised
+    to `1 / temperature`.
     """
 
     dataset: tuple[Member, ...]
     schema: Policy = "error"
-    weights: Literal["size"] | None = None
+    weights: _Weights | None = None
     temperature: _Temperature = 1.0
 
-    @property
-    def p(self) -> list[float] | str | None:
-        """The weights as `ReplayBufferEnsemble` takes them."""
+    def p(self, sums: Sequence[float]) -> list[float] | str | None:
+        """Return the weights as `ReplayBufferEnsemble` takes them, given what `weights` weights each dataset by."""
         if self.weights is not None:
-            return self.weights
+            return self.weights if self.weights == BY_SIZE else list(sums)
         found = [member.weight for member in self.dataset if member.weight is not None]
         return found or None
 
-    def shares(self, sizes: Sequence[int]) -> list[float]:
-        """Return the probability of each dataset, given their numbers of steps; the sum is 1."""
-        p = self.p
-        weights = np.array(sizes if p == BY_SIZE else p or [1.0] * len(sizes), np.float64)
+    def shares(self, sums: Sequence[float]) -> list[float]:
+        """Return the probability of each dataset, given what `weights` weights it by; the sum is 1."""
+        p = self.p(sums)
+        weights = np.array(sums if p == BY_SIZE else p or [1.0] * len(sums), np.float64)
         logs = np.log(weights, out=np.full(len(weights), -np.inf), where=weights > 0) / self.temperature
         found = np.exp(logs - logs.max())
         return [float(share) for share in found / found.sum()]

@@ -236,6 +236,8 @@ class ResultEpisodes:
             "seed": table.seed[source], "has_seed": table.has_seed[source] & first,
             "final": np.where(cut, 0, table.final[source]),
         }  # fmt: skip
+        whole = length == table.length[source]  # scores are of the whole episode
+        columns |= {name: np.where(whole, score[source], np.nan) for name, score in table.scores.items()}
         return EpisodeTable.from_columns(columns)
 
     def text(self) -> EpisodeTexts:

@@ -61,6 +61,8 @@ class StepSelection:
         reader, length = self.reader, self.steps - int(columns["start"][-1])
         start = int(self._source_start[-1])
         columns["length"][-1] = length
+        for name in reader.episodes.scores:
+            columns[name][-1] = np.nan
         columns["truncated"][-1], columns["end_reason"][-1] = True, EndReason.END_OF_FILE
         fields = {field.key: field for field in reader.fields}
         if NEXT_TERMINATED in fields:

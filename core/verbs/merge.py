@@ -576,11 +576,7 @@ def _edges(values: Array) -> list[int]:
 
 def joined_table(tables: Sequence[EpisodeTable]) -> EpisodeTable:
     """Join the rows of several tables, one after another; `start` still counts within each member."""
-    names = [*tables[0].columns(), *([FINAL] if any(table.final.any() for table in tables) else [])]
-    columns = {
-        name: np.concatenate([(table.columns() | {FINAL: table.final})[name] for table in tables])
-        for name in dict.fromkeys(names)
-    }
+    columns = EpisodeTable.joined_columns(tables)
     columns["explicit_start"] = np.full(len(columns["start"]), -1, np.int64)
     return EpisodeTable.from_columns(columns)
 

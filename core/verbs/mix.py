@@ -14,6 +14,7 @@ from typing import ClassVar, TypeVar
 from ..datasets.mixtures import Opening, OpenMixture, open_mixture
 from ..errors import RbtoolError, UsageError, suggests_keywords
 from ..format import fs
+from ..format.episodes import SCORE
 from ..format.files import read_regular
 from ..format.locate import find_dataset
 from ..format.memmap.reader import TedReader
@@ -86,7 +87,8 @@ def mix(
     Args:
         datasets: two or more, each a path or `source:id`, or another mixture.
         dest: the TOML file to write.
-        p: the weights of the datasets, numbers from 0; or `"size"` for their numbers of steps. Default: equal weights.
+        p: the weights of the datasets, numbers from 0; `"size"` for their numbers of steps; or the name of a score,
+            like `"score.quality"`, for its sum over their steps. Default: equal weights.
         temperature: weights are raised to `1 / temperature`.
         schema: what to do with fields that only some datasets have: `error` refuses them, `intersect` leaves them out
             of batches, `union` has zeros and a mask.
@@ -112,7 +114,7 @@ def mix(
     members = [_member(name, destination, root) for name in datasets]
     mixture = Mixture(
         dataset=tuple(replace(one, weight=weight) for one, weight in zip(members, weights, strict=True)),
-        schema=policy, weights="size" if p == BY_SIZE else None, temperature=float(temperature),
+        schema=policy, weights=p if isinstance(p, str) else None, temperature=float(temperature),
     )  # fmt: skip
     opening = Opening(_nothing, root)
     opened = opening.mixture(destination, mixture, Member(path=str(destination)), ())
@@ -147,10 +149,10 @@ def mixture_file(dest: PathLike, datasets: Sequence[PathLike] | PathLike = ()) -
 def _require_weights(p: Sequence[float] | str | None, temperature: float, count: int) -> list[float | None]:
     if isinstance(temperature, bool) or not 0 < temperature < float("inf"):
         raise UsageError(f"the temperature is {temperature}, expected a number above 0")
-    if p is None or p == BY_SIZE:
+    if isinstance(p, str) and p != BY_SIZE and not p.startswith(SCORE):
+        raise UsageError(f"the weights are {p!r}, expected numbers, {BY_SIZE!r} or a score like 'score.quality'")
+    if p is None or isinstance(p, str):
         return [None] * count
-    if isinstance(p, str):
-        raise UsageError(f"the weights are {p!r}, expected numbers or {BY_SIZE!r}")
     if len(p) != count:
         raise UsageError(f"p has {len(p)} weights, expected one for each of {count} datasets")
     for weight in p:

@@ -175,6 +175,19 @@ class MergeOptions(VerbOptions):
 
 
 @dataclass(frozen=True)
+class ScoreOptions(VerbOptions):
+    """The arguments of `score`."""
+
+    dataset: PathLike
+    dest: PathLike | None = option(None, "Write a copy of the dataset that has the scores.", "DIR", values=str)
+    _: KW_ONLY
+    root: PathLike | None = root_option()
+    force: bool = force_option()
+    dry_run: bool = dry_run_option()
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
 class SplitOptions(VerbOptions):
     """The arguments of `split`."""
 
@@ -190,7 +203,7 @@ class SplitOptions(VerbOptions):
         "What stays together: an episode, identical episodes, or those with one value of a field, a text or seed.",
         "episode|content|KEY",
     )
-    stratify: str | None = option(None, "Spread low and high returns over all parts.", choices=("return",))
+    stratify: str | None = option(None, "Spread low and high returns, or scores, over all parts.", "return|SCORE")
     in_order: bool = option(False, "Not at random: the first episodes to train.")
     allow_duplicates: bool = option(False, "Allow identical episodes in two parts.")
     layout: str | None = _kept_layout()
@@ -395,7 +408,7 @@ class SampleOptions(VerbOptions):
     shuffle: bool | None = option(None, "Without replacement: in order.", flag="--no-shuffle", sets=False)
     alpha: float | None = option(None, "By priority: its exponent. Default: 0.6.", "A")
     beta: float | None = option(None, "By priority: exponent of the weights. Default: 0.4.", "B")
-    priority: str | None = option(None, "By priority: |KEY|. Default: all equal.", "KEY")
+    priority: str | None = option(None, "By priority: |KEY|, or a score. Default: all equal.", "KEY")
     frame_stack: int | None = option(None, "Join N frames of an episode, zeros before its start.", "N")
     frame_keys: Sequence[str] = option(
         (), "For --frame-stack: which frames. Default: all images.", "KEY", flag="--frame-key", values=list[str]

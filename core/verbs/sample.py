@@ -18,7 +18,7 @@ import numpy as np
 from ..datasets.mixtures import open_mixture
 from ..errors import MissingKeyError, UsageError
 from ..format.contracts import Array, StepReader
-from ..format.episodes import EpisodeTable
+from ..format.episodes import SCORE, EpisodeTable
 from ..format.locate import find_dataset
 from ..format.memmap.reader import TedReader
 from ..format.mixture import is_mixture
@@ -72,7 +72,8 @@ def sample(asked: SampleOptions) -> SampleResult:
         shuffle: False takes the steps of an epoch in order.
         alpha: exponent of the priorities; default: 0.6.
         beta: exponent of the weights; default: 0.4.
-        priority: the name of a leaf, like `next.reward`; by default all priorities are equal.
+        priority: the name of a leaf, like `next.reward`, or of a score, like `score.quality`; by default all priorities
+            are equal.
         frame_stack: join so many frames of an episode, as `StoredFrameStack` does.
         frame_keys: which frames; default: images.
         windows: the steps around each drawn one that an entry has, each like `action=0:16`, as `Windows` explains them.
@@ -154,8 +155,7 @@ def _require(reader: StepReader, request: SampleRequest) -> None:
 
 def _buffer(reader: StepReader, options: SampleOptions, batch_size: int | None = None) -> TensorDictReplayBuffer:
     """Make the buffer to sample from."""
-    field = None if options.priority is None else priority_field(reader, options.priority)
-    priorities = None if field is None else initial_priorities(reader, field)
+    priorities = None if options.priority is None else initial_priorities(reader, options.priority)
     transform = reading_further(options, reader)
     import torch  # lazy: takes seconds, and an invalid request fails before
 
@@ -310,9 +310,14 @@ def priority_field(reader: StepReader, name: str) -> Field:
     return field
 
 
-def initial_priorities(reader: StepReader, field: Field) -> np.ndarray[Any, Any]:
-    """Return the largest absolute value of a leaf per step, float64 `[steps]`; UsageError if one is not finite."""
-    steps = reader.manifest.steps
+def initial_priorities(reader: StepReader, name: str) -> np.ndarray[Any, Any]:
+    """Return for each step the score of its episode, or the largest absolute value of a leaf, float64 `[steps]`.
+
+    UsageError if there is no such leaf or score, or if a value is not finite.
+    """
+    if name.startswith(SCORE):
+        return np.repeat(reader.episodes.score(name), reader.episodes.length)
+    field, steps = priority_field(reader, name), reader.manifest.steps
     found = np.empty(steps)
     rows = max(1, min(_CHUNK, (8 << 20) // max(1, field.row_bytes)))
     for start in range(0, steps, rows):

@@ -24,7 +24,7 @@ from ..errors import RbtoolError, UsageError, did_you_mean
 from ..format import fs
 from ..format.contracts import Array, StepReader
 from ..format.documents import dump_json, float_from_json, load_json, plain
-from ..format.episodes import EpisodeTable
+from ..format.episodes import SCORE, EpisodeTable
 from ..format.files import bytes_of
 from ..format.locate import find_dataset, require_apart
 from ..format.manifest import Layout, Manifest, Provenance
@@ -101,8 +101,8 @@ def split(asked: SplitOptions) -> SplitResult:
         train, val, test: fractions of the episodes, which add up to 1; a part without one is not written.
         seed: draws the groups of episodes at random; default: 0.
         by: what is never divided: `episode`, `content` (episodes with the same rows stay together), or a key of which
-            each episode has one value: a field, a key of the episodes' text, or `seed`.
-        stratify: `return` gives all parts similar returns.
+            each episode has one value: a field, a key of the episodes' text, a score, or `seed`.
+        stratify: `return` gives all parts similar returns, the name of a score like `score.quality` similar scores.
         in_order: take the episodes one part after the other instead of at random.
         allow_duplicates: allow byte-identical episodes in two parts. They are refused otherwise: a model would be
             tested on what it was trained on.
@@ -134,8 +134,8 @@ def split(asked: SplitOptions) -> SplitResult:
 def _require_order(asked: SplitOptions) -> int | None:
     """Validate how episodes are drawn; return the seed, None for `in_order`."""
     seed, stratify = asked.seed, asked.stratify
-    if stratify not in {None, "return"}:
-        raise UsageError(f"--stratify is {stratify!r}, return is the only choice")
+    if stratify not in {None, "return"} and not str(stratify).startswith(SCORE):
+        raise UsageError(f"--stratify is {stratify!r}, expected return or a score like score.quality")
     if asked.in_order and (stratify is not None or seed is not None):
         other = "--seed" if stratify is None else "--stratify"
         raise UsageError(f"--in-order takes the episodes as they are, and {other} draws them", hint="leave one out")
@@ -214,7 +214,10 @@ class _Splitting:
         identical = identical_episodes(reader, self.asked.reporter.advance)
         self.asked.reporter.done()
         groups = groups_by(reader, asked.by, identical)
-        returns = episode_returns_of(reader) if asked.stratify else None
+        returns = None
+        if asked.stratify is not None:
+            scored = asked.stratify.startswith(SCORE)
+            returns = reader.episodes.score(asked.stratify) if scored else episode_returns_of(reader)
         part_of = assign(groups, self.shares, seed=self.seed or 0, in_order=asked.in_order, returns=returns)
         duplicates = self._require_apart(identical, part_of)
         rows = [np.flatnonzero(part_of == part) for part in range(len(self._names))]
@@ -441,6 +444,8 @@ def groups_by(reader: StepReader, by: str, identical: Array | None = None) -> Gr
     if any(by in text for text in texts):
         _require_all([by in text for text in texts], table.episode, f"no text {by!r}")
         return Groups(_numbered([text[by] for text in texts]), by)
+    if by.startswith(SCORE):
+        return Groups(_numbered(table.score(by).tolist()), by)
     if by == "seed" and table.has_seed.any():
         _require_all(table.has_seed.tolist(), table.episode, "no seed")
         return Groups(_numbered(table.seed.tolist()), by)

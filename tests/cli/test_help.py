@@ -18,7 +18,7 @@ from rbtool.cli.words import SECTIONS, in_order
 
 VERBS = [
     "list", "download", "convert", "record", "preprocess", "clean", "merge", "split", "mix", "inspect", "stats", "plot",
-    "frames", "report", "sample", "diff", "check", "demo", "env", "migrate",
+    "frames", "report", "sample", "score", "diff", "check", "demo", "env", "migrate",
 ]  # fmt: skip
 GROUPS = ["checkpoint", "cache"]
 SUB_VERBS = [

@@ -84,6 +84,7 @@ _LEAVES = {
     "preprocess": Leaf(("cli/preprocess",), "`rbtool preprocess`"),
     "sample": Leaf(("core/verbs/sample", "cli/sample"), "`rbtool sample`"),
     "stats": Leaf(("core/verbs/stats", "cli/stats"), "`rbtool stats`"),
+    "score": Leaf(("core/verbs/score", "cli/score"), "`rbtool score`: how good each episode is"),
     "upload": Leaf(("core/verbs/upload", "cli/upload"), "`rbtool upload`"),
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from ...ted.episodes import EndReason, end_reason
 from ...ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, key_name, role_of
 from ..contracts import Array
 from ..documents import parse_json
-from ..episodes import EPISODES_TEXT, EpisodeRow, EpisodeTable, parse_episode_text
+from ..episodes import EPISODES_TEXT, EpisodeRow, EpisodeTable, has_scores, parse_episode_text
 from ..files import FileRecord
 from ..manifest import (
     ENV_METADATA,
@@ -49,7 +49,7 @@ class FolderReader(OpenedReader):
         self.path = path
         self.files = self.listed = listed or ListedFiles.at(path)
         self.manifest = self.listed.manifest
-        self._table = EpisodeTable.load(self.listed.read, str(path))
+        self._table = EpisodeTable.load(self.listed.read, str(path), scored=has_scores(self.manifest.files))
         for file in self.manifest.files:
             if _describes_rows(file):
                 self.listed.read(file.path)

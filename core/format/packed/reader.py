@@ -42,11 +42,11 @@ def ted_digest(reader: StepReader) -> str:
     ]
     leaves = {field.key: MappedLeaf(field.dtype, (steps, *field.shape)) for field in reader.fields}
     records += [_document(path, data) for path, data in tree_documents(leaves, (steps,)).items()]
-    for name, column in table.columns().items():
-        if column.size:
-            records.append(_document(f"{EPISODES}/{leaf_path((name,))}", bytes(bytes_of(column))))
-    columns = {field.key: MappedLeaf(field.dtype, (len(table),)) for field in column_fields(table)}
-    records += [_document(f"{EPISODES}/{path}", data) for path, data in tree_documents(columns, (len(table),)).items()]
+    stored, columns = column_fields(table), table.columns()
+    for field in stored if len(table) else ():
+        records.append(_document(f"{EPISODES}/{leaf_path(field.key)}", bytes(bytes_of(columns[field.key[0]]))))
+    leaves = {field.key: MappedLeaf(field.dtype, (len(table),)) for field in stored}
+    records += [_document(f"{EPISODES}/{path}", data) for path, data in tree_documents(leaves, (len(table),)).items()]
     text = episode_text_bytes(reader.episode_text or ())
     records += [_document(EPISODES_TEXT, text)] if text else []
     return content_digest(tuple(records))

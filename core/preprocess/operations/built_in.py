@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ...errors import SchemaError, UsageError, did_you_mean
 from ...format.contracts import Array
-from ...format.episodes import COLUMNS, EpisodeTable, parse_episodes, select_episodes
+from ...format.episodes import COLUMNS, SCORE, EpisodeTable, parse_episodes, select_episodes
 from ...format.returns import add_rewards_to_go, one_step_reward
 from ...stats import Moments, QuantileSketch
 from ...ted.schema import DTYPES, EPISODE, FLAGS, NEXT, NEXT_REWARD, SINGLETONS, Field, Key, is_floating, key_name
@@ -332,8 +332,9 @@ class Episodes(EpisodeChoice):
 class Filter(EpisodeChoice):
     """Takes the episodes of which a condition holds, such as `length > 50 and return > 200`.
 
-    Names are the columns of the episode table, and `done`, which is terminated or truncated. What is true or false
-    need not be compared. The `seed` of an episode without one compares like NaN: unlike everything.
+    Names are the columns of the episode table, its scores such as `score.quality`, and `done`, which is terminated or
+    truncated. What is true or false need not be compared. The `seed` or score of an episode without one compares like
+    NaN: unlike everything.
     """
 
     name: ClassVar[str] = "filter"
@@ -343,7 +344,8 @@ class Filter(EpisodeChoice):
         self._parsed()
 
     def _parsed(self) -> Condition:
-        condition = parse_condition(self.condition, _KNOWN)
+        scores = {one.field: False for one in parse_condition(self.condition).names if one.field.startswith(SCORE)}
+        condition = parse_condition(self.condition, _KNOWN | scores)
         for name in condition.names:
             if name.element:
                 raise UsageError(f"the condition {self.condition!r} names {name}, but episodes have one {name.field}")
@@ -351,6 +353,7 @@ class Filter(EpisodeChoice):
 
     def choose(self, table: EpisodeTable) -> Any:
         condition = self._parsed()
+        table.require_scores(name.field for name in condition.names if name.field.startswith(SCORE))
         asks = any(name.field == "return" for name in condition.names)
         if asks and len(table) and np.isnan(table.total_reward).all():
             raise UsageError(

@@ -1,0 +1,677 @@
+"""`score`: how good each episode is as a demonstration, compared with the other episodes of its dataset.
+
+Nothing is learned and nothing is set for a dataset: a figure is taken of each episode, and is compared with the median
+of all figures in units of their spread, the median absolute deviation (MAD). So the same formulas fit a pendulum in
+radians and an arm in degrees, as long as most episodes are good.
+
+Every score is a number from 0 to 1, and more is better:
+
+- `smooth`: states and actions change without jerks. The figure is the mobility of the velocity, the root of the ratio
+  of the powers of acceleration and velocity (Hjorth, 1970): it depends neither on the units nor on the length.
+- `moving`: the motion does not stall. The figures are the shares of steps in which nothing moves, or in which the pace
+  is below a twentieth of the usual one, of all steps and of those between the first and the last with motion (idle
+  time; Hoffman, 2019).
+- `agreement`: where other episodes of the same task are in the same state, they act alike, and the same follows. The
+  figures are the distances of actions, and of changes of the state, from the median of those at the nearest states of
+  the seven nearest episodes, after a linear fit (action consistency; Belkhale, Cui and Sadigh, 2023).
+- `typical`: length, path, first and last state, and means and deviations of states and actions are in the family of
+  those of the same task. The figure is the root of the 4-norm of their robust z-scores.
+- `novelty`: no other episode visits the same states: d / (d + m), where d is the median distance of its states to the
+  nearest state of another episode, and m the median of d (novelty; Lehman and Stanley, 2011). A copy has 0.
+- `coverage`: how much of the dataset an episode stands for: the share of the states of all others within the usual
+  distance of one of its states (coverage; Naeem et al., 2020).
+- `quality`: the product of the first four. Novelty and coverage are no part of it: an episode that is unlike all others
+  may be the best one.
+
+Figures become scores by a logistic function of their modified z-score, 0.6745 (x - median) / MAD, which is 0.5 at 3.5,
+where Iglewicz and Hoaglin (1993) call a value an outlier: a typical episode has 0.97.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..errors import CorruptDataError, UsageError
+from ..format import fs
+from ..format.contracts import Array, StepReader
+from ..format.episodes import SCORE
+from ..format.files import FileRecord
+from ..format.locate import find_dataset, require_apart
+from ..format.manifest import SCORES, Manifest, Provenance, content_digest
+from ..format.memmap.builder import created_by, provenance_step
+from ..format.memmap.reader import FolderReader
+from ..format.mixture import refuse_mixture
+from ..format.open_files import pread_into
+from ..format.staging import Outcome, Publication, Staging, share_files
+from ..format.syncing import NewFile
+from ..format.videos import reference_keys
+from ..open_steps import finished_manifest, open_steps
+from ..options import takes
+from ..progress import Progress, counted
+from ..results import Result, seconds_since
+from ..saved_steps import has_steps
+from ..ted.schema import ACTION, Field, as_numbers, is_floating
+from .options import ScoreOptions
+
+NAMES = ("quality", "smooth", "moving", "agreement", "typical", "coverage", "novelty")
+_LEAST = 3
+"""Episodes from which on one can be compared with the others."""
+_OUTLIER = 3.5
+_TASK = "language_instruction"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeScores:
+    """The scores of an episode, from 0 to 1; None where the dataset lacks what a score needs."""
+
+    episode: int
+    length: int
+    quality: float | None
+    smooth: float | None
+    moving: float | None
+    agreement: float | None
+    typical: float | None
+    coverage: float | None
+    novelty: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreResult(Result):
+    """The scores of all episodes, in storage order, and the copy of the dataset at `path` that has them, if any.
+
+    `looked_at` names the fields that were compared.
+    """
+
+    kind: ClassVar[str] = "score"
+    source: Path
+    path: Path | None
+    steps: int
+    episodes: int
+    content_digest: str | None
+    looked_at: tuple[str, ...]
+    scores: tuple[EpisodeScores, ...]
+    notes: tuple[str, ...] = ()
+    already_there: bool = False
+    dry_run: bool = False
+    seconds: float = 0.0
+
+
+@takes(ScoreOptions)
+def score(asked: ScoreOptions) -> ScoreResult:
+    """Score each episode of a dataset from 0 to 1: smoothness, stalls, agreement, distance to the family, and others.
+
+    Episodes are compared with each other, and where it matters only with others of the same task. Most of them have to
+    be good: what all do alike is not noticed. All steps are read, in bounded memory; states are compared at some steps
+    of each episode. Kept videos are not looked at.
+
+    With `dest`, a copy of the dataset has the scores as columns of its episode table, `score.quality` and so on. Its
+    rows and its content digest stay the same. Conditions of `preprocess` can name them, `split` divides by them,
+    `mix` and `load_dataset(..., weights="score.quality")` draw by them, and they are kept by what takes episodes whole.
+
+    Args:
+        dataset: a path or `source:id`.
+        dest: where a copy of the dataset with the scores is written.
+        root: where stored datasets are.
+        force: replace what is at `dest`.
+        dry_run: do everything but writing.
+        progress: shows how far it is; default: nothing is shown.
+
+    Returns:
+        The scores of each episode.
+
+    Raises:
+        UsageError: there are too few episodes to compare, neither states nor actions are numbers, or with `dest` the
+            steps are not in the folder of a dataset.
+        DatasetNotFoundError, CorruptDataError: the dataset does not exist, or is damaged.
+        OutOfSpaceError: the disk has no room for the copy.
+
+    >>> from pathlib import Path
+    >>> from rbtool.core.testing.datasets import write_walks
+    >>> written = write_walks(Path("walks"), [(50, "terminated"), (40, "truncated"), (60, "terminated")])
+    >>> result = score("walks", "scored")
+    >>> result.content_digest == written.content_digest, sorted(result.scores, key=lambda one: one.quality)[0].length
+    (True, 40)
+    """
+    started, path = time.perf_counter(), find_dataset(asked.dataset, asked.root)
+    refuse_mixture(path)
+    has_steps(path)
+    with open_steps(path) as reader:
+        destination = None if asked.dest is None else fs.expanded(asked.dest).absolute()
+        if destination is not None:
+            require_apart(path, destination)
+            if not isinstance(reader, FolderReader) or reader.manifest.kind != "dataset" or not reader.has_digests:
+                raise UsageError(
+                    f"{path} is not the folder of a dataset, of which a copy could have scores",
+                    hint=f"make one of it: rbtool convert {shlex.quote(str(path))} DATASET",
+                )
+        found = _Scoring(reader, asked.reporter)
+        changes: dict[str, Any] = {"dry_run": asked.dry_run}
+        if destination is None:
+            scores = found.scores()
+        else:
+            assert isinstance(reader, FolderReader)
+            copy = _Copy(reader, os.fspath(asked.dataset), asked.reporter)
+            publication = copy.publication(destination, force=asked.force, dry_run=asked.dry_run)
+            there = publication.prepare(lambda: Outcome(reader.manifest))
+            scores = found.scores()
+            changes = (there or publication.publish(lambda staging: copy.build(staging, scores))).entries
+        table = reader.episodes
+        columns = [table.episode.tolist(), table.length.tolist(), *(_listed(scores[name]) for name in NAMES)]
+        entries: dict[str, Any] = {
+            "source": reader.path, "path": destination, "steps": reader.manifest.steps, "episodes": len(table),
+            "content_digest": reader.manifest.content_digest if reader.has_digests else None,
+            "looked_at": tuple(found.looked_at), "notes": tuple(found.notes), "seconds": seconds_since(started),
+            "scores": tuple(
+                EpisodeScores(episode=number, length=length, **dict(zip(NAMES, values, strict=True)))
+                for number, length, *values in zip(*columns, strict=True)
+            ),
+        }  # fmt: skip
+        return ScoreResult(**entries | changes)
+
+
+def _listed(values: Array) -> list[float | None]:
+    return [None if np.isnan(value) else value for value in values.tolist()]
+
+
+# A copy with scores --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A copy of a dataset, file by file, in which the episode table has scores."""
+
+    reader: FolderReader
+    dataset: str
+    reporter: Progress
+
+    @property
+    def _kept(self) -> list[FileRecord]:
+        return [file for file in self.reader.manifest.files if not file.path.startswith(SCORES)]
+
+    @property
+    def _step(self) -> Provenance:
+        inputs = {"content_digest": self.reader.manifest.content_digest}
+        return provenance_step("score", {"dataset": self.dataset}, inputs)
+
+    def publication(self, destination: Path, *, force: bool, dry_run: bool) -> Publication[Manifest]:
+        """Return how the copy comes to its destination; a copy of the same content that is there stays."""
+
+        def there() -> Manifest | None:
+            found, step = finished_manifest(destination), self._step
+            last = found.provenance[-1] if found is not None and found.provenance else None
+            same = last is not None and (last.verb, last.inputs, last.version) == (step.verb, step.inputs, step.version)
+            return found if same else None
+
+        size = sum(file.size for file in self._kept)
+        return Publication(
+            staging=Staging(destination, replace=force), find=there, needed=lambda: size, dry_run=dry_run
+        )  # fmt: skip
+
+    def build(self, staging: Staging, scores: Mapping[str, Array]) -> Outcome[Manifest]:
+        """Copy all files, compared with their digests, and add the scores."""
+        self.reporter.start("copying", sum(file.size for file in self._kept), "bytes")
+        for file in self._kept:
+            self._copy(file, staging.path)
+        self.reporter.done()
+        columns = {f"{SCORE}{name}": values for name, values in scores.items()}
+        added = replace(self.reader.episodes, scores=columns).save_scores(staging.path)
+        manifest, files = self.reader.manifest, tuple(sorted([*self._kept, *added]))
+        made = replace(
+            manifest,
+            files=files,
+            content_digest=content_digest(files),
+            created_by=created_by(),
+            provenance=(*manifest.provenance, self._step),
+        )
+        share_files(staging.path, made, [self.reader], links=True)
+        made.save(staging.path)
+        return Outcome(made)
+
+    def _copy(self, file: FileRecord, folder: Path) -> None:
+        files, path = self.reader.listed, self.reader.path / file.path
+        with closing(NewFile(folder / file.path, expected=file.size)) as copy:
+            for start in range(0, file.size, _PIECE):
+                part = np.empty(min(_PIECE, file.size - start), np.uint8)
+                pread_into(part, files.descriptor(file.path), path, start, "its end")
+                copy.append(part.data)
+                self.reporter.advance(len(part))
+            copy.complete()
+        if (copy.size, copy.digest) != (file.size, file.digest):
+            raise CorruptDataError(f"{self.reader.path / file.path} does not match its digest in the manifest")
+
+
+# Figures of episodes -------------------------------------------------------------------------------------
+
+_PIECE = 4 << 20
+_BLOCK, _LONGEST = 1 << 21, 1 << 24
+"""Numbers of states and actions that are read at once, of whole episodes; and of a longer episode at most."""
+_MOST_WIDE = 512
+"""Numbers that a row of a field may have to be compared as numbers; what has more is a picture."""
+_MOST_VALUES = 64
+"""Values that a discrete action may have to be compared by their equality."""
+_FAMILY = 64
+"""Episodes from which the scales of components are taken, evenly spread."""
+_FEW = 16
+"""Episodes from which the usual distance to the nearest states of others is taken."""
+_STATES, _SAMPLES = 1 << 14, (4, 128)
+"""About how many states are compared with each other, and how many of an episode at least and at most."""
+_PICTURE_SAMPLES, _CELLS = 24, 8
+_WIDEST = 64
+_NEIGHBOURS = 7
+_SLOW = 0.05
+_RESOLUTION = 0.01
+"""Differences below this share of a standard deviation do not count."""
+_RIDGE = 1e-3
+_MOST_TASKS = 1000
+
+
+class _Scoring:
+    """Takes figures of all episodes of a dataset and makes scores of them."""
+
+    def __init__(self, reader: StepReader, reporter: Progress) -> None:
+        self._reader = reader
+        self._reporter = reporter
+        self._table = reader.episodes
+        self.notes: list[str] = []
+        count = len(self._table)
+        if count < _LEAST:
+            raise UsageError(
+                f"{reader.path} has {count} episode{'s' * (count != 1)}: scores compare episodes with each other, "
+                f"expected {_LEAST} or more"
+            )
+        fields = [one for one in reader.fields if one.role not in ("text", "id") and "complex" not in one.dtype]
+        self._states = [one for one in fields if one.key[0] == "observation" and 0 < _width(one) <= _MOST_WIDE]
+        self._states = [one for one in self._states if not _is_picture(one)]
+        self._pictures = [one for one in fields if one.key[0] == "observation" and _is_picture(one)]
+        self._actions = [one for one in fields if one.key[0] == ACTION[0] and 0 < _width(one) <= _MOST_WIDE]
+        self.looked_at = [one.name for one in (*self._states, *self._pictures, *self._actions)]
+        if not self.looked_at:
+            raise UsageError(f"{reader.path} has neither states nor actions in numbers, nor pictures, to compare")
+        if reference_keys(reader.fields):
+            self.notes.append("pictures that are kept as video are not looked at")
+        self._values = {one.key: self._values_of(one) for one in self._actions if not is_floating(one.dtype)}
+        width = max(1, self._state_rows(0, 0).shape[1] + self._action_rows(0, 0).shape[1])
+        self._block_rows = max(1, _BLOCK // width)
+        self._lengths = np.minimum(self._table.length, _LONGEST // width)
+        if longer := int((self._lengths < self._table.length).sum()):
+            self.notes.append(f"of {counted(longer, 'episode')} the first {_LONGEST // width:,} steps are looked at")
+        self._not_finite = np.zeros(count, bool)
+        self._figures: dict[str, list[Array]] = defaultdict(list)
+        self._settle_scales()
+
+    def _values_of(self, field: Field) -> Array:
+        """Return the values of a discrete action, by which it is compared; none where there are too many."""
+        low, high = self._reader.manifest.ranges.get(field.key) or (0, 1 if field.dtype == "bool" else _MOST_VALUES)
+        count = int(high) - int(low) + 1
+        return np.arange(int(low), int(high) + 1) if _width(field) * count <= _MOST_VALUES else np.zeros(0, np.int64)
+
+    def _settle_scales(self) -> None:
+        """Take the range of states and the deviation of all components from some episodes."""
+        table = self._table
+        some = np.unique(np.linspace(0, len(table) - 1, _FAMILY).astype(np.int64))
+        most = max(2, self._block_rows // len(some))
+        spans = [(int(table.start[row]), min(int(table.length[row]), most)) for row in some]
+        states = [_finite(self._state_rows(start, start + length)) for start, length in spans]
+        actions = np.concatenate([_finite(self._action_rows(start, start + length)) for start, length in spans])
+        states = [one for one in states if len(one)] or [np.zeros((1, self._state_rows(0, 0).shape[1]), np.float32)]
+        changes = [np.diff(one, axis=0) for one in states]
+        joined = np.concatenate(states)
+        ranges = np.median([np.ptp(one, axis=0) for one in states], axis=0)
+        self._deviation = _above_zero(joined.std(0))
+        self._range = np.where(ranges > 1e-6 * self._deviation, ranges, self._deviation)
+        self._change = _above_zero(np.concatenate(changes).std(0) if len(joined) > len(states) else joined.std(0))
+        self._action_deviation = _above_zero(actions.std(0) if len(actions) else np.zeros(actions.shape[1]))
+        paces = [self._pace(one).mean() for one in changes if len(one)]
+        self._pace_of_family = float(np.median(paces)) if paces else 0.0
+
+    def _pace(self, changes: Array) -> Array:
+        return np.asarray(np.abs(changes / self._range).mean(1)) if changes.shape[1] else np.zeros(len(changes))
+
+    def _state_rows(self, start: int, stop: int) -> Array:
+        return self._joined([self._numbers(one, start, stop) for one in self._states], stop - start)
+
+    def _action_rows(self, start: int, stop: int) -> Array:
+        parts = []
+        for one in self._actions:
+            rows, values = self._numbers(one, start, stop), self._values.get(one.key, np.zeros(0))
+            if len(values):
+                rows = (rows[:, :, None] == values).reshape(len(rows), rows.shape[1] * len(values))
+            parts.append(rows)
+        return self._joined(parts, stop - start)
+
+    def _numbers(self, field: Field, start: int, stop: int) -> Array:
+        return as_numbers(self._reader.view(field.key, start, stop), field.dtype).reshape(stop - start, _width(field))
+
+    @staticmethod
+    def _joined(parts: Sequence[Array], rows: int) -> Array:
+        return np.concatenate([np.zeros((rows, 0), np.float32), *parts], axis=1, dtype=np.float32)
+
+    # The pass over rows ------------------------------------------------------------------------------
+
+    def scores(self) -> dict[str, Array]:
+        """Return the scores by name, float64 `[episodes]`, NaN where one cannot be told."""
+        self._reporter.start("scoring", self._reader.manifest.steps, "steps")
+        samples = self._samples_of_an_episode()
+        kept: list[list[Array]] = [[], [], []]
+        for rows in self._blocks():
+            for store, found in zip(kept, self._look(rows, samples), strict=True):
+                store.append(found)
+        self._reporter.done()
+        figures = {name: np.concatenate(parts) for name, parts in self._figures.items()}
+        tasks = self._tasks()
+        states, actions, changes = (np.concatenate(parts) for parts in kept)
+        near = _Neighbours(states, tasks, self._reporter)
+        agreements = [near.disagreement(actions)] if actions.shape[2] else []
+        agreements += [near.disagreement(changes, actions)] if changes.shape[2] else []
+        worst = {
+            "smooth": [_modified_z(_logarithm(figures[name])) for name in ("jerks", "action_jerks") if name in figures],
+            "moving": [_modified_z(figures[name], 0.02) for name in ("stalls", "slow", "still") if name in figures],
+            "agreement": [_modified_z(_logarithm(one)) for one in agreements],
+            "typical": [_modified_z(np.sqrt(self._distance_to_family(figures["family"], tasks)))],
+        }
+        found = {}
+        for name, each in worst.items():
+            known = [one for one in each if not np.isnan(one).all()]
+            found[name] = _logistic(np.fmax.reduce(known)) if known else np.full(len(self._table), np.nan)
+        quality = np.nanprod([found[name] for name in worst], axis=0)
+        quality[np.isnan([found[name] for name in worst]).all(0)] = np.nan
+        if self._not_finite.any():
+            number = int(self._not_finite.sum())
+            self.notes.append(f"{number:,} of {len(quality):,} episodes have values that are not finite: quality 0")
+            quality[self._not_finite] = 0.0
+        every = {"quality": quality, **found, "coverage": near.coverage(), "novelty": near.novelty()}
+        return {name: np.asarray(every[name], np.float64) for name in NAMES}
+
+    def _samples_of_an_episode(self) -> int:
+        """Return at how many steps the states of an episode are compared."""
+        least, most = _SAMPLES
+        fitting = int(np.clip(_STATES // len(self._table), least, most))
+        return min(fitting, int(self._table.length.max()), _PICTURE_SAMPLES if self._pictures else fitting)
+
+    def _blocks(self) -> Iterator[slice]:
+        """Yield rows of the table whose steps fit into a block, at least one."""
+        table = self._table
+        first = 0
+        while first < len(table):
+            fits = np.searchsorted(table.start + table.length, table.start[first] + self._block_rows, "right")
+            last = max(first + 1, int(fits))
+            yield slice(first, last)
+            first = last
+
+    def _look(self, rows: slice, samples: int) -> tuple[Array, Array, Array]:
+        """Take the figures of some episodes; return states, actions and changes of states at some of their steps."""
+        lengths = self._lengths[rows]
+        start, stop = int(self._table.start[rows][0]), int(self._table.start[rows][-1] + lengths[-1])
+        begins = self._table.start[rows] - start
+        states, actions = self._state_rows(start, stop), self._action_rows(start, stop)
+        for one in (states, actions):
+            odd = ~np.isfinite(one).all(1)
+            if odd.any():
+                self._not_finite[rows] |= np.add.reduceat(odd, begins) > 0
+                one[odd] = np.nan_to_num(one[odd], nan=0.0, posinf=0.0, neginf=0.0)
+        change = _steps(states, begins)
+        self._measure_motion(states, change, actions, begins, lengths)
+        states = _narrowed(states / self._deviation)
+        self._measure_family(states, change, actions, begins, lengths)
+        # Of the last step, the change is not in these rows: a step before it is taken.
+        places = begins[:, None] + (np.linspace(0, 1, samples) * np.maximum(lengths - 2, 0)[:, None]).astype(np.int64)
+        following = np.minimum(places + 1, (begins + lengths - 1)[:, None])
+        seen = np.concatenate([states[places], *self._seen(places + start)], axis=2)
+        self._reporter.advance(int(self._table.length[rows].sum()))
+        return seen, actions[places] / self._action_deviation, change[following] / self._change
+
+    def _measure_motion(self, states: Array, change: Array, actions: Array, begins: Array, lengths: Array) -> None:
+        if states.shape[1]:
+            self._figures["jerks"].append(_mobility(change / self._range, begins))
+            steps, pace = np.maximum(lengths - 1, 1), self._pace(change)
+            slow, still = pace < _SLOW * self._pace_of_family, pace <= 1e-6
+            slow[begins], still[begins] = False, False
+            self._figures["slow"].append(np.add.reduceat(slow, begins, dtype=np.int64) / steps)
+            self._figures["still"].append(np.add.reduceat(still, begins, dtype=np.int64) / steps)
+            moves = ~slow
+            moves[begins] = False
+            which = np.repeat(np.arange(len(begins)), lengths)
+            counted = np.cumsum(moves) - np.repeat((np.cumsum(moves) - moves)[begins], lengths)
+            total = np.add.reduceat(moves, begins, dtype=np.int64)
+            inside = slow & (counted > 0) & (counted < total[which])
+            self._figures["stalls"].append(np.add.reduceat(inside, begins, dtype=np.int64) / steps)
+        continuous = self._continuous_actions()
+        if continuous.any():
+            velocity = _steps(actions[:, continuous], begins) / self._action_deviation[continuous]
+            self._figures["action_jerks"].append(_mobility(velocity, begins))
+
+    def _continuous_actions(self) -> Array:
+        found = [np.zeros(0, bool)]
+        for one in self._actions:
+            columns = _width(one) * max(1, len(self._values.get(one.key, ())))
+            found.append(np.full(columns, is_floating(one.dtype)))
+        return np.concatenate(found)
+
+    def _measure_family(self, states: Array, change: Array, actions: Array, begins: Array, lengths: Array) -> None:
+        """Gather what an episode is like as a whole, in units of the deviations of components."""
+        ends = begins + lengths - 1
+        parts = [np.log(lengths)[:, None]]
+        if states.shape[1]:
+            path = np.add.reduceat(self._pace(change), begins)
+            parts += [np.log(path + 1e-3)[:, None], states[begins], states[ends]]
+            parts += _moments(states, begins, lengths)
+        if actions.shape[1]:
+            parts += _moments(actions / self._action_deviation, begins, lengths)
+        self._figures["family"].append(np.concatenate(parts, axis=1).astype(np.float32))
+
+    def _seen(self, steps: Array) -> list[Array]:
+        """Return small copies of pictures at steps `[episodes, samples]`, each field with the weight of all states."""
+        found = []
+        for field in self._pictures:
+            small = np.array([_shrunk(self._numbers(field, at, at + 1).reshape(field.shape)) for at in steps.flat])
+            small = small.reshape(*steps.shape, -1).astype(np.float32)
+            weight = np.sqrt(max(1, len(self._deviation)) / small.shape[2])
+            found.append(small * weight / 64)  # a standard deviation of pictures, about, on their scale of 0 to 255
+        return found
+
+    # Comparison of episodes ----------------------------------------------------------------------------
+
+    def _tasks(self) -> Array:
+        """Number the task of each episode, 0 for all where none is known."""
+        texts = self._reader.episode_text or [{}] * len(self._table)
+        names: dict[str | None, int] = {}
+        found = np.array([names.setdefault(text.get(_TASK), len(names)) for text in texts], np.int64)
+        return found if len(names) <= _MOST_TASKS else np.zeros_like(found)
+
+    def _distance_to_family(self, figures: Array, tasks: Array) -> Array:
+        """Return how far an episode is from the median of all, or of its task, if that has enough episodes."""
+        found = np.zeros(len(figures))
+        counts = np.bincount(tasks)
+        family = np.where(counts[tasks] > _NEIGHBOURS, tasks, -1)
+        for one in np.unique(family):
+            own = family == one
+            among = figures[own] if one >= 0 else figures
+            middle = np.median(among, axis=0)
+            spread = np.maximum(1.4826 * np.median(np.abs(among - middle), axis=0), 0.05)
+            found[own] = np.mean(((figures[own] - middle) / spread) ** 4, axis=1) ** 0.25
+        return found
+
+
+class _Neighbours:
+    """The states of all episodes, and for each of them the nearest ones of the nearest other episodes.
+
+    `states` are `[episodes, samples, components]`. The squared distances to all states of up to `_STATES` samples are
+    taken episode by episode; `tasks` are the numbers of tasks.
+    """
+
+    def __init__(self, states: Array, tasks: Array, reporter: Progress) -> None:
+        count, samples, width = states.shape
+        self._states = np.ascontiguousarray(_narrowed(states - states.mean((0, 1))), np.float32)
+        self._others = np.unique(np.linspace(0, count - 1, max(_STATES // samples, _LEAST)).astype(np.int64))
+        self._tasks = tasks
+        self._k = min(_NEIGHBOURS, len(self._others) - 1)
+        self._known = bool(width)
+        self._nearest = np.full((count, samples), np.nan)
+        self._places = np.zeros((count, samples, self._k, 2), np.int64)
+        self._has = np.zeros(count, bool)
+        self._coverage = np.full(count, np.nan)
+        if self._known:
+            self._find(reporter)
+
+    def _find(self, reporter: Progress) -> None:
+        everyone, samples = self._states[self._others], self._states.shape[1]
+        flat = everyone.reshape(-1, everyone.shape[2])
+        # |x - y|^2 is |x|^2 plus the product of (x, 1) and (-2 y, |y|^2).
+        factors = np.concatenate([-2 * flat, np.einsum("rc,rc->r", flat, flat)[:, None]], axis=1).T
+        found = np.empty((samples, len(flat)), np.float32)
+
+        def distances(number: int) -> Array:
+            own = self._states[number]
+            np.matmul(np.concatenate([own, np.ones((samples, 1), np.float32)], axis=1), factors, out=found)
+            np.add(found, np.einsum("rc,rc->r", own, own)[:, None], out=found)
+            np.maximum(found, 0, out=found)
+            each = found.reshape(samples, len(self._others), samples)
+            each[:, self._others == number] = np.inf
+            return each
+
+        few = np.unique(np.linspace(0, len(self._states) - 1, _FEW).astype(np.int64))
+        last = self._k - 1
+        usual = float(np.median([np.partition(distances(one).min(2), last, axis=1)[:, last] for one in few]))
+        reporter.start("comparing states", len(self._states), "episodes")
+        for number in range(len(self._states)):
+            each = distances(number)
+            others = np.isfinite(each[0, :, 0])
+            self._coverage[number] = (each.min(0)[others] <= usual).mean()
+            place = each.argmin(2)
+            least = np.take_along_axis(each, place[:, :, None], 2)[:, :, 0]
+            which = least.argmin(1)  # the distance is taken again: those above are inexact near 0
+            nearest = everyone[which, place[np.arange(samples), which]]
+            self._nearest[number] = np.linalg.norm(self._states[number] - nearest, axis=1)
+            alike = others & (self._tasks[self._others] == self._tasks[number])
+            self._has[number] = alike.sum() >= self._k
+            if self._has[number]:
+                least[:, ~alike] = np.inf
+                chosen = np.argpartition(least, self._k - 1, axis=1)[:, : self._k]
+                self._places[number, :, :, 0] = self._others[chosen]
+                self._places[number, :, :, 1] = np.take_along_axis(place, chosen, 1)
+            reporter.advance(1)
+        reporter.done()
+
+    def disagreement(self, values: Array, *also: Array) -> Array:
+        """Return how far values `[episodes, samples, components]` are from their medians at the nearest states.
+
+        A linear fit to the states, and to what else is given, is taken off first: where states are far from each other,
+        values may differ. The mean over steps is of the square roots, so that a few steps at which any policy changes
+        its mind, such as a switch of sides, do not hide the others.
+        """
+        found = np.full(len(values), np.nan)
+        values = _without_trend(np.concatenate([self._states, *also], axis=2), values)
+        for number in np.flatnonzero(self._has).tolist():
+            places = self._places[number]
+            apart = values[number] - np.median(values[places[..., 0], places[..., 1]], axis=1)
+            found[number] = np.mean(np.mean(apart**2, axis=1) ** 0.25) ** 2
+        return found
+
+    def novelty(self) -> Array:
+        """Return d / (d + m): 0 for a copy, 0.5 for what is usual, 1 for what is far from all others."""
+        own = np.median(self._nearest, axis=1)
+        usual = np.nanmedian(own) if self._known else np.nan
+        return own / np.maximum(own + usual, 1e-12)
+
+    def coverage(self) -> Array:
+        """Return the share of the others' states that are near one of an episode."""
+        return self._coverage
+
+
+def _width(field: Field) -> int:
+    return int(np.prod(field.shape, dtype=np.int64))
+
+
+def _is_picture(field: Field) -> bool:
+    return len(field.shape) in (2, 3) and _width(field) >= _CELLS**2
+
+
+def _shrunk(picture: Array) -> Array:
+    """Return the means of a grid of cells of a picture, whose channels come last or first."""
+    if picture.ndim == 3 and picture.shape[0] < min(picture.shape[1:]):
+        picture = np.moveaxis(picture, 0, -1)
+    for axis in (0, 1):
+        edges = np.unique(np.linspace(0, picture.shape[axis], _CELLS, endpoint=False).astype(np.int64))
+        sizes = np.diff(np.append(edges, picture.shape[axis]))
+        sums = np.add.reduceat(picture, edges, axis=axis, dtype=np.float64)
+        picture = sums / sizes.reshape([-1 if place == axis else 1 for place in range(sums.ndim)])
+    return picture.reshape(-1)
+
+
+def _finite(rows: Array) -> Array:
+    return rows[np.isfinite(rows).all(1)]
+
+
+def _narrowed(values: Array) -> Array:
+    """Project values `[..., components]` at random to `_WIDEST` components, if they have more: distances stay alike."""
+    width = values.shape[-1]
+    if width <= _WIDEST:
+        return values
+    projection = np.random.default_rng(0).normal(size=(width, _WIDEST)) / np.sqrt(_WIDEST)
+    return np.asarray(values @ projection.astype(np.float32))
+
+
+def _without_trend(inputs: Array, values: Array) -> Array:
+    """Return what a ridge regression on the inputs, both `[..., components]`, leaves of values."""
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    rows = np.concatenate([rows, np.ones((len(rows), 1), rows.dtype)], axis=1)
+    wanted = values.reshape(-1, values.shape[-1])
+    squares = (rows.T @ rows).astype(np.float64) + _RIDGE * len(rows) * np.eye(rows.shape[1])
+    weights = np.linalg.solve(squares, (rows.T @ wanted).astype(np.float64))
+    return np.asarray((wanted - rows @ weights).reshape(values.shape))
+
+
+def _above_zero(values: Array) -> Array:
+    """Replace zeros by ones: what never changes is not scaled."""
+    return np.where(values > 1e-12, values, 1.0).astype(np.float32)
+
+
+def _steps(values: Array, begins: Array) -> Array:
+    """Return the change that led to each row, 0 at the beginnings of episodes."""
+    found = np.zeros_like(values)
+    np.subtract(values[1:], values[:-1], out=found[1:])
+    found[begins] = 0
+    return found
+
+
+def _mobility(velocity: Array, begins: Array) -> Array:
+    """Return the root of the ratio of the powers of acceleration and velocity, 0 to 2, of each episode."""
+    acceleration = np.zeros_like(velocity)
+    np.subtract(velocity[1:], velocity[:-1], out=acceleration[1:])
+    acceleration[begins] = 0
+    acceleration[np.minimum(begins + 1, len(velocity) - 1)] = 0  # from no velocity at all
+    powers = [np.add.reduceat(np.einsum("rc,rc->r", one, one), begins) for one in (acceleration, velocity)]
+    return np.sqrt(powers[0] / np.maximum(powers[1], 1e-12))
+
+
+def _moments(values: Array, begins: Array, lengths: Array) -> list[Array]:
+    """Return means and deviations of the components in each episode."""
+    mean = np.add.reduceat(values, begins, dtype=np.float64) / lengths[:, None]
+    square = np.add.reduceat(values * values, begins, dtype=np.float64) / lengths[:, None]
+    return [mean, np.sqrt(np.maximum(square - mean**2, 0))]
+
+
+def _logarithm(figures: Array) -> Array:
+    return np.asarray(np.log(figures + _RESOLUTION))
+
+
+def _modified_z(figures: Array, least: float = 0.1) -> Array:
+    """Return the distances from the median in units of the spread, which is `least` or more; more is worse."""
+    if np.isnan(figures).all():
+        return figures
+    middle = np.nanmedian(figures)
+    return np.asarray((figures - middle) / max(1.4826 * float(np.nanmedian(np.abs(figures - middle))), least))
+
+
+def _logistic(z: Array) -> Array:
+    return np.exp(-np.logaddexp(0, z - _OUTLIER))
