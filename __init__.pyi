@@ -222,6 +222,7 @@ from .core.verbs.repair import repair as repair
 from .core.verbs.report import report as report
 from .core.verbs.sample import sample as sample
 from .core.verbs.schema import schema as schema
+from .core.verbs.score import score as score
 from .core.verbs.split import split as split
 from .core.verbs.stats import stats as stats
 from .core.verbs.upload import upload as upload

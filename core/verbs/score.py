@@ -364,8 +364,8 @@ class _Scoring:
         samples = self._samples_of_an_episode()
         kept: list[list[Array]] = [[], [], []]
         for rows in self._blocks():
-            for store, found in zip(kept, self._look(rows, samples), strict=True):
-                store.append(found)
+            for store, seen in zip(kept, self._look(rows, samples), strict=True):
+                store.append(seen)
         self._reporter.done()
         figures = {name: np.concatenate(parts) for name, parts in self._figures.items()}
         tasks = self._tasks()
@@ -441,9 +441,9 @@ class _Scoring:
             moves = ~slow
             moves[begins] = False
             which = np.repeat(np.arange(len(begins)), lengths)
-            counted = np.cumsum(moves) - np.repeat((np.cumsum(moves) - moves)[begins], lengths)
+            before: Array = np.cumsum(moves) - np.repeat((np.cumsum(moves) - moves)[begins], lengths)
             total = np.add.reduceat(moves, begins, dtype=np.int64)
-            inside = slow & (counted > 0) & (counted < total[which])
+            inside = slow & (before > 0) & (before < total[which])
             self._figures["stalls"].append(np.add.reduceat(inside, begins, dtype=np.int64) / steps)
         continuous = self._continuous_actions()
         if continuous.any():

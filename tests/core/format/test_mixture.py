@@ -92,5 +92,5 @@ def test_shares_are_those_of_the_ensemble(weights, sizes, temperature):
         dataset=tuple(Member(path="A", weight=weight) for weight in each),
         weights="size" if weights == "size" else None, temperature=temperature,
     )  # fmt: skip
-    sampler = SamplerEnsemble(*(RandomSampler() for _ in sizes), p=mixture.p, temperature=temperature)
+    sampler = SamplerEnsemble(*(RandomSampler() for _ in sizes), p=mixture.p(sizes), temperature=temperature)
     np.testing.assert_allclose(mixture.shares(sizes), sampler.shares(sizes), rtol=1e-9, atol=1e-300)

@@ -120,7 +120,7 @@ def test_a_dry_run_writes_nothing(work):
         ),
         (
             (["data/a", "data/b"], "m.toml"), {"p": "sise"}, UsageError,
-            "weights are 'sise', expected numbers or 'size'",
+            "weights are 'sise', expected numbers, 'size' or a score",
         ),
         ((["data/a", "data/b"], "m.toml"), {"temperature": 0}, UsageError, "the temperature is 0"),
         ((["data/a", "data/b"], "m.toml"), {"schema": "onion"}, UsageError, "no schema policy 'onion'; did you mean"),
