@@ -279,7 +279,14 @@ class PictureRules:
             if found:
                 most = max(found.values())
                 text = f"{of_episodes(found)}: {self._called(key)}: up to {counted(most, 'frame')} belong to no row"
-                report.add("PIC011", text, episodes=found, figure=most, threshold=self._limits.surplus)
+                report.add(
+                    "PIC011",
+                    text,
+                    episodes=found,
+                    figure=most,
+                    threshold=self._limits.surplus,
+                    components=[self._called(key)],
+                )
 
     def _compare_cameras(self, report: Report, shots: dict[Key, dict[int, _Shots]]) -> None:
         keys = list(shots)
@@ -304,10 +311,12 @@ class PictureRules:
                         swapped.append(number)
                 if equal:
                     text = f"{names[other]} and {names[one]} show the same in {of_episodes(equal)}"
-                    report.add("PIC006", text, episodes=equal, figure=len(equal))
+                    report.add("PIC006", text, episodes=equal, figure=len(equal), components=[names[other], names[one]])
                 elif swapped and len(swapped) < 0.5 * len(both):
                     text = f"{of_episodes(swapped)}: {names[other]} and {names[one]} are swapped"
-                    report.add("PIC007", text, episodes=swapped, figure=len(swapped))
+                    report.add(
+                        "PIC007", text, episodes=swapped, figure=len(swapped), components=[names[other], names[one]]
+                    )
 
     def _compare_states(self, report: Report, shots: dict[Key, dict[int, _Shots]], rows: RowRules) -> None:
         """Predict states from pictures by ridge regression on other episodes, and compare."""
@@ -350,6 +359,8 @@ class PictureRules:
             if len(shots) == 1:
                 self._compare_speeds(report, next(iter(shots.items())), rows, known)
             return
+        states = [place for at in np.argsort(-width)[:2] for place in rows.states.places(np.arange(len(width)) == at)]
+        shown = [*(self._called(key) for key in shots), *states]
         for number, error in errors.items():
             if number in known and len(shots) == 1:
                 continue
@@ -361,15 +372,22 @@ class PictureRules:
             if abs(shift) >= self._limits.lag and shifted < min(0.4 * error, 1.6 * usual) and shifted <= turned:
                 when = f"{abs(shift)} steps {'later' if shift > 0 else 'earlier'}"
                 report.add("PIC008", f"episode {number}: pictures show states {when} than those of their step",
-                           episodes=[number], figure=shift, threshold=self._limits.lag)  # fmt: skip
+                           episodes=[number], figure=shift, threshold=self._limits.lag, components=shown)  # fmt: skip
             elif turned < min(0.5 * error, 2 * usual):
                 text = f"episode {number}: pictures fit the states in reverse order, and not as they are"
-                report.add("PIC009", text, episodes=[number], figure=error / usual, threshold=2.5)
+                report.add("PIC009", text, episodes=[number], figure=error / usual, threshold=2.5, components=shown)
             elif number not in known and (
                 min(error, first_errors[number]) > max(self._limits.foreign * usual, 0.5 * total, 0.4 * apart)
             ):
                 text = f"episode {number}: pictures predict its states {error / usual:.0f} times as badly as others"
-                report.add("PIC009", text, episodes=[number], figure=error / usual, threshold=self._limits.foreign)
+                report.add(
+                    "PIC009",
+                    text,
+                    episodes=[number],
+                    figure=error / usual,
+                    threshold=self._limits.foreign,
+                    components=shown,
+                )
 
     def _compare_speeds(
         self, report: Report, camera: tuple[Key, dict[int, _Shots]], rows: RowRules, known: set[int]
@@ -402,13 +420,15 @@ class PictureRules:
             if shifted[0] > usual - spread_of - 0.1 and abs(shifted[1]) >= self._limits.lag and shifted[0] > turned:
                 when = f"{abs(shifted[1])} steps {'late' if shifted[1] > 0 else 'early'}"
                 text = f"episode {number}: {name}: pictures change {when}, compared with the states"
-                report.add("PIC008", text, episodes=[number], figure=shifted[1], threshold=self._limits.lag)
+                report.add(
+                    "PIC008", text, episodes=[number], figure=shifted[1], threshold=self._limits.lag, components=[name]
+                )
             elif turned > usual - spread_of - 0.1:
                 text = f"episode {number}: {name}: pictures change as the states do in reverse order"
-                report.add("PIC009", text, episodes=[number], figure=own[number], threshold=usual)
+                report.add("PIC009", text, episodes=[number], figure=own[number], threshold=usual, components=[name])
             elif own[number] < 0.1:
                 text = f"episode {number}: {name}: pictures change at other times than the states"
-                report.add("PIC009", text, episodes=[number], figure=own[number], threshold=usual)
+                report.add("PIC009", text, episodes=[number], figure=own[number], threshold=usual, components=[name])
 
 
 def _moved(one: Array, other: Array, by: int) -> tuple[Array, Array]:
@@ -537,6 +557,7 @@ class _Camera:
                 self.report.add(
                     rule, f"{of_episodes(numbers)}: {self.name}: {worst[1]}", episodes=numbers,
                     steps=[place for one in group for place in one[2]], figure=worst[3], threshold=worst[4],
+                    components=[self.name],
                 )  # fmt: skip
 
     def _flat(self, number: int, one: _Shots) -> Array:

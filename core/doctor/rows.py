@@ -42,6 +42,8 @@ _MOST_PICKED = 1 << 23
 """Numbers that are kept to find nearly equal episodes."""
 _MOST_COPIES = 8
 """Copies that are reported one by one."""
+_MOST_PLACES = 4
+"""Components that a finding names."""
 _AGREED = 0.9
 """The correlation of actions and states above which no better model is looked for."""
 
@@ -88,6 +90,16 @@ class Signal:
     def array(self, name: str) -> Array:
         """Return a measure of all episodes, `[episodes, components]`."""
         return np.concatenate(self.each[name])
+
+    def places(self, which: Any) -> list[str]:
+        """Return where the first components of a mask are, such as `observation.state[2]`."""
+        found = []
+        for at in np.flatnonzero(which)[:_MOST_PLACES].tolist():
+            name, place = next(
+                (name, place) for name, place in self.components.items() if place.start <= at < place.stop
+            )
+            found.append(name if place.stop - place.start == 1 else f"{name}[{at - place.start}]")
+        return found
 
     def called(self, which: Any) -> str:
         """Name the components of a mask, at most three of them."""
@@ -574,7 +586,15 @@ class RowRules:
             self._time()
 
     def _add(
-        self, rule: str, what: str, which: Array, figure: float, threshold: float, steps: Sequence[Any] = ()
+        self,
+        rule: str,
+        what: str,
+        which: Array,
+        figure: float,
+        threshold: float,
+        steps: Sequence[Any] = (),
+        *,
+        components: Sequence[str] = (),
     ) -> None:
         """Report about the episodes of a mask; `what` has `{}` for their numbers."""
         numbers = np.unique(self._number[which])
@@ -583,8 +603,23 @@ class RowRules:
         ]
         self._report.add(
             rule, what.replace("{}", of_episodes(numbers), 1), episodes=numbers.tolist(), steps=ranges, figure=figure,
-            threshold=threshold,
+            threshold=threshold, components=components,
         )  # fmt: skip
+
+    def _first(self, states: int, actions: int) -> list[str]:
+        """Return the components that move most in a step, as examples."""
+        found = []
+        for signal, count in ((self.states, states), (self.actions, actions)):
+            speed = np.median(signal.array("speed"), axis=0) / np.maximum(signal.spread, 1e-12)
+            found += [
+                place for at in np.argsort(-speed)[:count] for place in signal.places(np.arange(len(speed)) == at)
+            ]
+        return found
+
+    def _both(self, which: Array) -> list[str]:
+        """Return components of the states, each followed by the one of the actions."""
+        pairs = zip(self.states.places(which), self.actions.places(which), strict=True)
+        return [one for pair in pairs for one in pair][:_MOST_PLACES]
 
     def _lengths_and_returns(self, *, robot: bool) -> None:
         limits, length = self._limits, self._length
@@ -609,7 +644,14 @@ class RowRules:
         reached = limits.outlier * max(spread, 1e-3 * abs(middle))
         if reached > 0 and 0 < (odd := far > reached).mean() < limits.few / 3:
             worst = float(value[odd][np.argmax(far[odd])])
-            self._add("EPI007", f"{{}}: return {worst:g}, the median is {middle:g}", odd, worst, reached)
+            self._add(
+                "EPI007",
+                f"{{}}: return {worst:g}, the median is {middle:g}",
+                odd,
+                worst,
+                reached,
+                components=["next.reward"],
+            )
 
     def _copies(self, splits: Mapping[str, Sequence[int]]) -> None:
         of_split = {number: name for name, numbers in splits.items() for number in numbers}
@@ -719,7 +761,7 @@ class RowRules:
             beyond = max(abs(low), abs(high)) > 1.001  # progress up to 1 grows as well
             if summed.mean() > limits.all and steady and beyond:
                 text = f"in {summed.mean():.0%} of the episodes rewards only grow, to {last.mean():.3g} on average"
-                self._add("REW003", text, everything, float(summed.mean()), limits.all)
+                self._add("REW003", text, everything, float(summed.mean()), limits.all, components=["next.reward"])
                 return
         lone = self.array("reward_from_end")[self.array("rewarded") > 0]
         if len(lone) >= 5 and self.array("rewarded").max() <= 2 and (lone == 1).mean() > limits.all:
@@ -754,7 +796,7 @@ class RowRules:
             return
         text = "{}: " if wrong.mean() < self._limits.all else ""
         text += f"{name} is not the sum of the rewards, by up to {float(apart.max()):.4g}"
-        self._add("REW005", text, wrong, float(apart.max()), 1e-3 * scale)
+        self._add("REW005", text, wrong, float(apart.max()), 1e-3 * scale, components=[name, "next.reward"])
 
     def _shifted_rewards(self, everything: Array) -> None:
         rows = self.array("fit_rows").astype(np.float64)
@@ -780,7 +822,7 @@ class RowRules:
             text = (
                 f"rewards fit {side} better than their own: {other:.3f} of their variance is explained, not {here:.3f}"
             )
-            self._add("REW002", text, everything, other - here, limits.shifted)
+            self._add("REW002", text, everything, other - here, limits.shifted, components=["next.reward"])
 
     def _family(self, values: Array) -> Array:
         return np.asarray(np.median(values[self._whole], axis=0))
@@ -813,7 +855,8 @@ class RowRules:
             ratio = float((glitch[which] / np.maximum(usual, 1e-12)).max())
             at = self._start[which] + signal.array("peak")[which, 0]
             text = f"{{}}: {signal.called(wild[which].any(0))} leaps by {ratio:.0f} times the usual"
-            self._add("MOT001", text, which, ratio, limits.spike, [(int(one), int(one) + 1) for one in at])
+            places = [(int(one), int(one) + 1) for one in at]
+            self._add("MOT001", text, which, ratio, limits.spike, places, components=signal.places(wild[which].any(0)))
         one_joint = chatter.any(1) & ~shaken
         odd = steady & unlike & ~which & ~one_joint
         if odd.any() and odd.mean() < limits.few:
@@ -821,13 +864,13 @@ class RowRules:
             far = np.maximum(by_rough, by_speed) > limits.fast
             figure = float(np.maximum(by_rough, by_speed)[odd].max())
             text = f"{{}}: {signal.called(far[odd].any(0))} changes {figure:.1f} times as fast or as roughly as usual"
-            self._add("MOT009", text, odd, figure, limits.rough)
+            self._add("MOT009", text, odd, figure, limits.rough, components=signal.places(far[odd].any(0)))
         odd = steady & one_joint
         if odd.any():
             most = float(turns[odd].max())
             text = f"{{}}: {signal.called(chatter[odd].any(0))} reverses by far in {most:.0%} of the steps"
             text += f", up to {int(alternating[odd].max())} of them in a row"
-            self._add("MOT005", text, odd, most, limits.chatter)
+            self._add("MOT005", text, odd, most, limits.chatter, components=signal.places(chatter[odd].any(0)))
 
     def _together(self, values: Array, ratio: float, span: Array) -> Array:
         """Whether most components of episodes are many times the family's, judged by their median ratio."""
@@ -871,7 +914,7 @@ class RowRules:
             ratio = float(np.median((span[odd] / np.maximum(self._family(span), 1e-12))[part]))
             guess = ", as degrees among radians are" if 40 < ratio < 75 else ""
             text = f"{{}}: the range of {signal.called(part.any(0))} is {ratio:.3g} times the usual{guess}"
-            self._add("MOT008", text, odd, ratio, self._limits.units)
+            self._add("MOT008", text, odd, ratio, self._limits.units, components=signal.places(part.any(0)))
 
     def _still(self, signal: Signal) -> None:
         limits = self._limits
@@ -903,7 +946,7 @@ class RowRules:
             if most <= limits.stuck:
                 most = 1 - float(share_of[odd][held[odd]].min())
                 text = f"{{}}: {signal.called(held[odd].any(0))} hardly moves: {1 - most:.2%} of the usual range"
-            self._add("MOT002", text, odd, most, limits.stuck)
+            self._add("MOT002", text, odd, most, limits.stuck, components=signal.places(held[odd].any(0)))
         low, high = signal.array("low")[whole].min(0), signal.array("high")[whole].max(0)
         touches = (signal.array("low") == low) | (signal.array("high") == high)
         length = self._length[:, None]
@@ -915,13 +958,14 @@ class RowRules:
         ordinary = np.isin(low, (-1, 0)) & np.isin(high, (0, 1, 100))
         if everywhere.sum() > (everywhere & ordinary).sum() or (everywhere.sum() > 1 and total[everywhere].max() > 0.2):
             text = f"{signal.called(everywhere)} lies on a limit in {total[everywhere].max():.0%} of the moving steps"
-            self._add("MOT004", text, whole, float(total[everywhere].max()), limits.limits)
+            share_of_all = float(total[everywhere].max())
+            self._add("MOT004", text, whole, share_of_all, limits.limits, components=signal.places(everywhere))
             return
         odd = whole & clipped
         if odd.any() and odd.mean() < limits.few:
             most = float(share[odd][often[odd]].max())
             text = f"{{}}: {signal.called(often[odd].any(0))} lies on a limit in {most:.0%} of the moving steps"
-            self._add("MOT004", text, odd, most, limits.clipped)
+            self._add("MOT004", text, odd, most, limits.clipped, components=signal.places(often[odd].any(0)))
 
     def _pairs(self) -> None:
         limits, whole = self._limits, self._whole
@@ -931,7 +975,7 @@ class RowRules:
             at = (self._start + self.array("frozen_at"))[odd]
             steps = [(int(start), int(start + length)) for start, length in zip(at, run[odd], strict=True)]
             text = f"{{}}: states stand still for {int(run[odd].max())} steps while actions move"
-            self._add("MOT003", text, odd, float(run[odd].max()), limits.frozen, steps)
+            self._add("MOT003", text, odd, float(run[odd].max()), limits.frozen, steps, components=self._first(2, 1))
         moves = np.zeros(len(self._number), bool)
         for _, signal in self._signals():
             moves |= (signal.array("high") > signal.array("low")).any(1)
@@ -952,14 +996,14 @@ class RowRules:
                     end = (self._start + self._length)[odd]
                     steps = [(stop - one, stop) for stop, one in zip(end, rest[odd], strict=True)]
                 share = float((rest / self._length)[odd].max())
-                self._add("MOT006", text, odd, share, limits.idle, steps)
+                self._add("MOT006", text, odd, share, limits.idle, steps, components=self._first(2, 1))
         run, at = self.array("repeated"), self.array("repeated_at")
         inside = (at > 1) & (at + run < self._length - 1)
         odd = whole & inside & (run >= limits.frozen) & (run > limits.frozen_ratio * np.median(run[whole]) + 2)
         if odd.any() and odd.mean() < limits.few:
             steps = [(int(one), int(one + more)) for one, more in zip((self._start + at)[odd], run[odd], strict=True)]
             text = f"{{}}: states and actions are repeated for {int(run[odd].max())} steps, bit for bit"
-            self._add("MOT003", text, odd, float(run[odd].max()), limits.frozen, steps)
+            self._add("MOT003", text, odd, float(run[odd].max()), limits.frozen, steps, components=self._first(2, 1))
         self._lag()
         if self.has("agree"):
             self._agreement()
@@ -991,7 +1035,8 @@ class RowRules:
         if odd.any() and odd.mean() < limits.few:
             shown = int(LAGS[own[odd]][0])
             text = f"{{}}: states follow actions by {shown} steps, the others by {int(LAGS[usual])}"
-            self._add("MOT007", text, odd, shown - int(LAGS[usual]), limits.lag)
+            away = shown - int(LAGS[usual])
+            self._add("MOT007", text, odd, away, limits.lag, components=self._first(1, 1))
         family = np.median(lags[whole], axis=0)
         if family[usual] - family[len(LAGS) // 2] > 0.05:
             self._lag_of_all(int(LAGS[usual]))
@@ -1004,7 +1049,8 @@ class RowRules:
             return
         how = f"precede actions by {-lag}" if lag < 0 else f"follow actions by {lag}"
         limit = float(most) if lag > 0 else -limits.precede
-        self._add("MOT007", f"states {how} steps in all episodes", np.ones_like(self._whole), float(lag), limit)
+        text, everything = f"states {how} steps in all episodes", np.ones_like(self._whole)
+        self._add("MOT007", text, everything, float(lag), limit, components=self._first(1, 1))
 
     def _predict(self) -> bool:
         """Predict actions from states and their changes, where they are no positions: a regression on all episodes.
@@ -1063,7 +1109,7 @@ class RowRules:
         if odd.any() and odd.mean() < limits.few:
             shown = int(LAGS[usual] + own[is_late][0] - room)
             text = f"{{}}: states follow actions by {shown} steps, the others by {int(LAGS[usual])}"
-            self._add("MOT007", text, odd, shown - int(LAGS[usual]), limits.lag)
+            self._add("MOT007", text, odd, shown - int(LAGS[usual]), limits.lag, components=self._first(1, 1))
         family, spread = robust(np.log(np.maximum(parts, 1e-12)))
         scale = np.maximum(target.var(0), 1e-12)
         far = np.log(np.maximum(parts, 1e-12)) > family + np.maximum(np.log(5), limits.apart * spread)
@@ -1076,7 +1122,7 @@ class RowRules:
             names = Signal([], self.actions.names[:_POSE_WIDTH], {}).called(far[there].any(0))
             figure = float((parts / scale)[there][far[there]].max())
             text = f"{{}}: {names} does not follow from the states as in the others"
-            self._add("MOT010", text, other, figure, 0.5)
+            self._add("MOT010", text, other, figure, 0.5, components=self._first(2, 2))
         if found[usual][0] < 0.7 * found[room][0]:
             self._lag_of_all(int(LAGS[usual]))
         return True
@@ -1105,7 +1151,8 @@ class RowRules:
         if odd.any() and odd.mean() < self._limits.few and np.median(agree[self._whole]) > 0.7:
             figure = float(np.abs(apart - usual_apart)[odd][far[odd]].max())
             text = f"{{}}: {self.states.called(far[odd].any(0))} is {figure:.3g} away from its actions on average"
-            self._add("MOT010", text, odd, figure, float((10 * spread_apart + self._limits.offset * span).min()))
+            limit = float((10 * spread_apart + self._limits.offset * span).min())
+            self._add("MOT010", text, odd, figure, limit, components=self._both(far[odd].any(0)))
         if (np.abs(apart) == 0).all() and self._equal:
             self._add("MOT010", "all actions are the states of their steps", np.ones_like(self._whole), 1, 1)
         middle, spread = robust(agree[self._whole])
@@ -1123,7 +1170,8 @@ class RowRules:
             worst, usual_one = float(agree[odd][far[odd]].min()), float(middle[far[odd].any(0)].min())
             names = self.states.called(far[odd].any(0))
             text = f"{{}}: states and actions of {names} correlate by {worst:.2f}, {usual_one:.2f} is usual"
-            self._add("MOT010", text, odd, worst, usual_one - self._limits.disagreement)
+            limit = usual_one - self._limits.disagreement
+            self._add("MOT010", text, odd, worst, limit, components=self._both(far[odd].any(0)))
 
     def _time(self) -> None:
         limits = self._limits
@@ -1134,16 +1182,32 @@ class RowRules:
             at = (self._start + self.array("gap_at"))[skips].tolist()
             text = f"{{}}: up to {gap[skips].max():.3f} s between two steps, {usual[0]:.3f} s are usual"
             steps = [(one - 1, one + 1) for one in at]
-            self._add("TIM001", text, skips, float(gap[skips].max()), limits.gap * float(usual[0]), steps)
+            self._add(
+                "TIM001",
+                text,
+                skips,
+                float(gap[skips].max()),
+                limits.gap * float(usual[0]),
+                steps,
+                components=["timestamp"],
+            )
         if (odd := back > 0).any():
             at = (self._start + self.array("backward_at"))[odd].tolist()
             text = f"{{}}: time does not go on in {counted(int(back.sum()), 'step')}"
-            self._add("TIM003", text, odd, float(back.sum()), 0, [(one - 1, one + 1) for one in at])
+            places = [(one - 1, one + 1) for one in at]
+            self._add("TIM003", text, odd, float(back.sum()), 0, places, components=["timestamp"])
         jitter = self.array("jitter")
         if (odd := self.array("jittered") > limits.jittered).any():
             most = float(jitter[odd].max())
             text = f"{{}}: steps are off by up to {1e3 * most:.1f} ms"
-            self._add("TIM002", text, odd, most, max(limits.jitter * float(usual[0]), limits.tolerance))
+            self._add(
+                "TIM002",
+                text,
+                odd,
+                most,
+                max(limits.jitter * float(usual[0]), limits.tolerance),
+                components=["timestamp"],
+            )
         first = self.array("time_first")
         middle = float(np.median(first))
         late = np.abs(first - middle) > limits.late * np.maximum(tick, 1e-12)

@@ -437,6 +437,7 @@ class Report:
         steps: Iterable[tuple[int, int]] = (),
         figure: float = 0.0,
         threshold: float = 0.0,
+        components: Sequence[str] = (),
     ) -> None:
         """Add a finding; `figure` is what was measured, and `threshold` what it was compared with."""
         entry = BY_ID[rule]
@@ -446,7 +447,7 @@ class Report:
             Finding(
                 rule, entry.name, "warning", message, Places(places), Places(np.array(concerned, np.int64)),
                 figure=round(float(figure), 6), threshold=round(float(threshold), 6), why=entry.why,
-                mend=self._mend(entry, concerned),
+                mend=self._mend(entry, concerned), components=tuple(components),
             )
         )  # fmt: skip
 

@@ -30,7 +30,7 @@ from ..ted.episodes import EndReason
 from ..ted.rules import Finding, known_rules
 from ..ted.schema import key_name
 from .figures import FRACTIONS, MOST_COLUMNS, ColumnHistogram, Distribution, FieldFigures
-from .subject import CheckedSubject, Sheet, ShownEpisode, ShownImages, Subject, Trace
+from .subject import CheckedSubject, Evidence, Sheet, ShownEpisode, ShownImages, Subject, Trace
 
 
 class Html(str):
@@ -40,7 +40,9 @@ class Html(str):
 
 
 Child: TypeAlias = str | None
-_VOID = frozenset({"br", "col", "img", "input", "line", "meta", "path", "polyline"})
+_VOID = frozenset({"br", "col", "img", "input", "meta"})
+_SHAPES = frozenset({"line", "path", "polyline", "rect"})
+"""Elements of SVG that hold nothing: not closed, they would hold what follows, which is not drawn then."""
 
 
 def text(value: str) -> Html:
@@ -66,6 +68,8 @@ def element(tag: str, *children: Child, **attributes: str | float | bool | None)
             given.append(f" {key}")
         elif value is not None and value is not False:
             given.append(f' {key}="{text(str(value))}"')
+    if tag in _SHAPES:
+        return Html(f"<{tag}{''.join(given)} />")
     start = f"<{tag}{''.join(given)}>"
     return Html(start if tag in _VOID else f"{start}{joined(children)}</{tag}>")
 
@@ -241,17 +245,61 @@ def _findings(subject: Subject) -> Html:
     if checked.skipped:
         parts.append(element("p", f"Not tried, because files are damaged: {', '.join(checked.skipped)}."))
     parts += [element("p", f"Note: {note}.", class_="note") for note in checked.notes]
-    parts.append(element("ul", *(_finding(one) for one in checked.findings[:_FINDINGS]), class_="findings"))
+    items = (_finding(one, subject.evidence.get(place)) for place, one in enumerate(checked.findings[:_FINDINGS]))
+    parts.append(element("ul", *items, class_="findings"))
     if len(checked.findings) > _FINDINGS:
         parts.append(element("p", f"{len(checked.findings) - _FINDINGS:,} more are left out here."))
     return joined(parts)
 
 
-def _finding(one: Finding) -> Html:
+def _finding(one: Finding, evidence: Evidence | None) -> Html:
     link = element("a", one.rule, href=f"#rule-{one.rule}")
     head = element("strong", one.severity, class_="bad" if one.severity == "error" else "doubtful")
     text = "; ".join(filter(None, (f" {one.name}: {one.message[:_LONGEST]}", one.why, one.mend)))
-    return element("li", head, " ", link, text, _places(one))
+    return element("li", head, " ", link, text, _places(one), None if evidence is None else _evidence(evidence))
+
+
+def _evidence(one: Evidence) -> Html:
+    """Draw the components and frames of an episode in which a finding is seen, with the steps concerned marked."""
+    words = f"Episode {one.number:,}, {counted(one.length, 'step')}"
+    if one.marks:
+        low, high = one.marks[0]
+        words += f"; marked: {f'step {low:,}' if high == low + 1 else f'steps {low:,} to {high - 1:,}'}"
+        words += f" and {len(one.marks) - 1:,} more places" if len(one.marks) > 1 else ""
+    if one.usual:
+        words += "; the thin line is an episode without the finding"
+    parts: list[Child] = [element("figcaption", words)]
+    if one.frames is not None:
+        at = ", ".join(f"{step:,}" for step in one.frame_steps)
+        caption = f"{one.camera} at steps {at}"
+        parts.append(element("img", src=one.frames.data, alt=caption, class_="sheet"))
+        parts.append(element("figcaption", caption))
+    usual = one.usual or (None,) * len(one.traces)
+    lanes = [_marked_lane(trace, one, other) for trace, other in zip(one.traces, usual, strict=True)]
+    parts.append(element("div", *lanes, class_="lanes") if lanes else None)
+    return element("figure", *parts, class_="evidence")
+
+
+def _marked_lane(trace: Trace, one: Evidence, usual: Array | None) -> Html:
+    everything = trace.values if usual is None else np.concatenate((trace.values, usual))
+    finite = everything[np.isfinite(everything)]
+    limits = f"{shown(float(finite.min()))} … {shown(float(finite.max()))}" if len(finite) else "no finite value"
+    within = (float(finite.min()), float(finite.max())) if len(finite) else None
+    scale = _TRACE_WIDTH / max(1, one.length - 1)
+    marks = [
+        element("rect", class_="mark", x=round(low * scale, 1), y=0, height=_TRACE_HEIGHT,
+                width=max(4.0, round((high - 1 - low) * scale, 1)))
+        for low, high in one.marks
+    ]  # fmt: skip
+    drawn = [element("polyline", points=points) for points in _lines(trace.values, one.steps, within)]
+    if usual is not None and len(usual):
+        thin = _lines(usual, np.arange(len(usual)), within)
+        drawn = [*(element("polyline", points=points, class_="usual") for points in thin), *drawn]
+    svg = element(
+        "svg", *marks, *drawn, class_=f"lane {trace.kind}", viewBox=f"0 0 {_TRACE_WIDTH} {_TRACE_HEIGHT}",
+        preserveAspectRatio="none", role="img", aria_label=f"{trace.name}, {limits}",
+    )  # fmt: skip
+    return element("figure", element("figcaption", element("code", trace.name), " ", element("span", limits)), svg)
 
 
 def _places(one: Finding) -> Child:
@@ -885,12 +933,12 @@ def _lane(trace: Trace, one: ShownEpisode) -> Html:
     return element("figure", head, svg)
 
 
-def _lines(values: Array, steps: Array) -> list[str]:
-    """Return the points of one line for each run of consecutive finite values."""
+def _lines(values: Array, steps: Array, limits: tuple[float, float] | None = None) -> list[str]:
+    """Return the points of one line for each run of consecutive finite values, drawn between `limits`, or their own."""
     there = np.isfinite(values)
     if not there.any():
         return []
-    low, high = values[there].min(), values[there].max()
+    low, high = limits or (values[there].min(), values[there].max())
     half = high / 2 - low / 2  # high - low could overflow
     x = np.round(_TRACE_WIDTH * steps / max(1, int(steps[-1])), 1)
     middle = np.full(len(values), 0.5)
@@ -937,11 +985,12 @@ def _whole(subject: Subject) -> Subject:
 
 
 def _without_episodes(subject: Subject) -> Subject:
-    return replace(subject, shown=())
+    return replace(subject, shown=())  # findings keep what shows them
 
 
 def _without_images(subject: Subject) -> Subject:
-    return replace(subject, shown=(), images=(), more_images=len(subject.images) + subject.more_images)
+    more = len(subject.images) + subject.more_images
+    return replace(subject, shown=(), images=(), evidence={}, more_images=more)
 
 
 def _page(subjects: Sequence[Subject], words: Words) -> str:

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import io
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -279,6 +280,105 @@ def _values(reader: StepReader, field: Field, start: int, steps: Array, columns:
     return np.concatenate(found)
 
 
+_EVIDENCE, _OF_A_RULE = 12, 2
+"""Most findings of which the steps are shown, and most of one rule."""
+_SHOWN_FRAMES, _AROUND = 8, 3
+"""Most frames of a finding, and how many steps before and after those concerned are among them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What shows a finding: components of rows and frames, in one of its episodes.
+
+    Args:
+        number, length: the episode.
+        steps: the steps shown, from the beginning of the episode.
+        traces: the components that the finding names, at these steps.
+        usual: those of another episode that the finding is not about, at as many places; empty where there is none.
+        marks: the steps concerned, as half-open ranges in the episode.
+        frames, frame_steps, camera: frames of some of these steps.
+    """
+
+    number: int
+    length: int
+    steps: Array
+    traces: tuple[Trace, ...] = ()
+    usual: tuple[Array, ...] = ()
+    marks: tuple[tuple[int, int], ...] = ()
+    frames: Sheet | None = None
+    frame_steps: tuple[int, ...] = ()
+    camera: str = ""
+
+
+def evidence_of(
+    reader: StepReader,
+    findings: Sequence[Finding],
+    table: EpisodeTable,
+    sources: Sequence[ImageSource],
+    most_bytes: int,
+) -> dict[int, Evidence]:
+    """Return what shows the findings that name components, by their places in the list: some of each rule."""
+    count: dict[str, int] = {}
+    found: dict[int, Evidence] = {}
+    for place, one in enumerate(findings):
+        if len(found) < _EVIDENCE and one.components and (one.episodes or one.steps):
+            count[one.rule] = count.get(one.rule, 0) + 1
+            if count[one.rule] > _OF_A_RULE:
+                continue
+            with contextlib.suppress(CorruptDataError, FormatError, SchemaError, UsageError):
+                found[place] = _evidence(reader, one, table, sources, most_bytes // _EVIDENCE)
+    return found
+
+
+def _evidence(
+    reader: StepReader, finding: Finding, table: EpisodeTable, sources: Sequence[ImageSource], most_bytes: int
+) -> Evidence:
+    if finding.episodes:
+        row = int(np.flatnonzero(table.episode == finding.episodes[0])[0])
+    else:
+        row = int(table.index_of_step(np.array([finding.steps[0][0]]))[0])
+    start, length = int(table.start[row]), int(table.length[row])
+    within = ((max(low, start) - start, min(high, start + length) - start) for low, high in finding.steps)
+    marks = [(low, high) for low, high in within if low < high]
+    marks = [] if marks == [(0, length)] else marks[:_MARKS]
+    steps = np.union1d(np.arange(0, length, -(-length // _STEPS)), [length - 1])
+    traces = list(_named(reader, finding.components, start, steps))
+    others = np.flatnonzero(~np.isin(table.episode, list(finding.episodes)) & (table.length > 1))
+    usual: list[Array] = []
+    if len(others) and finding.episodes:
+        other = int(others[np.argmin(np.abs(table.length[others] - length))])
+        places = np.unique((steps / max(1, length - 1) * (int(table.length[other]) - 1)).round().astype(np.int64))
+        usual = [one.values for one in _named(reader, finding.components, int(table.start[other]), places)]
+    cameras = [source for source in sources if source.name in finding.components] or list(sources[:1])
+    sheet, chosen = None, np.zeros(0, np.int64)
+    if cameras and most_bytes:
+        low, high = marks[0] if marks else (0, length)
+        low, high = max(0, low - _AROUND), min(length, high + _AROUND)
+        chosen = np.unique(np.linspace(low, high - 1, min(high - low, _SHOWN_FRAMES)).round().astype(np.int64))
+        sheet = sheet_of(cameras[0].frames((start + chosen).tolist()), len(chosen), most_bytes, gap=2)
+    return Evidence(
+        number=int(table.episode[row]), length=length, steps=steps, traces=tuple(traces), usual=tuple(usual),
+        marks=tuple(marks), frames=sheet, frame_steps=tuple(chosen.tolist()) if sheet else (),
+        camera=cameras[0].name if sheet else "",
+    )  # fmt: skip
+
+
+def _named(reader: StepReader, components: Sequence[str], start: int, steps: Array) -> Iterator[Trace]:
+    """Yield the components that are numbers of a field, such as `action` or `observation.state[2]`."""
+    fields = {one.name: one for one in reader.fields}
+    for name in components:
+        match = _COMPONENT.fullmatch(name)
+        one = fields.get(match[1] if match else name)
+        if one is None or is_image(one) or not one.row_bytes or "complex" in one.dtype:
+            continue
+        column = int(match[2]) if match else 0
+        if column < math.prod(one.shape) and (match or math.prod(one.shape) == 1):
+            values = _values(reader, one, start, steps, column + 1)[:, column]
+            yield Trace(kind=one.role, name=name, values=values)
+
+
+_MARKS = 200
+_COMPONENT = re.compile(r"(.+)\[(\d+)\]")
 _SHEET_FRAMES, _SHEET_COLUMNS = 24, 8
 _STRIP_FRAMES = 32
 _FIELDS = 4
@@ -325,6 +425,7 @@ class ShownImages:
 class Subject:
     """One dataset in a report; `manifest` and `figures` are None if it cannot be opened.
 
+    `evidence` shows findings, by their places in the list of those.
     `share` is the dataset's weight in a mixture. `stated` has selected entries of the source's own metadata.
     """
 
@@ -336,6 +437,7 @@ class Subject:
     images: tuple[ShownImages, ...] = ()
     more_images: int = 0
     shown: tuple[ShownEpisode, ...] = ()
+    evidence: Mapping[int, Evidence] = field(default_factory=dict)
     transfers: tuple[Transfer, ...] = ()
     stated: Mapping[str, str] = field(default_factory=dict)
     share: float | None = None
@@ -352,10 +454,14 @@ def subject_of(
     frame_bytes = image_bytes // (2 * max(1, episodes)) if chosen else 0
     shown = show_episodes(reader, figures, chosen, episodes, frame_bytes)
     half = image_bytes // (4 * max(1, len(chosen)))
+    evidence: dict[int, Evidence] = {}
+    if figures.episodes is not None and figures.episodes.table.covers(figures.steps):
+        evidence = evidence_of(reader, checked.findings, figures.episodes.table, sources, image_bytes // 4)
     return Subject(
         name=name, path=str(reader.path), checked=checked, manifest=reader.manifest, figures=figures,
         images=tuple(_images_of(source, figures, shown, half) for source in chosen),
-        more_images=len(sources) - len(chosen), shown=tuple(shown), transfers=tuple(transfers_of(reader.path)),
+        more_images=len(sources) - len(chosen), shown=tuple(shown), evidence=evidence,
+        transfers=tuple(transfers_of(reader.path)),
         stated=dict(_stated(reader)), share=share,
     )  # fmt: skip
 

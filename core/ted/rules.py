@@ -203,7 +203,8 @@ class Finding:
 
     `steps` are all steps concerned, as half-open ranges, and `episodes` the numbers of all episodes concerned, where
     the rule is about such. Where something was measured, `figure` is it and `threshold` what it was compared with;
-    `why` says why it matters for training, and `mend` is the command that mends it.
+    `why` says why it matters for training, and `mend` is the command that mends it. `components` are the parts of rows
+    that show it: fields, such as a camera, or numbers of a field, such as `observation.state[2]`.
     """
 
     rule: str
@@ -216,6 +217,7 @@ class Finding:
     threshold: float | None = None
     why: str = ""
     mend: str = ""
+    components: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

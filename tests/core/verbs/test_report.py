@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import robot_sets
 from damage import flip
 from made_datasets import HOSTILE, write_shown
 
@@ -271,3 +272,20 @@ def test_equal_data_give_equal_figures(walks: Path, tmp_path: Path) -> None:
     rbtool.convert(walks, tmp_path / "packed", layout="packed")
     with open_steps(walks) as one, open_steps(tmp_path / "packed") as other:
         assert measure(one, Silent()).fields == measure(other, Silent()).fields
+
+
+def test_findings_are_shown_with_the_steps_and_frames_concerned(tmp_path: Path) -> None:
+    made = robot_sets.make(robot_sets.Kind(cameras=1, episodes=8, length=60))
+    for name in ("action spike", "black frames"):
+        robot_sets.DEFECTS[name].change(made)
+    rbtool.convert(robot_sets.write(made, tmp_path / "raw"), tmp_path / "set")
+    rbtool.report(tmp_path / "set", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    items = re.findall(r"<li><strong.*?</li>", text, re.DOTALL)
+    spike, black = (next(one for one in items if rule in one) for rule in ("rule-MOT001", "rule-PIC002"))
+    assert "marked: step 40;" in spike
+    assert spike.count('class="mark"') == spike.count('class="usual"') == 1
+    assert "action[1]" in spike
+    assert "marked: steps 30 to 44<" in black
+    assert 'alt="observation.image.front at steps 27,' in black
+    assert not re.search(r"<(?:polyline|rect|line|path)\b[^>]*[^/]>", text)  # they would hide what follows
