@@ -92,6 +92,7 @@ def main(options, folder):
         demonstrate(folder, path)
     if not options.steps:
         return
+    torch.manual_seed(options.seed)  # the same policy, whether or not the demonstrations were there
     rbtool.convert(path, dataset)
     steps = rbtool.torch_dataset(dataset, batch_size=64, seed=options.seed, windows={"action": (0, CHUNK)})
     network, loader = ACT({field.key: field for field in rbtool.stats(dataset).fields}), rbtool.TorchLoader(steps)

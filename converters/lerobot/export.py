@@ -995,6 +995,10 @@ class _Videos:
                     file.close()
 
 
+_NEAR = 1e-6
+"""Seconds by which rounding moves times."""
+
+
 def _moved(said: list[Any], shift: float) -> list[Any]:
     """What is said, with times that are so many seconds earlier; of what held before the first row, the newest."""
     if not shift or not all(isinstance(one, dict) and "timestamp" in one for one in said):
@@ -1002,7 +1006,8 @@ def _moved(said: list[Any], shift: float) -> list[Any]:
     found: list[Any] = []
     newest: dict[Any, int] = {}
     for one in said:
-        moved = one | {"timestamp": max(0.0, one["timestamp"] - shift)}
+        time = one["timestamp"] - shift
+        moved = one | {"timestamp": time if time > _NEAR else 0.0}
         same = tuple(json.dumps(one.get(name)) for name in ("style", "role", "camera"))
         if not moved["timestamp"] and one.get("style") in _LASTING and same in newest:
             found[newest[same]] = moved

@@ -321,7 +321,8 @@ def _with_windows(windows: Windows, transform: Any) -> Compose:
 
 def _with_texts(reader: StepReader, transform: Any) -> Compose:
     looking_back, others = divided(transform)
-    return Compose(*looking_back, EpisodeTexts(reader.path), DecodeText(), *others)
+    texts = dict(zip(reader.episodes.episode.tolist(), reader.episode_text or (), strict=False))
+    return Compose(*looking_back, EpisodeTexts(texts), DecodeText(), *others)
 
 
 def _refuse_for_mixtures(path: Path, sampler: Any, split_trajs: bool) -> None:

@@ -24,8 +24,10 @@ TASK = "language_instruction"
 TASKS = f"{TASK}s"
 PERSISTENT, EVENTS = "language_persistent", "language_events"
 
-EARLY = 0.25
-"""Where the time of an event is in its frame, so that it is in the same row where time stamps are a little off."""
+EARLY = 0.2345
+"""Where the time of an event is in its frame: it stays in the same row where time stamps are a little off, and rows of
+other rates do not begin just then.
+"""
 
 Said: TypeAlias = Mapping[int | tuple[float, float] | None, list[Any]]
 """What is said by frame, by time stamps (after the first up to the second), or in all rows (None)."""
@@ -53,7 +55,7 @@ def said_in_rows(said: Said, frames: Array, times: Array) -> list[list[Any]]:
     """Return what is said in each of some rows of an episode, given their `frame` and their `timestamp`, `[n]`."""
     if None in said:
         return [said[None]] * len(frames)
-    found = [said.get(frame, []) for frame in frames.tolist()]
+    found, times = [said.get(frame, []) for frame in frames.tolist()], np.asarray(times, np.float64)
     for at, value in said.items():
         if isinstance(at, tuple):
             for row in np.flatnonzero((at[0] < times) & (times <= at[1])).tolist():

@@ -5,10 +5,8 @@ They select, rename and join entries, or change values: images, normalisation, t
 
 from __future__ import annotations
 
-import os
-import pathlib
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -20,7 +18,6 @@ from ..errors import CorruptDataError, MissingKeyError, SchemaError, UsageError,
 from ..format.contracts import own_attributes, refuse_overrides
 from ..format.documents import parse_json
 from ..format.language import EVENTS, PERSISTENT, TASK, TASKS, parse_said, said_in_rows
-from ..open_steps import open_episodes
 from .base import Transform
 
 Key: TypeAlias = str | tuple[str, ...]
@@ -704,7 +701,7 @@ class EpisodeTexts(Transform):
     episode, `language_events` has what happens in the step. Entries that steps have themselves stay as they are.
 
     Args:
-        path: the dataset.
+        texts: the texts of each episode, by its number.
 
     Raises:
         MissingKeyError: (a KeyError) `episode`, `frame`, `timestamp` or `task_index`, by which texts are found, is not
@@ -712,35 +709,28 @@ class EpisodeTexts(Transform):
         SchemaError: (a RuntimeError) which of several tasks a step has is not known.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, texts: Mapping[int, Mapping[str, str]]) -> None:
         super().__init__()
-        self.path = pathlib.Path(path).absolute()
-        self._known: dict[int, dict[str, str]] | None = None
+        self._texts = dict(texts)
+        self._names = dict.fromkeys(TASK if name == TASKS else name for text in texts.values() for name in text)
 
     def forward(self, data: Any) -> Any:
         batch = require_tensordict(data, self)
-        if self._known is None:
-            with open_episodes(self.path) as reader:
-                texts = reader.episode_text or [{}] * len(reader.episodes)
-                self._known = dict(zip(reader.episodes.episode.tolist(), texts, strict=True))
         here = batch.keys()
-        names = dict.fromkeys(name for text in self._known.values() for name in text)
-        names = dict.fromkeys(TASK if name == TASKS else name for name in names if name not in here)
-        if TASK in here:
-            names.pop(TASK, None)
+        names = [name for name in self._names if name not in here]
         episodes = self._numbers(batch, "episode") if names else np.zeros(0)
         found: dict[str, list[Any]] = {name: [None] * len(episodes) for name in names}
         for number in np.unique(episodes).tolist():
             rows = np.flatnonzero(episodes == number)
             for name in names:
-                for row, value in zip(rows, self._of_rows(batch, self._known.get(number, {}), name, rows), strict=True):
+                for row, value in zip(rows, self._of_rows(batch, self._texts.get(number, {}), name, rows), strict=True):
                     found[name][row] = value
         batch = batch.copy()
         for name, values in found.items():
             batch.set(name, _stacked(values, batch.batch_size))
         return batch
 
-    def _of_rows(self, batch: TensorDictBase, text: dict[str, str], name: str, rows: Any) -> list[Any]:
+    def _of_rows(self, batch: TensorDictBase, text: Mapping[str, str], name: str, rows: Any) -> list[Any]:
         """Return what a text of an episode has for these rows of the batch."""
         if name in (PERSISTENT, EVENTS):
             said = parse_said(text.get(name, "[]"), name)
@@ -767,9 +757,6 @@ class EpisodeTexts(Transform):
                 f"{name} is not in the batch as one number a step, and texts of steps are found by it"
             )
         return value.reshape(-1).numpy(force=True)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_known": None}
 
 
 def _stacked(values: list[Any], shape: torch.Size) -> Any:

@@ -100,7 +100,7 @@ def test_every_verb_and_fact_is_shown():
     for verb in ("list", "upload", *shown):
         assert f"rbtool {verb} " in commands or f"rbtool {verb}" in commands.split("\n")
     assert facts_table.shown(README) == facts_table.read().table()
-    assert len(PYTHON) == len(OF_ROBOTS) == 2
+    assert (len(PYTHON), len(OF_ROBOTS)) == (2, 3)
 
 
 EACH_TWICE = """
