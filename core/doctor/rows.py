@@ -594,7 +594,7 @@ class RowRules:
         threshold: float,
         steps: Sequence[Any] = (),
         *,
-        components: Sequence[str] = (),
+        parts: Sequence[str] = (),
     ) -> None:
         """Report about the episodes of a mask; `what` has `{}` for their numbers."""
         numbers = np.unique(self._number[which])
@@ -603,7 +603,7 @@ class RowRules:
         ]
         self._report.add(
             rule, what.replace("{}", of_episodes(numbers), 1), episodes=numbers.tolist(), steps=ranges, figure=figure,
-            threshold=threshold, components=components,
+            threshold=threshold, components=parts,
         )  # fmt: skip
 
     def _first(self, states: int, actions: int) -> list[str]:
@@ -650,7 +650,7 @@ class RowRules:
                 odd,
                 worst,
                 reached,
-                components=["next.reward"],
+                parts=["next.reward"],
             )
 
     def _copies(self, splits: Mapping[str, Sequence[int]]) -> None:
@@ -761,7 +761,7 @@ class RowRules:
             beyond = max(abs(low), abs(high)) > 1.001  # progress up to 1 grows as well
             if summed.mean() > limits.all and steady and beyond:
                 text = f"in {summed.mean():.0%} of the episodes rewards only grow, to {last.mean():.3g} on average"
-                self._add("REW003", text, everything, float(summed.mean()), limits.all, components=["next.reward"])
+                self._add("REW003", text, everything, float(summed.mean()), limits.all, parts=["next.reward"])
                 return
         lone = self.array("reward_from_end")[self.array("rewarded") > 0]
         if len(lone) >= 5 and self.array("rewarded").max() <= 2 and (lone == 1).mean() > limits.all:
@@ -796,7 +796,7 @@ class RowRules:
             return
         text = "{}: " if wrong.mean() < self._limits.all else ""
         text += f"{name} is not the sum of the rewards, by up to {float(apart.max()):.4g}"
-        self._add("REW005", text, wrong, float(apart.max()), 1e-3 * scale, components=[name, "next.reward"])
+        self._add("REW005", text, wrong, float(apart.max()), 1e-3 * scale, parts=[name, "next.reward"])
 
     def _shifted_rewards(self, everything: Array) -> None:
         rows = self.array("fit_rows").astype(np.float64)
@@ -822,7 +822,7 @@ class RowRules:
             text = (
                 f"rewards fit {side} better than their own: {other:.3f} of their variance is explained, not {here:.3f}"
             )
-            self._add("REW002", text, everything, other - here, limits.shifted, components=["next.reward"])
+            self._add("REW002", text, everything, other - here, limits.shifted, parts=["next.reward"])
 
     def _family(self, values: Array) -> Array:
         return np.asarray(np.median(values[self._whole], axis=0))
@@ -856,7 +856,7 @@ class RowRules:
             at = self._start[which] + signal.array("peak")[which, 0]
             text = f"{{}}: {signal.called(wild[which].any(0))} leaps by {ratio:.0f} times the usual"
             places = [(int(one), int(one) + 1) for one in at]
-            self._add("MOT001", text, which, ratio, limits.spike, places, components=signal.places(wild[which].any(0)))
+            self._add("MOT001", text, which, ratio, limits.spike, places, parts=signal.places(wild[which].any(0)))
         one_joint = chatter.any(1) & ~shaken
         odd = steady & unlike & ~which & ~one_joint
         if odd.any() and odd.mean() < limits.few:
@@ -864,13 +864,13 @@ class RowRules:
             far = np.maximum(by_rough, by_speed) > limits.fast
             figure = float(np.maximum(by_rough, by_speed)[odd].max())
             text = f"{{}}: {signal.called(far[odd].any(0))} changes {figure:.1f} times as fast or as roughly as usual"
-            self._add("MOT009", text, odd, figure, limits.rough, components=signal.places(far[odd].any(0)))
+            self._add("MOT009", text, odd, figure, limits.rough, parts=signal.places(far[odd].any(0)))
         odd = steady & one_joint
         if odd.any():
             most = float(turns[odd].max())
             text = f"{{}}: {signal.called(chatter[odd].any(0))} reverses by far in {most:.0%} of the steps"
             text += f", up to {int(alternating[odd].max())} of them in a row"
-            self._add("MOT005", text, odd, most, limits.chatter, components=signal.places(chatter[odd].any(0)))
+            self._add("MOT005", text, odd, most, limits.chatter, parts=signal.places(chatter[odd].any(0)))
 
     def _together(self, values: Array, ratio: float, span: Array) -> Array:
         """Whether most components of episodes are many times the family's, judged by their median ratio."""
@@ -914,7 +914,7 @@ class RowRules:
             ratio = float(np.median((span[odd] / np.maximum(self._family(span), 1e-12))[part]))
             guess = ", as degrees among radians are" if 40 < ratio < 75 else ""
             text = f"{{}}: the range of {signal.called(part.any(0))} is {ratio:.3g} times the usual{guess}"
-            self._add("MOT008", text, odd, ratio, self._limits.units, components=signal.places(part.any(0)))
+            self._add("MOT008", text, odd, ratio, self._limits.units, parts=signal.places(part.any(0)))
 
     def _still(self, signal: Signal) -> None:
         limits = self._limits
@@ -946,7 +946,7 @@ class RowRules:
             if most <= limits.stuck:
                 most = 1 - float(share_of[odd][held[odd]].min())
                 text = f"{{}}: {signal.called(held[odd].any(0))} hardly moves: {1 - most:.2%} of the usual range"
-            self._add("MOT002", text, odd, most, limits.stuck, components=signal.places(held[odd].any(0)))
+            self._add("MOT002", text, odd, most, limits.stuck, parts=signal.places(held[odd].any(0)))
         low, high = signal.array("low")[whole].min(0), signal.array("high")[whole].max(0)
         touches = (signal.array("low") == low) | (signal.array("high") == high)
         length = self._length[:, None]
@@ -959,13 +959,13 @@ class RowRules:
         if everywhere.sum() > (everywhere & ordinary).sum() or (everywhere.sum() > 1 and total[everywhere].max() > 0.2):
             text = f"{signal.called(everywhere)} lies on a limit in {total[everywhere].max():.0%} of the moving steps"
             share_of_all = float(total[everywhere].max())
-            self._add("MOT004", text, whole, share_of_all, limits.limits, components=signal.places(everywhere))
+            self._add("MOT004", text, whole, share_of_all, limits.limits, parts=signal.places(everywhere))
             return
         odd = whole & clipped
         if odd.any() and odd.mean() < limits.few:
             most = float(share[odd][often[odd]].max())
             text = f"{{}}: {signal.called(often[odd].any(0))} lies on a limit in {most:.0%} of the moving steps"
-            self._add("MOT004", text, odd, most, limits.clipped, components=signal.places(often[odd].any(0)))
+            self._add("MOT004", text, odd, most, limits.clipped, parts=signal.places(often[odd].any(0)))
 
     def _pairs(self) -> None:
         limits, whole = self._limits, self._whole
@@ -975,7 +975,7 @@ class RowRules:
             at = (self._start + self.array("frozen_at"))[odd]
             steps = [(int(start), int(start + length)) for start, length in zip(at, run[odd], strict=True)]
             text = f"{{}}: states stand still for {int(run[odd].max())} steps while actions move"
-            self._add("MOT003", text, odd, float(run[odd].max()), limits.frozen, steps, components=self._first(2, 1))
+            self._add("MOT003", text, odd, float(run[odd].max()), limits.frozen, steps, parts=self._first(2, 1))
         moves = np.zeros(len(self._number), bool)
         for _, signal in self._signals():
             moves |= (signal.array("high") > signal.array("low")).any(1)
@@ -996,14 +996,14 @@ class RowRules:
                     end = (self._start + self._length)[odd]
                     steps = [(stop - one, stop) for stop, one in zip(end, rest[odd], strict=True)]
                 share = float((rest / self._length)[odd].max())
-                self._add("MOT006", text, odd, share, limits.idle, steps, components=self._first(2, 1))
+                self._add("MOT006", text, odd, share, limits.idle, steps, parts=self._first(2, 1))
         run, at = self.array("repeated"), self.array("repeated_at")
         inside = (at > 1) & (at + run < self._length - 1)
         odd = whole & inside & (run >= limits.frozen) & (run > limits.frozen_ratio * np.median(run[whole]) + 2)
         if odd.any() and odd.mean() < limits.few:
             steps = [(int(one), int(one + more)) for one, more in zip((self._start + at)[odd], run[odd], strict=True)]
             text = f"{{}}: states and actions are repeated for {int(run[odd].max())} steps, bit for bit"
-            self._add("MOT003", text, odd, float(run[odd].max()), limits.frozen, steps, components=self._first(2, 1))
+            self._add("MOT003", text, odd, float(run[odd].max()), limits.frozen, steps, parts=self._first(2, 1))
         self._lag()
         if self.has("agree"):
             self._agreement()
@@ -1036,7 +1036,7 @@ class RowRules:
             shown = int(LAGS[own[odd]][0])
             text = f"{{}}: states follow actions by {shown} steps, the others by {int(LAGS[usual])}"
             away = shown - int(LAGS[usual])
-            self._add("MOT007", text, odd, away, limits.lag, components=self._first(1, 1))
+            self._add("MOT007", text, odd, away, limits.lag, parts=self._first(1, 1))
         family = np.median(lags[whole], axis=0)
         if family[usual] - family[len(LAGS) // 2] > 0.05:
             self._lag_of_all(int(LAGS[usual]))
@@ -1050,7 +1050,7 @@ class RowRules:
         how = f"precede actions by {-lag}" if lag < 0 else f"follow actions by {lag}"
         limit = float(most) if lag > 0 else -limits.precede
         text, everything = f"states {how} steps in all episodes", np.ones_like(self._whole)
-        self._add("MOT007", text, everything, float(lag), limit, components=self._first(1, 1))
+        self._add("MOT007", text, everything, float(lag), limit, parts=self._first(1, 1))
 
     def _predict(self) -> bool:
         """Predict actions from states and their changes, where they are no positions: a regression on all episodes.
@@ -1109,7 +1109,7 @@ class RowRules:
         if odd.any() and odd.mean() < limits.few:
             shown = int(LAGS[usual] + own[is_late][0] - room)
             text = f"{{}}: states follow actions by {shown} steps, the others by {int(LAGS[usual])}"
-            self._add("MOT007", text, odd, shown - int(LAGS[usual]), limits.lag, components=self._first(1, 1))
+            self._add("MOT007", text, odd, shown - int(LAGS[usual]), limits.lag, parts=self._first(1, 1))
         family, spread = robust(np.log(np.maximum(parts, 1e-12)))
         scale = np.maximum(target.var(0), 1e-12)
         far = np.log(np.maximum(parts, 1e-12)) > family + np.maximum(np.log(5), limits.apart * spread)
@@ -1122,7 +1122,7 @@ class RowRules:
             names = Signal([], self.actions.names[:_POSE_WIDTH], {}).called(far[there].any(0))
             figure = float((parts / scale)[there][far[there]].max())
             text = f"{{}}: {names} does not follow from the states as in the others"
-            self._add("MOT010", text, other, figure, 0.5, components=self._first(2, 2))
+            self._add("MOT010", text, other, figure, 0.5, parts=self._first(2, 2))
         if found[usual][0] < 0.7 * found[room][0]:
             self._lag_of_all(int(LAGS[usual]))
         return True
@@ -1152,7 +1152,7 @@ class RowRules:
             figure = float(np.abs(apart - usual_apart)[odd][far[odd]].max())
             text = f"{{}}: {self.states.called(far[odd].any(0))} is {figure:.3g} away from its actions on average"
             limit = float((10 * spread_apart + self._limits.offset * span).min())
-            self._add("MOT010", text, odd, figure, limit, components=self._both(far[odd].any(0)))
+            self._add("MOT010", text, odd, figure, limit, parts=self._both(far[odd].any(0)))
         if (np.abs(apart) == 0).all() and self._equal:
             self._add("MOT010", "all actions are the states of their steps", np.ones_like(self._whole), 1, 1)
         middle, spread = robust(agree[self._whole])
@@ -1171,7 +1171,7 @@ class RowRules:
             names = self.states.called(far[odd].any(0))
             text = f"{{}}: states and actions of {names} correlate by {worst:.2f}, {usual_one:.2f} is usual"
             limit = usual_one - self._limits.disagreement
-            self._add("MOT010", text, odd, worst, limit, components=self._both(far[odd].any(0)))
+            self._add("MOT010", text, odd, worst, limit, parts=self._both(far[odd].any(0)))
 
     def _time(self) -> None:
         limits = self._limits
@@ -1189,13 +1189,13 @@ class RowRules:
                 float(gap[skips].max()),
                 limits.gap * float(usual[0]),
                 steps,
-                components=["timestamp"],
+                parts=["timestamp"],
             )
         if (odd := back > 0).any():
             at = (self._start + self.array("backward_at"))[odd].tolist()
             text = f"{{}}: time does not go on in {counted(int(back.sum()), 'step')}"
             places = [(one - 1, one + 1) for one in at]
-            self._add("TIM003", text, odd, float(back.sum()), 0, places, components=["timestamp"])
+            self._add("TIM003", text, odd, float(back.sum()), 0, places, parts=["timestamp"])
         jitter = self.array("jitter")
         if (odd := self.array("jittered") > limits.jittered).any():
             most = float(jitter[odd].max())
@@ -1206,7 +1206,7 @@ class RowRules:
                 odd,
                 most,
                 max(limits.jitter * float(usual[0]), limits.tolerance),
-                components=["timestamp"],
+                parts=["timestamp"],
             )
         first = self.array("time_first")
         middle = float(np.median(first))

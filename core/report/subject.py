@@ -454,13 +454,13 @@ def subject_of(
     frame_bytes = image_bytes // (2 * max(1, episodes)) if chosen else 0
     shown = show_episodes(reader, figures, chosen, episodes, frame_bytes)
     half = image_bytes // (4 * max(1, len(chosen)))
-    evidence: dict[int, Evidence] = {}
+    seen: dict[int, Evidence] = {}
     if figures.episodes is not None and figures.episodes.table.covers(figures.steps):
-        evidence = evidence_of(reader, checked.findings, figures.episodes.table, sources, image_bytes // 4)
+        seen = evidence_of(reader, checked.findings, figures.episodes.table, sources, image_bytes // 4)
     return Subject(
         name=name, path=str(reader.path), checked=checked, manifest=reader.manifest, figures=figures,
         images=tuple(_images_of(source, figures, shown, half) for source in chosen),
-        more_images=len(sources) - len(chosen), shown=tuple(shown), evidence=evidence,
+        more_images=len(sources) - len(chosen), shown=tuple(shown), evidence=seen,
         transfers=tuple(transfers_of(reader.path)),
         stated=dict(_stated(reader)), share=share,
     )  # fmt: skip
