@@ -59,6 +59,7 @@ def summary_lines(result: InspectResult, width: int | None = None) -> Iterator[l
     if apart := without_final(counts):
         yield from folded(_titled("final", f"{apart}: the source has no observation after it"), width, _TITLE)
     spreads = [("length", result.length), ("return", result.returns)]
+    spreads += [(name.rpartition(".")[2], spread) for name, spread in result.scores.items()]
     rows = [_spread(title, spread) for title, spread in spreads if spread is not None]
     yield from Table(rows, indent=_TITLE).lines(width)
     if result.layouts:

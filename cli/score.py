@@ -79,7 +79,7 @@ def score_lines(lowest: list[EpisodeScores], width: int | None = None) -> list[L
 
     rows: list[Line] = [[Styled(text, "dim") for text in ("episode", "steps", *NAMES)]]
     rows += [
-        [f"{one.episode:,}", f"{one.length:,}", *(_cell(getattr(one, name)) for name in NAMES)]
+        [f"{one.episode:,}", f"{one.length:,}", *(_cell(getattr(one, name), name) for name in NAMES)]
         for one in lowest[:_SHOWN]
     ]
     lengths = sorted(one.length for one in lowest)
@@ -97,7 +97,9 @@ def _median(values: list[float | None]) -> float | None:
     return known[len(known) // 2] if known else None
 
 
-def _cell(value: float | None) -> Cell:
+def _cell(value: float | None, name: str = "") -> Cell:
+    """Return a score as text, yellow below 0.5 where that speaks against the episode."""
     if value is None:
         return "-"
-    return Styled(f"{value:.2f}", "yellow") if value < 0.5 else f"{value:.2f}"
+    odd = value < 0.5 and name not in ("", "coverage", "novelty")
+    return Styled(f"{value:.2f}", "yellow") if odd else f"{value:.2f}"

@@ -6,6 +6,7 @@ known format the result is another one: `PartsResult`, `MixResult`, `EnsembleRes
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -230,7 +231,8 @@ class InspectResult(Result):
     `layouts` maps each layout of datasets to the bytes of the rows in it, uncompressed unless it is the current one;
     `bytes_saved` is the difference between layout `ted` and the current one. `first_episode` is the source's number of
     the first episode, None without any. `problems` name the files that are missing or differ in size from the
-    manifest; `transfers` are its uploads to a hub and its download from there.
+    manifest; `transfers` are its uploads to a hub and its download from there. `scores` are those of the episodes, by
+    names like `score.quality`, where `score` has added them.
     """
 
     kind: ClassVar[str] = "inspect"
@@ -259,6 +261,7 @@ class InspectResult(Result):
     first_episode: int | None
     problems: tuple[str, ...] = ()
     transfers: tuple[Transfer, ...] = ()
+    scores: Mapping[str, Spread | None] = dataclasses.field(default_factory=dict)
 
 
 @overload
@@ -381,6 +384,7 @@ def _of_steps(
         first_episode=_first(table),
         problems=tuple(size_problems(reader)),
         transfers=tuple(transfers_of(reader.path)),
+        scores={name: Spread.of(column[~np.isnan(column)]) for name, column in table.scores.items()},
     )
 
 

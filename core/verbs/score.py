@@ -310,6 +310,7 @@ class _Scoring:
             self.notes.append(f"of {counted(longer, 'episode')} the first {_LONGEST // width:,} steps are looked at")
         self._not_finite = np.zeros(count, bool)
         self._figures: dict[str, list[Array]] = defaultdict(list)
+        self._parts_of_family: list[int] = []
         self._settle_scales()
 
     def _values_of(self, field: Field) -> Array:
@@ -471,6 +472,7 @@ class _Scoring:
         if actions.shape[1]:
             parts += _moments(actions / self._action_deviation, begins, lengths)
         self._figures["family"].append(np.concatenate(parts, axis=1).astype(np.float32))
+        self._parts_of_family = [part.shape[1] for part in parts]
 
     def _seen(self, steps: Array) -> list[Array]:
         """Return small copies of pictures at steps `[episodes, samples]`, each field with the weight of all states."""
@@ -492,7 +494,10 @@ class _Scoring:
         return found if len(names) <= _MOST_TASKS else np.zeros_like(found)
 
     def _distance_to_family(self, figures: Array, tasks: Array) -> Array:
-        """Return how far an episode is from the median of all, or of its task, if that has enough episodes."""
+        """Return how far an episode is from the median of all, or of its task, if that has enough episodes.
+
+        The length counts as much as the path, the first state, and so on, however many components a state has.
+        """
         found = np.zeros(len(figures))
         counts = np.bincount(tasks)
         family = np.where(counts[tasks] > _NEIGHBOURS, tasks, -1)
@@ -501,7 +506,9 @@ class _Scoring:
             among = figures[own] if one >= 0 else figures
             middle = np.median(among, axis=0)
             spread = np.maximum(1.4826 * np.median(np.abs(among - middle), axis=0), 0.05)
-            found[own] = np.mean(((figures[own] - middle) / spread) ** 4, axis=1) ** 0.25
+            powers = ((figures[own] - middle) / spread) ** 4
+            edges = np.cumsum([0, *self._parts_of_family[:-1]])
+            found[own] = np.mean(np.add.reduceat(powers, edges, axis=1) / self._parts_of_family, axis=1) ** 0.25
         return found
 
 

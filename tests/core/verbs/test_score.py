@@ -92,6 +92,7 @@ def qualities(path: Path) -> list[float]:
 def test_the_copy_has_the_scores_the_rows_and_the_digest(walks: Path, scored: Path, tmp_path: Path) -> None:
     result = rbtool.score(walks)
     assert [one.quality for one in result.scores] == qualities(scored)
+    assert rbtool.inspect(scored).scores["score.quality"].max == max(qualities(scored))
     assert all(0 <= getattr(one, name) <= 1 for one in result.scores for name in NAMES)
     assert {rbtool.inspect(path).content_digest for path in (walks, scored)} == {result.content_digest}
     assert rbtool.check(scored, profile="form").findings == ()
