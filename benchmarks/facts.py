@@ -41,7 +41,6 @@ SPEEDS = {
     ("RandomSampler LazyMemmapStorage 256",): "draw 256 of 1M steps in a memory map",
     ("extend 32", "extend 32, filling"): "write 32 steps into a memory map",
     ("slices 8 of 32, TorchRL",): "draw 8 slices of 32 steps, each inside an episode",
-    ("dump, 1% new, TorchRL",): "save 1M steps again, of which 1 % are new",
 }
 """Claims of the table of speeds, and how the README names them; of several, it shows the one with the lowest ratio."""
 
