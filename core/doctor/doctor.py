@@ -132,9 +132,10 @@ class Doctor(Rule):
         report = Report(self._path, self._is_raw, rate=self._rate)
         with np.errstate(all="ignore"):
             self._rows.finish()
-            self._rows.report(report, robot="robot" in self.profiles, splits=self._splits())
+            self._rows.report(report, robot="robot" in self.profiles)
             if "robot" in self.profiles:
                 self._pictures.report(report, self._rows, whole=whole and self._is_raw)
+            self._rows.report_copies(self._splits())
         if "data" not in self.profiles:
             report.findings = [one for one in report.findings if BY_ID[one.rule].profile == "robot"]
             return report.findings

@@ -19,7 +19,7 @@ from ..format.contracts import Array
 from ..progress import counted
 from ..ted.rules import Rows
 from ..ted.schema import ACTION, NEXT, NEXT_REWARD, NEXT_TERMINATED, Field, as_numbers, key_name
-from .rules import Report, Thresholds, of_episodes, robust
+from .rules import BY_ID, Report, Thresholds, of_episodes, robust
 
 _INDEX = ("info", "index")
 _RETURN = re.compile(r"(?:.*_)?(?:returns?|rtg|returns?_to_go)")
@@ -559,7 +559,7 @@ class RowRules:
         """Whether something was measured."""
         return bool(self._each.get(name))
 
-    def report(self, report: Report, *, robot: bool, splits: Mapping[str, Sequence[int]]) -> None:
+    def report(self, report: Report, *, robot: bool) -> None:
         """Report what is unusual; rules about robots only with `robot`."""
         if not self.numbers:
             return
@@ -567,9 +567,10 @@ class RowRules:
         self._start = np.concatenate(self.places)
         report.numbers = self._number.tolist()
         self._whole = self._length >= self._limits.least
+        # A very long episode has several parts here.
+        self._begins = np.append(True, self._number[1:] != self._number[:-1])
         self._report = report
         self._lengths_and_returns(robot=robot)
-        self._copies(splits)
         self._constant()
         self._rewards()
         self._wild: set[int] = set()
@@ -622,23 +623,26 @@ class RowRules:
         return [one for pair in pairs for one in pair][:_MOST_PLACES]
 
     def _lengths_and_returns(self, *, robot: bool) -> None:
-        limits, length = self._limits, self._length
+        limits, starts = self._limits, np.flatnonzero(self._begins)
+        length, part_of = np.add.reduceat(self._length, starts), np.cumsum(self._begins) - 1
         middle = float(np.median(length))
         _, deviation = robust(length.astype(float))
         least = least_length(length, limits, robot=robot)
         short = length < least
         if not robot and not limits.length and self.has("terminated"):
-            short &= ~self.array("terminated")  # an agent may fail at once
+            short &= ~np.logical_or.reduceat(self.array("terminated"), starts)  # an agent may fail at once
         if short.any() and (limits.length or short.mean() < limits.few):
             found = int(length[short].min())
-            self._add("EPI004", f"{{}}: {counted(found, 'step')}, the median is {middle:.0f}", short, found, least)
+            self._add(
+                "EPI004", f"{{}}: {counted(found, 'step')}, the median is {middle:.0f}", short[part_of], found, least
+            )
         most = max(limits.long * middle, middle + limits.outlier * max(float(deviation), limits.level * middle))
         if len(length) >= 5 and middle >= 5 and (long := length > most).any():
             found = int(length[long].max())
-            self._add("EPI006", f"{{}}: {found:,} steps, the median is {middle:.0f}", long, found, most)
+            self._add("EPI006", f"{{}}: {found:,} steps, the median is {middle:.0f}", long[part_of], found, most)
         if not self.has("return") or len(length) < 8:
             return
-        value = self.array("return")
+        value = np.add.reduceat(self.array("return"), starts)
         middle, spread = map(float, robust(value))
         far = np.abs(value - middle)
         reached = limits.outlier * max(spread, 1e-3 * abs(middle))
@@ -647,20 +651,28 @@ class RowRules:
             self._add(
                 "EPI007",
                 f"{{}}: return {worst:g}, the median is {middle:g}",
-                odd,
+                odd[part_of],
                 worst,
                 reached,
                 parts=["next.reward"],
             )
 
-    def _copies(self, splits: Mapping[str, Sequence[int]]) -> None:
+    def report_copies(self, splits: Mapping[str, Sequence[int]]) -> None:
+        """Report copies of episodes, after all else: of equal ones, one stays about which nothing was found."""
+        if not self.numbers:
+            return
+        spoiled = {
+            number for one in self._report.findings if BY_ID[one.rule].mend.startswith("leave out")
+            for number in one.episodes
+        }  # fmt: skip
         of_split = {number: name for name, numbers in splits.items() for number in numbers}
         where = {number: at for at, number in enumerate(self._number.tolist())}
         equal: set[int] = set()
         found: dict[str, list[tuple[list[int], str, float]]] = defaultdict(list)
-        varied = self._varied()
+        varies = self._varied()
+        varied = varies & ~np.isin(self._number, self._number[~self._begins])  # parts are no episodes
         for same in self._digests.values():
-            same = [one for one in same if one in where and varied[where[one]]]
+            same = sorted((one for one in same if one in where and varied[where[one]]), key=spoiled.__contains__)
             if len(same) > 1:
                 equal |= set(same)
                 names = {of_split.get(one, "") for one in same}
@@ -668,13 +680,13 @@ class RowRules:
                 found["EPI001"].append(
                     (same[1:], f"the same states and actions as episode {same[0]}{across}", len(same))
                 )
-        near = self._near(equal, varied)
+        near = self._near(equal, varied, spoiled)
         for number, (other, apart) in near.items():
             found["EPI002"].append(
                 ([number], f"within {apart:.1g} of the range of episode {other}, as far as compared", apart)
             )
         for one, other, share in self._contained():
-            if one in where and other in where and not {one, other} <= equal and varied[where[one]]:
+            if one in where and other in where and not {one, other} <= equal and varies[where[one]]:
                 found["EPI003"].append(
                     ([one], f"about {share:.0%} of the steps are in episode {other}, bit for bit", share)
                 )
@@ -694,7 +706,7 @@ class RowRules:
             found |= (signal.array("high") > signal.array("low")).any(1)
         return found
 
-    def _near(self, equal: set[int], varied: Array) -> dict[int, tuple[int, float]]:
+    def _near(self, equal: set[int], varied: Array, spoiled: set[int]) -> dict[int, tuple[int, float]]:
         """Find episodes of one length whose rows at five places are nearly equal."""
         found: dict[int, tuple[int, float]] = {}
         if not self.has("picks"):
@@ -711,7 +723,7 @@ class RowRules:
             one, other = pairs[(self._length[pairs[:, 0]] == self._length[pairs[:, 1]]) & varied[pairs[:, 0]]].T
             apart = np.abs(scaled[one] - scaled[other]).max(1)
             for at in np.flatnonzero((apart < self._limits.near) & (self._length[one] >= self._limits.least)).tolist():
-                first, second = int(numbers[one[at]]), int(numbers[other[at]])
+                first, second = sorted((int(numbers[one[at]]), int(numbers[other[at]])), key=spoiled.__contains__)
                 if not {first, second} <= equal:
                     found.setdefault(second, (first, float(apart[at])))
         return found
@@ -1212,7 +1224,7 @@ class RowRules:
         middle = float(np.median(first))
         late = np.abs(first - middle) > limits.late * np.maximum(tick, 1e-12)
         raw = self._report.is_raw  # a dataset's times may count from anywhere
-        begins = np.append(True, self._number[1:] != self._number[:-1])  # not a later part of a very long episode
+        begins = self._begins
         late &= begins
         absolute = raw and self._rate is not None and (np.abs(first) > limits.late * np.maximum(tick, 1e-12)) & begins
         if len(first) > 2 and absolute is not False and np.mean(absolute) > 0.5:

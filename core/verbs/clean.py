@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -157,7 +157,7 @@ def clean(asked: CleanOptions) -> CleanResult:
     limits = replace(limits, length=asked.min_length or limits.length)
     found = check(
         asked.dataset, root=asked.root, format=asked.format, full=asked.full, baseline=asked.baseline,
-        progress=asked.progress,
+        progress=asked.progress, profile=chosen.profile,
         thresholds={name: limit for name, limit in asdict(limits).items() if limit}, **given,
     )  # fmt: skip
     opened = open_source(path, format=asked.format, options=given) if is_raw else open_steps(path, damaged=True)
@@ -203,6 +203,13 @@ class _Chosen:
         return cls(
             frozenset(proposed.union(DROPS["unreadable"], DROPS["nan"])), True, frozenset(FIXES), everything=True
         )
+
+    @property
+    def profile(self) -> Literal["all"] | None:
+        """The rules that look: those about robots as well where one of them is asked for."""
+        asked_for = self.rules | self.fixed | ({_IDLE} if self.trim else set())
+        robot = any(rule in BY_ID and BY_ID[rule].profile == "robot" for rule in asked_for)
+        return "all" if robot and not self.everything else None
 
     @property
     def fixed(self) -> frozenset[str]:
@@ -288,6 +295,10 @@ class _Cleaning:
             found[one.rule].update(one.episodes)
         return found
 
+    def _share(self, rule: str) -> float:
+        """Return the share of the episodes that findings of a rule name."""
+        return len(self._concerned[rule].intersection(self._numbers)) / len(self._numbers)
+
     @cached_property
     def _judged(self) -> tuple[list[tuple[str, Finding]], list[Remaining]]:
         """Decide about each finding: what is done, or why it remains."""
@@ -305,12 +316,11 @@ class _Cleaning:
         everything, rule = self.chosen.everything, one.rule
         name = BY_ID[rule].drop if rule in BY_ID else rule
         if rule in self.chosen.rules:
-            concerned = len(self._concerned[rule].intersection(self._numbers))
             if not one.episodes:
                 return "", "no episode is named that could be left out"
-            if everything and concerned == len(self._numbers):
+            if everything and self._share(rule) == 1:
                 return "", "every episode is concerned"
-            if everything and concerned > 0.5 * len(self._numbers):
+            if everything and self._share(rule) > 0.5:
                 return "", f"most episodes are concerned: --drop {name} leaves them out all the same"
             return "drop", ""
         if rule == _IDLE and self.chosen.trim:
@@ -318,8 +328,14 @@ class _Cleaning:
                 return "", "not before the episodes that cannot be read are gone: clean the result again"
             return "trim", ""
         if rule in self.chosen.fixed:
-            unknown = rule in FIXES["retime"] and self._rate is None
-            return ("", "no rate is stated that time stamps could have") if unknown else ("fix", "")
+            of_time = rule in FIXES["retime"]
+            if of_time and self._rate is None:
+                return "", "no rate is stated that time stamps could have"
+            if of_time and everything and _RATE in self._concerned:
+                return "", "the stated rate may be wrong: if it is not, --fix retime sets time stamps by it"
+            if of_time and everything and self._share(_GAPS) > 0.5:
+                return "", "time stamps that are set anew hide gaps: --fix retime sets them all the same"
+            return "fix", ""
         if rule == _ORPHANS and isinstance(self.reader, Reader):
             return "fix", ""  # it is not taken over
         if rule == _RATE and everything:

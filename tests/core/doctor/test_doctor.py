@@ -6,9 +6,11 @@ import json
 import re
 import shlex
 from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -18,10 +20,12 @@ from robot_sets import CLEAN, DEFECTS, Kind, make, write, write_defect
 import rbtool
 from rbtool import UsageError
 from rbtool.core.doctor.pictures import Eye, Frames
-from rbtool.core.doctor.rows import RowRules
+from rbtool.core.doctor.rows import _MOST_HELD, RowRules
 from rbtool.core.doctor.rules import BY_ID, DROPS, ENTRIES, Report, Thresholds, ranges_without
 from rbtool.core.preprocess import run
 from rbtool.core.results import to_document
+from rbtool.core.ted.rules import Rows
+from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.options import CleanOptions
 
@@ -379,6 +383,72 @@ def test_clean_leaves_no_statistics_and_totals_of_other_rows(tmp_path: Path) -> 
         assert rbtool.check(tmp_path / "clean").errors == 0
     assert (tmp_path / "ted/.rbtool/source/meta/stats.json").exists()
     assert rbtool.check(tmp_path / "ted", profile="form").errors == 0
+
+
+def test_clean_keeps_the_copy_about_which_nothing_is_found(tmp_path: Path) -> None:
+    made = make(Kind(cameras=1))
+    one, camera = made.episodes[1], robot_sets.CAMERAS[0]
+    made.episodes[5] = robot_sets.Episode(one.columns, {camera: one.pictures[camera].copy()}, one.task)
+    one.pictures[camera][20:40] = 0
+    done = rbtool.clean(write(made, tmp_path / "set"), tmp_path / "clean", dry_run=True)
+    assert done.dropped == {"EPI001": (1,), "PIC002": (1,)}
+
+
+@pytest.mark.parametrize(("every", "gap"), [(2.0, 0.0), (1.0, 0.05)])
+def test_clean_sets_no_times_by_a_rate_that_may_be_wrong_nor_over_gaps(
+    tmp_path: Path, every: float, gap: float
+) -> None:
+    made = make(Kind(cameras=0, episodes=12))
+    for at, one in enumerate(made.episodes):
+        time = one.columns["timestamp"] * every + made.draw.uniform(-0.004, 0.004, len(one))
+        time[50:] += gap * (at < 8)
+        one.columns["timestamp"] = time.astype(np.float32)
+    source = write(made, tmp_path / "raw")
+    done = rbtool.clean(source, tmp_path / "clean", dry_run=True)
+    assert {one.rule for one in done.remaining} == {"TIM002", "TIM001" if gap else "TIM005"}
+    assert not done.changes
+    assert {one.rule for one in rbtool.clean(source, tmp_path / "clean", fix="retime", dry_run=True).changes} >= {
+        "TIM002"
+    }
+
+
+def test_clean_looks_for_what_it_is_asked_to_leave_out_where_no_rate_is_stated(tmp_path: Path) -> None:
+    made = make(Kind(cameras=0, episodes=12))
+    DEFECTS["stuck joint"].change(made)
+    parts = [np.concatenate([one.columns[name] for one in made.episodes]) for name in robot_sets.FEATURES]
+    ends = np.isin(np.arange(len(parts[0])), np.cumsum([len(one) for one in made.episodes]) - 1)
+    with h5py.File(tmp_path / "set.hdf5", "w") as file:
+        for name, values in zip(("observations", "actions"), parts, strict=True):
+            file[name] = values
+        file["rewards"], file["terminals"], file["timeouts"] = (
+            np.arange(len(ends), dtype=np.float32),
+            ends & False,
+            ends,
+        )
+    (found,) = [one for one in rbtool.check(tmp_path / "set.hdf5", profile="robot").findings if one.rule == "MOT002"]
+    assert found.mend.endswith("DEST --drop stuck")
+    done = rbtool.clean(tmp_path / "set.hdf5", tmp_path / "clean", drop="stuck", dry_run=True)
+    assert done.dropped == {"MOT002": (3,)}
+
+
+def test_the_parts_of_a_very_long_episode_are_no_episodes() -> None:
+    draw = np.random.default_rng(0)
+    fields = [Field(("observation",), "float32", (3,), "observation"), Field(("action",), "float32", (3,), "action")]
+    rules = RowRules(fields, Thresholds(), rate=None, names={})
+    lengths = [_MOST_HELD + 60, *[3000] * 11]
+    ends = np.cumsum(lengths)
+    edges = sorted({0, 50, _MOST_HELD + 50, *ends.tolist()})
+    for start, stop in pairwise(edges):
+        at = np.arange(start, stop)
+        episode = np.searchsorted(ends, at, side="right")
+        rules.see(Rows(
+            start, {one.key: draw.normal(size=(len(at), 3)).astype(np.float32) for one in fields},
+            np.isin(at, [0, *ends]), np.isin(at, ends - 1), episode, np.zeros(len(at), bool),
+        ))  # fmt: skip
+    rules.finish()
+    report = Report(Path("set"), is_raw=False)
+    rules.report(report, robot=False)
+    assert [(one.rule, *one.episodes, one.figure) for one in report.findings] == [("EPI006", 0, lengths[0])]
 
 
 @pytest.mark.parametrize(
