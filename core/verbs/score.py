@@ -173,8 +173,8 @@ def score(asked: ScoreOptions) -> ScoreResult:
             "content_digest": reader.manifest.content_digest if reader.has_digests else None,
             "looked_at": tuple(found.looked_at), "notes": tuple(found.notes), "seconds": seconds_since(started),
             "scores": tuple(
-                EpisodeScores(episode=number, length=length, **dict(zip(NAMES, values, strict=True)))
-                for number, length, *values in zip(*columns, strict=True)
+                EpisodeScores(**dict(zip(("episode", "length", *NAMES), row, strict=True)))
+                for row in zip(*columns, strict=True)
             ),
         }  # fmt: skip
         return ScoreResult(**entries | changes)
@@ -613,7 +613,7 @@ def _shrunk(picture: Array) -> Array:
     for axis in (0, 1):
         edges = np.unique(np.linspace(0, picture.shape[axis], _CELLS, endpoint=False).astype(np.int64))
         sizes = np.diff(np.append(edges, picture.shape[axis]))
-        sums = np.add.reduceat(picture, edges, axis=axis, dtype=np.float64)
+        sums = np.add.reduceat(picture, edges, axis, np.float64)
         picture = sums / sizes.reshape([-1 if place == axis else 1 for place in range(sums.ndim)])
     return picture.reshape(-1)
 
