@@ -65,7 +65,9 @@ def clean(
 def lines(result: CleanResult, width: int | None = None) -> list[Line]:
     """Return a row for each change, and for each finding that remains."""
     found = [(one.what, one.rule, one.name, one.message) for one in result.changes]
-    found += [("left", one.rule, one.name, f"{one.message}; {one.why}") for one in result.remaining]
+    for left in result.remaining:
+        mend = "" if left.mend.startswith("rbtool clean") else left.mend
+        found.append(("left", left.rule, left.name, "; ".join(filter(None, (left.message, left.why, mend)))))
     rows: list[Line] = []
     for (what, rule, name), same in groupby(found, key=lambda one: one[:3]):
         texts = [text for *_, text in same]
