@@ -398,6 +398,8 @@ class PictureRules:
         key, shots = camera
         spread = np.maximum(rows.states.spread[:_MOST_POSES], 1e-12)
         found: dict[int, tuple[Array, Array]] = {}
+        changes = np.concatenate([one.change for one in shots.values()])
+        most = self._limits.glitch * float(np.nanmedian(changes)) if np.isfinite(changes).any() else 0.0
         for number, one in shots.items():
             pose = rows.poses.get(number)
             at = one.steps[np.isfinite(one.change) & (one.steps > 0)]
@@ -405,7 +407,7 @@ class PictureRules:
                 continue
             speed = np.abs(pose[at] - pose[at - 1]) @ (1 / spread[: pose.shape[1]])
             change = one.change[np.isin(one.steps, at)].astype(np.float64)
-            found[number] = _smooth(speed), _smooth(np.minimum(change, self._limits.glitch * np.median(change)))
+            found[number] = _smooth(speed), _smooth(np.minimum(change, most))
         if len(found) < 4:
             return
         own = {number: _agreement(*pair) for number, pair in found.items()}
