@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -89,11 +88,11 @@ def check(
         typer.Option("--no-data", help="Read metadata alone, and the sizes of files: no rows and no pictures."),
     ] = False,
     thresholds: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--thresholds", metavar="FILE", help="Thresholds of the rules about behaviour, in TOML."),
     ] = None,
     baseline: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--baseline", metavar="FILE", help="Accept the findings in what --json printed before."),
     ] = None,
     form: Annotated[

@@ -406,7 +406,9 @@ class Thresholds:
             origin = str(given)
             try:
                 given = tomllib.loads(read_regular(given).decode())
-            except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            except OSError as error:
+                raise UsageError(f"{origin} cannot be read: {error.strerror}") from None
+            except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
                 raise UsageError(f"{origin} cannot be read as TOML: {error}") from None
         known = {one.name: one for one in fields(cls)}
         for name, value in given.items():

@@ -186,18 +186,21 @@ def _accepted(path: Path, dataset: str, place: Path) -> frozenset[tuple[str, str
 
     In what it printed about several datasets, those of the one at `place`, or of this name, count.
     """
+    hint = "rbtool check DATASET --json prints such a file"
     try:
         document = parse_json(read_regular(path), str(path))
         documents = [document]
-        if document.get("kind") == DatasetsResult.kind:
+        if document["kind"] == DatasetsResult.kind:
             several = document["datasets"].items()
             documents = [one for name, one in several if name == dataset or one.get("path") == str(place)]
             documents = [one for one in documents if "error" not in one]
         return frozenset((one["rule"], one["message"]) for each in documents for one in each["findings"])
-    except (OSError, FormatError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{path} has no findings of rbtool check: {error}", hint="rbtool check DATASET --json"
-        ) from None
+    except OSError as error:
+        raise UsageError(f"the baseline {path} cannot be read: {error.strerror}", hint=hint) from None
+    except FormatError as error:
+        raise UsageError(f"the baseline {error}", hint=hint) from None
+    except (KeyError, TypeError, AttributeError):
+        raise UsageError(f"the baseline {path} has no findings of rbtool check", hint=hint) from None
 
 
 def _checked(path: Path, format: str | None, given: Mapping[str, Any], asked: _Asked, started: float) -> CheckResult:

@@ -51,6 +51,8 @@ FIXES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The rules whose findings each part of the option `fix` mends."""
 _IDLE, _SHORT, _ORPHANS, _GAPS, _RATE = "MOT006", "EPI004", "MET004", "TIM001", "TIM005"
+_LIKE = ("EPI002", "EPI003")
+"""Found by some rows of episodes alone: these are left out if that is asked for."""
 _PLAN = "clean.json"
 """In the folder of an unfinished run: what it does."""
 
@@ -101,9 +103,10 @@ def clean(asked: CleanOptions) -> CleanResult:
     """Apply what the findings of `check` propose to a dataset, and write the result as a new one.
 
     Without `drop`, `dedupe`, `min_length`, `trim_idle` and `fix`, everything is done that findings propose, other than
-    leaving out more than half of the episodes for one reason. With any of these, only what they name. What no rule can
-    mend, such as wrong names or rewards, stays and is listed in `remaining`. A dataset of another library is converted
-    on the way. The provenance of the result has the rule for which each episode was left out.
+    leaving out episodes that are nearly equal or parts of others, or more than half of all for one reason. With any of
+    these, only what they name. What no rule can mend, such as wrong names or rewards, stays and is listed in
+    `remaining`. A dataset of another library is converted on the way. The provenance of the result has the rule for
+    which each episode was left out.
 
     Args:
         dataset: a path or `source:id`, of rbtool or of another library.
@@ -191,7 +194,7 @@ class _Chosen:
         if asked.dedupe not in (None, "exact", "near"):
             raise UsageError(f"dedupe is {asked.dedupe!r}, expected exact or near")
         if asked.dedupe is not None:
-            rules |= {"EPI001"} if asked.dedupe == "exact" else {"EPI001", "EPI002", "EPI003"}
+            rules |= {"EPI001"} if asked.dedupe == "exact" else {"EPI001", *_LIKE}
         if asked.min_length is not None:
             rules.add("EPI004")
         fix = frozenset(_names(asked.fix))
@@ -199,7 +202,7 @@ class _Chosen:
             raise UsageError(f"--fix has {name!r}{did_you_mean(name, FIXES)}", hint=f"it takes {', '.join(FIXES)}")
         if rules or asked.trim_idle or fix:
             return cls(frozenset(rules), asked.trim_idle, fix, everything=False)
-        proposed = {entry.rule for entry in BY_ID.values() if entry.mend.startswith("leave out")}
+        proposed = {entry.rule for entry in BY_ID.values() if entry.mend.startswith("leave out")} - set(_LIKE)
         return cls(
             frozenset(proposed.union(DROPS["unreadable"], DROPS["nan"])), True, frozenset(FIXES), everything=True
         )
@@ -446,7 +449,8 @@ class _Cleaning:
             Change(what=what, rule=one.rule, name=one.name, episodes=one.episodes, message=one.message)
             for what, one in self._done
         ]
-        known = [] if _SHORT in self.chosen.rules else [_remaining(one, "not asked for") for one in self._short]
+        known = [one for one in self._judged[1] if not one.episodes or not self._gone.issuperset(one.episodes)]
+        known += [] if _SHORT in self.chosen.rules else [_remaining(one, "not asked for") for one in self._short]
         if self._gone.issuperset(self._numbers):
             raise UsageError(
                 f"no episode of {self.path} would be left, because of {' and '.join(self._dropped) or 'damage'}"
@@ -464,7 +468,7 @@ class _Cleaning:
         readers = [] if isinstance(self.reader, Reader) else [self.reader]
         return CleanResult(
             **{**published_entries(manifest, self.destination, started, *readers), **entries}, source=self.path,
-            changes=tuple(changes), remaining=(*self._judged[1], *known), dropped=self._dropped,
+            changes=tuple(changes), remaining=tuple(known), dropped=self._dropped,
         )  # fmt: skip
 
     def _already_there(self) -> Manifest | None:

@@ -394,7 +394,7 @@ class _DemoRun:
             self.view.proved(f"all of it on one page: open {page} in a browser")
 
 
-_BARS = " ▁▂▃▄▅▆▇█"
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def _killed(command: Sequence[str], dest: Path) -> int:

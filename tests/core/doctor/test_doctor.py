@@ -182,10 +182,16 @@ def test_findings_of_a_baseline_are_accepted(stuck: Path, tmp_path: Path) -> Non
     path.write_text(json.dumps(to_document(rbtool.check(stuck))))
     result = rbtool.check(stuck, baseline=path)
     assert (result.findings, result.warnings, result.notes[-1]) == ((), 0, f"1 finding of {path} left out")
-    path.write_text(json.dumps({"findings": [{"rule": "MOT002", "message": "another"}]}))
+    path.write_text(json.dumps({"kind": "check", "findings": [{"rule": "MOT002", "message": "another"}]}))
     assert len(rbtool.check(stuck, baseline=path).findings) == 1
-    path.write_text("[]")
-    with pytest.raises(UsageError, match="no findings of rbtool check"):
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"kind": "check", "findings": [1]}', "no JSON", None])
+def test_a_file_without_findings_is_no_baseline(stuck: Path, tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "reviewed.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError, match=r"^the baseline \S+reviewed.json [^']*$"):
         rbtool.check(stuck, baseline=path)
 
 
@@ -280,9 +286,9 @@ def test_sets_are_made_alike_and_differ_by_their_defect_alone() -> None:
 LEFT = frozenset({
     "empty task", "similar tasks", "no task", "other names", "clipped actions", "same cameras", "dead camera",
     "wrong rate", "actions are states", "constant rewards", "early rewards", "early success", "summed rewards",
-    "time limits",
+    "time limits", "near duplicate",
 })  # fmt: skip
-"""Defects that only their makers can mend: texts and names, what all episodes have, rewards."""
+"""Defects that only their makers can mend, such as texts and rewards, and those that are left out only if asked for."""
 
 
 ALARMS = {"half an episode": {"PIC009"}}
@@ -311,7 +317,7 @@ def _require_cleaned(name: str, tmp_path: Path) -> None:
     assert {one.rule for one in done.changes if one.what == "drop"} == set(done.dropped)
 
 
-CLEANED = ("equal times", "idle start", "short video", "summed rewards")
+CLEANED = ("near duplicate", "equal times", "idle start", "short video", "summed rewards")
 
 
 @pytest.mark.parametrize("name", CLEANED)
