@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from ..core import __version__
 from ..core.errors import UsageError
@@ -168,7 +169,7 @@ def verb(app: typer.Typer, name: str, examples: Sequence[Example]) -> Callable[[
             colour = "never" if given["no_color"] else given["color"].value
             out = Output(as_json=given["as_json"], debug=given["debug"], colour=colour)
             try:
-                _refuse_empty(given)
+                _refuse_empty(given, parameters)
                 out = _common(**{option: given.pop(option) for option in common})
                 grouped = {name: group.values(given) for name, group in groups.items()}
                 options = {option.name for group in groups.values() for option in group.parameters}
@@ -216,13 +217,23 @@ def _logged(name: str, run: Callable[[], int | None], given: Mapping[str, Any]) 
     return code
 
 
-def _refuse_empty(given: dict[str, Any]) -> None:
+def _refuse_empty(given: Mapping[str, Any], parameters: Sequence[inspect.Parameter]) -> None:
     """Raise UsageError for an empty value: it is usually a variable that is not set, or a failed $(...)."""
-    for name, value in given.items():
-        text = name.replace("_", " ")
+    for parameter in parameters:
+        value = given[parameter.name]
         if value == "" or (isinstance(value, list) and "" in value):
-            subject = text if value == "" else f"one of the {text}"
+            text, flag = parameter.name.replace("_", " "), _flag_of(parameter)
+            subject = (flag or text) if value == "" else f"a value of {flag}" if flag else f"one of the {text}"
             raise UsageError(f"{subject} is empty", hint="is a variable not set?")
+
+
+def _flag_of(parameter: inspect.Parameter) -> str | None:
+    """Return an option as users type it, None for an argument."""
+    parts = getattr(parameter.annotation, "__metadata__", ())
+    # What stands first in an annotation is the default to Typer until it builds the command.
+    found = [part for part in parts if isinstance(part, OptionInfo)]
+    names = [str(name) for option in found for name in (option.default, *(option.param_decls or ()))]
+    return next((name.partition("/")[0] for name in names if name.startswith("--")), None)
 
 
 def _start_logs(out: Output, file: str | None) -> None:

@@ -42,7 +42,7 @@ def stats(
         list[str] | None,
         typer.Option("--quantiles", metavar="Q,Q", help="Numbers from 0 to 1, may be repeated. Default: 0.01 to 0.99."),
     ] = None,
-    lerobot: Annotated[
+    write_lerobot: Annotated[
         str | None,
         typer.Option("--write-lerobot", metavar="FILE", help="A new stats.json for LeRobot, exact over all rows."),
     ] = None,
@@ -50,14 +50,16 @@ def stats(
 ) -> None:
     """Show statistics of every field of a dataset.
 
-    Reads every row once and caches the result by content digest.
+    Reads every row once and caches the result until a file of the dataset changes.
     """
     from ..core.verbs.stats import FRACTIONS
     from ..core.verbs.stats import stats as run
 
     fractions = _fractions(",".join(quantiles)) if quantiles else FRACTIONS
     with out.progress() as progress:
-        result = run(dataset, fields=field, quantiles=fractions, write_lerobot=lerobot, root=root, progress=progress)
+        result = run(
+            dataset, fields=field, quantiles=fractions, write_lerobot=write_lerobot, root=root, progress=progress
+        )
     out.show(result, [".".join(item.key) for item in result.fields], lambda width: stats_lines(result, width))
 
 

@@ -497,42 +497,42 @@ def _whole_numbers(values: Sequence[float | None], moments: Moments) -> tuple[in
     return tuple(found)
 
 
-_VERSION = 4
+_VERSION = 5
 
 
 class StatsStore:
     """Caches the statistics of datasets in `<storage root>/.stats`, one file for each content and way to read it.
 
     A file that is unreadable or has another version counts as missing, and nothing is stored in a read-only folder:
-    both only cost another pass over the data.
+    both only cost another pass over the data. So does any change of the dataset's files: statistics are cached with the
+    state of the files they were computed from (`StepReader.files_state`), and a copy has another state, too. The digest
+    in the manifest alone does not show that rows were changed later.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._folder = root / ".stats"
 
-    def load(self, manifest: Manifest, fractions: Sequence[float]) -> tuple[FieldStats, ...] | None:
-        """Return the cached statistics of a dataset with quantiles at these fractions, or None."""
+    def load(self, manifest: Manifest, files: str, fractions: Sequence[float]) -> tuple[FieldStats, ...] | None:
+        """Return the cached statistics of files in the state `files`, with quantiles at these fractions, or None."""
         try:
             document = load_json(self._path(manifest))
             digest = document.pop("digest")
             if digest != digest_bytes(dump_json(document).encode()):
                 return None
-            if (document["version"], document["of"], document["fractions"]) != (
-                _VERSION,
-                _contents(manifest),
-                list(fractions),
-            ):
+            described = _VERSION, _contents(manifest), files, list(fractions)
+            if tuple(document[name] for name in ("version", "of", "files", "fractions")) != described:
                 return None
             return tuple(_field_stats(entry, str(self._folder)) for entry in document["fields"])
         except (OSError, ValueError, KeyError, TypeError, RbtoolError):
             return None
 
-    def save(self, manifest: Manifest, fractions: Sequence[float], fields: Sequence[FieldStats]) -> None:
-        """Cache the statistics of all leaves of a dataset."""
+    def save(self, manifest: Manifest, files: str, fractions: Sequence[float], fields: Sequence[FieldStats]) -> None:
+        """Cache the statistics of all leaves of a dataset, whose files had the state `files` before they were read."""
         entries = [dataclasses.asdict(field) for field in fields]
         document = plain({
-            "version": _VERSION, "of": _contents(manifest), "fractions": list(fractions), "fields": entries,
+            "version": _VERSION, "of": _contents(manifest), "files": files, "fractions": list(fractions),
+            "fields": entries,
         })  # fmt: skip
         document["digest"] = digest_bytes(dump_json(document).encode())
         with contextlib.suppress(OSError, RbtoolError):

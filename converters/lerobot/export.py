@@ -529,6 +529,7 @@ class LerobotExporter(Sink):
                 facts = reader.facts()
                 return facts.steps, len(facts.episode_numbers), reader.statistics()
         with whole_episodes(open_steps(path)) as steps:
+            steps.verify_files()
             sink = cls(Chosen(steps, np.arange(len(steps.episodes))), path.name)
             return sink.chosen.steps, len(sink.chosen.table), sink._statistics()
 

@@ -63,8 +63,8 @@ def stats(
     """Compute count, mean, deviation, extremes and quantiles of every leaf of a dataset or a checkpoint.
 
     Every row is read once, in bounded memory; text, ids and complex numbers are left out, and states are described at
-    the root only. The statistics of whole datasets at the default quantiles are cached below the storage root by
-    content digest.
+    the root only. The statistics of whole datasets at the default quantiles are cached below the storage root, and are
+    computed anew once a file of the dataset has changed.
 
     Args:
         dataset: a path or `source:id`.
@@ -91,15 +91,15 @@ def stats(
     path = find_dataset(dataset, root)
     is_ours = has_steps(path, raw=write_lerobot is not None)
     target, steps, episodes = None, 0, 0
+    document: dict[str, Any] = {}
     if write_lerobot is not None:
         target = fs.expanded(write_lerobot)
         require_apart(path, target)
-        if target.exists():
+        if os.path.lexists(target):
             raise UsageError(f"{target} already exists", hint="choose another file")
         steps, episodes, document = sink_class("lerobot").statistics_of(path)
-        fs.make_folder(target.parent)
-        fs.replace_file(target, (dump_json(document, indent=1) + "\n").encode())
     if not is_ours:
+        _write(target, document)
         known: dict[str, Any] = {
             "path": path,
             "steps": steps,
@@ -115,6 +115,7 @@ def stats(
             raise UsageError(f"{reader.path} has no steps to take statistics of")
         wanted = _wanted(reader, fields)
         found, remembered = _cached_or_computed(reader, wanted, fractions, known_root(root), progress or Silent())
+        _write(target, document)
         return StatsResult(
             path=reader.path,
             content_digest=manifest.content_digest if manifest.files else None,
@@ -127,6 +128,12 @@ def stats(
             seconds=seconds_since(started),
             written=target,
         )
+
+
+def _write(target: Path | None, document: dict[str, Any]) -> None:
+    if target is not None:
+        fs.make_folder(target.parent)
+        fs.replace_file(target, (dump_json(document, indent=1) + "\n").encode())
 
 
 def _wanted(reader: StepReader, names: Sequence[str] | None) -> set[Key]:
@@ -165,28 +172,27 @@ def _cached_or_computed(
     reader: StepReader, wanted: set[Key], fractions: tuple[float, ...], root: Path | None, progress: Progress
 ) -> tuple[tuple[FieldStats, ...], bool]:
     store = StatsStore(root) if root is not None and reader.manifest.files else None
-    known = store.load(reader.manifest, fractions) if store else None
+    files = reader.files_state()
+    known = store.load(reader.manifest, files, fractions) if store else None
     if known is not None and wanted <= {field.key for field in known}:
         return tuple(field for field in known if field.key in wanted), True
     every = described_fields(reader.fields)
     chosen = [field for field in every if field.key in wanted]
-    worth_remembering = len(chosen) == len(every) and fractions == FRACTIONS and store is not None
-    found = _collected(reader, chosen, fractions, progress, verified=worth_remembering)
-    if worth_remembering and store:
-        store.save(reader.manifest, fractions, found)
+    found = _collected(reader, chosen, fractions, progress)
+    if store and len(chosen) == len(every) and fractions == FRACTIONS:
+        store.save(reader.manifest, files, fractions, found)
     return found, False
 
 
 def _collected(
-    reader: StepReader, fields: Sequence[Field], fractions: Sequence[float], progress: Progress, *, verified: bool
+    reader: StepReader, fields: Sequence[Field], fractions: Sequence[float], progress: Progress
 ) -> tuple[FieldStats, ...]:
-    """Compute statistics; verify digests if that needs no second read, or if `verified` is set."""
+    """Compute statistics, and verify the files that were read; layout `ted` needs no second read for that."""
     if isinstance(reader, TedReader):
         read = VerifyingReader(reader)
         found = collect_stats(read, fields, fractions, progress)
         read.verify_read()
         return found
     found = collect_stats(reader, fields, fractions, progress)
-    if verified:
-        reader.verify_files()
+    reader.verify_leaves({field.key for field in fields})
     return found

@@ -29,6 +29,8 @@ FAILING = [
     ("rbtool inspect ./nothing", 4, "DatasetNotFoundError", "nothing not found"),
     ("rbtool inspect minari:no/such-v0", 4, "DatasetNotFoundError", "minari:no/such-v0 is not in"),
     ("rbtool inspect ''", 2, "UsageError", "one of the datasets is empty"),
+    ("rbtool stats cartpole --write-lerobot ''", 2, "UsageError", "--write-lerobot is empty"),
+    ("rbtool stats cartpole --field ''", 2, "UsageError", "a value of --field is empty"),
     ("rbtool convert minari/tuple/trunc-v0 prep.py", 2, "UsageError", "left unchanged"),
     ("rbtool convert prep.py x", 1, "FormatError", "prep.py"),
     ("rbtool download minari no/such-v0 --local", 4, "DatasetNotFoundError", "minari"),

@@ -264,7 +264,7 @@ def test_nothing_is_remembered_behind_a_link(root, outside, place: str, write: C
 
 def test_statistics_are_remembered_behind_no_link(root: Path, outside: Path, tmp_path: Path) -> None:
     plant(root / ".stats", outside)
-    StatsStore(root).save(write_walks(tmp_path / "walks", [(3, "terminated")]), [], [])
+    StatsStore(root).save(write_walks(tmp_path / "walks", [(3, "terminated")]), "", [], [])
 
 
 @pytest.mark.parametrize("place", ["minari", "minari/deep", "minari/deep/a-v0"])

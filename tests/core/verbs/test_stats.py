@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,11 +57,11 @@ def test_a_checkpoint_of_the_dataset_has_the_same_statistics(walks: Path, tmp_pa
     assert stats(tmp_path / "walks.h5").fields == stats(walks).fields
 
 
-def test_what_was_taken_once_is_remembered_by_content(walks: Path, tmp_path: Path) -> None:
-    first = stats(walks)
-    write_walks(tmp_path / "twin", [(300, "terminated"), (1, "truncated"), (90, "open")])
-    again, part = stats(tmp_path / "twin"), stats(walks, fields=["next"])
+def test_what_was_taken_once_is_remembered_of_these_files(walks: Path, tmp_path: Path) -> None:
+    first, again, part = stats(walks), stats(walks), stats(walks, fields=["next"])
     assert (first.remembered, again.remembered, part.remembered) == (False, True, True)
+    shutil.copytree(walks, tmp_path / "twin")
+    assert not stats(tmp_path / "twin").remembered
     assert again.fields == first.fields
     assert set(by_name(part.fields)) == {"next.reward", "next.done", "next.terminated", "next.truncated"}
     write_walks(tmp_path / "other", [(300, "terminated")], seed=1)
@@ -161,8 +162,45 @@ def test_damaged_rows_have_no_statistics_and_none_are_remembered(walks, tmp_path
     assert not stats(walks).remembered
 
 
+def _change(file: Path) -> None:
+    with file.open("r+b") as rows:
+        rows.write(b"\x11\x22\x33\x44")
+
+
+@pytest.mark.parametrize("damage", [_change, Path.unlink])
+@pytest.mark.parametrize("options", [{"fields": ["action"]}, {}, {"write_lerobot": "stats.json"}])
+@pytest.mark.parametrize("known", [True, False])
+def test_rows_that_changed_have_no_statistics_whatever_is_remembered(
+    walks: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None], options: dict[str, Any], known: bool
+) -> None:
+    monkeypatch.chdir(walks.parent)
+    if known:
+        assert [stats(walks).remembered for _ in range(2)] == [False, True]
+    damage(walks / "action.memmap")
+    with pytest.raises(CorruptDataError, match=r"action\.memmap"):
+        stats(walks, **options)
+    assert not Path("stats.json").exists()
+
+
+def test_statistics_for_lerobot_have_no_damaged_rows_of_other_fields(walks: Path, tmp_path: Path) -> None:
+    _change(walks / "observation.memmap")
+    with pytest.raises(CorruptDataError, match="was changed"):
+        stats(walks, fields=["action"], write_lerobot=tmp_path / "stats.json")
+    assert not (tmp_path / "stats.json").exists()
+
+
+def test_a_link_that_leads_nowhere_is_not_replaced(walks: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="already exists"):
+        stats(walks, write_lerobot=tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+
+
 @pytest.mark.parametrize("layout", ["flat", "nested", "h5", "packed"])
-def test_damaged_rows_of_other_layouts_are_not_remembered(walks: Path, tmp_path: Path, layout: str) -> None:
+@pytest.mark.parametrize("options", [{}, {"quantiles": [0.5]}])
+def test_damaged_rows_of_other_layouts_are_not_remembered(
+    walks: Path, tmp_path: Path, layout: str, options: dict[str, Any]
+) -> None:
     made = tmp_path / "made"
     if layout == "packed":
         convert(walks, made, layout=layout)
@@ -173,7 +211,7 @@ def test_damaged_rows_of_other_layouts_are_not_remembered(walks: Path, tmp_path:
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     with pytest.raises(CorruptDataError):
-        stats(made)
+        stats(made, **options)
 
 
 @pytest.mark.parametrize("case", ["flat_full", "nested_wrapped", "h5_partly_7of16"])
