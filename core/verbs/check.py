@@ -173,12 +173,21 @@ def check(
     accepted = frozenset() if baseline is None else _accepted(Path(baseline), os.fspath(dataset), path)
     asked = _Asked(full, data, profile, limits, root, progress or Silent())
     result = _checked(path, format, given_options(options), asked, started)
+    flags = ["--full"] if full else []
+    flags += [] if format is None else ["--from", format]
+    flags += ["--thresholds", str(named)] if isinstance(named, Path) else []
+    if flags:  # so that `clean` finds the same
+        result = replace(result, findings=tuple(_with_flags(one, shlex.join(flags)) for one in result.findings))
     new = tuple(one for one in result.findings if (one.rule, one.message) not in accepted)
     if len(new) == len(result.findings):
         return result
     failing = sum(one.severity == "error" for one in new)
     told = (*result.notes, f"{counted(len(result.findings) - len(new), 'finding')} of {baseline} left out")
     return replace(result, findings=new, errors=failing, warnings=len(new) - failing, notes=told)
+
+
+def _with_flags(one: Finding, flags: str) -> Finding:
+    return replace(one, mend=f"{one.mend} {flags}") if one.mend.startswith("rbtool clean ") else one
 
 
 def _accepted(path: Path, dataset: str, place: Path) -> frozenset[tuple[str, str]]:

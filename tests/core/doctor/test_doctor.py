@@ -164,6 +164,9 @@ def test_thresholds_come_from_a_file(stuck: Path, tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     path.write_text("stuck = 2\n")
     assert "MOT002" not in _rules(rbtool.check(stuck, thresholds=path))
+    path.write_text("stuck = 0.01\n")
+    (found,) = [one for one in rbtool.check(stuck, full=True, thresholds=path).findings if one.rule == "MOT002"]
+    assert found.mend == f"rbtool clean {stuck} DEST --drop stuck --full --thresholds {path}"
     for text, said in (("stucc = 1", "did you mean"), ("stuck = -1", "positive"), ("stuck =", "TOML")):
         path.write_text(text)
         with pytest.raises(UsageError, match=said):
