@@ -320,7 +320,8 @@ def _summary(result: Published) -> list[Line]:
     if apart := not_following(result.boundary):
         lines.append([f"next: {apart}"])
     if apart := without_final(result.boundary):
-        lines.append([f"final: {apart} (--final-step)"])
+        chosen = " (--final-step)" if result.kind in ("convert", "download") else ""  # other verbs lack the option
+        lines.append([f"final: {apart}{chosen}"])
     lines += [[f"renamed: {before} → {after}"] for before, after in result.renamed_keys.items()]
     lines += [[Styled("left out: ", "yellow"), f"{key['key']} ({key['why']})"] for key in result.dropped_keys]
     lines += [[f"note: {note}"] for note in result.notes]

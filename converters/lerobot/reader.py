@@ -31,7 +31,7 @@ from ...core.format.documents import dump_json, parse_json
 from ...core.format.episodes import EpisodeRanges, select_episodes
 from ...core.format.files import FETCH_AGAIN, LEAVES_OUT, digest_file, no_match, open_regular, read_regular
 from ...core.format.manifest import Dropped
-from ...core.format.videos import index_name, video_id, video_name
+from ...core.format.videos import VIDEOS_KEPT, index_name, video_id, video_name
 from ...core.progress import counted
 from ...core.remote.hub import HubRepositorySource
 from ...core.ted.episodes import Final
@@ -350,7 +350,7 @@ class VideoSurvey:
     def notes(self) -> Iterator[str]:
         """State what is kept, and count the videos that have frames beyond the rows."""
         if kept := [column.name for column in self._columns if column.is_kept]:
-            yield f"videos are kept, and frames decoded when batches are read ({', '.join(kept)})"
+            yield f"{VIDEOS_KEPT} ({', '.join(kept)})"
         if self._short:
             yield (
                 f"to_timestamp of {self._short:,} episode{'s' * (self._short > 1)} leaves fewer frames than there are "

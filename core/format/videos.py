@@ -30,6 +30,8 @@ VideoContents: TypeAlias = Mapping[str, Path | bytes]
 """Files of videos and their indexes by name: where their bytes are, or the bytes."""
 UNDECODED = "frames of kept videos were not decoded: rbtool check decodes some of them, --full all"
 """What is noted of videos that were copied as they are."""
+VIDEOS_KEPT = "videos are kept, and frames decoded when batches are read"
+"""What a note begins with that names the videos which a dataset refers to."""
 _PIECE = 1 << 20
 _ID_DIGITS = 15
 """Hexadecimal digits of the digest in an id: 60 bits, which int64 holds."""

@@ -65,7 +65,7 @@ from ..format.memmap.builder import Origin, RowFiles, write_manifest
 from ..format.memmap.tree import range_of
 from ..format.returns import return_field_of, running_return
 from ..format.staging import Outcome, Publication, Staging, share_files
-from ..format.videos import VideoContents, is_video, videos_of_leaves
+from ..format.videos import VIDEOS_KEPT, VideoContents, is_video, reference_keys, videos_of_leaves
 from ..open_steps import finished_manifest
 from ..progress import Progress, Silent, counted
 from ..ted.episodes import rows_equal
@@ -651,7 +651,9 @@ def result_origin(
             dropped.append(name)
     if dropped:
         documents.pop(ENV_METADATA, None)
-    notes = [*manifest.notes, *notes, *(f"the {name} space no longer fits the data: left out" for name in dropped)]
+    videos_left = any(reference_keys(fields))
+    told = [note for note in manifest.notes if videos_left or not note.startswith(VIDEOS_KEPT)]
+    notes = [*told, *notes, *(f"the {name} space no longer fits the data: left out" for name in dropped)]
     request = Request(source="preprocess", asked=asked, id=manifest.request.id)
     return Origin(
         request=request,

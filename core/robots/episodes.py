@@ -16,8 +16,9 @@ from ..engine.tasks import ResultRefused
 from ..errors import UsageError, did_you_mean
 from ..format.contracts import Array, StepReader
 from ..format.documents import dump_json
-from ..format.episodes import parse_episodes, select_episodes
+from ..format.episodes import normal_form, parse_episodes, select_episodes
 from ..format.language import EARLY, EVENTS, PERSISTENT, TASK, TASKS, by_time, parse_said
+from ..format.threads import available_memory
 from ..format.videos import at_rate, stated_fps
 from ..preprocess.operations.base import (
     KEPT,
@@ -35,8 +36,20 @@ from ..preprocess.operations.base import (
     pairs_of,
 )
 from ..preprocess.processor import EpisodeTexts, Pieces
+from ..progress import counted, readable_size
 from ..stats import Moments, QuantileSketch
-from ..ted.schema import EPISODE, NEXT, Field, Key, as_numbers, encode_text, is_floating, key_name, length_key
+from ..ted.schema import (
+    EPISODE,
+    NEXT,
+    Field,
+    Key,
+    as_numbers,
+    encode_text,
+    is_floating,
+    key_name,
+    length_key,
+    row_bytes,
+)
 from .action_space import names_of_numbers
 from .representations import Group, Layout, Place, between, is_rotation, rotation
 
@@ -44,6 +57,10 @@ from .representations import Group, Layout, Place, between, is_rotation, rotatio
 
 _ROWS = 1 << 16
 """Rows that are read at a time."""
+_MOST = 1000
+"""The most steps that resampling makes of one."""
+_LONGEST = 100_000_000
+"""The most steps of an episode that is resampled."""
 
 
 def _ranges(reader: StepReader) -> Iterator[tuple[int, int]]:
@@ -127,7 +144,12 @@ class SetTask(_TaskOperation):
     @classmethod
     def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
         pairs = pairs_of(value, cls.name, "episodes=text, like 0:50='pick the cube'")
-        return [cls(numbers, str(text)) for numbers, text in pairs]
+        made = [cls(numbers, str(text)) for numbers, text in pairs]
+        known: dict[str | None, str] = {}
+        for one in made:
+            if (text := known.setdefault(normal_form(one.episodes), one.text)) != one.text:
+                raise UsageError(f"--task gives episodes {one.episodes} two texts, {text!r} and {one.text!r}")
+        return made
 
     def __post_init__(self) -> None:
         with self._named():
@@ -261,7 +283,8 @@ class TrimIdle(RowOperation):
 
     def __post_init__(self) -> None:
         if not (0 <= self.threshold < math.inf) or self.keep < 0:
-            raise UsageError(f"trim-idle is {self.threshold:g}:{self.keep}, expected numbers from 0", hint=_TRIM)
+            wrong = f"keeps {self.keep} rows" if self.keep < 0 else f"has the threshold {self.threshold:g}"
+            raise UsageError(f"trim-idle {wrong}, expected a number from 0", hint=_TRIM)
         if len(self.cuts) % 3 or any(rows < 0 for at, rows in enumerate(self.cuts) if at % 3):
             raise UsageError("trim-idle has cuts that are not a number of an episode and two numbers of rows each")
 
@@ -449,8 +472,8 @@ class Resample(RowOperation):
 
     def __post_init__(self) -> None:
         for rate in (self.fps, self.source):
-            if rate is not None and not 0 < rate < math.inf:
-                raise UsageError(f"resample is {rate:g} steps a second, expected a number above 0")
+            if rate is not None and not 1e-6 <= rate <= 1e6:
+                raise UsageError(f"resample is {rate:g} steps a second, expected 1e-06 to 1e+06")
         for text in self.ways:
             name, _, way = text.partition("=")
             if "[" in name:
@@ -467,8 +490,26 @@ class Resample(RowOperation):
         made = replace(
             self, source=_rate_of(reader) if self.source is None else self.source, ways=tuple(self._resolved(reader))
         )
+        made._require_room(reader)
         made._require_times_of_events(reader)
         return made
+
+    def _require_room(self, reader: StepReader) -> None:
+        """Raise UsageError for a rate that makes more steps than anybody means, or than there is memory for."""
+        more = self.fps / (self.source or self.fps)
+        if more > _MOST:
+            raise UsageError(
+                f"resample makes {more:,.0f} steps of each, from {self.source:g} to {self.fps:g} a second, expected "
+                f"{_MOST:,} at most"
+            )
+        # Without pictures, which other operations may leave out or encode.
+        size = row_bytes(field for field in reader.fields if len(field.shape) < 2)
+        longest, available = int(reader.episodes.length.max(initial=0)), available_memory()
+        if more > 1 and available is not None and longest * more * size > available:
+            raise UsageError(
+                f"resample makes {longest * more:,.0f} steps of the longest episode, which has {longest:,}, and "
+                f"{readable_size(int(longest * more * size))} do not fit into memory"
+            )
 
     def _resolved(self, reader: StepReader) -> Iterator[str]:
         """Yield the ways, with numbers for the names in places; refuse rotations that `--action-space` made."""
@@ -598,6 +639,11 @@ class _Grid:
             raise ResultRefused("the time stamps of an episode do not increase, so it cannot be resampled")
         begin, near = times[0], 0.01 / fps
         self.rows = max(1, math.ceil((self.times[-1] - begin - near) * fps))
+        if self.rows > _LONGEST:
+            raise ResultRefused(
+                f"an episode of {counted(len(times), 'step')} lasts {self.times[-1] - begin:g} s by its time stamps, "
+                f"which are {self.rows:,} steps at {fps:g} a second, expected {_LONGEST:,} at most"
+            )
         self.edges = begin + np.arange(self.rows + 1) / fps
         after = np.ceil((self.times[1:] - begin - near) * fps) - 1
         self.into = np.clip(after, 0, self.rows - 1).astype(np.int64)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import os
 import re
 import threading
@@ -55,6 +56,8 @@ _SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 _CROP = re.compile(r"(?:(\d+),(\d+),)?([1-9]\d*)x([1-9]\d*)")
 _LAYOUTS = ("hwc", "chw")
 _CHANNELS = (1, 3, 4)
+_LARGEST = 1 << 26
+"""The most pixels of a picture: 8192 x 8192."""
 _AT_ONCE = 16
 """Frames that are decoded and encoded at a time."""
 
@@ -132,6 +135,15 @@ def _fields_with_pictures(fields: Fields) -> tuple[Fields, dict[Key, Key]]:
     return fields.replaced(made), found
 
 
+def _require_stored(name: str, fields: Fields, keys: Iterable[Key], references: Mapping[Key, Key]) -> None:
+    """Raise UsageError for pictures that are encoded earlier in the program: their videos are not written yet."""
+    if encoded := [key for key in keys if references.get(key) in fields.encoded]:
+        shown = ".".join(encoded[0])
+        if name == EncodeImages.name:
+            raise UsageError(f"the pictures {shown} are encoded twice, expected one --encode for each field")
+        raise UsageError(f"{name} {shown}: its pictures are encoded before, expected {name} in front of encode")
+
+
 def _measured(fields: Fields, references: Mapping[Key, Key]) -> dict[Key, tuple[int, ...]]:
     """Return the shape of the pictures that these fields refer to."""
     if not references:
@@ -189,6 +201,7 @@ class _PictureChange(RowOperation):
     def plan(self, fields: Fields) -> BoundOperation:
         pictures, references = _fields_with_pictures(fields)
         keys = pictures.twinned(self.key)
+        _require_stored(self.name, fields, keys, references)
         kept = {key: references[key] for key in keys if key in references}
         shapes = _measured(fields, kept)
         before = {key: replace(pictures[key], shape=shapes.get(key, pictures[key].shape)) for key in keys}
@@ -315,6 +328,8 @@ class ResizeImages(_PictureChange):
     def __post_init__(self) -> None:
         if not _SIZE.fullmatch(self.size):
             raise UsageError(f"resize {self.key}: {self.size!r} is not a size, expected height x width like 84x84")
+        if (pixels := math.prod(self.changed_size(0, 0))) > _LARGEST:
+            raise UsageError(f"resize {self.key}: {self.size} is {pixels:,} pixels, expected {_LARGEST:,} at most")
         self._require_layout()
 
     def changed_size(self, height: int, width: int) -> tuple[int, int]:
@@ -384,6 +399,7 @@ class EncodeImages(RowOperation):
             keys = [field.key for field in pictures if field.key in references or _is_picture(field)]
         else:
             keys = pictures.twinned(self.key)
+        _require_stored(self.name, fields, keys, references)
         if not keys:
             raise UsageError("encode: there are no pictures, of which rows are uint8 [height, width, 3]")
         shapes = _measured(fields, {key: references[key] for key in keys if key in references})
@@ -428,7 +444,8 @@ class _Encoding(BoundOperation):
         self._made = {key: ((NEXT, VIDEO, *key[1:]) if key[0] == NEXT else (VIDEO, *key)) for key in self._images}
         changes: dict[Key, Field | None] = dict.fromkeys(self._inputs.values())
         after = fields.replaced(changes | {made: Field(made, "int64", (2,), "id") for made in self._made.values()})
-        super().__init__(after.traced({self._made[key]: (self._inputs[key],) for key in self._images}))
+        after = after.traced({self._made[key]: (self._inputs[key],) for key in self._images})
+        super().__init__(replace(after, encoded=fields.encoded | set(self._made.values())))
         self._fps: float | None = None
         if fields.source is not None:
             with open_steps(fields.source) as reader:

@@ -42,8 +42,8 @@ class Retime(RowOperation):
         return [cls(number_of(value, cls.name))]
 
     def __post_init__(self) -> None:
-        if not 0 < self.fps <= 1e6:
-            raise UsageError(f"--retime is {self.fps!r}, expected frames a second")
+        if not 1e-6 <= self.fps <= 1e6:
+            raise UsageError(f"--retime is {self.fps:g}, expected frames a second, 1e-06 to 1e+06")
 
     def documents(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
         return at_rate(documents, self.fps)
@@ -56,7 +56,8 @@ class Retime(RowOperation):
         field = known if known is not None and kept else Field(_STAMP, "float32", (), "info")
 
         def stamps(inputs: Sequence[LazyColumn]) -> Array:
-            found: Array = (np.asarray(inputs[0].numbers, np.float64) / self.fps).astype(field.numpy)
+            # Not cast here: what is too large for the type of the field is refused, not made infinite.
+            found: Array = np.asarray(inputs[0].numbers, np.float64) / self.fps
             return found
 
         after = fields.replaced({_STAMP: field}, made=[] if known else [_STAMP])

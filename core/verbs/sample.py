@@ -103,6 +103,7 @@ def sample(asked: SampleOptions) -> SampleResult:
             raise UsageError(f"{reader.path} has no steps to sample")
         _require(reader, request)
         buffer = _buffer(reader, asked, request.size)
+        _require_reach([buffer], [reader.episodes])
         batch = request.batch(buffer)
         rows = np.asarray(batch["index"]).reshape(-1)
         drawn = DrawnRows.of(rows, np.zeros_like(rows), [reader.episodes])
@@ -121,6 +122,7 @@ def _sample_mixture(request: SampleRequest, path: Path) -> SampleResult:
             raise UsageError(f"{reader.path}: {error.message}", hint=error.hint) from error
 
     opening = open_mixture(path, opened, options.root)
+    _require_reach(*zip(*(one.made for one in opening.datasets), strict=True))
     buffer = opening.ensemble(lambda made: made[0], batch_size=request.size)
     batch = request.batch(buffer)
     sources, rows = (np.asarray(batch[key]).reshape(-1) for key in ("source_id", ("index", "index")))
@@ -151,6 +153,20 @@ def _require(reader: StepReader, request: SampleRequest) -> None:
     if request.options.verify:
         require_verified(reader)
     request.options.check_lengths(reader.episodes.length, request.size)
+
+
+def _require_reach(buffers: Iterable[ReplayBuffer], tables: Iterable[EpisodeTable]) -> None:
+    """Raise UsageError for a window of steps that no episode has: its padding alone may fill the memory."""
+    from ..transforms.windows import Windows
+
+    longest = max(int(table.length.max(initial=0)) for table in tables)
+    for windows in (one for buffer in buffers for one in buffer.transform if isinstance(one, Windows)):
+        for key, offsets in windows.windows.items():
+            if (farthest := int(np.abs(offsets).max())) > longest:
+                name = key if isinstance(key, str) else key_name(key)
+                raise UsageError(
+                    f"the window of {name} reaches {farthest:,} steps away, and the longest episode has {longest:,}"
+                )
 
 
 def _buffer(reader: StepReader, options: SampleOptions, batch_size: int | None = None) -> TensorDictReplayBuffer:

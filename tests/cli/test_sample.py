@@ -145,6 +145,7 @@ def test_windows_have_masks_and_no_next_observation(shell):
         ("--window 0:8", "--window is '0:8', expected KEY=A:B"),
         ("--window action=0:8 --window action=0:4", "--window is 'action=0:8', expected KEY=A:B, once a key"),
         ("--window actoin=0:8", "actoin is not in the data, so it cannot have a window; did you mean 'action'?"),
+        ("--window action=0:1000000", "the window of action reaches 999,999 steps away, and the longest episode has"),
         ("--window action=8:8", "the window is '8:8', which has no steps"),
         ("--window action=0s:1s", "the number of steps a second is not known"),
         ("--window action=0:8 --frame-stack 4", "--window and --frame-stack are both set"),

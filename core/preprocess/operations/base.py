@@ -52,7 +52,8 @@ class Fields:
 
     `origins` maps each field to the source's keys from which it is made, `gone` says why a source's key was removed,
     and `made` are the fields added by the program. `source` is the folder of the dataset, whose videos fields refer to,
-    and `rate` is how many rows a second there are, where an operation changed that.
+    and `rate` is how many rows a second there are, where an operation changed that. `encoded` are the fields that refer
+    to videos which the program is to write.
     """
 
     by_key: Mapping[Key, Field]
@@ -61,6 +62,7 @@ class Fields:
     made: frozenset[Key] = frozenset()
     source: Path | None = None
     rate: float | None = None
+    encoded: frozenset[Key] = frozenset()
 
     @classmethod
     def of(cls, fields: Iterable[Field], source: Path | None = None) -> Self:

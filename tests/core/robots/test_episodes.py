@@ -65,6 +65,7 @@ def test_a_task_is_renamed_wherever_it_is():
     [
         ({"task": "0:2"}, "--task '0:2' is not understood"),
         ({"task": "2:1=pick"}, "--task '2:1' holds no episode"),
+        ({"task": ["0=pick", "0:1=place"]}, "--task gives episodes 0:1 two texts, 'pick' and 'place'"),
         ({"task": "9=pick"}, "--task asks for episode 9, which is not there"),
     ],
 )
@@ -357,11 +358,16 @@ def test_rewards_add_up_at_every_rate(length, fps, source):
     ("operations", "words"),
     [
         ({"trim_idle": "much"}, "trim-idle is 'much', expected a number"),
-        ({"trim_idle": "-1"}, "expected numbers from 0"),
+        ({"trim_idle": "-1"}, "trim-idle has the threshold -1, expected a number from 0"),
         ({"trim_idle": "1:x"}, "'x' is no number of rows to keep"),
         ({"trim_idle": "1:1:stat"}, "stat"),
         ({"trim_idle": "1:1:observation.image,count"}, "trim-idle leaves no rows"),
         ({"resample": "0"}, "resample is 0 steps a second"),
+        ({"resample": "1e12,from=50"}, "resample is 1e\\+12 steps a second, expected 1e-06 to"),
+        (
+            {"resample": "1e6,from=50"},
+            "resample makes 20,000 steps of each, from 50 to 1e\\+06 a second",
+        ),
         ({"resample": "5,action=cubic"}, "HOW is nearest, linear, hold, sum"),
         ({"resample": "5,count=linear"}, "count is int64, which cannot be linear"),
         ({"resample": "5,reward=hold"}, "cannot be hold"),

@@ -38,6 +38,10 @@ def test_time_stamps_count_frames(tmp_path):
     result = rbtool.preprocess(made.path, dest=tmp_path / "out", operations={"retime": 30})
     with open_steps(result.path) as reader:
         frames, stamps = (reader.read((name,), 0, 34) for name in ("frame", "timestamp"))
+        assert any("videos are kept" in note for note in reader.manifest.notes)
+    pixels = rbtool.preprocess(made.path, dest=tmp_path / "pixels", operations={"crop": "observation.image.top=8x8"})
+    with open_steps(pixels.path) as reader:
+        assert not any("videos are kept" in note for note in reader.manifest.notes)
     assert stamps.dtype == np.float32
     assert np.array_equal(stamps, (frames / 30).astype(np.float32))
     out = rbtool.export(result.path, tmp_path / "lerobot", to="lerobot").path
@@ -50,7 +54,11 @@ def test_the_stated_rate_is_that_of_the_time_stamps():
     assert json.loads(Retime(20).documents(documents)["meta/info.json"]) == {"fps": 20}
 
 
-@pytest.mark.parametrize(("fps", "message"), [(0, "--retime is 0"), (30, "the number of each row in its episode")])
+@pytest.mark.parametrize(("fps", "message"), [
+    (0, "--retime is 0"),
+    (1e-300, "--retime is 1e-300, expected frames a second, 1e-06 to"),
+    (30, "the number of each row in its episode"),
+])  # fmt: skip
 def test_what_makes_no_sense_is_refused(fps, message, tmp_path):
     write_walks(tmp_path / "walks", [(3, "terminated")])
     with pytest.raises(UsageError, match=message):
