@@ -314,6 +314,12 @@ class Manifest:
         """Bytes of all files the manifest lists."""
         return sum(file.size for file in self.files)
 
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What a result made from this dataset names as its inputs: digests of the contents, and of scores if any."""
+        scores = [file for file in self.files if file.path.startswith(SCORES)]
+        return {"content_digest": self.content_digest} | ({"scores": digest_files(scores)} if scores else {})
+
     def to_dict(self) -> dict[str, Any]:
         """Return the document as it is written, including `manifest_digest`."""
         document: dict[str, Any] = {}

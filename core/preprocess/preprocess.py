@@ -223,7 +223,7 @@ def _step(whole: Preprocessing, num_frames: int | None) -> Provenance:
     }  # fmt: skip
     if isinstance(whole.selection.reader, SoundSteps):
         arguments["skip_bad"] = True
-    inputs = {"content_digest": whole.selection.reader.manifest.content_digest, **processor.inputs()}
+    inputs = {**whole.selection.reader.manifest.inputs, **processor.inputs()}
     return provenance_step("preprocess", arguments, inputs)
 
 

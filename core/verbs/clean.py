@@ -441,7 +441,7 @@ class _Cleaning:
             "trimmed": {str(number): list(ends) for number, ends in self._cuts.items()},
             "fixed": self._fixes, "rate": self._operations.get("retime"),
         }  # fmt: skip
-        inputs = {} if isinstance(self.reader, Reader) else {"content_digest": self.reader.manifest.content_digest}
+        inputs = {} if isinstance(self.reader, Reader) else self.reader.manifest.inputs
         return provenance_step("clean", {name: value for name, value in arguments.items() if value}, inputs)
 
     def run(self, started: float) -> CleanResult:

@@ -217,7 +217,8 @@ class Rewriting:
         if there is None or not there.provenance:
             return there
         made = there.provenance[-1]
-        if made.inputs.get("content_digest") != reader.manifest.content_digest:
+        inputs = reader.manifest.inputs
+        if any(made.inputs.get(name) != inputs.get(name) for name in ("content_digest", "scores")):
             raise occupied_error(self.destination, "was made from another dataset")
         if made.verb not in _REWRITING:  # preprocess results keep the request of their source
             raise occupied_error(self.destination, f"was made from the same dataset by {made.verb}")
@@ -257,7 +258,7 @@ class Rewriting:
         arguments |= {"layout": self.layout} | layout_arguments(self.layout, self.asked.compress)
         if isinstance(reader, SoundSteps):
             arguments["skip_bad"] = True
-        return provenance_step(verb, arguments, {"content_digest": reader.manifest.content_digest})
+        return provenance_step(verb, arguments, reader.manifest.inputs)
 
 
 def _planned(reader: StepReader) -> Manifest:

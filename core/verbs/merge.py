@@ -224,7 +224,8 @@ class _Merging:
                 {"source": number, "numbers": one.numbers, "episodes": one.episodes}
                 for number, one in enumerate(sources)
             ]
-        inputs = {f"content_digest.{number}": one.content_digest for number, one in enumerate(sources)}
+        each = enumerate(reader.manifest.inputs for reader in self.readers)
+        inputs = {f"{name}.{number}": digest for number, one in each for name, digest in one.items()}
         return provenance_step("merge", arguments, inputs)
 
     def _already_there(self, step: Provenance) -> Manifest | None:

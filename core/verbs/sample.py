@@ -155,6 +155,10 @@ def _require(reader: StepReader, request: SampleRequest) -> None:
     request.options.check_lengths(reader.episodes.length, request.size)
 
 
+_PADDED = 1_000
+"""Steps that a window may reach, however short the episodes are: a chunk may be longer, and is padded."""
+
+
 def _require_reach(buffers: Iterable[ReplayBuffer], tables: Iterable[EpisodeTable]) -> None:
     """Raise UsageError for a window of steps that no episode has: its padding alone may fill the memory."""
     from ..transforms.windows import Windows
@@ -162,7 +166,7 @@ def _require_reach(buffers: Iterable[ReplayBuffer], tables: Iterable[EpisodeTabl
     longest = max(int(table.length.max(initial=0)) for table in tables)
     for windows in (one for buffer in buffers for one in buffer.transform if isinstance(one, Windows)):
         for key, offsets in windows.windows.items():
-            if (farthest := int(np.abs(offsets).max())) > longest:
+            if (farthest := int(np.abs(offsets).max())) > max(longest, _PADDED):
                 name = key if isinstance(key, str) else key_name(key)
                 raise UsageError(
                     f"the window of {name} reaches {farthest:,} steps away, and the longest episode has {longest:,}"

@@ -313,7 +313,7 @@ class _Splitting:
         arguments = {**self._arguments, "part": part}
         if (np.diff(self.reader.episodes.episode) <= 0).any():
             arguments["positions"] = runs_text(chosen)
-        return provenance_step(SPLIT, arguments, {"content_digest": self.reader.manifest.content_digest})
+        return provenance_step(SPLIT, arguments, self.reader.manifest.inputs)
 
     def _document(self, made: list[Manifest], counted: Mapping[str, Any]) -> dict[str, Any]:
         """The document `split.json`: what was asked for, and the parts."""
@@ -325,16 +325,14 @@ class _Splitting:
 
     def _identity(self) -> dict[str, Any]:
         asked = {key: value for key, value in self._arguments.items() if key != "dataset"}
-        found: dict[str, Any] = plain(
-            {"content_digest": self.reader.manifest.content_digest, "arguments": asked, "layout": self.layout}
-        )
+        found: dict[str, Any] = plain({**self.reader.manifest.inputs, "arguments": asked, "layout": self.layout})
         return found
 
     def _already_there(self) -> _Parts | None:
         """Return the parts at the destination, and the counts, if an equal split of the same data made them."""
         try:
             document = load_json(self.destination / PARTS_FILE)
-            same = all(document[key] == value for key, value in self._identity().items())
+            same = all(document.get(key) == value for key, value in {"scores": None, **self._identity()}.items())
             digests = [part["content_digest"] for part in document["made"]]
             counted = {name: document[name] for name in ("groups", "duplicates")}
             counted["mean_returns"] = [float_from_json(mean) for mean in document["mean_returns"]]

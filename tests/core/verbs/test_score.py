@@ -145,6 +145,33 @@ def test_parts_and_wholes_keep_scores(scored: Path, walks: Path, tmp_path: Path)
         assert np.isnan(reader.episodes.scores["score.quality"]).tolist() == [False, True]
 
 
+FILTER: Any = {"filter": ["length > 0"]}
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda source, dest, **how: rbtool.preprocess(source, dest=dest, operations=FILTER, **how),
+        lambda source, dest, **how: rbtool.split(source, dest, train=0.5, val=0.5, **how),
+        lambda source, dest, **how: rbtool.merge([source, source], dest, **how),
+    ],
+    ids=["preprocess", "split", "merge"],
+)
+def test_results_are_made_anew_once_there_are_scores(work: Any, scored: Path, walks: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "made"
+    assert [work(walks, dest).already_there for _ in range(2)] == [False, True]
+    with pytest.raises(UsageError, match="already exists"):
+        work(scored, dest)
+    work(scored, dest, force=True)
+    assert work(scored, dest).already_there
+
+
+def test_a_dataset_without_the_scores_is_another_one(scored: Path, walks: Path, tmp_path: Path) -> None:
+    rbtool.convert(walks, tmp_path / "packed", layout="packed")
+    with pytest.raises(UsageError, match="was made from another dataset"):
+        rbtool.convert(scored, tmp_path / "packed", layout="packed")
+
+
 def test_steps_are_drawn_by_the_score_of_their_episode(scored: Path, walks: Path) -> None:
     buffer = rbtool.load_dataset(scored, 20_000, weights="score.quality", seed=0)
     drawn = np.bincount(buffer.sample()["episode"].reshape(-1).numpy(), minlength=12)
