@@ -40,6 +40,7 @@ from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.open_steps import open_steps
 from rbtool.core.results import to_document
 from rbtool.core.ted.episodes import Final
+from rbtool.core.ted.rules import Finding
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.verbs.checkpoint import save
 from rbtool.core.verbs.convert import convert
@@ -122,6 +123,11 @@ def _with_finals(folder: Path, finals: list[Final]) -> EpisodeTable:
     return table
 
 
+def _found(path: Path) -> list[Finding]:
+    """What `check` finds, without the commands that mend it, which have the path."""
+    return [replace(one, mend="") for one in rbtool.check(path).findings]
+
+
 @pytest.mark.parametrize(("to", "name"), [("h5", "x.h5"), ("npz", "x.npz"), ("parquet", "x"), ("parquet", "x.parquet")])
 def test_an_export_is_opened_like_the_dataset(to: str, name: str, tmp_path: Path) -> None:
     leaves = [leaf for leaf in ODD_LEAVES if leaf.dtype != "bfloat16" and leaf.key[0] != "episodes"]
@@ -142,11 +148,11 @@ def test_an_export_is_opened_like_the_dataset(to: str, name: str, tmp_path: Path
     assert repr(rbtool.inspect(path, episode=13).episode) == repr(
         rbtool.inspect(tmp_path / "odd", episode=13).episode
     )  # NaN
-    assert rbtool.check(path).findings == rbtool.check(tmp_path / "odd").findings
+    assert _found(path) == _found(tmp_path / "odd")
     again = convert(path, tmp_path / "again")
     assert again.content_digest == known.content_digest
     assert again.boundary == table.counts().to_dict()
-    assert rbtool.check(again.path).findings == rbtool.check(tmp_path / "odd").findings
+    assert _found(again.path) == _found(tmp_path / "odd")
     for one in (path, again.path):
         assert rbtool.diff(one, tmp_path / "odd").equal
     assert repr(rbtool.stats(path).fields) == repr(rbtool.stats(tmp_path / "odd").fields)
