@@ -31,7 +31,7 @@ from ...core.format.contracts import Array
 from ...core.format.converter import Chosen, Sink
 from ...core.format.documents import dump_json, parse_json
 from ...core.format.files import read_regular
-from ...core.format.language import Said, parse_said, said_in_rows
+from ...core.format.language import TASK, TASKS, Said, parse_said, said_in_rows, tasks_of
 from ...core.format.manifest import Dropped
 from ...core.format.syncing import NewFile
 from ...core.format.videos import VIDEO_SUFFIX, image_key, index_name, reference_keys, video_name
@@ -60,7 +60,6 @@ from .metadata import (
     IMAGE,
     INDEX,
     INFO,
-    LANGUAGE,
     SPOKEN,
     SUBTASK_INDEX,
     SUBTASKS,
@@ -256,7 +255,7 @@ class LerobotExporter(Sink):
         names = {key: name for name, key in named.items()} if self._stated else {}
         features, dropped = _features_of(self.chosen.fields, names)
         self.dropped += dropped
-        language = [one for one in features if one.key == (LANGUAGE,) and one.kind == "text"]
+        language = [one for one in features if one.key == (TASK,) and one.kind == "text"]
         self._language = language[0].column if language else None
         order = {name: place for place, name in enumerate(self._stated)}
         features.sort(key=lambda one: order.get(one.name, len(order)))
@@ -273,7 +272,7 @@ class LerobotExporter(Sink):
             )
         self._state_texts()
         if self._language is None and not all(self._tasks_of(position) for position in range(count)):
-            self.notes.append(f"episodes without the text {LANGUAGE} have the task {self.name!r}")
+            self.notes.append(f"episodes without the text {TASK} have the task {self.name!r}")
         self._number_tasks()
         if SUBTASK_INDEX in self._entries() and SUBTASKS not in self._documents:
             self.notes.append(f"the texts that {SUBTASK_INDEX} counts are not known, or differ between merged datasets")
@@ -336,7 +335,7 @@ class LerobotExporter(Sink):
         """Find the texts of episodes that are columns of LeRobot: text, and language."""
         texts = self.chosen.text or []
         for name, entry in self._stated.items():
-            if entry.get("dtype") == "string" and name != LANGUAGE and texts and all(name in one for one in texts):
+            if entry.get("dtype") == "string" and name != TASK and texts and all(name in one for one in texts):
                 self._texts.append(name)
             elif entry.get("dtype") == SPOKEN and any(name in one for one in texts):
                 values = [said for position in range(len(texts)) for said in self._said(name, position).values()]
@@ -395,11 +394,9 @@ class LerobotExporter(Sink):
         if self._language is not None:
             return list(dict.fromkeys(self._instructions(first, stop)))
         text = {} if self.chosen.text is None else self.chosen.text[position]
-        if LANGUAGE in text or f"{LANGUAGE}s" not in text:
-            return [text[LANGUAGE]] if LANGUAGE in text else []
-        several = parse_json(text[f"{LANGUAGE}s"], f"{LANGUAGE}s")
-        if len(same := set(several.values() if isinstance(several, dict) else several)) == 1:
-            return [*same]
+        tasks = dict.fromkeys(tasks_of(text))
+        if TASKS not in text or len(tasks) == 1:
+            return [*tasks]
         known, numbers = self._several_tasks(position)
         return list(dict.fromkeys(known[number] for number in numbers.tolist()))
 
@@ -409,7 +406,7 @@ class LerobotExporter(Sink):
         A list has them in the order in which they began when it was made, which is not known where rows are gone since.
         """
         first, stop = self.chosen.episode(position)
-        stated = parse_json((self.chosen.text or [])[position][f"{LANGUAGE}s"], f"{LANGUAGE}s")
+        stated = parse_json((self.chosen.text or [])[position][TASKS], TASKS)
         there = {field.key for field in self.chosen.fields}
         if (TASK_INDEX,) not in there:
             raise SchemaError("episodes have several tasks, and no task_index states which of them a row has")
@@ -421,7 +418,7 @@ class LerobotExporter(Sink):
             stated = dict(zip(seen, stated, strict=True)) if whole else {}
         known = {int(number): str(task) for number, task in stated.items()}
         if missing := [number for number in seen if number not in known]:
-            tasks = (self.chosen.text or [])[position][f"{LANGUAGE}s"]
+            tasks = (self.chosen.text or [])[position][TASKS]
             raise SchemaError(
                 f"which tasks the rows of episode {position} have is not known: task_index has {missing[0]}, and the "
                 f"tasks are {tasks}",

@@ -23,6 +23,7 @@ from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array, SourceMetadata
 from ...core.format.documents import dump_json, parse_json
 from ...core.format.files import FETCH_AGAIN, open_regular, read_regular, refuse_pointer
+from ...core.format.language import TASK, TASKS
 from ...core.format.manifest import Dropped, is_inside
 from ...core.format.videos import reference_field
 from ...core.ted.schema import DTYPES, FLAGS, NEXT, REWARD, Field, Key, Role, Timing, key_name, role_of, safe_part
@@ -392,7 +393,7 @@ def source_metadata(info: DatasetInfo, metadata: Iterable[Path], *, files: bool)
     """Return what the files `metadata` state, and what contradicts itself; with `files`, look at the others too."""
     entries, tasks = read_episodes(info), read_tasks(info)
     texts = {
-        number: {LANGUAGE: one.tasks[0]} if len(one.tasks) == 1 else {f"{LANGUAGE}s": dump_json(one.tasks)}
+        number: {TASK: one.tasks[0]} if len(one.tasks) == 1 else {TASKS: dump_json(one.tasks)}
         for number, one in entries.items() if one.tasks
     }  # fmt: skip
     paths = dict.fromkeys(path for one in entries.values() for path in (one.data, *_video_paths(one)))
@@ -546,7 +547,6 @@ NEXT_DONE, NEXT_SUCCESS, NEXT_TERMINATED, NEXT_TRUNCATED = (
     "next.done", "next.success", "next.terminated", "next.truncated",
 )  # fmt: skip
 NEXT_FLAGS = (NEXT_DONE, NEXT_SUCCESS, NEXT_TERMINATED, NEXT_TRUNCATED)
-LANGUAGE = "language_instruction"
 _KEYS: dict[str, tuple[Key, Role]] = {
     FRAME_INDEX: (("frame",), "id"), TASK_INDEX: ((TASK_INDEX,), "id"), TIMESTAMP: ((TIMESTAMP,), "info"),
     INDEX: (("info", INDEX), "id"),

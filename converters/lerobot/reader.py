@@ -30,6 +30,7 @@ from ...core.format.converter import PartsReader, RemoteDataset, RemoteFile, Rem
 from ...core.format.documents import dump_json, parse_json
 from ...core.format.episodes import EpisodeRanges, select_episodes
 from ...core.format.files import FETCH_AGAIN, LEAVES_OUT, digest_file, no_match, open_regular, read_regular
+from ...core.format.language import TASK, TASKS
 from ...core.format.manifest import Dropped
 from ...core.format.videos import VIDEOS_KEPT, index_name, video_id, video_name
 from ...core.progress import counted
@@ -44,7 +45,6 @@ from .metadata import (
     FRAME_INDEX,
     IMAGE,
     INFO,
-    LANGUAGE,
     NEXT_DONE,
     NEXT_FLAGS,
     NEXT_SUCCESS,
@@ -674,7 +674,7 @@ class DatasetSurvey:
                               "the metadata do not name")  # fmt: skip
         tasks: Any = {str(number): self._tasks[number] for number in run.tasks} if self._tasks else list(entry.tasks)
         texts = list(tasks.values()) if self._tasks else tasks
-        found = {LANGUAGE: texts[0]} if len(texts) == 1 else {f"{LANGUAGE}s": dump_json(tasks)} if tasks else {}
+        found = {TASK: texts[0]} if len(texts) == 1 else {TASKS: dump_json(tasks)} if tasks else {}
         found |= {name: values[0] for name, values in run.text.items() if len(values) == 1}
         return found | {name: language_text(parts) for name, parts in run.language.items()}
 

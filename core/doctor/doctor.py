@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..format.contracts import Array, SourceMetadata
+from ..format.language import TASK, TASKS, tasks_of
 from ..format.videos import reference_keys
 from ..progress import counted
 from ..ted.rules import Finding, Rows, Rule
@@ -373,8 +374,8 @@ class Doctor(Rule):
             self._check_task_numbers(report, texts, metadata)
         of_text: dict[str, list[int]] = defaultdict(list)
         for number, text in texts.items():
-            if "language_instruction" in text:
-                of_text[text["language_instruction"]].append(number)
+            if TASK in text:
+                of_text[text[TASK]].append(number)
         if not of_text:
             return
         empty = [number for text, numbers in of_text.items() if not text.strip() for number in numbers]
@@ -384,7 +385,7 @@ class Doctor(Rule):
                 report.add("MET003", f"{of_episodes(numbers)}: the task {named} says nothing", episodes=numbers,
                            figure=len(numbers))  # fmt: skip
         lacking = sorted(set(texts) - {number for numbers in of_text.values() for number in numbers}
-                         - {number for number, text in texts.items() if "language_instructions" in text})  # fmt: skip
+                         - {number for number, text in texts.items() if TASKS in text})  # fmt: skip
         if empty:
             report.add("MET003", f"{of_episodes(empty)}: the task is an empty text", episodes=empty, figure=len(empty))
         if lacking:
@@ -397,10 +398,10 @@ class Doctor(Rule):
     def _check_task_numbers(
         self, report: Report, texts: Mapping[int, Mapping[str, str]], metadata: SourceMetadata
     ) -> None:
-        """Compare the tasks of rows with those of the metadata, and their numbers with their places."""
+        """Compare the tasks that rows have with what the metadata state, and the numbers of tasks with their places."""
         other = [
             number for number, text in texts.items()
-            if (stated := metadata.texts.get(number)) and stated != {name: text.get(name) for name in stated}
+            if (stated := metadata.texts.get(number)) and {*tasks_of(stated)} != {*tasks_of(text)}
         ]  # fmt: skip
         if other:
             text = f"{of_episodes(other)}: the rows have another task than the metadata of the episode"

@@ -24,6 +24,15 @@ TASK = "language_instruction"
 TASKS = f"{TASK}s"
 PERSISTENT, EVENTS = "language_persistent", "language_events"
 
+
+def tasks_of(text: Mapping[str, str]) -> list[str]:
+    """Return the tasks of an episode, given its texts."""
+    if TASK in text:
+        return [text[TASK]]
+    several = parse_json(text.get(TASKS, "[]"), TASKS)
+    return list(map(str, several.values() if isinstance(several, dict) else several))
+
+
 EARLY = 0.2345
 """Where the time of an event is in its frame: it stays in the same row where time stamps are a little off, and rows of
 other rates do not begin just then.

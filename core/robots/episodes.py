@@ -17,7 +17,7 @@ from ..errors import UsageError, did_you_mean
 from ..format.contracts import Array, StepReader
 from ..format.documents import dump_json
 from ..format.episodes import normal_form, parse_episodes, select_episodes
-from ..format.language import EARLY, EVENTS, PERSISTENT, TASK, TASKS, by_time, parse_said
+from ..format.language import EARLY, EVENTS, PERSISTENT, TASK, TASKS, by_time, parse_said, tasks_of
 from ..format.threads import available_memory
 from ..format.videos import at_rate, stated_fps
 from ..preprocess.operations.base import (
@@ -67,14 +67,6 @@ def _ranges(reader: StepReader) -> Iterator[tuple[int, int]]:
     """Divide all rows into ranges that do not depend on the fields, so that sums over them do not either."""
     for low in range(0, reader.manifest.steps, _ROWS):
         yield low, min(low + _ROWS, reader.manifest.steps)
-
-
-def _tasks_of(text: dict[str, str]) -> list[str]:
-    """Return the tasks of an episode."""
-    if TASK in text:
-        return [text[TASK]]
-    several = json.loads(text.get(TASKS, "[]"))
-    return list(map(str, several.values() if isinstance(several, dict) else several))
 
 
 class _TaskOperation(RowOperation):
@@ -200,7 +192,7 @@ class RenameTask(_TaskOperation):
         return [cls(old, str(new)) for old, new in pairs_of(value, cls.name, "old=new, like 'pick=pick the cube'")]
 
     def settled(self, reader: StepReader) -> RenameTask:
-        known = dict.fromkeys(task for text in reader.episode_text or () for task in _tasks_of(text))
+        known = dict.fromkeys(task for text in reader.episode_text or () for task in tasks_of(text))
         for key in _row_tasks(Fields.of(reader.fields)):
             for low, high in _ranges(reader):
                 rows = _as_bytes(reader.read(key, low, high), reader.read(length_key(key), low, high))

@@ -14,8 +14,8 @@ Every score is a number from 0 to 1, and more is better:
 - `agreement`: where other episodes of the same task are in the same state, they act alike, and the same follows. The
   figures are the distances of actions, and of changes of the state, from the median of those at the nearest states of
   the seven nearest episodes, after a linear fit (action consistency; Belkhale, Cui and Sadigh, 2023).
-- `typical`: length, path, first and last state, and means and deviations of states and actions are in the family of
-  those of the same task. The figure is the root of the 4-norm of their robust z-scores.
+- `typical`: length, path, first and last state, and means and deviations of states and actions are like in the other
+  episodes of the same task. The figure is the root of the 4-norm of their robust z-scores.
 - `novelty`: no other episode visits the same states: d / (d + m), where d is the median distance of its states to the
   nearest state of another episode, and m the median of d (novelty; Lehman and Stanley, 2011). A copy has 0.
 - `coverage`: how much of the dataset an episode stands for: the share of the states of all others within the usual
@@ -46,6 +46,7 @@ from ..format import fs
 from ..format.contracts import Array, StepReader
 from ..format.episodes import SCORE
 from ..format.files import FileRecord
+from ..format.language import TASK
 from ..format.locate import find_dataset, require_apart
 from ..format.manifest import SCORES, Manifest, Provenance, content_digest
 from ..format.memmap.builder import created_by, provenance_step
@@ -68,7 +69,6 @@ _LEAST = 3
 """Episodes from which on one can be compared with the others."""
 _FEW_EPISODES = 10
 _OUTLIER = 3.5
-_TASK = "language_instruction"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -490,7 +490,7 @@ class _Scoring:
         """Number the task of each episode, 0 for all where none is known."""
         texts = self._reader.episode_text or [{}] * len(self._table)
         names: dict[str | None, int] = {}
-        found = np.array([names.setdefault(text.get(_TASK), len(names)) for text in texts], np.int64)
+        found = np.array([names.setdefault(text.get(TASK), len(names)) for text in texts], np.int64)
         return found if len(names) <= _MOST_TASKS else np.zeros_like(found)
 
     def _distance_to_family(self, figures: Array, tasks: Array) -> Array:

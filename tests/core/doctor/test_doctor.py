@@ -12,6 +12,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import robot_sets
@@ -266,6 +267,28 @@ def test_every_threshold_decides_a_rule() -> None:
         text = Path(rbtool.__file__).with_name("core").joinpath(f"doctor/{source}.py").read_text()
         names -= {name for name in names if f"limits.{name}" in text}
     assert not names
+
+
+def test_an_episode_may_have_two_tasks(tmp_path: Path) -> None:
+    path = write(make(Kind(cameras=0, version="v2.1")), tmp_path / "set")
+    meta = path / "meta"
+    tasks, episodes = ((meta / f"{name}.jsonl").read_text().splitlines() for name in ("tasks", "episodes"))
+    added, entry = {"task_index": len(tasks), "task": "wave to the camera"}, json.loads(episodes[2])
+    entry["tasks"].append(added["task"])
+    (meta / "tasks.jsonl").write_text("\n".join([*tasks, json.dumps(added)]))
+    (meta / "episodes.jsonl").write_text("\n".join([*episodes[:2], json.dumps(entry), *episodes[3:]]))
+    about = json.loads((meta / "info.json").read_text()) | {"total_tasks": len(tasks) + 1}
+    (meta / "info.json").write_text(json.dumps(about))
+    (file,) = path.glob("data/*/episode_000002.parquet")
+    rows = pq.read_table(file)
+    numbers = rows["task_index"].to_numpy().copy()
+    numbers[len(numbers) // 2 :] = len(tasks)
+    changed = rows.set_column(rows.column_names.index("task_index"), "task_index", pa.array(numbers))
+    pq.write_table(changed, file)
+    assert rbtool.check(path).findings == ()
+    numbers[:] = len(tasks)
+    pq.write_table(rows.set_column(rows.column_names.index("task_index"), "task_index", pa.array(numbers)), file)
+    assert _rules(rbtool.check(path)) == {"MET003"}
 
 
 def test_every_rule_has_a_name_of_its_own_and_says_why() -> None:
