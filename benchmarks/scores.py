@@ -130,7 +130,7 @@ def pauses(one: Episode, of: Demonstrations, draw: np.random.Generator) -> Episo
 
 
 def wrong_target(one: Episode, of: Demonstrations, draw: np.random.Generator) -> Episode:
-    """Act as for another target: the actions are those of the least similar of eight other demonstrations."""
+    """Act as for another target: take the actions of the demonstration that is least alike, of eight others."""
     others = [of.episodes[place] for place in draw.integers(len(of.episodes), size=8)]
     steps = [min(len(one), len(other)) for other in others]
     apart = [

@@ -187,8 +187,8 @@ def load_dataset(
             batches never reach the disk. Nothing can be added.
         verify: whether all files are compared with their digests first.
         decode_video: whether the frames of kept videos are decoded in each batch.
-        texts: whether batches have texts: those of the steps' episodes, such as the task, `language_instruction`, and
-            those that steps have themselves, as strings. LeRobot's `language_persistent` and `language_events` are
+        texts: whether batches have strings: the texts of each step's episode, such as the task,
+            `language_instruction`, and of the step itself. LeRobot's `language_persistent` and `language_events` are
             lists of dicts.
         root: the folder of stored datasets; default `RBTOOL_HOME`, or else the cache folder of the platform. Nothing
             is downloaded.

@@ -180,8 +180,7 @@ class _Batch:
 class RowRules:
     """Gathers what the rules need of all rows, and reports.
 
-    `rate` is the stated number of steps a second, and `names` are those of the numbers of each field that metadata
-    describe.
+    `rate` is the stated number of steps a second. `names` has, by field, what the metadata call its numbers.
     """
 
     def __init__(
@@ -1278,7 +1277,8 @@ _RANKS = 0.05
 def _quantile_bounds(samples: Array, low: Array, high: Array) -> dict[str, tuple[Array, Array]]:
     """Return where quantiles are at least and at most, from rows of episodes `[episodes, rows, components]`.
 
-    Some tools state the quantiles of all rows, others the mean of those of the episodes, or the outermost of these.
+    Some tools state the quantiles of all rows, others take quantiles of each episode and state their mean, or the
+    outermost ones.
     """
     fractions = list(_FRACTIONS.values())
     rows = samples.reshape(-1, samples.shape[2])

@@ -193,7 +193,7 @@ def _with_flags(one: Finding, flags: str) -> Finding:
 def _accepted(path: Path, dataset: str, place: Path) -> frozenset[tuple[str, str]]:
     """Return the findings in what `check --json` printed: rules and messages. UsageError for another file.
 
-    In what it printed about several datasets, those of the one at `place`, or of this name, count.
+    If it is about several datasets, only findings about the one at `place`, or of this name, count.
     """
     hint = "rbtool check DATASET --json prints such a file"
     try:

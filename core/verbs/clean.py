@@ -496,8 +496,7 @@ class _Cleaning:
         return Request(source="clean", asked=os.fspath(self.asked.dataset), id=id)
 
     def _identity(self) -> dict[str, Any]:
-        state = {} if isinstance(self.reader, Reader) else dict(self._step.inputs)
-        found: dict[str, Any] = plain({"work": self._step.arguments, "source": state})
+        found: dict[str, Any] = plain({"work": self._step.arguments, "source": self._step.inputs})
         return found
 
     def _is_same_run(self, folder: Path) -> bool:

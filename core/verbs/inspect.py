@@ -231,8 +231,8 @@ class InspectResult(Result):
     `layouts` maps each layout of datasets to the bytes of the rows in it, uncompressed unless it is the current one;
     `bytes_saved` is the difference between layout `ted` and the current one. `first_episode` is the source's number of
     the first episode, None without any. `problems` name the files that are missing or differ in size from the
-    manifest; `transfers` are its uploads to a hub and its download from there. `scores` are those of the episodes, by
-    names like `score.quality`, where `score` has added them.
+    manifest; `transfers` are its uploads to a hub and its download from there. `scores` are spreads over the
+    episodes, by names like `score.quality`, where `score` has added them.
     """
 
     kind: ClassVar[str] = "inspect"

@@ -33,6 +33,11 @@ from ..progress import Progress
 if TYPE_CHECKING:
     import numpy as np
 
+format_option = partial(
+    option, None, "The format, instead of detecting it; see rbtool list --formats.", "FORMAT", flag="--from",
+    panel=RAW_PANEL, raw=True,
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ConvertOptions(RawOptions):
@@ -59,14 +64,7 @@ class ConvertOptions(RawOptions):
         choices=("local", "ray"),
     )
     resume: bool = option(False, "Continue what those processes left when they were interrupted.")
-    format: str | None = option(
-        None,
-        "The format, instead of detecting it; see rbtool list --formats.",
-        "FORMAT",
-        flag="--from",
-        panel=RAW_PANEL,
-        raw=True,
-    )
+    format: str | None = format_option()
     progress: Progress | None = None
 
 
@@ -122,7 +120,7 @@ class CleanOptions(RawOptions):
     trim_idle: bool = option(False, "Cut off long rest at the ends of episodes, but for 3 steps.")
     fix: str | Sequence[str] | None = option(
         None,
-        "stats: no statistics of other data; totals: those of the result; retime: time stamps by frame and rate.",
+        "stats: leave out statistics of other data; totals: state the result's; retime: time stamps by frame and rate.",
         "WHAT,WHAT",
         values=list[str],
     )
@@ -138,14 +136,7 @@ class CleanOptions(RawOptions):
     root: PathLike | None = root_option()
     force: bool = force_option()
     dry_run: bool = option(False, "Show what would be changed and why, and write nothing.")
-    format: str | None = option(
-        None,
-        "The format, instead of detecting it; see rbtool list --formats.",
-        "FORMAT",
-        flag="--from",
-        panel=RAW_PANEL,
-        raw=True,
-    )
+    format: str | None = format_option()
     progress: Progress | None = None
 
 
