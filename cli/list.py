@@ -128,6 +128,8 @@ def _format_lines(formats: Sequence[ReadableFormat], width: int | None) -> list[
             "last observation": one.final,
             "needs": f"pip install 'rbtool[{one.extra}]'" if one.extra else "",
             "remote": f"rbtool download {one.name} ID" if one.remote else "",
+            "stream": f"rbtool sample {one.name}:ID --streaming" if one.streams else "",
+            "video": "kept as it is, or decoded" if one.keeps_video else "",
             "export": f"rbtool export DATASET DEST --to {one.name}" if one.exported else "",
         }
         lines.append([Styled(one.name, "bold"), f"  {one.title}" if one.title else ""])

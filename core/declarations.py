@@ -65,7 +65,8 @@ class FormatDeclaration:
     - `example`: the id of a dataset in the source, and words that name it; `cache_variable`: the variable of
       the source's local cache; `layout`: the layout of its datasets by default.
     - Columns of `rbtool list --formats`: `found` is how files are recognised, `ends` what ends an episode, `final`
-      whether files have an observation after the last step, `extra` the extra to install.
+      whether files have an observation after the last step, `extra` the extra to install; `streams` states that the
+      source has datasets in shards, and `keeps_video` that videos can be kept as they are.
     """
 
     name: str
@@ -88,6 +89,8 @@ class FormatDeclaration:
     ends: str = ""
     final: Literal["", "yes", "no", "where stored"] = ""
     extra: str = ""
+    streams: bool = False
+    keeps_video: bool = False
 
     def target(self, kind: Literal["reader", "source", "sink", "steps", "demo"]) -> str | None:
         """Return the class of that kind as `module:Class` with the module's full name; None if there is none."""

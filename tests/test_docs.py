@@ -22,7 +22,7 @@ from rbtool.core.format.manifest import Manifest
 from rbtool.core.ted.rules import RULES
 
 DOCS = ROOT / "docs"
-WRITTEN = [*sorted(DOCS.rglob("*.md")), ROOT / "CONTRIBUTING.md"]
+WRITTEN = [*sorted(DOCS.rglob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
 EXAMPLES = sorted((DOCS / "examples").glob("*.py"))
 
 

@@ -26,5 +26,7 @@ FORMATS = (
         ends="episode_index; next.done or next.success make it a termination, --ends, else it is truncated",
         final="no",
         extra="video",
+        streams=True,
+        keeps_video=True,
     ),
 )

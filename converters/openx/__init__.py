@@ -20,5 +20,6 @@ FORMATS = (
         layout="packed",
         ends="the member of an archive; is_terminal in its last step is a termination, is_last alone a truncation",
         final="where stored",
+        streams=True,
     ),
 )

@@ -82,6 +82,14 @@ class RowBlock:
     lines: Array | None = None
     inexact: dict[ColumnPath, int] = field(default_factory=dict)
 
+    def part(self, start: int, stop: int) -> RowBlock:
+        """Return rows `[start, stop)`, of which nothing is copied."""
+        rows = slice(start, stop)
+        limits, batches, lines = (None if of is None else of[rows] for of in (self.limits, self.batches, self.lines))
+        columns = {path: array[rows] for path, array in self.columns.items()}
+        text = {path: array[rows] for path, array in self.text.items()}
+        return RowBlock(stop - start, columns, text, self.odd, limits, batches, lines)
+
 
 class BatchFile(Protocol):
     """A file of rows. `places` finds its blocks with the rows of each, `block` reads one again."""

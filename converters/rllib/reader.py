@@ -15,6 +15,9 @@ files, and files cut episodes. In this order:
   the other row's. With neither `t` nor `new_obs`, rows of one batch do.
 
 A batch is a line with a SampleBatch, or all transitions of a file.
+
+By default RLlib writes the rows of a run again at the start of the next run, so the rows that a run repeats of the runs
+before it are left out first (`Repeats`).
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ import zipfile
 import zlib
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +254,62 @@ def _episode(runs: Sequence[IdRun], *, inferred: bool, unshown: bool = False) ->
     return IdEpisode(runs[0].key, ranges, inferred, bool(runs[0].first), inferred and unshown)
 
 
+class Repeats:
+    """Finds the rows that later runs of RLlib repeat of earlier ones: a run begins with the newest rows before it.
+
+    A digest of eight bytes is kept for each row. Single equal rows show nothing, because an environment that does not
+    move makes equal rows: only as many rows as were written before, in their order, are a repetition. Where rows have
+    `t`, a row that was there before is one wherever it is.
+    """
+
+    def __init__(self) -> None:
+        self.rows = self.runs = 0
+        self._before: Array = np.zeros(0, np.uint64)
+
+    def find(self, path: Path, blocks: Iterable[RowBlock]) -> Array:
+        """Return which rows of the next run are repeated, bool `[rows]`; FormatError where that cannot be told."""
+        parts, timed = [np.zeros(0, np.uint64)], True
+        for block in blocks:
+            parts.append(_digests(block))
+            timed = timed and (STEP,) in block.columns
+        digests = np.concatenate(parts)
+        count = self._overlap(digests)
+        found: Array = np.arange(len(digests)) < count
+        again = np.isin(digests, self._before)
+        if timed:
+            found |= again
+        elif again[count:].any():
+            raise FormatError(
+                f"{path} repeats rows of the runs before it in another order than theirs, so that nothing shows which "
+                "of its rows are new",
+                hint="name the folder of one run",
+            )
+        self.rows, self.runs = self.rows + int(found.sum()), self.runs + bool(found.any())
+        self._before = np.concatenate((self._before, digests[~found]))
+        return found
+
+    def _overlap(self, rows: Array) -> int:
+        """Return how many rows at the start are those with which the rows before end, or lie among them as a whole."""
+        for place in np.flatnonzero(self._before == rows[0]).tolist() if len(rows) else []:
+            expected = self._before[place:][: len(rows)]
+            if np.array_equal(expected, rows[: len(expected)]):
+                return len(expected)
+        return 0
+
+
+def _digests(block: RowBlock) -> Array:
+    """Return a number for the content of each row of a block: uint64 `[rows]`."""
+    columns = [array for _, array in sorted(block.columns.items())]
+    texts = [texts for _, texts in sorted(block.text.items())]
+    found = np.empty(block.rows, np.uint64)
+    for row in range(block.rows):
+        digest = hashlib.blake2b(repr([text[row] for text in texts]).encode(), digest_size=8)
+        for column in columns:
+            digest.update(column[row].tobytes())
+        found[row] = int.from_bytes(digest.digest(), "little")
+    return found
+
+
 _OBSERVATION: Key = ("observation",)
 _FLAGS = (DONES, TERMINATEDS, TRUNCATEDS)
 _WHOLE = (*REQUIRED, *_FLAGS, NEXT_OBS, EPS_ID, STEP, *AGENTS)
@@ -458,7 +517,8 @@ _MOST_STEPS = 1 << 62
 class RllibReader(FileReader):
     """A file of RLlib's JSON lines or Parquet rows, or a folder of them, which are taken in the order of their names.
 
-    A folder may be the one that `output` names, if there is a single run in it: `ENV/run-WORKER-COUNTER`.
+    A folder may be the one that `output` names, with the runs `ENV/run-WORKER-COUNTER` in it: what a run repeats of the
+    runs before it is left out.
 
     `obs` becomes `observation`, `new_obs` what is under `next`, whether it follows or not. `infos` is `info.infos`
     under `next`, any other column `info.NAME`. Episodes are numbered from 0 in the order of their first rows.
@@ -486,15 +546,10 @@ class RllibReader(FileReader):
     def on_open(self) -> None:
         """Open the files."""
         if self.path.is_dir():
-            if len(runs := _runs_in(self.path)) > 1:
-                raise FormatError(
-                    f"{self.path} has {len(runs):,} runs, {runs[0].name} to {runs[-1].name}: RLlib may write rows of "
-                    "one run again in the next, so that they are not read as one dataset",
-                    hint=f"name the folder of one run, such as {runs[-1]}",
-                )
-            named = _named_so(_folder_of(self.path))
-            self._others = [path.name for path in named if not _is_one(path) and is_other_document(path)]
-            self._paths = [path for path in named if path.name not in set(self._others)]
+            named = [path for folder in _runs_in(self.path) or [self.path] for path in _named_so(folder)]
+            others = {path for path in named if not _is_one(path) and is_other_document(path)}
+            self._others = sorted(path.name for path in others)
+            self._paths = [path for path in named if path not in others]
         else:
             self._paths, self._others = [self.path], []
         if not self._paths:
@@ -520,18 +575,22 @@ class RllibReader(FileReader):
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """Read all rows once, for their ids, flags and forms; none is kept."""
-        columns, runs, rows, ended = BatchColumns(self.path), IdRuns(), 0, 0
         self._damage: list[CorruptDataError] = []
         self._damaged: Counter[str] = Counter()
+        self._repeats = Repeats()
+        repeated = self._repeated()
+        columns, runs, rows, ended = BatchColumns(self.path), IdRuns(), 0, 0
         for number, path in enumerate(self._paths):
             if not self._can_open(number):
                 continue
             for place, block in self._file(number).blocks():
                 columns.add(block, path)
                 ends = _ends(path, block)
-                ended += int(ends.sum())
-                for run in runs_of(block, ends, rows, number):
-                    runs.add(run)
+                new = ~repeated[rows : rows + block.rows] if len(repeated) else np.ones(block.rows, bool)
+                ended += int((ends & new).sum())
+                for start, stop in _stretches(new):
+                    for run in runs_of(block.part(start, stop), ends[start:stop], rows + start, number):
+                        runs.add(run)
                 self._blocks.append((number, place))
                 self._starts.append(rows)
                 rows += block.rows
@@ -541,7 +600,7 @@ class RllibReader(FileReader):
             raise self._damage[0]
         if not rows:
             raise FormatError(f"{self.path} has no rows")
-        self._rows = rows
+        self._rows = rows - self._repeats.rows
         columns.finish()
         self._columns = columns
         self._meaning = self._meaning_of_flags(columns, ended)
@@ -549,6 +608,18 @@ class RllibReader(FileReader):
         progress(len(self._episodes))
         self._size = self.piece_rows(columns.fields)
         return self._facts()
+
+    def _repeated(self) -> Array:
+        """Read the rows of several runs once for what they repeat: bool, a value a row of the files that are sound."""
+        runs = [[*files] for _, files in groupby(range(len(self._paths)), lambda file: self._paths[file].parent)]
+        found: list[Array] = []
+        for files in runs if len(runs) > 1 else []:
+            sound = [file for file in files if self._can_open(file)]
+            blocks = (block for file in sound for _, block in self._file(file).blocks())
+            found.append(self._repeats.find(self._paths[files[0]].parent, blocks))
+        self._damage.clear()  # it is found again when the rows are
+        self._damaged.clear()
+        return np.concatenate(found) if found else np.zeros(0, bool)
 
     def _can_open(self, number: int) -> bool:
         """Open a file; note the damage of one of several that cannot be opened at all."""
@@ -614,6 +685,12 @@ class RllibReader(FileReader):
             yield f"rows are missing after {_episodes(gaps)}, or the id is used again: ends there are truncated"
         elif gaps:
             yield f"the next rows do not follow after {_episodes(gaps)} without a flag: ends there are truncated"
+        if repeats := self._repeats.rows:
+            runs = self._repeats.runs
+            yield (
+                f"{repeats:,} row{'s' if repeats > 1 else ''} that {runs:,} later run{'s' if runs > 1 else ''} "
+                f"repeat{'' if runs > 1 else 's'} of earlier ones are left out"
+            )
         late = sum(episode.starts_late for episode in self._episodes)
         if late:
             yield f"the first rows of {_episodes(late)} are not in the files: {STEP} starts after 0"
@@ -716,6 +793,12 @@ class _BlockRows:
         self.block, self.start, self.stop, self.at = block, start, stop, at
 
 
+def _stretches(rows: Array) -> Iterator[tuple[int, int]]:
+    """Yield the ranges in which a mask is true."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], rows, [False])).astype(np.int8))).tolist()
+    yield from zip(edges[::2], edges[1::2], strict=True)
+
+
 def _ends(path: Path, block: RowBlock) -> Array:
     """Return in which rows of a block a flag ends an episode."""
     ends = np.zeros(block.rows, bool) if block.limits is None else block.limits.copy()
@@ -742,7 +825,7 @@ def _runs_in(folder: Path) -> list[Path]:
     found = [path for path in inside if _RUN.fullmatch(path.name)]
     if not found and len(inside) <= _MOST_ENVIRONMENTS:
         found = [path for one in inside for path in one.iterdir() if _RUN.fullmatch(path.name) and path.is_dir()]
-    return sorted(found)
+    return sorted(found, key=lambda path: (str(path.parent), natural_order(path.name)))
 
 
 def _folder_of(path: Path) -> Path:

@@ -75,7 +75,8 @@ class ReadableFormat:
     """A format that can be read: how files are recognised, what ends an episode, and what it needs.
 
     `final` states whether files have an observation after the last step (yes, no, where stored), `extra` the extra of
-    rbtool that has to be installed, `remote` whether datasets can be downloaded, `exported` whether `export` writes it.
+    rbtool that has to be installed, `remote` whether datasets can be downloaded, `streams` whether they come in shards
+    that a stream fetches one by one, `exported` whether `export` writes it, `keeps_video` whether videos can be kept.
     A format that another package adds has a name alone.
     """
 
@@ -86,7 +87,9 @@ class ReadableFormat:
     final: str = ""
     extra: str = ""
     remote: bool = False
+    streams: bool = False
     exported: bool = False
+    keeps_video: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +106,8 @@ def list_formats() -> FormatsResult:
     described = [
         ReadableFormat(
             name=one.name, title=one.title, found=one.found, ends=one.ends, final=one.final, extra=one.extra,
-            remote=one.source is not None, exported=one.sink is not None,
+            remote=one.source is not None, streams=one.streams, exported=one.sink is not None,
+            keeps_video=one.keeps_video,
         )
         for one in ours.values()
     ]  # fmt: skip

@@ -332,6 +332,24 @@ def thresholds_table() -> str:
     return chr(10).join(text)
 
 
+def formats_overview() -> str:
+    """All formats with what can be done with each, for the README."""
+    from rbtool.core.verbs.list import list_formats
+
+    text = [
+        "| format | reads | writes | downloads | streams | keeps video | what ends an episode |",
+        "|---|" + ":-:|" * 5 + "---|",
+    ]
+    for one in list_formats().formats:
+        page = ROOT / "docs/reference" / f"{one.name}.md"
+        title = f"[{one.title}](docs/reference/{page.name})" if page.exists() else one.title
+        marks = (
+            "yes" if there else "" for there in (one.found, one.exported, one.remote, one.streams, one.keeps_video)
+        )
+        text.append(f"| {' | '.join((title, *marks, _cell(one.ends)))} |")
+    return "\n".join(text)
+
+
 def formats_table() -> str:
     """All formats that can be read, from their declarations."""
     from rbtool.core.verbs.list import list_formats
@@ -353,8 +371,8 @@ def formats_table() -> str:
 def filled(page: str) -> str:
     """Return a written page with its tables, and the examples in docs/examples, as they are now."""
     tables = {
-        "floors": floors_table, "formats": formats_table, "leaves": leaves_table, "rules": rules_table,
-        "behaviour": behaviour_table, "thresholds": thresholds_table,
+        "floors": floors_table, "formats": formats_table, "formats overview": formats_overview,
+        "leaves": leaves_table, "rules": rules_table, "behaviour": behaviour_table, "thresholds": thresholds_table,
         "torchrl": torchrl_table, "verbs": verbs_reference,
     }  # fmt: skip
     for name, table in tables.items():
@@ -390,5 +408,5 @@ if __name__ == "__main__":
             (folder / name).write_text(page, encoding="utf-8")
         raise SystemExit
     (ROOT / "__init__.pyi").write_text(stub(), encoding="utf-8")
-    for path in sorted((ROOT / "docs").rglob("*.md")):
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

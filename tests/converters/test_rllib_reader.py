@@ -481,15 +481,15 @@ def plain_columns(folder: Path) -> list[Row]:
 @pytest.mark.parametrize("name", ["columns", "columns_compressed", "columns_file_per_row", "columns_written_twice"])
 def test_every_row_of_a_run_of_the_new_stack_equals_a_plain_reading(name: str, tmp_path: Path) -> None:
     source = NEW / name
-    if name == "columns_written_twice":
-        with pytest.raises(FormatError, match="has 2 runs, run-000001-00001 to run-000001-00002"):
-            rbtool.convert(source, tmp_path / "out")
-        source = source / "line" / "run-000001-00002"
     if name == "columns_compressed":
         with pytest.raises(UsageError, match="compressed columns, which are pickles"):
             rbtool.convert(source, tmp_path / "out")
     found, result = columns_of(source, tmp_path / "out", trust_pickle=name == "columns_compressed")
-    rows = plain_columns(source)
+    twice = name == "columns_written_twice"
+    rows = plain_columns(source / "line" / "run-000001-00002" if twice else source)
+    assert [note for note in result.notes if "repeat" in note] == [
+        "5 rows that 1 later run repeats of earlier ones are left out"
+    ] * twice
     for key, stored in (("observation", "obs"), ("next.observation", "new_obs"), ("action", "actions")):
         assert found[key].dtype.name == ("int64" if isinstance(rows[0][stored], int) else "float32")
         assert found[key].tolist() == [row[stored] for row in rows], key
@@ -500,6 +500,58 @@ def test_every_row_of_a_run_of_the_new_stack_equals_a_plain_reading(name: str, t
     assert found["text"] == [{"eps_id": one} for one in dict.fromkeys(ids)]
     assert found["length"] == [ids.count(one) for one in dict.fromkeys(ids)]
     assert [one["key"] for one in result.dropped_keys] == ["module_id"]
+
+
+def _transitions(number: int, count: int, **arguments: Any) -> list[Row]:
+    return without(rows_of_episode(number, count, flags="terminateds", **arguments), "t")
+
+
+_ONE, _TWO, _STILL = _transitions(1, 4), _transitions(2, 5), _transitions(3, 1) * 3
+_MOVES = [*_STILL, *_transitions(3, 2, seed=9)]
+
+
+@pytest.mark.parametrize(
+    ("runs", "lengths", "repeated"),
+    [
+        ({"000001-00001": _ONE, "000001-00002": _ONE + _TWO, "000001-00010": _ONE + _TWO + _MOVES}, [4, 5], 13),
+        ({"000001-00001": _ONE + _TWO[:2], "000001-00002": _TWO[2:]}, [4, 5], 0),
+        ({"000001-00001": _ONE + _TWO[:2], "000001-00002": _ONE + _TWO}, [4, 5], 6),
+        ({"000001-00001": _ONE + _TWO, "000001-00002": _TWO}, [4, 5], 5),
+        ({"000001-00001": _ONE, "000002-00001": _TWO, "000002-00002": _TWO + _TWO[:0]}, [4, 5], 5),
+    ],
+)
+def test_rows_that_later_runs_repeat_are_left_out(
+    runs: dict[str, list[Row]], lengths: list[int], repeated: int, tmp_path: Path
+) -> None:
+    for name, rows in runs.items():
+        write_lines(tmp_path / "out" / "line" / f"run-{name}" / "a.json", rows)
+    found, result = columns_of(tmp_path / "out", tmp_path / "ted")
+    assert found["length"][:2] == lengths
+    plain = [*_ONE, *_TWO, *(_MOVES if len(runs) == 3 and "000001-00010" in runs else [])]
+    assert found["observation"].tolist() == [row["obs"] for row in plain]
+    assert found["next.observation"].tolist() == [row["new_obs"] for row in plain]
+    notes = [note for note in result.notes if "later run" in note]
+    assert [int(note.split()[0]) for note in notes] == [repeated] * bool(repeated)
+
+
+def test_equal_rows_of_one_run_are_kept_and_runs_in_another_order_refused(tmp_path: Path) -> None:
+    for name, rows in {"1": _ONE + _TWO, "2": _TWO + _ONE}.items():
+        write_lines(tmp_path / "out" / f"run-000001-0000{name}" / "a.json", rows)
+    with pytest.raises(FormatError, match="repeats rows of the runs before it in another order"):
+        rbtool.convert(tmp_path / "out", tmp_path / "ted")
+
+
+def test_pieces_that_later_runs_repeat_are_left_out(tmp_path: Path) -> None:
+    rows = rows_of_episode("a", 9, flags="terminateds")
+    one, two = packed_episode(rows[:4], first=0), packed_episode(rows[3:], repeats=1, first=4)
+    other = packed_episode(rows_of_episode("b", 3, flags="terminateds"))
+    for name, items in {"1": [one], "2": [other, one], "3": [two, one]}.items():
+        folder = tmp_path / "out" / f"run-000001-0000{name}"
+        folder.mkdir(parents=True)
+        write_items(folder / "a.parquet", items)
+    found, result = columns_of(tmp_path / "out", tmp_path / "ted")
+    assert found["length"] == [9, 3]
+    assert "8 rows that 2 later runs repeat of earlier ones are left out" in result.notes
 
 
 def test_every_step_of_packed_episodes_equals_a_plain_reading(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ import rbtool
 from rbtool.cli.app import app
 from rbtool.core.declarations import ReaderOptions, declared
 from rbtool.core.errors import UsageError
+from rbtool.core.format.converter import Reader, Source
+from rbtool.core.format.locate import reader_class, source_class
 from rbtool.core.options import PreprocessOptions, RawOptions, VerbOptions
 from rbtool.core.verbs import options as of
 from rbtool.core.verbs.list import list_formats
@@ -122,4 +124,8 @@ def test_every_format_describes_itself() -> None:
             assert one.ends
             assert one.final in {"yes", "no", "where stored"}
             assert one.exported == (declaration.sink is not None)
+            reader = reader_class(one.name)
+            assert one.keeps_video == (reader.videos_of is not Reader.videos_of)
+        if declaration.source is not None:
+            assert formats[declaration.name].streams == (source_class(declaration.name).shards is not Source.shards)
     assert np.all([one.name in formats for one in declared() if one.source is not None])
