@@ -639,18 +639,19 @@ class HeapValues:
         self._held: Checked | None = None
         self._chunks: dict[bytes, list[tuple[int, int, int]]] = {}
 
-    def attribute(self, group: h5g.GroupID, name: str) -> Any:
-        """Read an attribute of a group of the file, as h5py gives it."""
-        attribute = h5a.open(group, name.encode())
+    def attribute(self, owner: h5g.GroupID | h5d.DatasetID, name: str) -> Any:
+        """Read an attribute of a group or a dataset of the file, as h5py gives it."""
+        attribute = h5a.open(owner, name.encode())
         kind, count = attribute.get_type(), attribute.get_space().get_simple_extent_npoints()
+        wrapped = h5py.Dataset if isinstance(owner, h5d.DatasetID) else h5py.Group
         if not is_in_heap(kind):
-            return h5py.Group(group).attrs[name]
+            return wrapped(owner).attrs[name]
         file, data = self._opened()
-        again = h5g.open(file, h5i.get_name(group))
+        again = h5o.open(file, h5i.get_name(owner))
         if unit := unit_in_heap(kind):
             for stored in attribute_data(data.read_at, h5o.get_info(again).addr, data.widths, name.encode()):
                 data.require_references(stored, unit, count)
-        return h5py.Group(again).attrs[name]
+        return wrapped(again).attrs[name]
 
     def dataset(self, name: str | bytes, start: int = 0, stop: int | None = None) -> h5py.Dataset:
         """Return a dataset of which rows `[start, stop)`, by default all, are safe to read."""

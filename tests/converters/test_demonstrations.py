@@ -1,4 +1,4 @@
-"""Files of imitation, d3rlpy, Stable-Baselines3 and DAPG: the contract of readers, real files row by row, refusals."""
+"""Files of imitation, d3rlpy, SB3, Tianshou and DAPG: the contract of readers, real files row by row, refusals."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from demonstration_files import (
     Episode,
     as_batch,
     imitation_table,
+    leaves,
     random_episodes,
     ring,
     rows_of_episode,
@@ -31,6 +32,7 @@ from demonstration_files import (
     write_imitation,
     write_lines,
     write_parquet_folder,
+    write_tianshou,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -41,6 +43,7 @@ from rbtool.converters.dapg.reader import DapgReader
 from rbtool.converters.imitation.reader import ImitationReader
 from rbtool.converters.rllib.reader import RllibReader
 from rbtool.converters.sb3.reader import Sb3Reader
+from rbtool.converters.tianshou.reader import TianshouReader
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
 from rbtool.core.format.contracts import Piece
 from rbtool.core.format.converter import Reader
@@ -61,6 +64,10 @@ FILES = {
         "sb3/buffer.pkl",
         "sb3/dict_two_envs.pkl",
         "sb3/her_one_env.pkl",
+    ],
+    TianshouReader: [
+        f"tianshou/{name}.hdf5"
+        for name in ("replay_part_full", "replay_wrapped", "vector_dict_obs", "cached", "last_frames", "objects")
     ],
     DapgReader: ["dapg/door-v0_demos_3.pickle"],
 }
@@ -147,6 +154,23 @@ class TestSb3ReaderWithoutNextObservations(TestSb3Reader):
     memory = True
 
 
+class TestTianshouReader(_Contract):
+    """A buffer of two rings, of which both came round."""
+
+    kind = TianshouReader
+    following = True
+
+    def write(self, folder: Path) -> Path:
+        streams = [random_episodes(LENGTHS, seed=1), random_episodes((8, 8, 8, 8), seed=2)]
+        return write_tianshou(folder / "a.hdf5", streams, 20, following=self.following)
+
+
+class TestTianshouReaderWithoutNextObservations(TestTianshouReader):
+    """A buffer without `obs_next`."""
+
+    following = False
+
+
 class _TrustedDapgReader(DapgReader):
     """A reader whose files are trusted."""
 
@@ -219,6 +243,7 @@ WRITERS: dict[str, tuple[type[Reader], Callable[[Path, Sequence[Episode]], Path]
         True,
     ),
     "d3rlpy": (D3rlpyReader, lambda folder, episodes: write_d3rlpy(folder / "a.h5", episodes), False),
+    "tianshou": (TianshouReader, lambda folder, episodes: write_tianshou(folder / "a.hdf5", [episodes], 64), True),
     "dapg": (DapgReader, lambda folder, episodes: write_dapg(folder / "a.pickle", episodes), False),
     "flagged": (DapgReader, lambda folder, episodes: write_flagged_paths(folder / "a.pickle", episodes), True),
 }
@@ -239,7 +264,7 @@ def test_random_episodes_come_back_exactly(name: str, lengths: list[int], piece:
         ends = ["truncated"]
     kinds = [ends[(seed + number) % len(ends)] for number in range(len(lengths))]
     episodes = random_episodes(lengths, kinds, seed)
-    if name in ("arrow", "parquet"):  # an episode without steps states nothing about its end
+    if name in ("arrow", "parquet", "tianshou"):  # an episode without steps states nothing about its end
         episodes = [one for one in episodes if len(one)]
     with tempfile.TemporaryDirectory() as folder, opened(kind, write(Path(folder), episodes), piece) as reader:
         facts, pieces, table = reader.facts(), list(reader.pieces()), reader.episode_table()
@@ -286,6 +311,43 @@ def test_a_ring_comes_back_in_the_order_of_time(
     one, at = kept[-1]
     after[-1] = one.observations[at + newest_known]
     assert rows["next"] == b"".join(row.tobytes() for row in after)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    streams=st.lists(st.lists(st.integers(1, 8), max_size=5), min_size=1, max_size=4), size=st.integers(1, 20),
+    following=st.booleans(), piece=st.integers(1, 300), ends=st.integers(0, 2),
+)  # fmt: skip
+def test_the_rings_of_tianshou_come_back_in_the_order_of_time(
+    streams: list[list[int]], size: int, following: bool, piece: int, ends: int
+) -> None:
+    kinds = ("terminated", "truncated", "none")
+    episodes = [
+        random_episodes(lengths, [kinds[(ends + at) % 3] if at == len(lengths) - 1 else kinds[at % 2]
+                                  for at in range(len(lengths))], seed)
+        for seed, lengths in enumerate(streams)
+    ]  # fmt: skip
+    if not any(streams):
+        return
+    episodes[0] = episodes[0] or random_episodes((1,))
+    kept = [[(one, at) for one in stream for at in range(len(one))][-size:] for stream in episodes]
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_tianshou(Path(folder) / "a.hdf5", episodes, size, following=following)
+        with opened(TianshouReader, path, piece, final_step="repeat") as reader:
+            pieces, facts = list(reader.pieces()), reader.facts()
+    steps = [step for stream in kept for step in stream]
+    rows = rows_of(pieces)
+    assert rows["observation"] == b"".join(one.observations[at].tobytes() for one, at in steps)
+    assert rows["action"] == b"".join(one.actions[at].tobytes() for one, at in steps)
+    assert rows["reward"] == np.array([one.rewards[at] for one, at in steps], "float32").tobytes()
+    last = [at == len(one) - 1 for one, at in steps]
+    assert rows["terminated"] == bytes(end and one.terminated for (one, _), end in zip(steps, last, strict=True))
+    assert rows["truncated"] == bytes(end and one.truncated for (one, _), end in zip(steps, last, strict=True))
+    assert rows["next"] == b"".join(
+        one.observations[at + (following or not end)].tobytes() for (one, at), end in zip(steps, last, strict=True)
+    )
+    lengths = [len(list(group)) for stream in kept for _, group in itertools.groupby(stream, lambda step: id(step[0]))]
+    assert list(facts.lengths or ()) == lengths
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in FILES.items() for name in names])
@@ -533,6 +595,254 @@ def test_sb3_2281_the_pickle_of_a_buffer_needs_trust_and_equals_its_arrays(tmp_p
         assert "--trust-pickle" in raised.value.hint
     found = rbtool.convert(source, tmp_path / "pickled", trust_pickle=True)
     assert found.content_digest == rbtool.convert(DATA / "sb3" / "memory.npz", tmp_path / "npz").content_digest
+
+
+def tianshou_order(file: h5py.File) -> list[list[int]]:
+    """The rows of each ring of a buffer of Tianshou, from the oldest on."""
+    if "_lengths" not in file:
+        size, written, newest = file.attrs["maxsize"], file.attrs["_size"], file.attrs["_insertion_idx"] - 1
+        return [[int(newest - back) % int(size) for back in range(written)][::-1]]
+    found = []
+    for first, stop, written, newest in zip(
+        file["_offset"], file["_extend_offset"][1:], file["_lengths"], file["last_index"], strict=True
+    ):
+        found.append([int(first + (newest - first - back) % (stop - first)) for back in range(written)][::-1])
+    return found
+
+
+TIANSHOU = {
+    "replay_part_full": [12, 1, 9, 5], "replay_wrapped": [9, 8, 3], "vector_dict_obs": [4, 8, 4, 4, 2, 12],
+    "cached": None, "last_frames": None, "objects": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TIANSHOU)
+def test_tianshou_every_row_equals_a_plain_reading(name: str, tmp_path: Path) -> None:
+    source = DATA / "tianshou" / f"{name}.hdf5"
+    with h5py.File(source) as file, converted(source, tmp_path / "out", final_step="repeat") as reader:
+        rings, meta = tianshou_order(file), leaves(file["_meta"])
+        order = [row for ring_rows in rings for row in ring_rows]
+        flags = {flag: meta.pop(flag)[order] for flag in ("terminated", "truncated", "done")}
+        newest = np.zeros(len(order), bool)
+        newest[[at - 1 for at in itertools.accumulate(len(one) for one in rings if one)]] = True
+        ends = flags["terminated"] | flags["truncated"] | newest
+        assert (flags["done"] == (flags["terminated"] | flags["truncated"])).all()
+        assert column(reader, "next.terminated")[:, 0].tolist() == flags["terminated"].tolist()
+        truncated = flags["truncated"] | (newest & ~flags["terminated"])
+        assert column(reader, "next.truncated")[:, 0].tolist() == truncated.tolist()
+        stops = np.flatnonzero(ends) + 1
+        assert reader.episodes.length.tolist() == np.diff([0, *stops]).tolist()
+        for path, rows in meta.items():
+            top, _, rest = path.partition("/")
+            key = {"obs": "observation", "obs_next": "next.observation", "act": "action", "rew": "next.reward",
+                   "info": "next.info"}[top]  # fmt: skip
+            key = ".".join([key, *rest.split("/")]) if rest else key
+            if file[f"_meta/{path}"].attrs["__data_type__"] == "pickled_ndarray":
+                assert key not in {field.name for field in reader.fields}
+            elif rows.dtype == object:
+                texts, sizes = column(reader, key), column(reader, f"{key}_length")
+                assert [bytes(row[:size]) for row, size in zip(texts, sizes, strict=True)] == rows[order].tolist()
+            else:
+                found = column(reader, key)
+                assert found.dtype == rows.dtype
+                assert found.tobytes() == rows[order].tobytes()
+        if "obs_next" not in {path.partition("/")[0] for path in meta}:
+            rows = meta["obs"][order]
+            after = np.where(ends[:, None, None], rows, np.concatenate((rows[1:], rows[-1:])))
+            assert column(reader, "next.observation").tobytes() == after.tobytes()
+    assert TIANSHOU[name] is None or TIANSHOU[name] == TedReader(tmp_path / "out").episodes.length.tolist()
+
+
+def test_tianshou_environments_and_metadata_are_kept(tmp_path: Path) -> None:
+    with converted(DATA / "tianshou" / "vector_dict_obs.hdf5", tmp_path / "out") as reader:
+        found = [text["environment"] for text in reader.episode_text or []]
+        assert found == ["0", "0", "1", "1", "1", "2"]
+        assert reader.episodes.terminated.tolist()[3]
+        assert column(reader, "next.truncated")[11 + 4 + 4, 0]
+        assert json.loads(reader.documents()["tianshou.json"])["buffer_num"] == 3
+    result = rbtool.convert(DATA / "tianshou" / "last_frames.hdf5", tmp_path / "frames")
+    assert any("stack_num is 4" in note for note in result.notes)
+    assert any("obs_next is not stored" in note for note in result.notes)
+    with converted(DATA / "tianshou" / "cached.hdf5", tmp_path / "cached") as reader:
+        found = [text.get("environment") for text in reader.episode_text or []]
+        assert set(found[:-3]) == {None}
+        assert set(found[-3:]) <= {None, "0", "1", "2"}
+
+
+def test_tianshou_python_objects_need_trust(tmp_path: Path) -> None:
+    source = DATA / "tianshou" / "objects.hdf5"
+    plain = rbtool.convert(source, tmp_path / "plain")
+    why = "it is a pickle of Python objects: --trust-pickle reads it"
+    assert {one["key"]: one["why"] for one in plain.dropped_keys} == dict.fromkeys(
+        ("info.num", "info.txt", "info.word"), why
+    )
+    result = rbtool.convert(source, tmp_path / "out", trust_pickle=True)
+    assert not result.dropped_keys
+    with h5py.File(source) as file, TedReader(result.path) as reader:
+        order = [row for rows in tianshou_order(file) for row in rows]
+        numbers = pickle.loads(file["_meta/info/num"][()].tobytes())[order]
+        words = pickle.loads(file["_meta/info/word"][()].tobytes())[order]
+        assert np.array_equal(column(reader, "next.info.num"), numbers.astype("f8"), equal_nan=True)
+        texts, sizes = column(reader, "next.info.word"), column(reader, "next.info.word_length")
+        found = [bytes(row[:size]).decode() for row, size in zip(texts, sizes, strict=True)]
+        assert found == [word or "" for word in words]
+    assert {note.partition(":")[0] for note in result.notes if "None in" in note} == {"info.num", "info.word"}
+
+
+def test_tianshou_texts_that_hdf5_holds_need_no_trust(tmp_path: Path) -> None:
+    path = write_tianshou(tmp_path / "a.hdf5", [RANDOM], 12)
+    words = ["wörd " * (at % 4) for at in range(12)]
+    with h5py.File(path, "r+") as file:
+        for name in ("_meta/info/word", "_meta/obs_text", "_meta/policy/h"):
+            file[name] = np.array(words, object)
+            file[name].attrs["__data_type__"] = "ndarray"
+    with converted(path, tmp_path / "out") as reader:
+        for key in ("next.info.word", "info.obs_text", "policy.h"):
+            rows, sizes = column(reader, key), column(reader, f"{key}_length")
+            found = [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+            assert found == words[3:] + words[:3]
+
+
+OBJECTS: dict[str, tuple[list[Any], str]] = {
+    "flags": ([True, None] + [False] * 13, "None in 1 step of 15, which bool cannot state"),
+    "dictionaries": ([{"a": 1}] * 15, "neither numbers nor texts"),
+    "ragged": ([np.zeros(1), np.zeros(2)] + [np.zeros(1)] * 13, "rows of different forms"),
+    "nothing": ([None] * 15, "is None in all steps"),
+    "code": ([Path("x")] * 15, "a pickle of more than data"),
+    "large": ([2**60 + 1, 0.5] + [0.5] * 13, "rows of different types"),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_tianshou_objects_that_are_no_data_are_named(name: str, tmp_path: Path) -> None:
+    values, why = OBJECTS[name]
+    rows = np.empty(15, object)
+    rows[:] = values
+    path = write_tianshou(tmp_path / "a.hdf5", [RANDOM], 15)
+    with h5py.File(path, "r+") as file:
+        file["_meta/info/x"] = np.frombuffer(pickle.dumps(rows), np.int8)
+        file["_meta/info/x"].attrs["__data_type__"] = "pickled_ndarray"
+    result = rbtool.convert(path, tmp_path / "out", trust_pickle=True)
+    assert [one["key"] for one in result.dropped_keys] == ["info.x"]
+    assert why in result.dropped_keys[0]["why"]
+
+
+def test_tianshou_observations_of_python_objects(tmp_path: Path) -> None:
+    path = write_tianshou(tmp_path / "a.hdf5", [RANDOM], 20)
+    with h5py.File(path, "r+") as file:
+        for name in ("obs", "obs_next"):
+            rows = np.empty(20, object)
+            rows[:15] = list(file[f"_meta/{name}"][:15])
+            del file[f"_meta/{name}"]
+            file[f"_meta/{name}"] = np.frombuffer(pickle.dumps(rows), np.int8)
+            file[f"_meta/{name}"].attrs["__data_type__"] = "pickled_ndarray"
+    with pytest.raises(UsageError, match="obs is the pickle of Python objects"):
+        rbtool.convert(path, tmp_path / "no")
+    plain = write_tianshou(tmp_path / "b.hdf5", [RANDOM], 20)
+    digests = {
+        rbtool.convert(source, tmp_path / source.stem, trust_pickle=True).content_digest for source in (path, plain)
+    }
+    assert len(digests) == 1
+
+
+def test_tianshou_rewards_of_several_agents(tmp_path: Path) -> None:
+    rewards = np.arange(30.0).reshape(15, 2)
+    path = write_tianshou(tmp_path / "a.hdf5", [RANDOM], 15, _meta__rew=rewards)
+    with converted(path, tmp_path / "out") as reader:
+        assert column(reader, "next.agents.reward").tolist() == rewards.tolist()
+        assert "next.reward" not in {field.name for field in reader.fields}
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "ends", "note"),
+    [
+        ({}, {}, "TTT", "only done is stored"),
+        ({}, {"ends": "terminated"}, "TTT", ""),
+        ({}, {"ends": "truncated"}, "LLL", ""),
+        ({"_meta__info__TimeLimit.truncated": np.arange(15) == 8}, {}, "TLT", ""),
+        ({"_maxsize": np.int64(15), "_index": np.int64(0), "maxsize": None, "_insertion_idx": None}, {}, "TTT", "only"),
+    ],
+)
+def test_tianshou_before_0_5_has_done_alone(changed, options, ends: str, note: str, tmp_path: Path) -> None:
+    attributes = {name: changed.pop(name) for name in ("_maxsize", "_index") if name in changed}
+    path = write_tianshou(tmp_path / "a.hdf5", [RANDOM], 15, _meta__terminated=None, _meta__truncated=None, **changed)
+    with h5py.File(path, "r+") as file:
+        file.attrs.update(attributes)
+    result = rbtool.convert(path, tmp_path / "out", **options)
+    assert any(note and note in one for one in result.notes) == bool(note)
+    with TedReader(result.path) as reader:
+        assert reader.episodes.terminated.tolist() == [end == "T" for end in ends]
+        assert reader.episodes.truncated.tolist() == [end == "L" for end in ends]
+
+
+def test_tianshou_done_that_contradicts_the_flags_is_counted(tmp_path: Path) -> None:
+    done = np.arange(15) == 2
+    result = rbtool.convert(write_tianshou(tmp_path / "a.hdf5", [RANDOM], 15, _meta__done=done), tmp_path / "out")
+    assert [note for note in result.notes if note.startswith("done")] == [
+        "done is set in 1 step without another flag: taken as terminated",
+        "done is not set in 3 steps with another flag: they end episodes",
+    ]
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [3, 2, 4, 6]
+    with pytest.raises(UsageError, match="which state how episodes end"):
+        rbtool.convert(tmp_path / "a.hdf5", tmp_path / "no", ends="truncated")
+
+
+def test_tianshou_buffers_made_of_arrays_start_at_their_first_row(tmp_path: Path) -> None:
+    """`from_data` sets neither the newest row nor the next one."""
+    path = write_tianshou(tmp_path / "a.hdf5", [RANDOM], 15, last_index=[0])
+    plain = write_tianshou(tmp_path / "b.hdf5", [RANDOM], 15)
+    digests = {rbtool.convert(source, tmp_path / source.stem).content_digest for source in (path, plain)}
+    assert len(digests) == 1
+
+
+TWO = [RANDOM, RANDOM]
+
+
+@pytest.mark.parametrize(
+    ("streams", "changed", "message"),
+    [
+        ([RANDOM], {"_meta__obs": None}, "has no 'obs' in _meta"),
+        ([RANDOM], {"_meta__obs_next": None, "_meta__obs_next__a": np.zeros(20)}, "have different parts: no part, a"),
+        ([RANDOM], {"_meta__act": None}, "has no 'act' in _meta"),
+        ([RANDOM], {"_meta__obs": np.zeros((14, 3), "f4")}, "obs has shape .14, 3., expected a row for each of 20"),
+        ([RANDOM], {"_meta__obs_next": np.zeros((20, 3))}, "obs and obs_next have rows of different forms"),
+        ([RANDOM], {"_meta__terminated": np.zeros((20, 2), bool)}, "expected a flag a row"),
+        ([RANDOM], {"_meta__truncated": np.full(20, 2)}, "is 2 in row 0, expected 0 or 1"),
+        ([RANDOM], {"_size": 21}, "21 of 20 rows, and row 15 is written next"),
+        ([RANDOM], {"_insertion_idx": 14}, "they contradict each other"),
+        ([RANDOM], {"last_index": [9]}, "its newest row is 9, and row 15"),
+        ([RANDOM], {"maxsize": -1}, "maxsize is -1, expected a whole number"),
+        ([RANDOM], {"maxsize": 1.5}, "expected a whole number"),
+        ([RANDOM], {"_size": 0, "_insertion_idx": 0}, "has no steps"),
+        ([RANDOM], {"_size": None}, "has no attribute '_size'"),
+        (TWO, {"_lengths": None}, "has several buffers, and no _lengths"),
+        (TWO, {"_lengths": [15]}, "_lengths has 1 numbers for 2 buffers"),
+        (TWO, {"_lengths": [15, 21]}, "buffer 1 has 21 of 20 rows"),
+        (TWO, {"last_index": [14, 3]}, "buffer 1 has 15 of 20 rows, and its newest is -17"),
+        (TWO, {"last_index": [13, 34]}, "buffer 0 has 15 of 20 rows, and its newest is 13"),
+        (TWO, {"_extend_offset": [0, 20, 39]}, "with 40 places in all"),
+        (TWO, {"_extend_offset": [0, 50, 40]}, "with 40 places in all"),
+        (TWO, {"_extend_offset": [0.0, 20.0, 40.0]}, "no list of whole numbers '_extend_offset'"),
+    ],
+)
+def test_tianshou_contradictions_are_refused(streams, changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = write_tianshou(tmp_path / "a.hdf5", streams, 20, **changed)
+    with pytest.raises(FormatError, match=message):
+        rbtool.convert(path, tmp_path / "out", format="tianshou")
+    assert not (tmp_path / "out").exists()
+
+
+def test_tianshou_other_files_of_its_are_refused_by_name(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "batch.hdf5", "w") as file:
+        file["obs"], file["act"] = np.zeros((3, 2)), np.zeros(3)
+    with pytest.raises(FormatError, match="has no group '_meta'") as raised:
+        rbtool.convert(tmp_path / "batch.hdf5", tmp_path / "out", format="tianshou")
+    assert "--from table" in str(raised.value.hint)
+    (tmp_path / "buffer.pkl").write_bytes(b"\x80\x04\x8c\x1ctianshou.data.buffer.base\x94.")
+    with pytest.raises(FormatError, match="is the pickle of a buffer of Tianshou") as raised:
+        rbtool.convert(tmp_path / "buffer.pkl", tmp_path / "out")
+    assert "save_hdf5" in str(raised.value.hint)
 
 
 def pickled(attributes: dict[str, Any]) -> bytes:

@@ -16,6 +16,7 @@ from demonstration_files import (
     write_dapg,
     write_demos,
     write_lines,
+    write_tianshou,
     write_trials,
 )
 from shard_files import random_rows, write_checkpoint
@@ -44,6 +45,11 @@ def d3rlpy(folder: Path) -> Written:
     return write_d3rlpy(folder / "a.h5", demonstrations((1, 1), ends=("truncated", "truncated"))), {}
 
 
+def tianshou(folder: Path) -> Written:
+    streams = [demonstrations((1,), ends=("truncated",)) for _ in range(2)]
+    return write_tianshou(folder / "a.hdf5", streams, 4, following=False), {}
+
+
 def dapg(folder: Path) -> Written:
     return write_dapg(folder / "a.pickle", demonstrations((1, 1), ends=("truncated", "truncated"))), {
         "trust_pickle": True
@@ -66,7 +72,7 @@ def table(folder: Path) -> Written:
     return file, {"format": "table", "map": column_map("hdf5"), "ends": "dead,late"}
 
 
-@pytest.mark.parametrize("made", [d4rl, robomimic, roboset, d3rlpy, dapg, rllib, atari, table])
+@pytest.mark.parametrize("made", [d4rl, robomimic, roboset, d3rlpy, tianshou, dapg, rllib, atari, table])
 def test_no_step_left_is_an_error(made: Callable[[Path], Written], tmp_path: Path) -> None:
     path, options = made(tmp_path)
     with pytest.raises(FormatError, match="no step is left") as caught:

@@ -27,6 +27,7 @@ from rbtool.converters.minari.reader import MinariReader
 from rbtool.converters.robomimic.reader import RobomimicReader
 from rbtool.converters.roboset.reader import RobosetReader
 from rbtool.converters.table.reader import TableReader, overview
+from rbtool.converters.tianshou.reader import TianshouReader
 from rbtool.core.errors import RbtoolError
 from rbtool.core.format.converter import Reader
 from rbtool.core.format.files import understood
@@ -95,6 +96,7 @@ FILES: dict[str, tuple[type[Reader], Callable[..., None], dict[str, Any], dict[s
     "table": (TableReader, table, EARLIEST, TABLE),
     "table-latest": (TableReader, table, LATEST, TABLE),
     "d3rlpy": (D3rlpyReader, sample("d3rlpy/vector.h5"), {}, {}),
+    "tianshou": (TianshouReader, sample("tianshou/vector_dict_obs.hdf5"), {}, {}),
     "low_dim": (RobomimicReader, sample("robomimic/low_dim_v15.hdf5"), {}, {}),
     "isaac": (RobomimicReader, sample("robomimic/isaac_stack_cube.hdf5"), {}, {}),
 }  # fmt: skip

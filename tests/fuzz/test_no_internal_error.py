@@ -30,6 +30,7 @@ TABLES = ("hdf5", "npz", "npy", "parquet", "csv")
 SMALL = {
     "rllib.jsonl": "rllib/cartpole-v1.jsonl", "rllib": "rllib/cartpole-v1_large/1_000000_000000.parquet",
     "imitation": "imitation/cartpole_expert_4.npz", "d3rlpy": "d3rlpy/tuple.h5", "sb3": "sb3/memory.npz",
+    "tianshou": "tianshou/replay_wrapped.hdf5",
     "dapg": "dapg/door-v0_demos_3.pickle",
 }  # fmt: skip
 KINDS = (

@@ -1,4 +1,4 @@
-"""Files of RLlib, imitation, d3rlpy, Stable-Baselines3 and DAPG with changed bytes."""
+"""Files of RLlib, imitation, d3rlpy, Stable-Baselines3, Tianshou and DAPG with changed bytes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rbtool.converters.dapg.reader import DapgReader
 from rbtool.converters.imitation.reader import ImitationReader
 from rbtool.converters.rllib.reader import RllibReader
 from rbtool.converters.sb3.reader import Sb3Reader
+from rbtool.converters.tianshou.reader import TianshouReader
 from rbtool.core.format.converter import Reader
 
 DATA = Path(__file__).parents[1] / "data"
@@ -28,6 +29,9 @@ FILES: list[tuple[type[Reader], str, dict[str, Any], int, int]] = [
     (D3rlpyReader, "d3rlpy/tuple.h5", {}, 40, 5_000),
     (Sb3Reader, "sb3/partial.npz", {}, 40, 5_000),
     (Sb3Reader, "sb3/memory.npz", {}, 40, 5_000),
+    (TianshouReader, "tianshou/vector_dict_obs.hdf5", {}, 40, 4_500),
+    (TianshouReader, "tianshou/replay_wrapped.hdf5", {}, 40, 4_500),
+    (TianshouReader, "tianshou/objects.hdf5", TRUST, 10, 1_000),
     (DapgReader, "dapg/door-v0_demos_3.pickle", TRUST, 15, 10_000),
 ]  # fmt: skip
 """A reader, a file, its options, and how many mutations: in `make test`, and in `make test-all`, 10,000 a reader."""

@@ -1,4 +1,4 @@
-"""Files of imitation, d3rlpy, SB3, DAPG, robomimic, RoboSet and RLlib, written and read without rbtool."""
+"""Files of imitation, d3rlpy, SB3, Tianshou, DAPG, robomimic, RoboSet and RLlib, written and read without rbtool."""
 
 from __future__ import annotations
 
@@ -182,6 +182,57 @@ def ring(episodes: Sequence[Sequence[Episode]], size: int, *, memory: bool = Fal
     if memory:
         del arrays["next_observations"]
     return arrays | {"pos": np.array(position), "full": np.array(steps >= size)}
+
+
+def write_tianshou(
+    path: Path, streams: Sequence[Sequence[Episode]], size: int, *, following: bool = True, **changed: Any
+) -> Path:
+    """Write the buffer of Tianshou with a ring of `size` places for the steps of each stream, as `save_hdf5` does.
+
+    `changed` are arrays and attributes by their names in the file, with `_meta__NAME` for the rows; None is left out.
+    """
+    first, places = streams[0][0], size * len(streams)
+    rows: dict[str, Array] = {
+        "obs": np.zeros((places, *first.observations.shape[1:]), "float32"),
+        "act": np.zeros((places, *first.actions.shape[1:]), "float32"), "rew": np.zeros(places, "float32"),
+        **{name: np.zeros(places, bool) for name in ("terminated", "truncated", "done")},
+        "info/t": np.zeros(places, "int64"),
+    }  # fmt: skip
+    rows |= {"obs_next": np.zeros_like(rows["obs"])} if following else {}
+    lengths, newest = [], []
+    for number, stream in enumerate(streams):
+        steps = [(one, at) for one in stream for at in range(len(one))]
+        for count, (one, at) in enumerate(steps):
+            row, last = number * size + count % size, at == len(one) - 1
+            values = {
+                "obs": one.observations[at], "obs_next": one.observations[at + 1], "act": one.actions[at],
+                "rew": one.rewards[at], "info/t": count, "terminated": last and one.terminated,
+                "truncated": last and one.truncated, "done": last and (one.terminated or one.truncated),
+            }  # fmt: skip
+            for name in rows:
+                rows[name][row] = values[name]
+        lengths.append(min(len(steps), size))
+        newest.append(number * size + max(0, len(steps) - 1) % size)
+    attributes: dict[str, Any] = {"maxsize": places, "stack_num": 1, "_size": 0, "_insertion_idx": 0}
+    parts: dict[str, Any] = {"last_index": newest, "_indices": np.arange(places)}
+    if len(streams) == 1:
+        following_row = sum(map(len, streams[0])) % size if lengths[0] == size else lengths[0]
+        attributes |= {"_size": lengths[0], "_insertion_idx": following_row}
+    else:
+        edges = np.arange(len(streams) + 1) * size
+        attributes["buffer_num"] = len(streams)
+        parts |= {"_extend_offset": edges, "_offset": edges[:-1], "_lengths": lengths}
+    parts |= {f"_meta/{name}": values for name, values in rows.items()}
+    for name, value in changed.items():
+        name = name.replace("_meta__", "_meta/").replace("__", "/")
+        (attributes if name in attributes else parts)[name] = value
+    with h5py.File(path, "w") as file:
+        file.attrs.update({name: value for name, value in attributes.items() if value is not None})
+        for name, value in parts.items():
+            if value is not None:
+                file[name] = value
+                file[name].attrs["__data_type__"] = "ndarray"
+    return path
 
 
 @dataclass(frozen=True)

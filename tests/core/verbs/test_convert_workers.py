@@ -70,9 +70,15 @@ def test_chosen_episodes_and_long_ones(source: Path, layout: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("layout", ["ted", "packed"])
-@pytest.mark.parametrize("name", ["cartpole/scripted-v0", "tuple/trunc-v0", "pendulum/random-v0"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("minari/cartpole/scripted-v0", "minari/tuple/trunc-v0", "minari/pendulum/random-v0"),
+        *("tianshou/vector_dict_obs.hdf5", "tianshou/last_frames.hdf5"),
+    ],
+)
 def test_sources_of_other_formats(name: str, layout: str, tmp_path: Path) -> None:
-    same_bytes(DATA / "minari" / name, tmp_path, workers=(2,), layout=layout)
+    same_bytes(DATA / name, tmp_path, workers=(2,), layout=layout)
 
 
 @pytest.mark.parametrize("name", ["robomimic", "roboset", "vd4rl", "atari"])
