@@ -355,9 +355,13 @@ class ResizeImages(_PictureChange):
 
 _CODECS: dict[str, tuple[str, Mapping[str, str], int, int]] = {
     "av1": ("libsvtav1", {"crf": "30", "preset": "8", "svtav1-params": "lp=1"}, 32, 1),
-    "h264": ("libx264", {"crf": "23", "bf": "0", "sc_threshold": "0"}, 2, 2),
+    "h264": ("libx264", {"crf": "23", "bf": "0", "sc_threshold": "0", "x264-params": "cpu-independent=1"}, 2, 2),
 }
-"""The encoder of each codec, its options, the shortest side that it takes, and what sides have to be multiples of."""
+"""The encoder of each codec, its options, the shortest side that it takes, and what sides have to be multiples of.
+
+Without `cpu-independent`, libx264 chooses the quality of blocks by sums that its code for x86 makes of memory which
+nothing has written: now and then, the same pictures become other bytes.
+"""
 
 
 @dataclass(frozen=True)
@@ -600,7 +604,7 @@ def _scheduling_kept() -> Iterator[None]:
 def _encoded(
     images: Iterator[Array], shape: tuple[int, ...], asked: EncodeImages, stamps: Array, unit: Fraction
 ) -> tuple[bytes, VideoIndex]:
-    """Encode pictures uint8 `[k, height, width, 3]`, shown at `stamps`; one thread gives the same bytes every time."""
+    """Encode pictures uint8 `[k, height, width, 3]`, shown at `stamps`; the same bytes every time."""
     av, target = require_pyav(), io.BytesIO()
     encoder, options, _, _ = _CODECS[asked.codec]
     gop = str(asked.gop)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from made_datasets import write_fields
+from waiting import HANG
 
 import rbtool
 from rbtool import Resize
@@ -270,6 +273,31 @@ def test_encoding_leaves_the_scheduling_of_threads(stored, tmp_path, codec):
     before = scheduling()
     preprocessed(stored, tmp_path / "encoded", encode=codec)
     assert scheduling() == before == {os.sched_getscheduler(0)}
+
+
+ENCODE = """
+import hashlib, sys
+from fractions import Fraction
+import numpy as np
+from rbtool.core.robots.pictures import EncodeImages, _encoded
+noise = np.random.default_rng(0).normal(0, 20, (20, 240, 320, 3))
+images = np.clip(noise + np.linspace(0, 255, 320)[:, None], 0, 255).astype(np.uint8)
+video, _ = _encoded(iter([images]), images.shape[1:], EncodeImages(sys.argv[1]), np.arange(20), Fraction(1, 10))
+print(hashlib.sha256(video).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_is_encoded_does_not_depend_on_what_was_in_memory(codec):
+    # glibc fills memory with the number when it is freed, and with its complement when it is allocated.
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", ENCODE, codec], env={**os.environ, "MALLOC_PERTURB_": filling}, check=True,
+            capture_output=True, text=True, timeout=HANG,
+        ).stdout
+        for filling in ("0", "1")
+    ]  # fmt: skip
+    assert found[0] == found[1] != ""
 
 
 @pytest.mark.parametrize("links", [True, False])
