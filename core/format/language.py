@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import CorruptDataError
 from .contracts import Array
-from .documents import dump_json, parse_json
+from .documents import parse_json
 
 TASK = "language_instruction"
 TASKS = f"{TASK}s"
@@ -32,11 +32,6 @@ def tasks_of(text: Mapping[str, str]) -> list[str]:
     several = parse_json(text.get(TASKS, "[]"), TASKS)
     return list(map(str, several.values() if isinstance(several, dict) else several))
 
-
-EARLY = 0.2345
-"""Where the time of an event is in its frame: it stays in the same row where time stamps are a little off, and rows of
-other rates do not begin just then.
-"""
 
 Said: TypeAlias = Mapping[int | tuple[float, float] | None, list[Any]]
 """What is said by frame, by time stamps (after the first up to the second), or in all rows (None)."""
@@ -70,19 +65,3 @@ def said_in_rows(said: Said, frames: Array, times: Array) -> list[list[Any]]:
             for row in np.flatnonzero((at[0] < times) & (times <= at[1])).tolist():
                 found[row] = found[row] + value
     return found
-
-
-def by_time(text: str, name: str, source: float, fps: float) -> str:
-    """Return the text for rows at another rate: each event is in the row during which it happens.
-
-    Args:
-        text: the text.
-        name: its name.
-        source: how many frames a second there are, by which the text counts.
-        fps: how many rows a second there will be.
-    """
-    said = parse_said(text, name)
-    if None in said:
-        return text
-    times = {at[1] if isinstance(at, tuple) else (int(at or 0) + EARLY) / source: value for at, value in said.items()}
-    return dump_json({f"{at - 1 / fps:.6f}s:{at:.6f}s": value for at, value in times.items()})

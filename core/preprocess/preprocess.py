@@ -181,8 +181,7 @@ def _processor(reader: StepReader, asked: PreprocessOptions) -> Processor:
     remarks = different_past(replay, reader.manifest) if replay is not None else ()
     if replay is not None and not asked.replay_filters:
         remarks += filters_left_out(replay)
-    program = replace(program, operations=tuple(operation.settled(reader) for operation in program.operations))
-    return ProgramProcessor(program, reader.fields, remarks, None, reader.path)
+    return ProgramProcessor(program.settled(reader), reader.fields, remarks, None, reader.path)
 
 
 def _with_replayed_frames(asked: PreprocessOptions) -> PreprocessOptions:

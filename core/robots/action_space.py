@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from ..preprocess.operations.base import (
     in_next,
     texts_of,
 )
+from ..preprocess.operations.built_in import Rename
 from ..ted.schema import NEXT, Field, Key
 from .representations import OF_CHUNKS, Array, Group, Layout, Place, Runs
 
@@ -79,8 +81,8 @@ class ChangeActionSpace(RowOperation):
             undone = rows.with_groups(Group.of_rows).inverted().groups
             yield f"action-space: undone by {' '.join(f'--action-space {group.text}' for group in undone)}"
 
-    def settled(self, reader: StepReader) -> ChangeActionSpace:
-        layout = self.layout(reader.fields, names_of_numbers(reader))
+    def settled(self, reader: StepReader, before: Sequence[Operation]) -> ChangeActionSpace:
+        layout = self.layout(fields_after(reader, before), names_of_numbers(reader, before))
         return replace(self, groups=tuple(group.text for group in layout.groups))
 
     def documents(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
@@ -164,8 +166,49 @@ _OF_OLD_ACTIONS = ("stats.json", "stats.jsonl", "modality.json")
 """The ends of the names of LeRobot's files that state what actions were: their statistics, and GR00T's groups."""
 
 
-def names_of_numbers(reader: StepReader) -> dict[str, list[str]]:
-    """Return what LeRobot's metadata call the numbers of fields, by the name of the field."""
+def fields_after(reader: StepReader, before: Iterable[Operation]) -> Fields:
+    """Return what operations make of the fields of a dataset; those that do not fit them say so when they are bound."""
+    fields = Fields.of(reader.fields, reader.path)
+    with suppress(UsageError):
+        for one in before:
+            fields = one.bind(fields).after if isinstance(one, RowOperation) else fields
+    return fields
+
+
+def rotations_after(reader: StepReader, before: Iterable[Operation]) -> dict[str, list[tuple[Place, str]]]:
+    """Return where fields have rotations, and how they are written, after all `--action-space` that have made the
+    dataset, and the operations `before` this one.
+    """
+    past = [one for made in reader.manifest.provenance for one in made.arguments.get("operations") or ()]
+    found: dict[str, list[tuple[Place, str]]] = {}
+    for document in [*past, *(one.describe() for one in before)]:
+        if document["name"] == Rename.name:
+            old, new = document["key"], document["to"]
+            for key in [key for key in found if f"{key}.".startswith(f"{old}.")]:
+                name = new + key[len(old) :]
+                found[name] = [(replace(place, key=name), how) for place, how in found.pop(key)]
+        if document["name"] == ChangeActionSpace.name:
+            key = document.get("key", "action")
+            groups = sorted((Group.parsed(text, key) for text in document["groups"]), key=lambda one: one.place.start)
+            layout = Layout(key, int(groups[-1].place.stop or 0), tuple(groups))
+            kept = [(moved, how) for place, how in found.get(key, ()) if (moved := layout.moved(place)) is not None]
+            found[key] = kept + [
+                (replace(group.place, start=group.place.start + 3 * (group.kind == "pose")), str(group.given))
+                for group in layout.inverted().groups
+                if group.kind in ("rotation", "pose")
+            ]
+    widths = {field.name: field.shape[0] for field in fields_after(reader, before) if len(field.shape) == 1}
+    return {
+        key: [(place, how) for place, how in places if int(place.stop or 0) <= widths.get(key, 0)]
+        for key, places in found.items()
+    }
+
+
+def names_of_numbers(reader: StepReader, before: Iterable[Operation] = ()) -> dict[str, list[str]]:
+    """Return what LeRobot's metadata call the numbers of fields, by the name of the field.
+
+    Numbers that operations before have changed have no names.
+    """
     try:
         features = json.loads(reader.documents().get(_INFO, b"{}")).get("features", {})
     except (ValueError, AttributeError):
@@ -177,4 +220,7 @@ def names_of_numbers(reader: StepReader) -> dict[str, list[str]]:
             names = next(iter(names.values()))
         if isinstance(names, list) and all(isinstance(one, str) for one in names):
             found[name] = names
+    for one in before:
+        if isinstance(one, ChangeActionSpace):
+            found.pop(one.key, None)
     return found

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from ..errors import UsageError, did_you_mean
 from ..format.contracts import Array, StepReader
 from ..format.documents import dump_json
 from ..format.episodes import normal_form, parse_episodes, select_episodes
-from ..format.language import EARLY, EVENTS, PERSISTENT, TASK, TASKS, by_time, parse_said, tasks_of
+from ..format.language import EVENTS, PERSISTENT, TASK, TASKS, parse_said, said_in_rows, tasks_of
 from ..format.threads import available_memory
 from ..format.videos import at_rate, stated_fps
 from ..preprocess.operations.base import (
@@ -50,8 +50,9 @@ from ..ted.schema import (
     length_key,
     row_bytes,
 )
-from .action_space import names_of_numbers
-from .representations import Group, Layout, Place, between, is_rotation, rotation
+from .action_space import fields_after, names_of_numbers, rotations_after
+from .representations import Place, between, is_rotation, rotation
+from .times import Retime
 
 # The tasks of episodes: what a robot was told to do, as text
 
@@ -191,7 +192,7 @@ class RenameTask(_TaskOperation):
     def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
         return [cls(old, str(new)) for old, new in pairs_of(value, cls.name, "old=new, like 'pick=pick the cube'")]
 
-    def settled(self, reader: StepReader) -> RenameTask:
+    def settled(self, reader: StepReader, before: Sequence[Operation]) -> RenameTask:
         known = dict.fromkeys(task for text in reader.episode_text or () for task in tasks_of(text))
         for key in _row_tasks(Fields.of(reader.fields)):
             for low, high in _ranges(reader):
@@ -280,7 +281,7 @@ class TrimIdle(RowOperation):
         if len(self.cuts) % 3 or any(rows < 0 for at, rows in enumerate(self.cuts) if at % 3):
             raise UsageError("trim-idle has cuts that are not a number of an episode and two numbers of rows each")
 
-    def settled(self, reader: StepReader) -> TrimIdle:
+    def settled(self, reader: StepReader, before: Sequence[Operation]) -> TrimIdle:
         if self.units or self.cuts:
             return self
         fields = Fields.of(reader.fields)
@@ -427,6 +428,10 @@ def _exact(numbers: Array) -> Array:
     return numbers.astype(np.float64 if numbers.dtype.kind == "f" else np.int64)
 
 
+_EARLY = 0.2345
+"""Where the time of an event is in its frame: it stays in the same row where time stamps are a little off, and rows of
+other rates do not begin just then.
+"""
 WAYS = ("nearest", "linear", "hold", "sum")
 """The value nearest in time; between the two around; the last one before; what adds up over the time of a step."""
 
@@ -454,6 +459,7 @@ class Resample(RowOperation):
     fps: float
     source: float | None = None
     ways: tuple[str, ...] = ()
+    _gone: ClassVar[Mapping[int, Collection[Any]]] = {}  # `settled` sets it
 
     @classmethod
     def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
@@ -478,12 +484,12 @@ class Resample(RowOperation):
                     "observation.state[3:7]=quat-xyzw",
                 )
 
-    def settled(self, reader: StepReader) -> Resample:
-        made = replace(
-            self, source=_rate_of(reader) if self.source is None else self.source, ways=tuple(self._resolved(reader))
-        )
+    def settled(self, reader: StepReader, before: Sequence[Operation]) -> Resample:
+        retimed = [one.fps for one in before if isinstance(one, Retime | Resample)]
+        source = self.source or (retimed[-1] if retimed else _rate_of(reader))
+        made = replace(self, source=source, ways=tuple(self._resolved(reader, before)))
         made._require_room(reader)
-        made._require_times_of_events(reader)
+        object.__setattr__(made, "_gone", made._gone_with_their_rows(reader, before))
         return made
 
     def _require_room(self, reader: StepReader) -> None:
@@ -503,40 +509,67 @@ class Resample(RowOperation):
                 f"{readable_size(int(longest * more * size))} do not fit into memory"
             )
 
-    def _resolved(self, reader: StepReader) -> Iterator[str]:
-        """Yield the ways, with numbers for the names in places; refuse rotations that `--action-space` made."""
-        widths = {field.name: field.shape[0] for field in reader.fields if len(field.shape) == 1}
-        names = names_of_numbers(reader)
-        placed = {Place.parsed(text.partition("=")[0]).key for text in self.ways if "[" in text}
+    def _resolved(self, reader: StepReader, before: Sequence[Operation]) -> Iterator[str]:
+        """Yield the ways, with numbers for the names in places; UsageError for rotations that would be linear."""
+        fields, names = fields_after(reader, before), names_of_numbers(reader, before)
+        widths = {field.name: field.shape[0] for field in fields if len(field.shape) == 1}
+        ways = {field.name: _way_of(field) for field in fields}
+        turned: set[tuple[str, int]] = set()
         for text in self.ways:
             name, _, way = text.partition("=")
             if "[" in name and (place := Place.parsed(name)).key in widths:
-                yield f"{place.resolved(widths[place.key], names.get(place.key, ()))}={way}"
+                place = place.resolved(widths[place.key], names.get(place.key, ()))
+                turned.add((place.key, place.start))
+                yield f"{place}={way}"
                 continue
-            if way == "linear" and name not in placed and (made := _rotations(reader, name)):
-                raise UsageError(
-                    f"{name} has rotations, which are not linear: {', '.join(made)}",
-                    hint=f"add them: --resample {self.fps:g},{text},{','.join(made)}",
-                )
+            if fields.has_name(name):
+                ways |= dict.fromkeys(map(key_name, fields.covered(name)), way)
             yield text
+        for key, places in rotations_after(reader, before).items():
+            missed = [f"{place}={how}" for place, how in places if (key, place.start) not in turned]
+            if missed and ways.get(key) == "linear":
+                raise UsageError(
+                    f"{key} has rotations, which are not linear: {', '.join(missed)}",
+                    hint=f"add them: --resample {','.join([f'{self.fps:g}', *self.ways, *missed])}",
+                )
 
-    def _require_times_of_events(self, reader: StepReader) -> None:
-        """Raise UsageError where the frames by which events are stated do not tell when they happen."""
+    def _gone_with_their_rows(
+        self, reader: StepReader, before: Sequence[Operation]
+    ) -> dict[int, set[int | tuple[float, float] | None]]:
+        """Return the events of each episode whose rows are not there, and which no other row may have instead.
+
+        UsageError where the frames by which events are stated do not tell when they happen, and for operations before
+        that remove rows: which ones is not known yet.
+        """
         keys, table, rate = {field.key for field in reader.fields}, reader.episodes, self.source
+        retimed = [one.fps for one in before if isinstance(one, Retime)]
+        found = {}
         for place, text in enumerate(reader.episode_text or ()):
-            if not any(isinstance(at, int) for at in parse_said(text.get(EVENTS, "[]"), EVENTS)):
+            said, fits = parse_said(text.get(EVENTS, "[]"), EVENTS), False
+            if None in said:
                 continue
-            fits = False
-            if {_TIME, _FRAME} <= keys and rate is not None:
-                start = int(table.start[place])
-                times, frames = (reader.read(key, start, start + int(table.length[place])) for key in (_TIME, _FRAME))
-                late = times.reshape(-1).astype(np.float64) * rate - frames
-                fits = bool(((late <= EARLY) & (late > EARLY - 1)).all())
-            if not fits:
+            for one in before:
+                if isinstance(one, Resample):
+                    return {}  # it has left them out, and stated the others by their times
+                if isinstance(one, TrimIdle) or (isinstance(one, RowOperation) and one.drops_rows):
+                    raise UsageError(
+                        f"{one.name} and {self.name} in one run would give {EVENTS} of rows that are removed to others",
+                        hint=f"run {one.name} first, and {self.name} on its result",
+                    )
+            if _FRAME in keys and (retimed or _TIME in keys) and rate is not None:
+                rows = int(table.start[place]), int(table.start[place] + table.length[place])
+                frames = reader.read(_FRAME, *rows).reshape(-1)
+                times = (frames / retimed[-1] if retimed else reader.read(_TIME, *rows).reshape(-1)).astype(np.float64)
+                heard = said_in_rows({at: [at] for at in said}, frames, times)
+                found[int(table.episode[place])] = said.keys() - {at for row in heard for at in row}
+                late = times * rate - frames
+                fits = bool(((late <= _EARLY) & (late > _EARLY - 1)).all())
+            if not fits and any(isinstance(at, int) for at in said):
                 raise UsageError(
                     f"{EVENTS} of episode {table.episode[place]} are stated by frame, and its time stamps do not say "
                     f"when these are at {rate or 0:g} frames a second"
                 )
+        return found
 
     def documents(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
         return at_rate(documents, self.fps)
@@ -545,8 +578,23 @@ class Resample(RowOperation):
         """Events are stated by their times from now on; what holds from a time on stays as it is."""
         if any(text.get(PERSISTENT, "[]").startswith("{") for text in texts):
             raise UsageError(f"{PERSISTENT} differs between the rows of an episode, which resample replaces by others")
-        rates = self.source or self.fps, self.fps
-        return [text | {EVENTS: by_time(text[EVENTS], EVENTS, *rates)} if EVENTS in text else text for text in texts]
+        return [
+            text | {EVENTS: self._by_time(text[EVENTS], self._gone.get(number, ()))} if EVENTS in text else text
+            for number, text in zip(numbers, texts or [{}] * len(numbers), strict=True)
+        ]
+
+    def _by_time(self, text: str, gone: Collection[Any]) -> str:
+        """Return events for rows at the new rate: each is in the row during which it happens."""
+        said = parse_said(text, EVENTS)
+        if None in said:
+            return text
+        source, step = self.source or self.fps, 1 / self.fps
+        times = {
+            at[1] if isinstance(at, tuple) else (int(at or 0) + _EARLY) / source: value
+            for at, value in said.items()
+            if at not in gone
+        }
+        return dump_json({f"{at - step:.6f}s:{at:.6f}s": value for at, value in times.items()})
 
     def plan(self, fields: Fields) -> BoundOperation:
         if _TIME not in fields and self.source is None:
@@ -580,23 +628,6 @@ class Resample(RowOperation):
         if place.width != rotation(how).width:
             raise UsageError(f"resample: {place} has {place.width} numbers, and {how} has {rotation(how).width}")
         return key, place
-
-
-def _rotations(reader: StepReader, key: str) -> list[str]:
-    """Return where a field has rotations, and how they are written, as `--action-space` has made them."""
-    texts = [
-        document["groups"]
-        for made in reader.manifest.provenance
-        for document in made.arguments.get("operations") or ()
-        if document["name"] == "action-space" and document.get("key", "action") == key
-    ]
-    groups = tuple(Group.parsed(text, key) for text in texts[-1]) if texts else ()
-    width = max((int(group.place.stop or 0) for group in groups), default=0)
-    return [
-        f"{replace(group.place, start=group.place.start + 3 * (group.kind == 'pose'))}={group.given}"
-        for group in Layout(key, width, groups).inverted().groups
-        if group.kind in ("rotation", "pose")
-    ]
 
 
 def _rate_of(reader: StepReader) -> float | None:
@@ -747,11 +778,15 @@ class _BoundResample(BoundOperation):
             final = last.values[stop - 1 : stop] if way != "linear" else last.numbers[stop - 1 : stop]
             known, knots = np.concatenate([known, final]), grid.times
         found = grid.at(known, at, knots, way)
-        for place, how in self._turns.get(root, ()):
-            turns = place.of(as_numbers(known, column.dtype))
+        turned = self._turns.get(root, ())
+        if turned:
+            if way != "linear":  # those are numbers already
+                known, found = as_numbers(known, column.dtype), as_numbers(found, column.dtype)
+            found = found.astype(np.float64)
+        for place, how in turned:
+            turns = place.of(known)
             if not is_rotation(turns, how).all():
                 raise ResultRefused(f"{place} is no rotation in {how} everywhere")
-            found = as_numbers(found, column.dtype).astype(np.float64)
             found[:, place.start : place.stop] = grid.at(turns, at, knots, how)
         return found
 

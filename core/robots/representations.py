@@ -165,7 +165,8 @@ def rotation(how: str) -> _Rotation:
 def between(how: str, before: Array, after: Array, share: Array) -> Array:
     """Return rotations on the shortest way from `before` to `after`, `[n, width]`, of which `share` `[n]` is gone.
 
-    Those of which nothing is gone are the numbers before; quaternions have the sign of those before.
+    Where nothing is gone, it is the numbers before. Elsewhere, several numbers mean the same rotation, such as
+    quaternions of either sign, and angles a full turn apart: they are the nearest to the numbers before.
     """
     matrix, numbers = rotation(how).matrix, rotation(how).numbers
     start = matrix(before)
@@ -173,6 +174,17 @@ def between(how: str, before: Array, after: Array, share: Array) -> Array:
     found = numbers(start @ _axis_angle_matrix(share[:, None] * way))
     if how.startswith("quat"):
         found = np.where((found * before).sum(-1, keepdims=True) < 0, -found, found)
+    elif how.startswith("euler"):
+        turn = 360.0 if how.endswith("-deg") else 2 * np.pi
+        # All half a turn further, and the second backwards, is the same rotation.
+        same = np.stack([found, found * [1, -1, 1] + turn / 2])
+        same += turn * np.round((before - same) / turn)
+        found = same[np.abs(same - before).sum(-1).argmin(0), np.arange(len(found))]
+    elif how == "axis-angle":
+        length = np.linalg.norm(found, axis=-1, keepdims=True)
+        known = np.linalg.norm(before, axis=-1, keepdims=True)
+        axis = np.where(length > 0, found, before) / np.where(length > 0, length, np.where(known > 0, known, 1))
+        found = found + 2 * np.pi * np.round(((before - found) * axis).sum(-1, keepdims=True) / (2 * np.pi)) * axis
     there: Array = np.where(share[:, None] > 0, found, before)
     return there
 
@@ -664,6 +676,16 @@ class Layout(NamedTuple):
                 groups.append(part.inverted(at))
                 at += part.width
         return Layout(self.key, self.made, tuple(groups))
+
+    def moved(self, place: Place) -> Place | None:
+        """Return where numbers that are in no group are afterwards; None for those that are in one."""
+        start, stop, shift = place.start, int(place.stop or 0), 0
+        for group in self.groups:
+            if int(group.place.stop or 0) <= start:
+                shift += group.width - group.place.width
+            elif group.place.start < stop:
+                return None
+        return replace(place, start=start + shift, stop=stop + shift)
 
     def states(self) -> tuple[Place, ...]:
         """The places of the states that it needs."""

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..errors import UsageError
-from ..format.contracts import Array
+from ..format.contracts import Array, StepReader
+from ..format.language import EVENTS, PERSISTENT, Said, parse_said, said_in_rows
 from ..format.videos import at_rate
 from ..preprocess.operations.base import (
     BoundOperation,
@@ -25,6 +26,8 @@ from ..preprocess.operations.base import (
 from ..ted.schema import Field, is_floating
 
 _FRAME, _STAMP = ("frame",), ("timestamp",)
+_NEAR = 1e-4
+"""How much later than its row, in seconds, what lasts may begin: time stamps are rounded."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,34 @@ class Retime(RowOperation):
     def __post_init__(self) -> None:
         if not 1e-6 <= self.fps <= 1e6:
             raise UsageError(f"--retime is {self.fps:g}, expected frames a second, 1e-06 to 1e+06")
+
+    def settled(self, reader: StepReader, before: Sequence[Operation]) -> Retime:
+        """Raise UsageError where language is stated by time, and would be in other rows at the new time stamps."""
+        keys, table = {field.key for field in reader.fields}, reader.episodes
+        for place, text in enumerate(reader.episode_text or ()):
+            events, lasting = (parse_said(text.get(name, "[]"), name) for name in (EVENTS, PERSISTENT))
+            timed: Said = {at: said for at, said in events.items() if isinstance(at, tuple)}
+            since = [one.get("timestamp") for said in lasting.values() for one in said if isinstance(one, dict)]
+            begin = np.array([at for at in since if at is not None], np.float64)
+            resampled = "resample" in [one.name for one in before] and events.keys() - {None}  # then it states times
+            if not (timed or len(begin) or resampled):
+                continue
+            stays = False
+            if {_FRAME, _STAMP} <= keys and not resampled:
+                rows = int(table.start[place]), int(table.start[place] + table.length[place])
+                frames, times = (reader.read(key, *rows).reshape(-1) for key in (_FRAME, _STAMP))
+                stamps = np.asarray(frames, np.float64) / self.fps
+                before_and_after = [
+                    (said_in_rows(timed, frames, at), (at[:, None] + _NEAR >= begin).tolist()) for at in (times, stamps)
+                ]
+                stays = before_and_after[0] == before_and_after[1]
+            if not stays:
+                raise UsageError(
+                    f"--retime {self.fps:g} would move the language of episode {table.episode[place]} to other rows: "
+                    f"its {PERSISTENT if len(begin) else EVENTS} are stated by time, and time stamps change",
+                    hint="run retime first, and resample on its result" if resampled else "",
+                )
+        return self
 
     def documents(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
         return at_rate(documents, self.fps)

@@ -465,8 +465,12 @@ class Operation(ABC):
         """
         return [cls(text) for text in texts_of(value, cls.name)]  # type: ignore[call-arg]
 
-    def settled(self, reader: StepReader) -> Operation:
-        """Return it with what the dataset says, such as numbers in place of names, for the manifest."""
+    def settled(self, reader: StepReader, before: Sequence[Operation]) -> Operation:
+        """Return it with what the dataset says, such as numbers in place of names, for the manifest.
+
+        `before` are the settled operations that change the rows of `reader` before this one; UsageError where it would
+        have to know their result.
+        """
         return self
 
     @final

@@ -24,6 +24,7 @@ from ...declarations import OPERATION_OPTIONS
 from ...engine.tasks import error_text
 from ...errors import DatasetNotFoundError, UsageError, did_you_mean
 from ...format import fs
+from ...format.contracts import StepReader
 from ...format.documents import load_json, toml_value
 from ...format.episodes import EpisodeTable
 from ...format.files import digest_bytes
@@ -119,6 +120,13 @@ class Program:
             choices = " and ".join(str(list(choice.describe().values())[-1]) for choice in self.choices)
             raise UsageError(f"none of {len(table):,} episodes is left by {choices}")
         return np.flatnonzero(keep)
+
+    def settled(self, reader: StepReader) -> Program:
+        """Return it with what the dataset says; UsageError where operations do not go together on it."""
+        found: list[Operation] = []
+        for operation in self.operations:
+            found.append(operation.settled(reader, found))
+        return replace(self, operations=(*found,))
 
     def with_measurements(self, measured: Sequence[Measured]) -> Program:
         """Return the program with the constants of its normalizations."""

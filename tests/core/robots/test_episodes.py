@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import numpy as np
@@ -12,10 +13,13 @@ from hypothesis import strategies as st
 import rbtool
 from rbtool.core.errors import UsageError
 from rbtool.core.format.contracts import Piece
-from rbtool.core.preprocess.operations.program import Program, ProgramProcessor, program_of
+from rbtool.core.preprocess.operations.built_in import Rename
+from rbtool.core.preprocess.operations.program import Program, ProgramProcessor, pipeline_text, program_of
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context
+from rbtool.core.robots.action_space import ChangeActionSpace
 from rbtool.core.robots.episodes import RenameTask, Resample, SetTask, TrimIdle
-from rbtool.core.robots.representations import rotation
+from rbtool.core.robots.representations import between, rotation
+from rbtool.core.robots.times import Retime
 from rbtool.core.ted.episodes import Final
 from rbtool.core.ted.schema import Field, encode_text, role_of, text_fields
 from rbtool.core.testing.datasets import write_pieces, write_walks
@@ -152,8 +156,8 @@ FIELDS = (
 )
 
 
-def arm(folder, episodes, fps=10.0):
-    """Write episodes: the states of each `[T + 1, 2]`, and its rewards."""
+def arm(folder, episodes, fps=10.0, text=None):
+    """Write episodes: the states of each `[T + 1, 2]`, and its rewards; all with the same texts."""
     pieces = []
     for number, (states, rewards) in enumerate(episodes):
         states, length = np.asarray(states, np.float32), len(states) - 1
@@ -166,7 +170,8 @@ def arm(folder, episodes, fps=10.0):
         ends = np.arange(length) == length - 1
         columns |= {("success",): ends & (number == 0)}
         flags = (ends, ends & False) if number % 2 == 0 else (ends & False, ends)
-        pieces.append(Piece(number, columns, *flags, first=True, last=True, final=Final.REPEATED))
+        ends = {"first": True, "last": True, "final": Final.REPEATED, "text": text or {}}
+        pieces.append(Piece(number, columns, *flags, **ends))
     write_pieces(folder, FIELDS, pieces)
     return folder
 
@@ -283,6 +288,94 @@ def test_persistent_language_that_differs_by_frame_is_not_resampled():
         Resample(5.0, 10.0).texts([0], [{"language_persistent": '{"3": [{"role": "user"}]}'}])
 
 
+EVENTS = {"language_events": '{"2": ["early"], "7": ["late"]}'}
+TIMED = {"language_events": '{"0.623450s:0.723450s": ["late"]}'}
+"""The same in a dataset that was resampled to 10 steps a second."""
+
+
+def since(timestamp):
+    return {"language_persistent": json.dumps([{"timestamp": timestamp, "content": "reach"}])}
+
+
+@pytest.mark.parametrize(
+    ("text", "runs", "heard"),
+    [
+        (EVENTS, [{"resample": "5"}], {0.2: ["early"], 0.6: ["late"]}),
+        (EVENTS, [{"retime": 20, "resample": "5"}], {0.0: ["early"], 0.2: ["late"]}),
+        (EVENTS, [{"retime": 20}, {"resample": "5"}], {0.0: ["early"], 0.2: ["late"]}),
+        (EVENTS, [{"retime": 20, "resample": "5,from=10"}], "time stamps do not say when these are at 10 frames"),
+        (EVENTS, [{"resample": "5"}, {"retime": 5}], {0.2: ["early"], 0.6: ["late"]}),
+        (EVENTS, [{"resample": "5"}, {"retime": 10}], "--retime 10 would move the language of episode 0"),
+        (EVENTS, [[("resample", 5.0), ("retime", 10.0)]], "--retime 10 would move the language of episode 0"),
+        (EVENTS, [[("resample", 5.0), ("resample", 2.5)]], {0.0: ["early"], 0.4: ["late"]}),
+        (EVENTS, [{"where": ["frame < 7"]}, {"resample": "5"}], {0.2: ["early"]}),
+        (EVENTS, [{"where": ["frame != 7"]}, {"resample": "5"}], {0.2: ["early"]}),
+        (EVENTS, [{"trim_idle": {0: (0, 5)}}, {"resample": "5"}], {0.2: ["early"]}),
+        (EVENTS, [{"resample": "10"}, {"where": ["frame < 7"]}, {"resample": "5"}], {0.2: ["early"]}),
+        (EVENTS, [{"where": ["frame < 7"], "resample": "5"}], "where and resample in one run would give"),
+        (EVENTS, [{"trim_idle": {0: (0, 5)}, "resample": "5"}], "trim-idle and resample in one run would give"),
+        ({}, [{"where": ["frame < 7"], "retime": 20, "resample": "5"}], {}),
+        (TIMED, [{"retime": 10}], {0.7: ["late"]}),
+        (TIMED, [{"retime": 20}], "would move the language of episode 0 to other rows: its language_events"),
+        (since(0.5), [{"retime": 10, "resample": "5"}], {}),
+        (since(0.5), [{"retime": 20}], "its language_persistent are stated by time"),
+        (since(0.5), [[("resample", 5.0), ("retime", 5.0)]], "its language_persistent are stated by time"),
+        (since(None), [{"retime": 20, "resample": "5"}], {}),
+    ],
+)  # fmt: skip
+def test_language_stays_in_its_rows(tmp_path, text, runs, heard):
+    here = arm(tmp_path / "0", [(np.zeros((13, 2)), np.zeros(12))], text=text)  # at 10 steps a second
+    kinds = {"resample": Resample, "retime": Retime}
+    with contextlib.nullcontext() if isinstance(heard, dict) else pytest.raises(UsageError, match=heard):
+        for number, run in enumerate(runs, start=1):
+            asked = {"operations": run}
+            if isinstance(run, list):
+                program = Program(tuple(kinds[name](fps) for name, fps in run))
+                (tmp_path / "order.toml").write_text(pipeline_text(program))
+                asked = {"pipeline": tmp_path / "order.toml"}
+            rbtool.preprocess(here, None, tmp_path / f"{number}", num_workers=0, **asked)
+            here = tmp_path / f"{number}"
+        rows = rbtool.load_dataset(here, texts=True)[:]
+        said = rows["language_events"] if "language_events" in rows.keys() else [[]] * len(rows)  # noqa: SIM118
+        pairs = zip(rows["timestamp"].tolist(), said, strict=True)
+        assert {round(time, 4): list(one) for time, one in pairs if list(one)} == heard
+
+
+def test_bfloat16_is_converted_once(tmp_path):
+    turns = np.array([[0, 0, 0, 0.5], [1, 0.25, 0, 0.5], [2, 0.5, 0, 0.5], [3, 0.75, 0, 0.5]], np.float32)
+    ends = np.arange(3) == 2
+    found = {}
+    for kind, values in {"float32": turns, "bfloat16": (turns.view(np.uint32) >> 16).astype(np.uint16)}.items():
+        fields = (
+            (Field(("observation", "state"), kind, (4,), "observation"), "state"),
+            (Field(("action",), kind, (4,), "action"), "step"),
+        )
+        columns = {("observation", "state"): values, ("action",): values[:3]}
+        write_pieces(tmp_path / kind, fields, [Piece(0, columns, ends, ends & False, first=True, last=True)])
+        ways = "20,from=10,observation.state[1:4]=axis-angle,action[1:4]=axis-angle"
+        rbtool.preprocess(tmp_path / kind, None, tmp_path / f"{kind}_b", operations={"resample": ways}, num_workers=0)
+        found[kind] = rbtool.load_dataset(tmp_path / f"{kind}_b")[:]
+    for key in (("observation", "state"), "action"):
+        expected = found["float32"][key].float().numpy()
+        np.testing.assert_allclose(found["bfloat16"][key].float().numpy(), expected, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("how", "before", "after"),
+    [
+        ("axis-angle", [3.1, 0, 0], [3.2, 0, 0]),
+        ("euler-xyz", [3.1, 0, 0], [3.2, 0, 0]),
+        ("euler-ZYX-deg", [-179.0, 0, 0], [-183.0, 0, 0]),
+        ("euler-xyz", [0, 1.5, 0], [0, 1.7, 0]),
+        ("euler-ZYX", [3.0, 1.5, -3.0], [3.0, 1.7, -3.0]),
+        ("axis-angle", [0, 0, 6.2], [0, 0, 6.5]),
+    ],
+)
+def test_rotations_do_not_jump_near_half_a_turn(how, before, after):
+    one, other = np.array([before]), np.array([after])
+    np.testing.assert_allclose(between(how, one, other, np.array([0.75])), one + 0.75 * (other - one), atol=1e-9)
+
+
 QUATERNIONS = [[1.0, 0, 0, 0], [np.cos(0.3), np.sin(0.3), 0, 0], [-np.cos(0.4), 0, -np.sin(0.4), 0], [0, 0, 0, 1.0]]
 
 
@@ -337,6 +430,61 @@ def test_rotations_that_are_known_are_not_interpolated_as_numbers(tmp_path):
         resampled("5,from=10,action=linear")
     resampled("5,from=10,action=linear,action[3:9]=6d-rows")
     assert rbtool.load_dataset(tmp_path / "done")[:]["action"].shape == (2, 10)
+    gripper = {"action_space": "9=gripper,from=0:1,to=1:0"}
+    rbtool.preprocess(tmp_path / "six", None, tmp_path / "grip", operations=gripper, num_workers=0)
+    (tmp_path / "six").rename(tmp_path / "first")
+    (tmp_path / "grip").rename(tmp_path / "six")
+    with pytest.raises(UsageError, match=r"action has rotations.*action\[3:9\]=6d-rows"):
+        resampled("5,from=10,action=linear")
+
+
+def test_rotations_of_observations_are_not_interpolated_by_default(tmp_path):
+    ends = np.arange(3) == 2
+    columns = {("action",): np.zeros((3, 1), np.float32), ("state",): np.zeros((3, 6), np.float32)}
+    fields = [
+        (Field(("action",), "float32", (1,), "action"), "step"),
+        (Field(("state",), "float32", (6,), "observation"), "step"),
+    ]
+    write_pieces(tmp_path / "a", fields, [Piece(0, columns, ends, ends & False, first=True, last=True)])
+    space = ChangeActionSpace(("0:6=pose,from=axis-angle,to=6d-rows",), "state")
+    pipeline = tmp_path / "p.toml"
+    pipeline.write_text(pipeline_text(Program((space,))))
+    rbtool.preprocess(tmp_path / "a", None, tmp_path / "b", pipeline=pipeline, num_workers=0)
+    with pytest.raises(UsageError, match=r"state has rotations.*state\[3:9\]=6d-rows"):
+        rbtool.preprocess(tmp_path / "b", None, tmp_path / "c", operations={"resample": "5,from=10"}, num_workers=0)
+    for ways in ("5,from=10,state[3:9]=6d-rows", "5,from=10,state=nearest"):
+        asked = {"resample": ways}
+        rbtool.preprocess(tmp_path / "b", None, tmp_path / "c", operations=asked, num_workers=0, force=True)
+    rbtool.preprocess(tmp_path / "b", None, tmp_path / "d", operations={"rename": "state=arm.pose"}, num_workers=0)
+    with pytest.raises(UsageError, match=r"arm.pose has rotations.*arm.pose\[3:9\]=6d-rows"):
+        rbtool.preprocess(tmp_path / "d", None, tmp_path / "c", operations={"resample": "5,from=10"}, num_workers=0)
+
+
+def test_operations_of_one_run_know_what_those_before_them_make(tmp_path):
+    ends = np.arange(3) == 2
+    columns = {("action",): np.zeros((3, 1), np.float32), ("state",): np.tile(np.arange(7, dtype=np.float32), (3, 1))}
+    fields = [
+        (Field(("action",), "float32", (1,), "action"), "step"),
+        (Field(("state",), "float32", (7,), "observation"), "step"),
+    ]
+    write_pieces(tmp_path / "a", fields, [Piece(0, columns, ends, ends & False, first=True, last=True)])
+    space = ChangeActionSpace(("0:6=pose,from=axis-angle,to=6d-rows",), "state")
+
+    def made(*operations):
+        (tmp_path / "order.toml").write_text(pipeline_text(Program((space, *operations))))
+        given = {"pipeline": tmp_path / "order.toml", "num_workers": 0, "force": True}
+        return rbtool.preprocess(tmp_path / "a", None, tmp_path / "b", **given)
+
+    with pytest.raises(UsageError, match=r"state has rotations.*state\[3:9\]=6d-rows"):
+        made(Resample(5.0, 10.0))
+    with pytest.raises(UsageError, match=r"pose has rotations.*pose\[3:9\]=6d-rows"):
+        made(Rename("state", "pose"), Resample(5.0, 10.0, ("state=nearest",)))
+    made(Resample(5.0, 10.0, ("state[3:9]=6d-rows",)))
+    made(ChangeActionSpace(("9:=gripper,from=0:10,to=0:1",), "state"))
+    rows = rbtool.load_dataset(tmp_path / "b")[:]["state"]
+    np.testing.assert_allclose(rows[:, 9], 0.6, atol=1e-6)
+    with pytest.raises(UsageError, match=r"goes beyond the 10 numbers of state"):
+        made(ChangeActionSpace(("10=gripper,from=0:10,to=0:1",), "state"))
 
 
 @given(st.integers(1, 40), st.floats(1, 60), st.floats(1, 60))
