@@ -158,6 +158,7 @@ class ReaderOptions(TypedDict, total=False):
     images: str | None
     jpeg: str | None
     trust_pickle: bool
+    episodes_by: str | None
     rlds_last: str | None
 
 

@@ -234,6 +234,7 @@ class RawOptions(VerbOptions):
         "Read pickled data, in a process of its own: arrays, numbers, text and plain containers, and nothing else.",
         default=False,
     )
+    episodes_by: str | None = _reader_option("What an episode of CALVIN is: recording or annotation.", "HOW")
     rlds_last: str | None = _reader_option(
         "What the last step of an RLDS episode is: observation (what follows the step before it, and nothing else), "
         "flagged (that where the episode ends with is_last) or step. By default, auto, the actions and rewards of all "

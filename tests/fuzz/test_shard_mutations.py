@@ -1,4 +1,4 @@
-"""Open X-Embodiment, Gen-DGRL and Atari with changed bytes: of archives and compressed files, and inside of them.
+"""Open X-Embodiment, Gen-DGRL, Atari and CALVIN with changed bytes: of archives and files, and inside of them.
 
 A file is changed as it is on the disk, and what it holds is changed and packed again with checksums that fit: the cases
 of a reader are 10,000 mutations together.
@@ -19,6 +19,7 @@ import shard_files
 from damage import mutated, strike_in_folder
 
 from rbtool.converters.atari.reader import AtariReader
+from rbtool.converters.calvin.reader import CalvinReader
 from rbtool.converters.gen_dgrl.reader import GenDgrlReader
 from rbtool.converters.openx.reader import OpenXReader
 from rbtool.core.format.converter import Reader
@@ -29,6 +30,9 @@ ARRAYS = [
     f"replay_logs/{shard_files.atari_name(name, 0)}"
     for name in (*shard_files.ATARI_NAMES, "add_count", "invalid_range")
 ]
+
+
+FRAMES = ["episode_0000010.npz", "episode_0000012.npz", "ep_start_end_ids.npy", "ep_lens.npy"]
 
 
 def openx(folder: Path) -> Path:
@@ -54,6 +58,11 @@ def atari(folder: Path) -> Path:
 
 def atari_rings(folder: Path) -> Path:
     return shard_files.write_rings(folder / "Pong" / "1", shard_files.random_rows((9, 4, 17), tail=14, blanks=3), 10)
+
+
+def calvin(folder: Path) -> Path:
+    spans = [(10, 12, "push", "a"), (11, 14, "pull", "b")]
+    return shard_files.write_calvin(folder / "training", [(10, 14), (20, 22)], spans)
 
 
 def in_archive(data: bytes, chance: random.Random) -> bytes:
@@ -90,6 +99,8 @@ CASES = {
     "gen_dgrl xz": Case(GenDgrlReader, gen_dgrl_xz, ["bigfish.tar.xz"], mutated, 2_000),
     "gen_dgrl pickles": Case(GenDgrlReader, gen_dgrl, ["bigfish.tar"], in_archive, 4_500),
     "gen_dgrl folder": Case(GenDgrlReader, gen_dgrl_folder, [shard_files.name_of(0, 3)], mutated, 1_000),
+    "calvin": Case(CalvinReader, calvin, FRAMES, mutated, 6_000),
+    "calvin annotations": Case(CalvinReader, calvin, ["lang_annotations/auto_lang_ann.npy"], mutated, 4_000),
     "atari": Case(AtariReader, atari, ARRAYS, mutated, 2_000),
     "atari rings": Case(AtariReader, atari_rings, ARRAYS, mutated, 2_000),
     "atari arrays": Case(AtariReader, atari, ARRAYS, in_gzip, 6_000),

@@ -1,4 +1,4 @@
-"""Files of episodes written by plain libraries, and read without rbtool: DQN Replay, Gen-DGRL, Open X, V-D4RL."""
+"""Files of DQN Replay, Gen-DGRL, Open X, V-D4RL and CALVIN, written by plain libraries, and read without rbtool."""
 
 from __future__ import annotations
 
@@ -402,6 +402,42 @@ def plain_vd4rl(episodes: Sequence[dict[str, Array]]) -> list[dict[str, Any]]:
 
 
 TRUST: dict[str, Any] = {"trust_pickle": True}
+
+
+def calvin_frame(number: int, **more: Any) -> dict[str, Array]:
+    """Make the arrays of a frame from its number."""
+    draw = np.random.default_rng(number)
+    found = {
+        "rgb_static": draw.integers(0, 256, (4, 5, 3), dtype="uint8"),
+        "rgb_gripper": draw.integers(0, 256, (3, 3, 3), dtype="uint8"),
+        "depth_static": draw.random((4, 5), dtype="float32"), "robot_obs": draw.normal(size=15),
+        "scene_obs": draw.normal(size=24), "actions": draw.normal(size=7), "rel_actions": draw.normal(size=7),
+    }  # fmt: skip
+    return {name: value for name, value in (found | more).items() if value is not None}
+
+
+def write_calvin(
+    folder: Path, recordings: Sequence[tuple[int, int]], annotations: Sequence[tuple[int, int, str, str]] | None = None,
+    *, names: str = "episode_{:07d}.npz", language: str = "lang_annotations", **more: Any,
+) -> Path:  # fmt: skip
+    """Write a split of CALVIN with a frame beyond each recording; `more` are arrays of all frames, None for none."""
+    folder.mkdir(parents=True)
+    for first, last in recordings:
+        for number in range(first, last + 2):
+            np.savez_compressed(folder / names.format(number), **calvin_frame(number, **more))
+    np.save(folder / "ep_start_end_ids.npy", np.array(recordings).reshape(-1, 2))
+    np.save(folder / "ep_lens.npy", np.array([last - first + 1 for first, last in recordings]))
+    if annotations is not None:
+        content = {
+            "language": {
+                "ann": [text for *_, text, _ in annotations], "task": [task for *_, task in annotations],
+                "emb": np.zeros((len(annotations), 1, 4), "float32"),
+            },
+            "info": {"episodes": [], "indx": [(first, last) for first, last, *_ in annotations]},
+        }  # fmt: skip
+        (folder / language).mkdir()
+        np.save(folder / language / "auto_lang_ann.npy", content, allow_pickle=True)  # type: ignore[arg-type]
+    return folder
 
 
 def trusting(kind: type[Reader]) -> type[Reader]:
