@@ -29,9 +29,9 @@ FILES: list[tuple[type[Reader], str, dict[str, Any], int, int]] = [
     (D3rlpyReader, "d3rlpy/tuple.h5", {}, 40, 5_000),
     (Sb3Reader, "sb3/partial.npz", {}, 40, 5_000),
     (Sb3Reader, "sb3/memory.npz", {}, 40, 5_000),
-    (TianshouReader, "tianshou/vector_dict_obs.hdf5", {}, 40, 4_500),
-    (TianshouReader, "tianshou/replay_wrapped.hdf5", {}, 40, 4_500),
-    (TianshouReader, "tianshou/objects.hdf5", TRUST, 10, 1_000),
+    (TianshouReader, "tianshou/vector_dict_obs.hdf5", {}, 40, 4_900),
+    (TianshouReader, "tianshou/replay_wrapped.hdf5", {}, 40, 4_900),
+    (TianshouReader, "tianshou/objects.hdf5", TRUST, 10, 200),
     (DapgReader, "dapg/door-v0_demos_3.pickle", TRUST, 15, 10_000),
 ]  # fmt: skip
 """A reader, a file, its options, and how many mutations: in `make test`, and in `make test-all`, 10,000 a reader."""
