@@ -520,7 +520,8 @@ def _pair(reader: PickleReader, part: Value, path: Path) -> Array:
     found = reader.rows(part) if isinstance(part, PickledArray) else np.zeros(0)
     if isinstance(part, PickledList) and len(part) == 2:
         inner = [reader.rows(one) if isinstance(one, PickledArray) else one for one in reader.items(part)]
-        found = np.array(inner) if all(isinstance(one, int) or np.ndim(one) == 0 for one in inner) else found
+        if all(isinstance(one, int) or (isinstance(one, np.ndarray) and not one.ndim) for one in inner):
+            found = np.array(inner)
     if found.shape != (2,) or found.dtype.kind not in "iu":
         raise FormatError(f"{path} has spans that are not a first and a last frame")
     return found
