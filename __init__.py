@@ -83,6 +83,7 @@ _NAMES = {
         ".core.verbs.report": "report",
         ".core.verbs.sample": "sample",
         ".core.verbs.schema": "schema",
+        ".core.verbs.bench": "bench",
         ".core.verbs.score": "score",
         ".core.verbs.split": "split",
         ".core.verbs.stats": "stats",

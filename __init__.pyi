@@ -201,6 +201,7 @@ from .core.trees.forest import MCTSForest as MCTSForest
 from .core.trees.forest import Tree as Tree
 from .core.verbs import cache as cache
 from .core.verbs import checkpoint as checkpoint
+from .core.verbs.bench import bench as bench
 from .core.verbs.check import check as check
 from .core.verbs.clean import clean as clean
 from .core.verbs.convert import convert as convert

@@ -44,6 +44,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
     "Check": {
         "check": Verb("check"),
         "score": Verb("score"),
+        "bench": Verb("bench"),
         "diff": Verb("diff"),
         "repair": Verb("repair"),
         "cache": Verb("cache", group=True, short="rm"),

@@ -165,6 +165,34 @@ class MergeOptions(VerbOptions):
     progress: Progress | None = None
 
 
+BENCH_JOBS = ("frames", "chunks", "epoch", "resume")
+
+
+@dataclass(frozen=True)
+class BenchOptions(VerbOptions):
+    """The arguments of `bench`."""
+
+    dataset: PathLike
+    _: KW_ONLY
+    libraries: Sequence[str] = option(
+        (), "A library to compare, and the Python of an environment that has it. Default: all installed here.",
+        "NAME[=PYTHON]", flag="--library", values=list[str],
+    )  # fmt: skip
+    jobs: Sequence[str] = option(
+        (), "A job to time. Default: all.", "|".join(BENCH_JOBS), flag="--job", values=list[str]
+    )
+    folder: PathLike | None = option(None, "Keep the forms of the libraries here for the next time.", "DIR", values=str)
+    prepare: bool = option(False, "Only make the forms of the libraries.")
+    batch_size: int = option(32, "Rows of a batch.", "N", least=1)
+    chunk: int = option(16, "Actions of a chunk.", "N", least=1)
+    batches: int = option(50, "Batches that are timed at once.", "N", least=1)
+    rounds: int = option(5, "How often each is timed, in turns.", "N", least=1)
+    output: PathLike | None = option(None, "Draw the figures as .svg, .png or .pdf.", "FILE", values=str)
+    root: PathLike | None = root_option()
+    force: bool = force_option()
+    progress: Progress | None = None
+
+
 @dataclass(frozen=True)
 class ScoreOptions(VerbOptions):
     """The arguments of `score`."""

@@ -85,6 +85,10 @@ _LEAVES = {
     "sample": Leaf(("core/verbs/sample", "cli/sample"), "`rbtool sample`"),
     "stats": Leaf(("core/verbs/stats", "cli/stats"), "`rbtool stats`"),
     "score": Leaf(("core/verbs/score", "cli/score"), "`rbtool score`: how good each episode is"),
+    "bench": Leaf(
+        ("core/verbs/bench", "core/verbs/bench_libraries", "cli/bench"),
+        "`rbtool bench`: how fast libraries read a dataset",
+    ),
     "upload": Leaf(("core/verbs/upload", "cli/upload"), "`rbtool upload`"),
 }  # fmt: skip
 

@@ -1,0 +1,496 @@
+"""`bench`: one dataset, read by rbtool and by other libraries, in four jobs that training consists of.
+
+What is read is compared first: every library returns digests of its batches, and has to have the same rows as the
+dataset, all of them once in an epoch. Only then is it timed, in rounds in which the libraries take turns, so that a
+machine that becomes slower does so for all of them. Each is a process of its own, with one thread of torch.
+
+- `frames`: batches of random rows, with all keys.
+- `chunks`: the next 16 actions of random rows, clamped at the end of the episode, and one image.
+- `epoch`: all rows once, in a random order, or the first 1,000 batches of them; from the start, because libraries that
+  read ahead do that. How random is measured by the mean distance of neighbors, in parts of
+  what it is in a uniform order: 1 is uniform, 0 is the order of the dataset.
+- `resume`: an epoch that stopped in the middle goes on in another process: the time to its next batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..charts.figure import SUFFIXES, Bars, Chart, ChartLabels, file_bytes
+from ..errors import CorruptDataError, UsageError, did_you_mean
+from ..format import fs
+from ..format.contracts import Array, StepReader
+from ..format.files import read_regular
+from ..format.locate import find_dataset
+from ..format.staging import FileStaging, require_suffix
+from ..format.videos import reference_keys
+from ..open_steps import open_steps
+from ..options import takes
+from ..progress import Progress
+from ..results import Result
+from .bench_libraries import LIBRARIES, ROW, joined, row_digests
+from .options import BENCH_JOBS, BenchOptions
+
+_COMPARED, _SEED, _MOST_BATCHES = 4, 20_261_130, 1000
+_PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFigures:
+    """How a library did a job.
+
+    Attributes:
+        rate: rows a second, median of the rounds; for `resume` None.
+        seconds: of a round; for `resume` from the state to the first batch, median of the rounds.
+        cpu: processor seconds of a round, median of the rounds.
+        memory: bytes of memory that no file backs, at most.
+        read: bytes that were read from files in a round, median of the rounds; what is mapped is not counted.
+        shuffled: how random the order is: 1 is uniform, 0 the order of the dataset; only of `epoch`.
+        rank: 1 is the fastest.
+    """
+
+    rate: float | None
+    seconds: float
+    cpu: float
+    memory: int
+    read: int
+    shuffled: float | None = None
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryFigures:
+    """What a library did.
+
+    Attributes:
+        versions: of Python and of the library.
+        form: what it reads, of how many `bytes`, made in how many `seconds`.
+        jobs: its figures by job, for the jobs that it can do.
+        lacks: why it cannot do the others, by job.
+    """
+
+    name: str
+    versions: Mapping[str, str]
+    form: str
+    bytes: int
+    seconds: float
+    jobs: Mapping[str, JobFigures]
+    lacks: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult(Result):
+    """How fast libraries read a dataset, after all were found to read the same.
+
+    Attributes:
+        dataset: its path; `steps`, `episodes` and `keys` that are read.
+        action, image: the keys of `chunks`.
+        machine: processors and memory.
+        batch_size, chunk, batches, rounds: as they were asked for.
+        libraries: the figures of each.
+        missing: libraries that are not installed.
+        prepared_only: only the forms were made.
+    """
+
+    kind: ClassVar[str] = "bench"
+    dataset: Path
+    steps: int
+    episodes: int
+    keys: tuple[str, ...]
+    action: str
+    image: str
+    machine: str
+    batch_size: int
+    chunk: int
+    batches: int
+    rounds: int
+    libraries: tuple[LibraryFigures, ...]
+    missing: tuple[str, ...]
+    prepared_only: bool = False
+
+
+@takes(BenchOptions)
+def bench(options: BenchOptions) -> BenchResult:
+    """Compare how fast rbtool and other libraries read a dataset.
+
+    Every library reads a form of its own, which it makes of the same rows without loss, in a process of its own. All
+    batches are compared with the dataset before anything is timed.
+
+    Args:
+        dataset: a dataset, by path or name.
+        folder: keeps the forms of the libraries, for the next time; default: a temporary folder.
+        libraries: which libraries, as `NAME` or `NAME=PYTHON` with the interpreter of an environment that has it;
+            default: all that are installed here.
+        jobs: which jobs; default: all.
+        prepare: only make the forms.
+        batch_size, chunk: rows of a batch, and actions of a chunk.
+        batches, rounds: how many batches of `frames` and `chunks` are timed at once, and how often all is.
+        output: the file to draw the figures in (.svg, .png, .pdf); `force` replaces it.
+        root: where datasets are stored.
+        progress: shows how far it is; default: nothing is shown.
+
+    Returns:
+        The figures.
+
+    Raises:
+        UsageError: a library that is unknown or not installed, a dataset without actions or with kept videos.
+        CorruptDataError: a library reads something else than the dataset holds.
+    """
+    for job in options.jobs:
+        if job not in BENCH_JOBS:
+            known = ", ".join(BENCH_JOBS)
+            raise UsageError(f"job {job!r} is unknown{did_you_mean(job, BENCH_JOBS)}", hint=f"known: {known}")
+    staging = None
+    if options.output is not None:
+        destination = fs.expanded(options.output)
+        suffix = require_suffix(destination, SUFFIXES)
+        staging = FileStaging(destination, replace=options.force)
+        staging.refuse_if_taken()
+    path = find_dataset(options.dataset, options.root)
+    progress = options.reporter
+    with ExitStack() as stack:
+        if options.folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rbtool-bench-")))
+        else:
+            fs.make_folder(folder := Path(options.folder))
+        with open_steps(path) as reader:
+            rows = PlainRows(reader, folder)
+        found, missing = contenders(options.libraries, folder, stack)
+        progress.start("preparing", len(found), "peers")
+        for one in found:
+            make_form(one, rows, path)
+            progress.advance(1)
+        progress.done()
+        race = Race(rows, options)
+        if not options.prepare:
+            progress.start("comparing", len(found), "peers")
+            for one in found:
+                race.compare(one)
+                progress.advance(1)
+            progress.done()
+            race.run(found, progress)
+        libraries = tuple(race.figures(one, found) for one in found)
+    result = BenchResult(
+        dataset=path, steps=rows.count, episodes=len(rows.lengths), keys=tuple(rows.types), action=rows.action,
+        image=rows.image, machine=_machine(), batch_size=options.batch_size, chunk=options.chunk,
+        batches=options.batches, rounds=options.rounds, libraries=libraries, missing=tuple(missing),
+        prepared_only=options.prepare,
+    )  # fmt: skip
+    if staging is not None:
+        with staging:
+            fs.write_file(staging.path / f"bench{suffix}", file_bytes(charts_of(result), suffix, title="rbtool bench"))
+            staging.publish_file(f"bench{suffix}")
+    return result
+
+
+def charts_of(result: BenchResult) -> list[Chart]:
+    """Return a chart a job: rows a second, or milliseconds until an epoch goes on."""
+    found: list[Chart] = []
+    for job in BENCH_JOBS:
+        figures = {one.name: one.jobs[job] for one in result.libraries if job in one.jobs}
+        values = [one.seconds * 1e3 if one.rate is None else one.rate / 1e3 for one in figures.values()]
+        labels = ChartLabels(title=job, y="ms, less is better" if job == "resume" else "1,000 rows/s, more is better")
+        if figures:
+            found.append(Bars(list(figures), np.array(values), labels))
+    return found
+
+
+def _machine() -> str:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} processors, {memory:.0f} GiB"
+
+
+class PlainRows:
+    """Observations and actions of a dataset as npy files: what libraries make their forms of, and what is compared."""
+
+    def __init__(self, reader: StepReader, folder: Path) -> None:
+        if kept := reference_keys(reader.fields):
+            raise UsageError(
+                f"{reader.path} keeps videos ({'.'.join(kept[0])}), which other libraries cannot read as they are",
+                hint="convert it again with --images decode",
+            )
+        fields = {one.name: one for one in reader.fields if one.role in ("observation", "action")}
+        self.fields = {name: one for name, one in fields.items() if one.key[0] != "next"}
+        actions = [name for name, one in self.fields.items() if one.role == "action"]
+        states = [one for one in self.fields.values() if one.role == "observation"]
+        if not actions or not states:
+            raise UsageError(f"{reader.path} has no {'observations' if actions else 'actions'}, expected both")
+        self.types = {name: (one.dtype, [*one.shape]) for name, one in self.fields.items()}
+        self.action, self.image = actions[0], max(states, key=lambda one: one.row_bytes).name
+        self.count, self.lengths = reader.manifest.steps, reader.episodes.length
+        self.digest = reader.manifest.content_digest
+        self.folder = folder / _PLAIN
+        if not self.folder.exists():
+            self._write(reader)
+        self.arrays = {name: np.load(path, mmap_mode="r") for name, path in self.files.items()}
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The file of each key."""
+        return {name: str(self.folder / f"{name}.npy") for name in (*self.types, ROW)}
+
+    def _write(self, reader: StepReader) -> None:
+        fs.make_folder(self.folder)
+        for name, path in self.files.items():
+            field = self.fields.get(name)
+            shape, dtype = ((), np.dtype(np.int64)) if field is None else (field.shape, field.numpy)
+            with fs.created(Path(path)) as file:
+                np.lib.format.write_array_header_1_0(
+                    file, {"descr": dtype.str, "fortran_order": False, "shape": (self.count, *shape)}
+                )
+                for start in range(0, self.count, 1024):
+                    stop = min(start + 1024, self.count)
+                    rows = np.arange(start, stop) if field is None else reader.read(field.key, start, stop)
+                    file.write(np.ascontiguousarray(rows, dtype).data.cast("B"))
+        with fs.created(self.folder / "lengths.npy") as file:
+            np.lib.format.write_array(file, np.asarray(self.lengths, np.int64))
+
+    def read(self, job: str, index: Array, steps: int) -> dict[str, Array]:
+        """Return what a batch of a job has to hold."""
+        if job == "frames":
+            return {name: self.arrays[name][index] for name in self.types}
+        stops = np.cumsum(self.lengths)
+        last = stops[np.searchsorted(stops, index, side="right")] - 1
+        rows = np.minimum(index[:, None] + np.arange(steps), last[:, None])
+        return {self.action: self.arrays[self.action][rows], self.image: self.arrays[self.image][index]}
+
+    def content(self) -> str:
+        """Return the digest of all rows, in any order."""
+        parts: list[bytes] = []
+        for start in range(0, self.count, 1024):
+            parts += row_digests({name: self.arrays[name][start : start + 1024] for name in self.types}, self.types)
+        return joined(sorted(parts))
+
+
+class LibraryProcess:
+    """A library in the process of an interpreter."""
+
+    def __init__(self, name: str, python: str) -> None:
+        self.name = name
+        # A file, because a pipe that nobody reads fills.
+        self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        script = str(Path(__file__).with_name("bench_libraries.py"))
+        try:
+            self._process = subprocess.Popen(
+                [python, "-P", script, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said,
+                text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+        except OSError as error:
+            self._said.close()
+            raise UsageError(f"{python} cannot be started: {error.strerror}") from error
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Return the answer to a question; NotImplementedError with the reason where the library lacks it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"do": do} | arguments) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            self._said.seek(0)
+            said = self._said.read().strip().splitlines()
+            raise UsageError(f"the process of {self.name} ended: {said[-1] if said else 'it said nothing'}")
+        answer = json.loads(line)
+        if "lacks" in answer:
+            raise NotImplementedError(answer["lacks"])
+        if "error" in answer:
+            raise UsageError(f"{self.name} cannot do {do}: {answer['error']}")
+        return answer["found"]
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._said.close()
+
+
+@dataclass
+class Contender:
+    """A library in the race: its process, versions and form, and what was measured, by job and round."""
+
+    name: str
+    python: str
+    process: LibraryProcess
+    folder: Path
+    seconds: float = 0.0
+    shuffled: float | None = None
+
+    def __post_init__(self) -> None:
+        self.taken: dict[str, list[dict[str, Any]]] = {}
+        self.lacks: dict[str, str] = {}
+        self.versions: dict[str, str] = {}
+
+    def median(self, job: str, what: str) -> float:
+        """Return the median over the rounds of a job."""
+        return float(statistics.median(each[what] for each in self.taken[job]))
+
+    def opened(self, rows: PlainRows) -> LibraryProcess:
+        """Return the process with the form opened."""
+        self.process.ask(
+            "open", folder=str(self.folder), types=rows.types, lengths=str(rows.folder / "lengths.npy"),
+            action=rows.action, image=rows.image,
+        )  # fmt: skip
+        return self.process
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.close()
+
+    def started_again(self, rows: PlainRows) -> LibraryProcess:
+        """Return another process, with the form opened."""
+        self.close()
+        self.process = LibraryProcess(self.name, self.python)
+        return self.opened(rows)
+
+
+def contenders(asked: Sequence[str], folder: Path, stack: ExitStack) -> tuple[list[Contender], list[str]]:
+    """Start the libraries that are asked for, or all that are installed here, and name those that are not.
+
+    Their processes end with the stack.
+    """
+    wanted = dict(one.partition("=")[::2] for one in asked) or dict.fromkeys(LIBRARIES, "")
+    for name in wanted:
+        if name not in LIBRARIES:
+            known = ", ".join(LIBRARIES)
+            raise UsageError(f"library {name!r} is unknown{did_you_mean(name, LIBRARIES)}", hint=f"known: {known}")
+    found: list[Contender] = []
+    missing: list[str] = []
+    for name, python in wanted.items():
+        one = Contender(name, python or sys.executable, LibraryProcess(name, python or sys.executable), folder / name)
+        stack.callback(one.close)
+        one.versions = one.process.ask("versions")
+        if one.versions:
+            found.append(one)
+        elif asked:
+            raise UsageError(
+                f"{python or 'this Python'} has no {LIBRARIES[name].package}",
+                hint=f"name the interpreter of an environment that has it: {name}=PYTHON",
+            )
+        else:
+            missing.append(name)
+    return found, missing
+
+
+def make_form(one: Contender, rows: PlainRows, dataset: Path) -> None:
+    """Have a library make its form, unless it is there; a form appears whole or not at all."""
+    if not LIBRARIES[one.name].form:
+        one.folder = dataset
+        return
+    done = one.folder / "seconds.json"
+    if not done.exists():
+        fs.remove(one.folder)
+        fs.make_folder(one.folder)
+        lengths = str(rows.folder / "lengths.npy")
+        one.seconds = one.process.ask("prepare", plain=rows.files, lengths=lengths, folder=str(one.folder))
+        fs.write_file(done, json.dumps(one.seconds).encode())
+    one.seconds = json.loads(read_regular(done))
+
+
+class Race:
+    """The jobs, which all libraries are asked to do alike."""
+
+    def __init__(self, rows: PlainRows, options: BenchOptions) -> None:
+        self._rows, self._options = rows, options
+        self._jobs = tuple(options.jobs or BENCH_JOBS)
+        self._random = np.random.default_rng(_SEED)
+        self._content = rows.content() if "epoch" in self._jobs else ""
+        self._half = max(1, -(-rows.count // options.batch_size) // 2)
+
+    def _index(self) -> list[int]:
+        found: list[int] = self._random.integers(0, self._rows.count, self._options.batch_size).tolist()
+        return found
+
+    def compare(self, one: Contender) -> None:
+        """Compare what a library reads with the dataset; CorruptDataError where it differs."""
+        process = one.opened(self._rows)
+        for job in self._jobs:
+            try:
+                self._compare(one, job, process)
+            except NotImplementedError as error:
+                one.lacks[job] = str(error)
+
+    def _compare(self, one: Contender, job: str, process: LibraryProcess) -> None:
+        size, steps = self._options.batch_size, self._options.chunk
+        if job in ("frames", "chunks"):
+            for _ in range(_COMPARED):
+                index = self._index()
+                expected = self._rows.read(job, np.array(index), steps)
+                digest = joined(row_digests(expected, {name: self._rows.types[name] for name in expected}))
+                if process.ask("compared", job=job, index=index, steps=steps) != digest:
+                    raise CorruptDataError(f"{one.name} reads other {job} than the dataset has")
+            return
+        whole = list(range(self._rows.count))
+        if job == "epoch":
+            found = process.ask("epoch", seed=_SEED, size=size, most=len(whole))
+            if sorted(found["order"]) != whole or found["content"] != self._content:
+                raise CorruptDataError(f"an epoch of {one.name} has other rows than the dataset")
+            one.shuffled = float(np.abs(np.diff(found["order"])).mean() / (len(whole) / 3)) if len(whole) > 1 else 1.0
+            return
+        first = process.ask("epoch", seed=_SEED, size=size, most=len(whole), stop=self._half)
+        process = one.started_again(self._rows)
+        rest = process.ask("epoch", seed=_SEED, size=size, most=len(whole), start=first["state"])
+        if sorted(first["order"] + rest["order"]) != whole:
+            raise CorruptDataError(f"{one.name} goes on in the middle of an epoch with other rows than are left")
+
+    def run(self, all_of_them: Sequence[Contender], progress: Progress) -> None:
+        """Time all jobs in rounds; in each the libraries take turns, and another one begins."""
+        options = self._options
+        progress.start("timing", options.rounds * len(self._jobs), "jobs")
+        for turn in range(options.rounds):
+            shift = turn % len(all_of_them)
+            for job in self._jobs:
+                indexes = [self._index() for _ in range(options.batches + 1)]
+                for one in (*all_of_them[shift:], *all_of_them[:shift]):
+                    if job not in one.lacks:
+                        one.taken.setdefault(job, []).append(self._timed(one, job, indexes, turn))
+                progress.advance(1)
+        progress.done()
+
+    def _timed(self, one: Contender, job: str, indexes: list[list[int]], turn: int) -> dict[str, Any]:
+        size, count = self._options.batch_size, self._rows.count
+        found: dict[str, Any]
+        if job == "epoch":
+            found = one.process.ask("timed_epoch", seed=turn, size=size, most=_MOST_BATCHES)
+        elif job == "resume":
+            state = one.process.ask("epoch", seed=turn, size=size, most=count, stop=self._half)["state"]
+            found = one.process.ask("timed_resume", seed=turn, size=size, state=state)
+        else:
+            found = one.process.ask("timed", job=job, indexes=indexes, steps=self._options.chunk)
+        return found
+
+    def figures(self, one: Contender, others: Sequence[Contender]) -> LibraryFigures:
+        """Return what was measured of a library, next to others."""
+        jobs = {job: self._figures(one, job, others) for job in one.taken}
+        size = sum(path.stat().st_size for path in one.folder.rglob("*") if path.is_file())
+        form = LIBRARIES[one.name].form
+        return LibraryFigures(
+            name=one.name, versions=one.versions, form=form, bytes=size, seconds=one.seconds, jobs=jobs, lacks=one.lacks
+        )
+
+    @staticmethod
+    def _figures(one: Contender, job: str, others: Sequence[Contender]) -> JobFigures:
+        taken, seconds = one.taken[job], one.median(job, "wall")
+        return JobFigures(
+            rate=None if job == "resume" else taken[0]["rows"] / seconds,
+            seconds=seconds,
+            cpu=one.median(job, "cpu"),
+            memory=max(each["memory"] for each in taken),
+            read=int(one.median(job, "read")),
+            shuffled=one.shuffled if job == "epoch" else None,
+            rank=1 + sum(other.median(job, "wall") < seconds for other in others if job in other.taken),
+        )
