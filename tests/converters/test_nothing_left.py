@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import zarr
 from demonstration_files import random_episodes as demonstrations
 from demonstration_files import (
     robomimic_demo,
@@ -72,7 +74,14 @@ def table(folder: Path) -> Written:
     return file, {"format": "table", "map": column_map("hdf5"), "ends": "dead,late"}
 
 
-@pytest.mark.parametrize("made", [d4rl, robomimic, roboset, d3rlpy, tianshou, dapg, rllib, atari, table])
+def zarr_store(folder: Path) -> Written:
+    root = zarr.open_group(folder / "a.zarr", mode="w")
+    for name in ("data/x", "data/reward", "meta/episode_ends"):
+        root.create_array(name, data=np.array([1, 2]))
+    return folder / "a.zarr", {}
+
+
+@pytest.mark.parametrize("made", [d4rl, robomimic, roboset, d3rlpy, tianshou, dapg, rllib, atari, table, zarr_store])
 def test_no_step_left_is_an_error(made: Callable[[Path], Written], tmp_path: Path) -> None:
     path, options = made(tmp_path)
     with pytest.raises(FormatError, match="no step is left") as caught:

@@ -1,4 +1,4 @@
-"""Files of RLlib, imitation, d3rlpy, Stable-Baselines3, Tianshou and DAPG with changed bytes."""
+"""Files of RLlib, imitation, d3rlpy, Stable-Baselines3, Tianshou, DAPG and Zarr with changed bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import strike
+from damage import strike, strike_in_folder
 from demonstration_files import imitation_table, random_episodes, write_parquet_folder
 
 from rbtool.converters.d3rlpy.reader import D3rlpyReader
@@ -15,6 +15,7 @@ from rbtool.converters.imitation.reader import ImitationReader
 from rbtool.converters.rllib.reader import RllibReader
 from rbtool.converters.sb3.reader import Sb3Reader
 from rbtool.converters.tianshou.reader import TianshouReader
+from rbtool.converters.zarr_store.reader import ZarrReader
 from rbtool.core.format.converter import Reader
 
 DATA = Path(__file__).parents[1] / "data"
@@ -32,6 +33,7 @@ FILES: list[tuple[type[Reader], str, dict[str, Any], int, int]] = [
     (TianshouReader, "tianshou/vector_dict_obs.hdf5", {}, 40, 4_900),
     (TianshouReader, "tianshou/replay_wrapped.hdf5", {}, 40, 4_900),
     (TianshouReader, "tianshou/objects.hdf5", TRUST, 10, 200),
+    (ZarrReader, "zarr/umi_one_arm.zarr.zip", {}, 40, 4_000),
     (DapgReader, "dapg/door-v0_demos_3.pickle", TRUST, 15, 10_000),
 ]  # fmt: skip
 """A reader, a file, its options, and how many mutations: in `make test`, and in `make test-all`, 10,000 a reader."""
@@ -58,3 +60,16 @@ def test_mutations_of_a_trajectory_a_row(count: int, tmp_path: Path) -> None:
     folder = write_parquet_folder(tmp_path / "d", imitation_table(random_episodes((5, 4, 6))))
     (source,) = (folder / "data").iterdir()
     strike(ImitationReader, source, tmp_path, count, {})
+
+
+STORES = {
+    "pusht_like.zarr": ["data/img/.zarray", "data/img/0.0.0.0", "meta/episode_ends/.zarray", "meta/episode_ends/0"],
+    "dp_format3.zarr": ["data/img/zarr.json", "data/img/c/1/0/0/0", "meta/episode_ends/c/0"],
+}
+"""Stores, and which of their files are changed."""
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", STORES)
+def test_mutations_of_one_file_of_a_store(name: str, count: int, tmp_path: Path) -> None:
+    strike_in_folder(ZarrReader, DATA / "zarr" / name, STORES[name], tmp_path, count)

@@ -96,6 +96,11 @@ def test_what_the_first_look_found_is_not_looked_for_again(name: str, tmp_path: 
     same_bytes(source, tmp_path, workers=(2,))
 
 
+@pytest.mark.parametrize("name", ["zarr/pusht_like.zarr", "zarr/umi_one_arm.zarr.zip"])
+def test_episodes_that_share_chunks(name: str, tmp_path: Path) -> None:
+    same_bytes(DATA / name, tmp_path, workers=(2,))
+
+
 def test_compressed_fields(tmp_path: Path) -> None:
     same_bytes(
         DATA / "minari" / "cartpole" / "scripted-v0", tmp_path, workers=(2,), layout="packed",

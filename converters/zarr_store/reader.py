@@ -1,0 +1,423 @@
+"""Reads Zarr stores of Diffusion Policy, UMI and DP3: `data/NAME` has all rows, `meta/episode_ends` cuts them.
+
+zarr itself is not imported: see `store`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import FormatError, UsageError, did_you_mean
+from ...core.format.contracts import Array, SourceFacts
+from ...core.format.documents import dump_json
+from ...core.format.language import TASK
+from ...core.format.manifest import Dropped
+from ...core.progress import counted
+from ...core.ted.schema import (
+    ACTION,
+    EPISODE,
+    FLAGS,
+    NEXT,
+    REWARD,
+    Field,
+    Key,
+    Role,
+    Timing,
+    is_real,
+    key_name,
+    role_of,
+    safe_part,
+)
+from ..files.hdf5 import MARK
+from ..files.readers import ColumnEpisode, ColumnReader, EpisodeColumn, ReadRows, why_no_key
+from .store import ENDS, StoreFiles, ZarrArray, arrays_of, is_store
+
+DATA = "data/"
+OURS = "rbtool"
+"""The attribute of an array that rbtool wrote: the parts of its key under `key`, when its rows are known as `timing`.
+"""
+META = "meta/"
+META_TYPES = "meta.json"
+"""The document with the types of the arrays of `meta` that became texts."""
+_MOST_EPISODES = 1 << 26
+_REWARDS = frozenset({"reward", "rewards"})
+_STEPS = re.compile(r"timestamp|stage|robot\d+_demo_(start|end)_pose")
+"""Arrays of the families that are known with each row, and are no observations."""
+_POSES = re.compile(r"robot(\d+)_(eef_pos|eef_rot_axis_angle|gripper_width)")
+_POSE_PARTS = ("eef_pos", "eef_rot_axis_angle", "gripper_width")
+_TASKS = frozenset({"task", "instruction", "language", TASK})
+"""Names of texts that say what an episode is to do."""
+_TIME: Key = ("timestamp",)
+_TAKEN = frozenset({NEXT, *EPISODE, *(flag[0] for flag in FLAGS)})
+_NEXT_ROW = "next:"
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """An action that is made of other arrays: of the same row, or of the row after it."""
+
+    names: tuple[str, ...]
+    is_next: bool
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is read of a store, and sentences on it."""
+
+    columns: list[EpisodeColumn] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    texts: list[dict[str, str]] = field(default_factory=list)
+    types: dict[str, str] = field(default_factory=dict)
+
+
+class ZarrReader(ColumnReader):
+    """A store in a folder or a zip file, in format 2 or 3, or a folder with exactly one.
+
+    Row t has what was observed before the action of row t. `data/action` is the action; `timestamp` keeps its name;
+    `stage` and UMI's start and end poses are infos; any other array of numbers is `observation.NAME`. Text that is one
+    in each episode is its text. Episodes end truncated.
+
+    Options: `map` may be `action=NAME,…`, which joins arrays of a row, or `action=next:NAME,…`, which joins them of the
+    row after it: the last row of an episode is then the observation after its last step. `id` is the published dataset
+    that the store is.
+
+    Raises FormatError for ends that are none, arrays that are shorter than they state, and codecs that are not known;
+    CorruptDataError for damaged chunks.
+    """
+
+    option_names = frozenset({"map", "id"})
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        """Return whether it is a store with `meta/episode_ends`, or a folder with exactly one."""
+        return _store_at(path) is not None
+
+    def on_open(self) -> None:
+        """Read the metadata, the ends of the episodes, and text."""
+        store = _store_at(self.path)
+        if store is None:
+            raise FormatError(f"{self.path} is neither a Zarr store with {ENDS} nor a folder with exactly one")
+        self._action = _asked_action(self.options.get("map"))
+        self._store = StoreFiles(store)
+        try:
+            self._look()
+        except BaseException:
+            self._store.close()
+            raise
+
+    def _look(self) -> None:
+        found = arrays_of(self._store)
+        if ENDS in found.problems:
+            raise found.problems[ENDS]
+        if ENDS not in found.arrays:
+            raise FormatError(f"{self._store.path} has no array {ENDS}")
+        ends = _ends_of(found.arrays[ENDS], self._store.path)
+        self._starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
+        self._found = _Found(texts=[{} for _ in ends])
+        self._attributes = found.attributes
+        for name, problem in found.problems.items():
+            if name.startswith(DATA):
+                raise problem
+            self._found.dropped.append(Dropped(name, problem.message))
+        arrays = dict(sorted(found.arrays.items()))
+        self._take_data({name.removeprefix(DATA): one for name, one in arrays.items() if name.startswith(DATA)}, ends)
+        for name, one in arrays.items():
+            if name.startswith(META) and name != ENDS:
+                self._take_meta(name, one, len(ends))
+            elif not name.startswith((DATA, META)):
+                self._found.dropped.append(Dropped(name, "it is neither in data nor in meta"))
+        self.columns = self._found.columns
+        lengths = np.diff(ends, prepend=0)
+        after = self._action is not None and self._action.is_next
+        if after and (short := int((lengths == 1).sum())):
+            self._found.notes.append(f"{counted(short, 'episode')} of one row without a row after it: no step is left")
+        lengths = np.maximum(lengths - 1, 0) if after else lengths
+        self.episodes = [
+            ColumnEpisode(length, truncated=True, observed=after, text=text)
+            for length, text in zip(lengths.tolist(), self._found.texts, strict=True)
+        ]
+
+    def _take_data(self, arrays: Mapping[str, ZarrArray], ends: Array) -> None:
+        rows = int(ends[-1]) if len(ends) else 0
+        kept = {name: one for name, one in arrays.items() if one.shape and one.form.kind != "odd"}
+        for name, one in arrays.items():
+            if name not in kept:
+                self._found.dropped.append(Dropped(DATA + name, one.form.why or "it is a single value, not one a row"))
+        short = {name: one.rows for name, one in kept.items() if one.rows < rows}
+        if short:
+            name, count = next(iter(short.items()))
+            more = f" ({len(short) - 1:,} more arrays are too short)" if len(short) > 1 else ""
+            raise FormatError(
+                f"{self._store.path}: {DATA}{name} has {count:,} rows, and the last of {ENDS} is {rows:,}{more}",
+                hint="the recording was cut or copied in part: fetch the store again, or lower its ends",
+            )
+        if not kept:
+            raise FormatError(f"{self._store.path} has no arrays of rows in data")
+        self._note_rows(kept, rows)
+        numbers = {}
+        for name, one in kept.items():
+            if one.form.kind == "text":
+                self._take_text(name, one, ends)
+            else:
+                numbers[name] = one
+        self._take_numbers(numbers)
+
+    def _note_rows(self, kept: Mapping[str, ZarrArray], rows: int) -> None:
+        """Name rows that belong to no episode, and chunks that are not there."""
+        behind: dict[int, list[str]] = {}
+        for name, one in kept.items():
+            behind.setdefault(one.rows - rows, []).append(name)
+            if absent := one.absent(rows):
+                self._found.notes.append(
+                    f"{counted(absent, 'chunk')} of {name} without a file: their rows have its fill value"
+                )
+        for count, names in behind.items():
+            if count:
+                self._found.notes.append(
+                    f"{counted(count, 'row')} of {_listed(names)} behind the last of {ENDS} belong to no episode"
+                )
+
+    def _take_numbers(self, arrays: Mapping[str, ZarrArray]) -> None:
+        found, taken = self._found, []
+        action = next((name for name in ("action", "actions") if name in arrays), None)
+        if self._action is not None:
+            if action is not None:
+                raise UsageError(f"{self._store.path} has {DATA}{action}", hint="leave out --map")
+            found.columns.append(_joined_action(self._action, arrays, self._rows_of))
+            found.notes.append(f"action is made of {'the next ' * self._action.is_next}{', '.join(self._action.names)}")
+            taken.append(ACTION)
+        elif action is None:
+            found.notes.append(_no_action(arrays))
+        for name, one in arrays.items():
+            key, timing = self._key_of(name, one, is_action=name == action)
+            if why := why_no_key(key, taken, "array"):
+                found.dropped.append(Dropped(DATA + name, why))
+                continue
+            taken.append(key)
+            shape = () if key == REWARD else one.shape[1:]
+            found.columns.append(
+                EpisodeColumn(Field(key, one.form.dtype.name, shape, _role(key)), timing, self._rows_of(one, shape))
+            )
+            if key_name(key) != name:
+                found.renamed[name] = key_name((NEXT, *key)) if timing == "result" else key_name(key)
+
+    def _key_of(self, name: str, one: ZarrArray, *, is_action: bool) -> tuple[Key, Timing]:
+        if (ours := _as_written(one)) is not None and (ours[0] != ACTION or is_action):
+            return ours
+        if is_action:
+            return ACTION, "step"
+        if name in _REWARDS and _is_reward(one):
+            return REWARD, "result"
+        if name == "timestamp":
+            return _TIME, "step"
+        parts = tuple(map(safe_part, name.split("/")))
+        if _STEPS.fullmatch(name) or parts[0] in _TAKEN:
+            return ("info", *parts), "step"
+        return (parts, "state") if parts[0] == "observation" else (("observation", *parts), "state")
+
+    def _rows_of(self, one: ZarrArray, shape: tuple[int, ...], ahead: int = 0) -> ReadRows:
+        """Return what reads rows of an array in an episode, `ahead` rows later."""
+
+        def read(number: int, start: int, stop: int) -> Array:
+            begin = int(self._starts[number]) + ahead
+            return one.read(begin + start, begin + stop).reshape(stop - start, *shape)
+
+        return read
+
+    def _take_text(self, name: str, one: ZarrArray, ends: Array) -> None:
+        """Take text that is one in each episode."""
+        if one.shape[1:] not in ((), (1,)):
+            self._found.dropped.append(Dropped(DATA + name, "it is text of several values a row"))
+            return
+        seen: list[str | None] = [None] * len(ends)
+        for start in range(0, int(ends[-1]) if len(ends) else 0, one.chunk_rows):
+            stop = min(start + one.chunk_rows, int(ends[-1]))
+            owners = np.searchsorted(ends, np.arange(start, stop), side="right").tolist()
+            for episode, text in zip(owners, one.texts(start, stop), strict=True):
+                if seen[episode] not in (None, text):
+                    self._found.dropped.append(Dropped(DATA + name, f"it is text that varies in episode {episode}"))
+                    return
+                seen[episode] = text
+        for episode, found in enumerate(seen):
+            if found is not None:
+                self._found.texts[episode][_text_name(name)] = found
+
+    def _take_meta(self, name: str, one: ZarrArray, episodes: int) -> None:
+        """Take an array of values of episodes as their texts."""
+        if one.form.kind == "odd" or one.shape not in ((episodes,), (episodes, 1)):
+            self._found.dropped.append(Dropped(name, one.form.why or "it is not one value an episode"))
+            return
+        self._found.types[name.removeprefix(META)] = "" if one.form.kind == "text" else one.form.dtype.str
+        values = one.texts(0, episodes) if one.form.kind == "text" else [
+            dump_json(value) if not isinstance(value, float) else repr(value)
+            for value in one.whole().reshape(episodes).tolist()
+        ]  # fmt: skip
+        for texts, value in zip(self._found.texts, values, strict=True):
+            texts.setdefault(_text_name(name.removeprefix(META)), str(value))
+
+    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
+        """State what was found when it was opened."""
+        progress(len(self.episodes))
+        if not any(one.length for one in self.episodes):
+            raise FormatError(
+                f"{self._store.path} has no episodes with steps: {ENDS} has {len(self.episodes):,} values"
+            )
+        found = self._found
+        name = self._store.path.name.removesuffix(".zip").removesuffix(".zarr")
+        notes = [*found.notes, "there are no flags: all episodes end truncated", *self._beside()]
+        documents = {}
+        if types := {name: one for name, one in found.types.items() if one}:
+            documents[META_TYPES] = (dump_json(types, indent=1) + "\n").encode()
+        if attributes := dict(self._others()):
+            documents["attributes.json"] = (dump_json(attributes, indent=1) + "\n").encode()
+        facts = self.facts_of(
+            "zarr", self.id_or(name), notes, dropped=found.dropped, renamed=found.renamed, documents=documents
+        )
+        return replace(facts, keeps_last=all(column.field.key != REWARD for column in self.columns))
+
+    def _others(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the attributes of groups and arrays that rbtool has not written."""
+        for node, stated in self._attributes.items():
+            if found := {name: value for name, value in stated.items() if name not in (OURS, MARK)}:
+                yield node, found
+
+    def _beside(self) -> Iterator[str]:
+        """Name videos of a real robot, which Diffusion Policy keeps beside the store."""
+        videos = self._store.path.parent / "videos"
+        if not videos.is_dir():
+            return
+        count = sum(1 for _ in videos.glob("*/*.mp4"))
+        if count:
+            yield f"{counted(count, 'video')} in {videos} beside the store are left out"
+
+    def files(self) -> list[Path]:
+        """All files of the store."""
+        return self._store.files()
+
+    def on_close(self) -> None:
+        """Close the zip file."""
+        self._store.close()
+
+
+def _store_at(path: Path) -> Path | None:
+    """Return the store itself, or the only one in a folder."""
+    if is_store(path):
+        return path
+    if not path.is_dir():
+        return None
+    names = (one for one in sorted(path.iterdir()) if one.name.endswith((".zarr", ".zarr.zip")))
+    found = [one for one in names if is_store(one)]
+    return found[0] if len(found) == 1 else None
+
+
+def _ends_of(array: ZarrArray, path: Path) -> Array:
+    """Return the ends of the episodes, int64 `[episodes]`; FormatError for what cannot be that."""
+    if len(array.shape) != 1 or array.form.dtype.kind not in "iu" or array.form.kind != "number":
+        raise FormatError(f"{path}: {ENDS} is {array.form.dtype} {list(array.shape)}, expected integers [episodes]")
+    if array.rows > _MOST_EPISODES:
+        raise FormatError(f"{path}: {ENDS} has {array.rows:,} values, at most {_MOST_EPISODES:,} are read")
+    if array.absent(array.rows):
+        raise FormatError(f"{path}: chunks of {ENDS} are not there")
+    stored = array.whole()
+    ends: Array = stored.astype(np.int64)
+    if stored.dtype == np.uint64 and (ends < 0).any():
+        raise FormatError(f"{path}: {ENDS} has {int(stored.max()):,}, which is no number of rows")
+    down = np.flatnonzero(np.diff(ends, prepend=0) < 0)
+    if len(down):
+        at = int(down[0])
+        before = int(ends[at - 1]) if at else 0
+        raise FormatError(
+            f"{path}: {ENDS} goes from {before:,} down to {int(ends[at]):,} at episode {at}, expected the row behind "
+            "the last one of each episode"
+        )
+    return ends
+
+
+def _role(key: Key) -> Role:
+    return "info" if key == _TIME else role_of(key)
+
+
+def _is_reward(one: ZarrArray) -> bool:
+    return one.shape[1:] in ((), (1,)) and is_real(one.form.dtype.name)
+
+
+def _as_written(one: ZarrArray) -> tuple[Key, Timing] | None:
+    """Return the key and the timing that rbtool wrote with an array."""
+    stated = one.attributes.get(OURS)
+    if not isinstance(stated, dict):
+        return None
+    parts = stated.get("key")
+    if not isinstance(parts, list) or not parts or not all(isinstance(part, str) and part for part in parts):
+        return None
+    key, timing = tuple(map(safe_part, parts)), stated.get("timing")
+    if key == REWARD and timing == "result":
+        return (key, timing) if _is_reward(one) else None
+    return (key, timing) if key != REWARD and key[0] not in _TAKEN and timing in ("state", "step", "result") else None
+
+
+def _asked_action(stated: Any) -> _Action | None:
+    """Return what the option `map` asks for."""
+    if not stated:
+        return None
+    given = dict(stated) if isinstance(stated, Mapping) else {}
+    if not given:
+        for one in [stated] if isinstance(stated, str) else stated:
+            key, _, value = str(one).partition("=")
+            given[key] = value
+    if set(given) != {"action"} or not given["action"]:
+        raise UsageError(
+            f"--map is {str(stated)[:80]!r}; of a Zarr store it says of what the action is made",
+            hint="write --map action=next:robot0_eef_pos,robot0_eef_rot_axis_angle,robot0_gripper_width",
+        )
+    value = given["action"]
+    text = value if isinstance(value, str) else ",".join(map(str, value))
+    names = tuple(name.strip().removeprefix(DATA) for name in text.removeprefix(_NEXT_ROW).split(","))
+    return _Action(names, text.startswith(_NEXT_ROW))
+
+
+def _joined_action(
+    asked: _Action, arrays: Mapping[str, ZarrArray], rows_of: Callable[[ZarrArray, tuple[int, ...], int], ReadRows]
+) -> EpisodeColumn:
+    """Return the action that is made of arrays, joined as vectors."""
+    parts, sizes = [], []
+    for name in asked.names:
+        if name not in arrays:
+            raise UsageError(
+                f"--map names {name!r}, which the store does not have{did_you_mean(name, arrays)}",
+                hint=f"there are {', '.join(arrays)}",
+            )
+        one = arrays[name]
+        size = int(np.prod(one.shape[1:], dtype=np.int64))
+        sizes.append(size)
+        parts.append(rows_of(one, (size,), int(asked.is_next)))
+    dtype = np.result_type(*(arrays[name].form.dtype for name in asked.names))
+
+    def read(number: int, start: int, stop: int) -> Array:
+        return np.concatenate([part(number, start, stop) for part in parts], axis=1, dtype=dtype)
+
+    return EpisodeColumn(Field(ACTION, dtype.name, (sum(sizes),), role_of(ACTION)), "step", read)
+
+
+def _no_action(arrays: Mapping[str, ZarrArray]) -> str:
+    """Return the sentence on a store without actions, with UMI's, which are made of poses."""
+    robots = sorted({int(found[1]) for name in arrays if (found := _POSES.fullmatch(name))})
+    names = [f"robot{robot}_{part}" for robot in robots for part in _POSE_PARTS if f"robot{robot}_{part}" in arrays]
+    how = f": --map action=next:{','.join(names)} makes one of the pose of the next row" if names else ""
+    return f"there is no action{how}"
+
+
+def _text_name(name: str) -> str:
+    return TASK if name in _TASKS else name
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else "")

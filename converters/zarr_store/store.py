@@ -1,0 +1,878 @@
+"""Zarr stores, formats 2 and 3, in folders and zip files: their arrays, and the chunks of each.
+
+Chunks are decoded with numcodecs alone. zarr itself has the codecs believe what the headers of chunks state, and Blosc
+then reads beyond the end of damaged ones; it also reads nothing of a shard without a thread and an event loop. Here the
+size that a chunk must have is known before it is decoded, and no codec may give more.
+"""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import gzip
+import importlib
+import io
+import lzma
+import math
+import os
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError, not_installed
+from ...core.format.contracts import Array, Closing
+from ...core.format.documents import parse_json
+from ...core.format.files import FETCH_AGAIN, no_match, open_regular, reading_from
+from ...core.ted.schema import dtype_name
+from ..files.readers import DAMAGED, reading
+
+GROUP_2, ARRAY_2, ATTRIBUTES_2, NODE_3 = ".zgroup", ".zarray", ".zattrs", "zarr.json"
+_METADATA = frozenset({GROUP_2, ARRAY_2, ATTRIBUTES_2, NODE_3, ".zmetadata"})
+ENDS = "meta/episode_ends"
+_ZIP = b"PK"
+_LARGEST_METADATA = 64 << 20
+LARGEST_CHUNK = 2 << 30
+"""The most bytes of a chunk, and of the rows that a row of chunks has."""
+_ROOM, _LARGEST_TEXT = 64 << 10, 64 << 20
+_DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, MemoryError, struct.error)
+_UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED, *_DAMAGED)
+_NO_PLACE = (1 << 64) - 1
+
+
+def is_store(path: Path) -> bool:
+    """Return whether a folder or a zip file is a store with ends of episodes; raises nothing but errors of the disk."""
+    if path.is_dir():
+        return any((path / ENDS / name).is_file() for name in (ARRAY_2, NODE_3))
+    if not path.is_file():
+        return False
+    try:
+        with os.fdopen(open_regular(path), "rb") as stream:
+            if stream.read(len(_ZIP)) != _ZIP:
+                return False
+            with zipfile.ZipFile(stream) as archive:
+                return _prefix(archive.namelist()) is not None
+    except _UNREADABLE as error:
+        return no_match(error)
+
+
+def _prefix(names: Iterable[str]) -> str | None:
+    """Return what is before the names of the store in a zip file: a file manager puts the folder's name there."""
+    ends = tuple(f"{ENDS}/{name}" for name in (ARRAY_2, NODE_3))
+    found = [name.removesuffix(end) for name in names for end in ends if name.endswith(end)]
+    whole = [prefix for prefix in found if not prefix or prefix.endswith("/")]
+    return min(whole, key=lambda prefix: (prefix.count("/"), prefix)) if whole else None
+
+
+@contextmanager
+def _reading(what: str, file: Path) -> Iterator[None]:
+    """Turn what libraries raise for damaged bytes into CorruptDataError."""
+    try:
+        with reading(what, file, *_DAMAGED):
+            yield
+    except MemoryError as error:
+        raise CorruptDataError(
+            f"{what} in {file} cannot be read: it states an impossible size", hint=FETCH_AGAIN
+        ) from error
+
+
+class StoreFiles(Closing):
+    """The files of a store by their names, in a folder or a zip file; the last of equal names in a zip counts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._archive: zipfile.ZipFile | None = None
+        self._held: tuple[str, bytes] = ("", b"")
+        self._prefix = ""
+        if path.is_dir():
+            self.names = frozenset(self._below(path))
+            return
+        stream = os.fdopen(open_regular(path), "rb")
+        try:
+            with _reading("the list of its members", path):
+                self._archive = zipfile.ZipFile(stream)
+        except BaseException:
+            stream.close()
+            raise
+        self._stream = stream
+        found = [name for name in self._archive.namelist() if not name.endswith("/")]
+        self._prefix = _prefix(found) or ""
+        inside = (name for name in found if name.startswith(self._prefix))
+        self.names = frozenset(name.removeprefix(self._prefix) for name in inside)
+
+    @staticmethod
+    def _below(folder: Path) -> Iterator[str]:
+        for place, _, names in os.walk(folder):
+            begin = os.path.relpath(place, folder).replace(os.sep, "/")
+            for name in names:
+                yield name if begin == "." else f"{begin}/{name}"
+
+    def files(self) -> list[Path]:
+        """All files of the store on the disk."""
+        if self._archive is not None:
+            return [self.path]
+        return [self.path / name for name in sorted(self.names)]
+
+    def place(self, name: str) -> Path:
+        """The file on the disk that holds one of the store's files."""
+        return self.path if self._archive is not None else self.path / name
+
+    def read(self, name: str, most: int, start: int = 0, stop: int | None = None) -> bytes:
+        """Return the bytes of a file, or a range of them; FormatError for a file of more than `most` bytes.
+
+        Negative numbers count from the end, as in slices.
+        """
+        if self._archive is not None:
+            return self._member(name, most)[start:stop]
+        path = self.path / name
+        descriptor = open_regular(path)
+        try:
+            with reading_from(path):
+                size = os.fstat(descriptor).st_size
+                start, stop, _ = slice(start, stop).indices(size)
+                _require_size(path, name, stop - start, most)
+                found = os.pread(descriptor, max(0, stop - start), start)
+                while len(found) < stop - start:  # a read may give less than 2 GiB at once
+                    part = os.pread(descriptor, stop - start - len(found), start + len(found))
+                    if not part:
+                        break
+                    found += part
+                return found
+        finally:
+            os.close(descriptor)
+
+    def _member(self, name: str, most: int) -> bytes:
+        """Read a member, whose checksum is compared, and keep it for the next range of it."""
+        if self._held[0] != name:
+            assert self._archive is not None
+            with _reading(repr(name), self.path):
+                member = self._archive.getinfo(self._prefix + name)
+                _require_size(self.path, name, member.file_size, most)
+                self._held = name, self._archive.read(member)
+        return self._held[1]
+
+    def document(self, name: str) -> dict[str, Any]:
+        """Read a file of metadata; FormatError for one that is no JSON object."""
+        found = parse_json(self.read(name, _LARGEST_METADATA), f"{name} in {self.path}")
+        if not isinstance(found, dict):
+            raise FormatError(f"{name} in {self.path} is not a JSON object")
+        return found
+
+    def metadata(self) -> list[str]:
+        """The names of the files of metadata, sorted."""
+        return sorted(name for name in self.names if name.rpartition("/")[2] in _METADATA)
+
+    def close(self) -> None:
+        if self._archive is not None:
+            self._archive.close()
+            self._stream.close()
+            self._held = "", b""
+
+
+def _require_size(path: Path, name: str, size: int, most: int) -> None:
+    if size > most:
+        raise FormatError(f"{path}: {name} has {size:,} bytes, at most {most:,} are expected")
+
+
+Decoder: TypeAlias = Callable[[Any, int], Any]
+"""Decodes a buffer into one of at most so many bytes, or an array into another."""
+
+
+class ZarrForm(NamedTuple):
+    """What the elements of an array are: `number`, `text`, or `odd` for the reason in `why`."""
+
+    kind: str
+    dtype: np.dtype[Any]
+    why: str = ""
+
+
+@dataclass(slots=True)
+class _Layout:
+    """How an array is stored, as its metadata state it, whatever the format."""
+
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    form: ZarrForm
+    fill: Any
+    decoders: list[Decoder]
+    """From the bytes of a chunk to its elements."""
+    key: Callable[[tuple[int, ...]], str]
+    finish: Callable[[Any, tuple[int, ...]], Array]
+    """Makes an array of a chunk's shape of what the decoders gave."""
+    exact: bool = True
+    """Whether every decoder gives as many bytes as the chunk has."""
+    shard: _Shard | None = None
+
+
+@dataclass(slots=True)
+class _Shard:
+    """A file with several chunks: how many along each axis, and where in it the index of their places is."""
+
+    counts: tuple[int, ...]
+    at_end: bool
+    checked: bool
+    order: str
+    known: dict[str, Array] = field(default_factory=dict)
+
+
+_MOST_INDEXES = 16
+
+
+class ZarrArray:
+    """An array of a store: `shape`, what its elements are (`form`), and its rows, chunk by chunk.
+
+    `chunk_rows` rows are in a row of chunks. What is wrong with how it is stored is in `problem`, and raised when rows
+    are read.
+    """
+
+    def __init__(self, files: StoreFiles, name: str, attributes: Mapping[str, Any], layout: _Layout) -> None:
+        self._files, self._layout = files, layout
+        self.name, self.attributes = name, attributes
+        self.shape, self.form = layout.shape, layout.form
+        self.chunk_rows = layout.chunks[0] if layout.chunks else 1
+        self._start = self._stop = 0
+        self._band: Array = np.zeros(0)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows; a single value has none."""
+        return self.shape[0] if self.shape else 0
+
+    def absent(self, rows: int) -> int:
+        """How many of the chunks with the first `rows` rows have no file, and so are filled with one value.
+
+        Chunks in shards are not counted.
+        """
+        layout = self._layout
+        sizes = layout.chunks
+        if layout.shard is not None:
+            sizes = tuple(size * count for size, count in zip(sizes, layout.shard.counts, strict=True))
+        shape = (min(rows, self.rows), *self.shape[1:])
+        counts = [-(-length // size) for length, size in zip(shape, sizes, strict=True)]
+        total = math.prod(counts)
+        below = f"{self.name}/"
+        there = [name for name in self._files.names if name.startswith(below)]
+        if total > len(there) + 1:  # most are absent: look at those that are there
+            return total - sum(self._is_chunk(name, counts) for name in there)
+        return sum(f"{below}{layout.key(at)}" not in self._files.names for at in np.ndindex(*counts))
+
+    def _is_chunk(self, name: str, counts: Sequence[int]) -> bool:
+        parts = name.removeprefix(f"{self.name}/").removeprefix("c").replace("/", ".").split(".")
+        numbers = [part for part in parts if part]
+        if len(numbers) != len(counts) or not all(part.isdecimal() and len(part) < 19 for part in numbers):
+            return False
+        at = tuple(map(int, numbers))
+        inside = all(one < count for one, count in zip(at, counts, strict=True))
+        return inside and name == f"{self.name}/{self._layout.key(at)}"
+
+    def read(self, start: int, stop: int) -> Array:
+        """Read rows `[start, stop)` as a fresh array; a row of chunks is decoded once where reads ascend."""
+        found = np.empty((stop - start, *self.shape[1:]), self.form.dtype)
+        at = start
+        while at < stop:
+            if not self._start <= at < self._stop:
+                number = at // self.chunk_rows
+                self._band = self._rows_of(number)
+                self._start = number * self.chunk_rows
+                self._stop = self._start + len(self._band)
+            end = min(stop, self._stop)
+            found[at - start : end - start] = self._band[at - self._start : end - self._start]
+            at = end
+        return found
+
+    def whole(self) -> Array:
+        """Read all rows of an array that is small."""
+        return self.read(0, self.rows)
+
+    def texts(self, start: int, stop: int) -> list[str]:
+        """Read rows of text."""
+        values = self.read(start, stop).reshape(stop - start).tolist()
+        return [one.decode("utf-8", "backslashreplace") if isinstance(one, bytes) else str(one) for one in values]
+
+    def _rows_of(self, number: int) -> Array:
+        """Decode the chunks that have the same rows."""
+        layout = self._layout
+        self._start = self._stop = 0  # nothing is kept where a chunk cannot be read
+        first = number * self.chunk_rows
+        count = min(self.chunk_rows, self.rows - first)
+        counts = [-(-length // size) for length, size in zip(self.shape[1:], layout.chunks[1:], strict=True)]
+        band = np.empty((count, *self.shape[1:]), self.form.dtype)
+        for rest in np.ndindex(*counts):
+            at = (number, *rest)
+            chunk = self._chunk(at)
+            begins = [place * size for place, size in zip(rest, layout.chunks[1:], strict=True)]
+            spans = tuple(slice(one, one + size) for one, size in zip(begins, layout.chunks[1:], strict=True))
+            part = band[(slice(None), *spans)]
+            part[...] = chunk if chunk.ndim == 0 else chunk[tuple(slice(0, size) for size in part.shape)]
+        return band
+
+    def _chunk(self, at: tuple[int, ...]) -> Array:
+        layout = self._layout
+        shard, where = layout.shard, at
+        if shard is not None:
+            where = tuple(one // count for one, count in zip(at, shard.counts, strict=True))
+        name = f"{self.name}/{layout.key(where)}"
+        if name not in self._files.names:
+            return self._filled(name)
+        size = math.prod(layout.chunks) * self.form.dtype.itemsize
+        most = size + size // 4 + _ROOM if layout.exact else 16 * size + _ROOM
+        most = max(most, _LARGEST_TEXT) if self.form.kind == "text" else most
+        if shard is None:
+            data = self._files.read(name, most)
+        else:
+            start, length = self._place(name, shard, at)
+            if length == start == _NO_PLACE:
+                return self._filled(name)
+            _require_size(self._files.path, f"a chunk in {name}", length, most)
+            limit = _largest_shard(shard, most)
+            data = self._files.read(name, limit, start, start + length)
+            if len(data) != length:
+                raise CorruptDataError(
+                    f"{self._files.place(name)} is cut: a chunk of {length:,} bytes is at {start:,}", hint=FETCH_AGAIN
+                )
+        with _reading(f"a chunk of {self.name!r}", self._files.place(name)):
+            found: Any = data
+            for decode in layout.decoders:
+                found = decode(found, size if layout.exact else most)
+            return layout.finish(found, layout.chunks)
+
+    def _filled(self, name: str) -> Array:
+        if self._layout.fill is None:
+            raise CorruptDataError(
+                f"{self._files.path} has no {name}, and its metadata state no value for chunks that are not there",
+                hint=FETCH_AGAIN,
+            )
+        return np.array(self._layout.fill, self.form.dtype)
+
+    def _place(self, name: str, shard: _Shard, at: tuple[int, ...]) -> tuple[int, int]:
+        """Return where a chunk is in its shard, and how long it is."""
+        index = shard.known.get(name)
+        if index is None:
+            size = 16 * math.prod(shard.counts) + 4 * shard.checked
+            span = (-size, None) if shard.at_end else (0, size)
+            most = _largest_shard(shard, LARGEST_CHUNK)
+            data = self._files.read(name, most, *span)
+            if len(data) != size:
+                raise CorruptDataError(f"{self._files.place(name)} is cut: its index is not whole", hint=FETCH_AGAIN)
+            if shard.checked:
+                with _reading("the index of a shard", self._files.place(name)):
+                    data = _checked_crc32c(data, size)
+            index = np.frombuffer(data, f"{shard.order}u8").reshape(*shard.counts, 2)
+            while len(shard.known) >= _MOST_INDEXES:
+                shard.known.pop(next(iter(shard.known)))
+            shard.known[name] = index
+        start, length = index[tuple(one % count for one, count in zip(at, shard.counts, strict=True))].tolist()
+        return int(start), int(length)
+
+
+def _largest_shard(shard: _Shard, chunk: int) -> int:
+    return 16 * math.prod(shard.counts) + 4 + min(LARGEST_CHUNK, chunk * math.prod(shard.counts))
+
+
+# Arrays ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class StoreArrays:
+    """The arrays of a store by name, what could not be read of their metadata, and attributes of all nodes."""
+
+    arrays: dict[str, ZarrArray] = field(default_factory=dict)
+    problems: dict[str, FormatError] = field(default_factory=dict)
+    attributes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def arrays_of(files: StoreFiles) -> StoreArrays:
+    """Read the metadata of all nodes; FormatError for a file of metadata that is damaged."""
+    found = StoreArrays()
+    for name in files.metadata():
+        node, _, file = name.rpartition("/")
+        document = files.document(name)
+        if file == ATTRIBUTES_2 and document:
+            found.attributes[node] = document
+        if file not in (ARRAY_2, NODE_3):
+            continue
+        if file == NODE_3:
+            if document.get("node_type") not in ("array", "group"):
+                raise FormatError(f"{name} in {files.path} states no node_type, array or group")
+            stated = document.get("attributes")
+            if stated and isinstance(stated, dict):
+                found.attributes[node] = stated
+            if document["node_type"] == "group":
+                continue
+        try:
+            with _reading(f"the metadata of {node!r}", files.place(name)):
+                layout = _layout_2(document) if file == ARRAY_2 else _layout_3(document)
+                _require_bounded(layout)
+        except FormatError as error:
+            found.problems[node] = type(error)(f"{files.path}: {node!r}: {error.message}", hint=error.hint)
+            continue
+        found.arrays[node] = ZarrArray(files, node, found.attributes.get(node, {}), layout)
+    return found
+
+
+def _require_bounded(layout: _Layout) -> None:
+    item = max(1, layout.form.dtype.itemsize)
+    row = math.prod(layout.shape[1:]) * item
+    for size, what in (
+        (math.prod(layout.chunks) * item, "a chunk"),
+        (row * min(layout.chunks[0], max(1, layout.shape[0])) if layout.shape else 0, "the rows of a chunk"),
+    ):
+        if size > LARGEST_CHUNK:
+            raise FormatError(f"{what} takes {size:,} bytes, at most {LARGEST_CHUNK:,} are read")
+    if layout.shard is not None and math.prod(layout.shard.counts) > 1 << 22:
+        raise FormatError(f"a shard has {math.prod(layout.shard.counts):,} chunks, at most {1 << 22:,} are read")
+
+
+def _sizes(value: Any, name: str, least: int) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(one) is int and least <= one < 1 << 62 for one in value):
+        raise FormatError(f"{name} is {str(value)[:80]}, expected numbers of {least} or more")
+    return tuple(value)
+
+
+def _shapes(document: Mapping[str, Any], chunks: Any, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    shape, sizes = _sizes(document.get("shape"), "shape", 0), _sizes(chunks, name, 1)
+    if len(shape) != len(sizes):
+        raise FormatError(f"shape has {len(shape)} dimensions, and {name} {len(sizes)}")
+    if len(shape) > 32:
+        raise FormatError(f"it has {len(shape)} dimensions, at most 32 are read")
+    return shape, sizes
+
+
+_TYPE_2 = re.compile(r"[<>|=]?[?biufcmMSUVO]\d{0,12}(\[\w+\])?", re.ASCII)
+_PICKLED = frozenset({"pickle", "json2", "msgpack2", "categorize"})
+_OBJECTS = "it holds Python objects, which are never read"
+
+
+def _layout_2(document: Mapping[str, Any]) -> _Layout:
+    """Read `.zarray` of format 2."""
+    if document.get("zarr_format") != 2:
+        raise FormatError(f"zarr_format is {document.get('zarr_format')!r}, expected 2")
+    shape, chunks = _shapes(document, document.get("chunks"), "chunks")
+    stated = [document.get("compressor"), *reversed(document.get("filters") or [])]
+    codecs = [one for one in stated if one is not None]
+    form, is_strings = _form_2(document.get("dtype"), codecs)
+    order = document.get("order", "C")
+    if order not in ("C", "F"):
+        raise FormatError(f"order is {order!r}, expected C or F")
+    separator = document.get("dimension_separator", ".")
+    if separator not in (".", "/"):
+        raise FormatError(f"dimension_separator is {separator!r}, expected . or /")
+    decoders: list[Decoder] = []
+    exact = True
+    if form.kind != "odd":
+        plain = codecs[:-1] if is_strings else codecs
+        found = [_codec(str(one.get("id")) if isinstance(one, dict) else "", one) for one in plain]
+        decoders, exact = [one for one, _ in found], all(one for _, one in found) and not is_strings
+    stored = form.dtype if is_strings else np.dtype(document["dtype"] if form.kind != "odd" else "u1")
+    return _Layout(
+        shape, chunks, form, _fill_2(document.get("fill_value"), form), decoders,
+        lambda at: separator.join(map(str, at)) if at else "0",
+        _finish_strings if is_strings else _finish(stored, form.dtype, order), exact,
+    )  # fmt: skip
+
+
+def _form_2(stated: Any, codecs: Sequence[Any]) -> tuple[ZarrForm, bool]:
+    """Return what elements of a type of format 2 are, and whether they are strings of any length."""
+    if not isinstance(stated, str):
+        return ZarrForm("odd", np.dtype("u1"), "its elements are records"), False
+    try:
+        if not _TYPE_2.fullmatch(stated):
+            raise TypeError("NumPy knows more names than Zarr has, of which some are old")
+        dtype = np.dtype(stated)
+    except TypeError:
+        raise FormatError(f"dtype is {stated[:40]!r}, which Zarr does not have") from None
+    if dtype.hasobject:
+        last = codecs[-1].get("id") if codecs and isinstance(codecs[-1], dict) else None
+        if last == "vlen-utf8":
+            return ZarrForm("text", dtype), True
+        return ZarrForm("odd", np.dtype("u1"), _OBJECTS), False
+    if any(isinstance(one, dict) and one.get("id") in _PICKLED for one in codecs):
+        return ZarrForm("odd", np.dtype("u1"), _OBJECTS), False
+    return _form_of(dtype), False
+
+
+def _form_of(dtype: np.dtype[Any]) -> ZarrForm:
+    if dtype.kind in "US" and dtype.itemsize:
+        return ZarrForm("text", dtype.newbyteorder("="))
+    try:
+        dtype_name(dtype)
+    except SchemaError as error:
+        return ZarrForm("odd", np.dtype("u1"), f"its {error.message.partition(';')[0]}")
+    return ZarrForm("number", dtype.newbyteorder("="))
+
+
+def _fill_2(value: Any, form: ZarrForm) -> Any:
+    if value is None or form.kind == "odd":
+        return None
+    if form.dtype.kind == "S" and isinstance(value, str):
+        return base64.standard_b64decode(value)
+    return _fill(value, form)
+
+
+def _fill(value: Any, form: ZarrForm) -> Any:
+    """Return the value of chunks that are not stored; FormatError where it is none of that type."""
+    kind = form.dtype.kind
+    if form.kind == "text":
+        return "" if value in (0, None) else str(value)
+    if kind == "c" and isinstance(value, list) and len(value) == 2:
+        value = complex(*(float(one) for one in value))
+    if isinstance(value, str):
+        if value.startswith(("0x", "0b")) and form.dtype.itemsize <= 8:
+            bits = np.array(int(value, 0), f"u{form.dtype.itemsize}")
+            return bits.view(form.dtype)[()]
+        if value in ("NaN", "Infinity", "-Infinity") and kind in "fc":
+            return float(value.replace("Infinity", "inf"))
+        raise FormatError(f"fill_value is {value[:40]!r}, which is no {form.dtype}")
+    if not isinstance(value, int | float | complex):
+        raise FormatError(f"fill_value is {str(value)[:40]}, which is no {form.dtype}")
+    if np.array(value).astype(form.dtype) != value and value == value and kind not in "fc":
+        raise FormatError(f"fill_value is {value}, which is no {form.dtype}")
+    return value
+
+
+def _finish(stored: np.dtype[Any], native: np.dtype[Any], order: Any) -> Callable[[Any, tuple[int, ...]], Array]:
+    """Return what makes elements of the bytes of a chunk, in the order of C or F."""
+
+    def made(found: Any, shape: tuple[int, ...]) -> Array:
+        flat = _flat(found)
+        if flat.nbytes != math.prod(shape) * stored.itemsize:
+            raise ValueError(f"it has {flat.nbytes:,} bytes, expected {math.prod(shape) * stored.itemsize:,}")
+        array: Array = flat.view(stored).reshape(shape, order=order)
+        return array.astype(native, copy=False)
+
+    return made
+
+
+def _flat(found: Any) -> Array:
+    """Return bytes or an array as bytes, uint8 `[n]`."""
+    if isinstance(found, np.ndarray):
+        return np.ascontiguousarray(found).reshape(-1).view(np.uint8)
+    return np.frombuffer(found, np.uint8)
+
+
+def _finish_strings(found: Any, shape: tuple[int, ...]) -> Array:
+    count = math.prod(shape)
+    data = bytes(_flat(found))
+    if len(data) < 4 or struct.unpack_from("<I", data)[0] != count:
+        raise ValueError(f"it has not {count:,} strings")
+    at, values = 4, []
+    for _ in range(count):
+        (length,) = struct.unpack_from("<I", data, at)
+        text = data[at + 4 : at + 4 + length]
+        if len(text) != length:
+            raise ValueError("its strings are cut")
+        values.append(text.decode())
+        at += 4 + length
+    made = np.empty(count, object)
+    made[:] = values
+    return made.reshape(shape)
+
+
+def _layout_3(document: Mapping[str, Any]) -> _Layout:
+    """Read `zarr.json` of an array of format 3."""
+    if document.get("zarr_format") != 3:
+        raise FormatError(f"zarr_format is {document.get('zarr_format')!r}, expected 3")
+    if document.get("storage_transformers"):
+        raise FormatError("it has storage transformers, which rbtool does not know")
+    grid, keys = (_named(document.get(name), name) for name in ("chunk_grid", "chunk_key_encoding"))
+    if grid[0] != "regular":
+        raise FormatError(f"chunk_grid is {grid[0]!r}, expected regular")
+    shape, outer = _shapes(document, grid[1].get("chunk_shape"), "chunk_shape")
+    form, is_strings = _form_3(document.get("data_type"))
+    codecs = [_named(one, "codecs") for one in document.get("codecs") or []]
+    shard, chunks = None, outer
+    if any(name == "sharding_indexed" for name, _ in codecs):
+        if len(codecs) > 1:
+            raise FormatError("it has codecs beside sharding_indexed, which rbtool does not know")
+        shard, chunks, codecs = _shard(outer, codecs[0][1])
+    found = _Chain(form, is_strings)
+    if form.kind != "odd":
+        for name, settings in codecs:
+            found.add(name, settings, len(shape))
+        found.require_bytes()
+    fill = None if form.kind == "odd" else _fill(document.get("fill_value"), form)
+    return _Layout(
+        shape, chunks, form, fill, found.decoders, _keys_3(*keys), found.finish, found.exact, shard
+    )  # fmt: skip
+
+
+def _named(value: Any, what: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the name and the settings of something in metadata of format 3."""
+    if isinstance(value, str):
+        return value, {}
+    if isinstance(value, dict) and isinstance(value.get("name"), str):
+        settings = value.get("configuration") or {}
+        if isinstance(settings, dict):
+            return value["name"], settings
+    raise FormatError(f"{what} is {str(value)[:80]}, expected a name and settings")
+
+
+def _keys_3(name: str, settings: Mapping[str, Any]) -> Callable[[tuple[int, ...]], str]:
+    separator = settings.get("separator", "/" if name == "default" else ".")
+    if name not in ("default", "v2") or separator not in (".", "/"):
+        raise FormatError(f"chunk_key_encoding is {name!r} with {separator!r}, expected default or v2")
+    if name == "default":
+        return lambda at: separator.join(("c", *map(str, at)))
+    return lambda at: separator.join(map(str, at)) if at else "0"
+
+
+_TYPE_3 = re.compile("bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)", re.ASCII)
+_TEXT_3 = {"fixed_length_utf32": "<U", "null_terminated_bytes": "S", "fixed_length_ascii": "S"}
+
+
+def _form_3(stated: Any) -> tuple[ZarrForm, bool]:
+    name, settings = _named(stated, "data_type")
+    if name == "string":
+        return ZarrForm("text", np.dtype(object)), True
+    if name in _TEXT_3:
+        size = settings.get("length_bytes")
+        if type(size) is not int or not 0 < size < 1 << 20 or (name == "fixed_length_utf32" and size % 4):
+            raise FormatError(f"data_type is {name} of {size} bytes")
+        kind = _TEXT_3[name]
+        return _form_of(np.dtype(f"{kind}{size // 4 if kind == '<U' else size}")), False
+    try:
+        if not _TYPE_3.fullmatch(name):
+            raise TypeError("it is no number")
+        return _form_of(np.dtype(name)), False
+    except TypeError:
+        return ZarrForm("odd", np.dtype("u1"), f"its elements are {name[:40]}"), False
+
+
+def _shard(outer: tuple[int, ...], settings: Mapping[str, Any]) -> tuple[_Shard, tuple[int, ...], list[Any]]:
+    inner = _sizes(settings.get("chunk_shape"), "chunk_shape of a shard", 1)
+    if len(inner) != len(outer) or any(one % other for one, other in zip(outer, inner, strict=False)):
+        raise FormatError(f"shards of {list(outer)} cannot have chunks of {list(inner)}")
+    codecs = [_named(one, "codecs") for one in settings.get("codecs") or []]
+    if any(name == "sharding_indexed" for name, _ in codecs):
+        raise FormatError("it has shards in shards, which rbtool does not know")
+    index = [_named(one, "index_codecs") for one in settings.get("index_codecs") or []]
+    names, where = [name for name, _ in index], settings.get("index_location", "end")
+    if names not in (["bytes"], ["bytes", "crc32c"]) or where not in ("start", "end"):
+        raise FormatError(f"the index of shards has the codecs {names} at the {where}, which rbtool does not know")
+    order = ">" if index[0][1].get("endian") == "big" else "<"
+    counts = tuple(one // other for one, other in zip(outer, inner, strict=True))
+    return _Shard(counts, where == "end", len(names) == 2, order), inner, codecs
+
+
+class _Chain:
+    """The codecs of format 3 as decoders, which are made in the order of encoding and applied in the other."""
+
+    def __init__(self, form: ZarrForm, is_strings: bool) -> None:
+        self._form, self._is_strings = form, is_strings
+        self._bytes: np.dtype[Any] | None = None
+        self._axes: list[tuple[int, ...]] = []
+        self._arrays: list[Decoder] = []
+        self._packed: list[Decoder] = []
+        self.exact = not is_strings
+
+    @property
+    def decoders(self) -> list[Decoder]:
+        """From the bytes of a file to the bytes of the elements."""
+        return [*reversed(self._packed)]
+
+    def add(self, name: str, settings: Mapping[str, Any], dimensions: int) -> None:
+        """Take the next codec."""
+        if name == "transpose" and self._bytes is None:
+            order = settings.get("order")
+            if not isinstance(order, list) or sorted(map(str, order)) != sorted(map(str, range(dimensions))):
+                raise FormatError(f"transpose has the order {str(order)[:80]}, expected the {dimensions} dimensions")
+            self._axes.append(tuple(map(int, order)))
+        elif name == ("vlen-utf8" if self._is_strings else "bytes") and self._bytes is None:
+            endian = settings.get("endian", "little")
+            if endian not in ("little", "big"):
+                raise FormatError(f"bytes has the endian {endian!r}, expected little or big")
+            self._bytes = self._form.dtype.newbyteorder(">" if endian == "big" else "<")
+        else:
+            plain = name.removeprefix("numcodecs.")
+            decode, exact = _codec(plain, {"id": plain, **settings}, version=3)
+            (self._arrays if self._bytes is None else self._packed).append(decode)
+            self.exact = self.exact and exact
+
+    def require_bytes(self) -> None:
+        """Raise FormatError where no codec makes bytes of elements."""
+        if self._bytes is None:
+            raise FormatError("its codecs have no bytes")
+        if self._arrays and self._axes:
+            raise FormatError("it has transpose beside other codecs of arrays, which rbtool does not know")
+
+    def finish(self, found: Any, shape: tuple[int, ...]) -> Array:
+        """Make the elements of a chunk."""
+        if self._is_strings:
+            return _finish_strings(found, shape)
+        assert self._bytes is not None
+        stored = shape
+        for axes in self._axes:
+            stored = tuple(stored[axis] for axis in axes)
+        if self._arrays:
+            most = 16 * math.prod(shape) * self._form.dtype.itemsize + _ROOM
+            for decode in reversed(self._arrays):
+                found = decode(_flat(found), most)
+            array = _finish(self._form.dtype, self._form.dtype, "C")(found, shape)
+        else:
+            array = _finish(self._bytes, self._form.dtype, "C")(found, stored)
+        for axes in reversed(self._axes):
+            array = array.transpose(np.argsort(axes))
+        return array
+
+
+# Codecs ------------------------------------------------------------------------------------------
+
+_IMAGES = frozenset({"jpegxl", "jpeg", "jpeg2k", "jpegls", "jpegxr", "png", "webp", "avif", "qoi"})
+_OF_ELEMENTS = frozenset({"delta", "bitround", "fixedscaleoffset", "quantize", "astype", "packbits"})
+_SAME_SIZE = frozenset({"delta", "bitround", "shuffle"})
+_STATED = frozenset({"blosc", "zstd", "lz4", "zlib", "bz2"})
+"""Codecs whose bytes state all that is needed to decode them."""
+_CHECKSUMS = frozenset({"adler32", "crc32", "jenkins_lookup3", "fletcher32"})
+_KNOWN = frozenset({"blosc", "zstd", "lz4", "zlib", "gzip", "bz2", "lzma", "shuffle", "crc32c"})
+
+
+def _codec(name: str, settings: Mapping[str, Any], version: int = 2) -> tuple[Decoder, bool]:
+    """Return what decodes a codec, and whether that gives as many bytes as the elements take."""
+    if name in _PICKLED:
+        raise FormatError(f"its codec {name!r} makes Python objects, which are never read")
+    image = name.removeprefix("imagecodecs_")
+    known = _KNOWN | _OF_ELEMENTS | _CHECKSUMS
+    if name not in known and (name == image or image not in _IMAGES):
+        raise FormatError(f"its codec is {name[:60]!r}, which rbtool does not know")
+    if version == 3 and name == "crc32c":
+        return _checked_crc32c, False
+    if name == "gzip":
+        return _gunzip, True
+    made = made_codec({"id": name} if name in _STATED else settings)
+    if name == "blosc":
+        return lambda data, most: _blosc(made, data, most), True
+    if name == "zstd":
+        return lambda data, most: _zstd(made, data, most), True
+    if name == "lz4":
+        return lambda data, most: _lz4(made, data, most), True
+    if name in _UNPACKED:
+        return lambda data, most: _UNPACKED[name](made, _bytes(data), most), True
+    return lambda data, most: _within(made.decode(data), most), name in _SAME_SIZE or name != image
+
+
+def made_codec(settings: Mapping[str, Any]) -> Any:
+    """Make the codec `id` of numcodecs or imagecodecs; FormatError for settings that it does not know."""
+    name = str(settings["id"])
+    try:
+        library = importlib.import_module("numcodecs")
+    except ImportError as error:
+        raise not_installed("Zarr stores need zarr and its numcodecs", "zarr", error) from error
+    if name.startswith("imagecodecs_"):
+        try:
+            importlib.import_module("imagecodecs.numcodecs").register_codecs(name, verbose=False)
+        except ImportError as error:
+            raise not_installed(f"the codec {name} needs imagecodecs", "jpegxl", error) from error
+    try:
+        return library.get_codec(dict(settings))
+    except Exception as error:  # of many kinds: unknown names, unknown settings, values
+        said = " ".join(str(error).split())[:160]
+        raise FormatError(f"its codec {name!r} cannot be made here: {said}") from error
+
+
+def _bytes(data: Any) -> bytes:
+    return data if isinstance(data, bytes) else bytes(_flat(data))
+
+
+def _within(found: Any, most: int) -> Any:
+    size = found.nbytes if isinstance(found, np.ndarray) else len(found)
+    if size > most:
+        raise ValueError(f"it has {size:,} bytes, at most {most:,} are expected")
+    return found
+
+
+def _blosc(codec: Any, data: Any, most: int) -> Any:
+    """Decode what Blosc packed; it believes its header, by which it would read and write beyond both buffers."""
+    data = _bytes(data)
+    if len(data) < 16:
+        raise ValueError("it has no header of Blosc")
+    unpacked, _, packed = struct.unpack_from("<III", data, 4)
+    if packed != len(data):
+        raise ValueError(f"its header states {packed:,} bytes, there are {len(data):,}")
+    if unpacked > most:
+        raise ValueError(f"its header states {unpacked:,} bytes, at most {most:,} are expected")
+    return codec.decode(data)
+
+
+def _zstd(codec: Any, data: Any, most: int) -> Any:
+    data = _bytes(data)
+    stated = _zstd_size(data)
+    if stated is None:
+        with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
+            found: bytes = stream.read(most + 1)
+        return _bounded(found, most)
+    if stated > most:
+        raise ValueError(f"its header states {stated:,} bytes, at most {most:,} are expected")
+    return codec.decode(data)
+
+
+def _zstd_size(data: bytes) -> int | None:
+    """Return the size that the header of a frame states, None where it states none."""
+    if len(data) < 6 or not data.startswith(b"\x28\xb5\x2f\xfd"):
+        raise ValueError("it is no frame of Zstandard")
+    flags = data[4]
+    at = 5 + (not flags & 0x20) + (0, 1, 2, 4)[flags & 3]
+    width = (1 if flags & 0x20 else 0, 2, 4, 8)[flags >> 6]
+    if not width:
+        return None
+    return int.from_bytes(data[at : at + width], "little") + 256 * (width == 2)
+
+
+def _lz4(codec: Any, data: Any, most: int) -> Any:
+    data = _bytes(data)
+    (stated,) = struct.unpack_from("<i", data)
+    if not 0 <= stated <= most:
+        raise ValueError(f"its header states {stated:,} bytes, at most {most:,} are expected")
+    return codec.decode(data)
+
+
+def _gunzip(data: Any, most: int) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(_bytes(data))) as file:
+        return _bounded(file.read(most + 1), most)
+
+
+def _unzlib(codec: Any, data: bytes, most: int) -> bytes:
+    inflate = zlib.decompressobj()
+    found = inflate.decompress(data, most + 1)
+    if not inflate.eof:
+        raise ValueError(f"it is cut, or has more than {most:,} bytes")
+    return found
+
+
+def _unbz2(codec: Any, data: bytes, most: int) -> bytes:
+    inflate = bz2.BZ2Decompressor()
+    found = inflate.decompress(data, most + 1)
+    if not inflate.eof:
+        raise ValueError(f"it is cut, or has more than {most:,} bytes")
+    return found
+
+
+def _unlzma(codec: Any, data: bytes, most: int) -> bytes:
+    inflate = lzma.LZMADecompressor(codec.format, filters=codec.filters if codec.format == lzma.FORMAT_RAW else None)
+    found = inflate.decompress(data, most + 1)
+    return _bounded(found, most)
+
+
+_UNPACKED: Mapping[str, Callable[[Any, bytes, int], bytes]] = {"zlib": _unzlib, "bz2": _unbz2, "lzma": _unlzma}
+
+
+def _bounded(found: bytes, most: int) -> bytes:
+    if len(found) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return found
+
+
+def _checked_crc32c(data: Any, most: int) -> bytes:
+    """Compare the checksum in the last four bytes, and take it off."""
+    library = importlib.import_module("google_crc32c")
+    whole = _bytes(data)
+    if len(whole) < 4 or library.value(whole[:-4]) != int.from_bytes(whole[-4:], "little"):
+        raise ValueError("its checksum is another")
+    return whole[:-4]
