@@ -291,12 +291,12 @@ class LibraryProcess:
             self._said.close()
             raise UsageError(f"{python} cannot be started: {error.strerror}") from error
 
-    def ask(self, do: str, **arguments: Any) -> Any:
+    def ask(self, do: str, *arguments: Any) -> Any:
         """Return the answer to a question; NotImplementedError with the reason where the library lacks it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps({"do": do} | arguments) + "\n")
+            self._process.stdin.write(json.dumps([do, *arguments]) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         except BrokenPipeError:
@@ -341,10 +341,8 @@ class Contender:
 
     def opened(self, rows: PlainRows) -> LibraryProcess:
         """Return the process with the form opened."""
-        self.process.ask(
-            "open", folder=str(self.folder), types=rows.types, lengths=str(rows.folder / "lengths.npy"),
-            action=rows.action, image=rows.image,
-        )  # fmt: skip
+        lengths = str(rows.folder / "lengths.npy")
+        self.process.ask("open", str(self.folder), rows.types, lengths, rows.action, rows.image)
         return self.process
 
     def close(self) -> None:
@@ -396,7 +394,7 @@ def make_form(one: Contender, rows: PlainRows, dataset: Path) -> None:
         fs.remove(one.folder)
         fs.make_folder(one.folder)
         lengths = str(rows.folder / "lengths.npy")
-        one.seconds = one.process.ask("prepare", plain=rows.files, lengths=lengths, folder=str(one.folder))
+        one.seconds = one.process.ask("prepare", rows.files, lengths, str(one.folder))
         fs.write_file(done, json.dumps(one.seconds).encode())
     one.seconds = json.loads(read_regular(done))
 
@@ -431,19 +429,19 @@ class Race:
                 index = self._index()
                 expected = self._rows.read(job, np.array(index), steps)
                 digest = joined(row_digests(expected, {name: self._rows.types[name] for name in expected}))
-                if process.ask("compared", job=job, index=index, steps=steps) != digest:
+                if process.ask("compared", job, index, steps) != digest:
                     raise CorruptDataError(f"{one.name} reads other {job} than the dataset has")
             return
         whole = list(range(self._rows.count))
         if job == "epoch":
-            found = process.ask("epoch", seed=_SEED, size=size, most=len(whole))
+            found = process.ask("epoch", _SEED, size, len(whole))
             if sorted(found["order"]) != whole or found["content"] != self._content:
                 raise CorruptDataError(f"an epoch of {one.name} has other rows than the dataset")
             one.shuffled = float(np.abs(np.diff(found["order"])).mean() / (len(whole) / 3)) if len(whole) > 1 else 1.0
             return
-        first = process.ask("epoch", seed=_SEED, size=size, most=len(whole), stop=self._half)
+        first = process.ask("epoch", _SEED, size, len(whole), self._half)
         process = one.started_again(self._rows)
-        rest = process.ask("epoch", seed=_SEED, size=size, most=len(whole), start=first["state"])
+        rest = process.ask("epoch", _SEED, size, len(whole), None, first["state"])
         if sorted(first["order"] + rest["order"]) != whole:
             raise CorruptDataError(f"{one.name} goes on in the middle of an epoch with other rows than are left")
 
@@ -465,12 +463,12 @@ class Race:
         size, count = self._options.batch_size, self._rows.count
         found: dict[str, Any]
         if job == "epoch":
-            found = one.process.ask("timed_epoch", seed=turn, size=size, most=_MOST_BATCHES)
+            found = one.process.ask("timed_epoch", turn, size, _MOST_BATCHES)
         elif job == "resume":
-            state = one.process.ask("epoch", seed=turn, size=size, most=count, stop=self._half)["state"]
-            found = one.process.ask("timed_resume", seed=turn, size=size, state=state)
+            state = one.process.ask("epoch", turn, size, count, self._half)["state"]
+            found = one.process.ask("timed_resume", turn, size, state)
         else:
-            found = one.process.ask("timed", job=job, indexes=indexes, steps=self._options.chunk)
+            found = one.process.ask("timed", job, indexes, self._options.chunk)
         return found
 
     def figures(self, one: Contender, others: Sequence[Contender]) -> LibraryFigures:

@@ -497,23 +497,23 @@ def answers(name: str) -> None:
     """Answer the questions of standard input, a line each, until it ends."""
     library, reading, replies = LIBRARIES[name], None, sys.stdout
     for line in sys.stdin:
-        asked = json.loads(line)
+        do, *asked = json.loads(line)
         try:
             with redirect_stdout(sys.stderr):  # libraries print
-                match asked.pop("do"):
-                    case "versions":
-                        found: Any = _versions(library.package)
-                    case "prepare":
-                        plain = {key: np.load(path, mmap_mode="r") for key, path in asked["plain"].items()}
-                        started = time.perf_counter()
-                        library.prepare(plain, np.load(asked["lengths"]), Path(asked["folder"]))
-                        found = time.perf_counter() - started
-                    case "open":
-                        _one_thread()
-                        opened = library(Path(asked["folder"]), asked["types"], np.load(asked["lengths"]))
-                        reading, found = Reading(opened, asked["action"], asked["image"]), None
-                    case job:
-                        found = getattr(reading, job)(**asked)
+                if do == "versions":
+                    found: Any = _versions(library.package)
+                elif do == "prepare":
+                    files, lengths, folder = asked
+                    plain = {key: np.load(path, mmap_mode="r") for key, path in files.items()}
+                    started = time.perf_counter()
+                    library.prepare(plain, np.load(lengths), Path(folder))
+                    found = time.perf_counter() - started
+                elif do == "open":
+                    _one_thread()
+                    folder, types, lengths, *keys = asked
+                    reading, found = Reading(library(Path(folder), types, np.load(lengths)), *keys), None
+                else:
+                    found = getattr(reading, do)(*asked)
             answer = {"found": found}
         except NotImplementedError as error:
             answer = {"lacks": str(error)}
