@@ -259,7 +259,7 @@ def load_dataset(
         with open_episodes(place or path) as reader:
             if windows is not None:
                 transform = _with_windows(Windows.of_dataset(windows, reader), transform)
-            transform = _with_texts(reader, transform) if texts else transform
+            transform = _with_texts(reader, transform, {}) if texts else transform
             arguments["transform"] = with_frames(reader, transform) if decode_video else transform
             buffer = _buffer(reader, storage_of(reader), weights=weights, **parts, **arguments)
     if batch_size is not None:
@@ -279,11 +279,12 @@ def _mixture(
     sampler, transform = parts["sampler"], arguments["transform"]
     decode_video, texts, windows = (parts.pop(name) for name in ("decode_video", "texts", "windows"))
     looking_back, others = divided(transform)
+    names: dict[str, None] = {}
 
     def opened(reader: StepReader) -> DatasetReplayBuffer:
         own = copy.deepcopy(sampler) if isinstance(sampler, Sampler) else sampler  # one each
         first = looking_back if windows is None else _with_windows(Windows.of_dataset(windows, reader), looking_back)
-        first = _with_texts(reader, first) if texts else first
+        first = _with_texts(reader, first, names) if texts else first
         first = with_frames(reader, first) if decode_video else first
         return _buffer(reader, storage_of(reader), **parts | {"sampler": own}, transform=first)
 
@@ -319,10 +320,11 @@ def _with_windows(windows: Windows, transform: Any) -> Compose:
     return Compose(windows, *([] if transform is None else [transform]))
 
 
-def _with_texts(reader: StepReader, transform: Any) -> Compose:
+def _with_texts(reader: StepReader, transform: Any, names: dict[str, None]) -> Compose:
     looking_back, others = divided(transform)
-    texts = dict(zip(reader.episodes.episode.tolist(), reader.episode_text or (), strict=False))
-    return Compose(*looking_back, EpisodeTexts(texts), DecodeText(), *others)
+    numbers = reader.episodes.episode.tolist()
+    texts = dict(zip(numbers, reader.episode_text or [{}] * len(numbers), strict=True))
+    return Compose(*looking_back, EpisodeTexts(texts, names), DecodeText(), *others)
 
 
 def _refuse_for_mixtures(path: Path, sampler: Any, split_trajs: bool) -> None:

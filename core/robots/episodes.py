@@ -190,7 +190,19 @@ class RenameTask(_TaskOperation):
 
     @classmethod
     def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
-        return [cls(old, str(new)) for old, new in pairs_of(value, cls.name, "old=new, like 'pick=pick the cube'")]
+        # All at once: what one pair makes is not renamed by another, so the other one comes first.
+        left: dict[str, str] = {}
+        for old, new in pairs_of(value, cls.name, "old=new, like 'pick=pick the cube'"):
+            if (text := left.setdefault(old, str(new))) != str(new):
+                raise UsageError(f"--rename-task gives {old!r} two texts, {text!r} and {str(new)!r}")
+        while left:
+            ready = [old for old, new in left.items() if new == old or new not in left]
+            if not ready:
+                raise UsageError(
+                    f"--rename-task gives {' and '.join(map(repr, left))} each other's texts, which would join them",
+                    hint="rename one of them to a third text, and in another run to what it is to be",
+                )
+            yield from (cls(old, left.pop(old)) for old in ready)
 
     def settled(self, reader: StepReader, before: Sequence[Operation]) -> RenameTask:
         known = dict.fromkeys(task for text in reader.episode_text or () for task in tasks_of(text))
@@ -198,6 +210,7 @@ class RenameTask(_TaskOperation):
             for low, high in _ranges(reader):
                 rows = _as_bytes(reader.read(key, low, high), reader.read(length_key(key), low, high))
                 known |= dict.fromkeys(row.decode(errors="replace") for row in dict.fromkeys(rows.tolist()))
+        known |= dict.fromkeys(one.new() for one in before if isinstance(one, _TaskOperation))
         if self.task not in known:
             there = ", ".join(map(repr, known)) or "none"
             raise UsageError(

@@ -701,18 +701,21 @@ class EpisodeTexts(Transform):
     episode, `language_events` has what happens in the step. Entries that steps have themselves stay as they are.
 
     Args:
-        texts: the texts of each episode, by its number.
+        texts: the texts of each episode, by its number; of one without texts, `{}`.
+        names: the names of texts that steps get, to which the names in `texts` are added; one dict for all datasets of
+            a mixture.
 
     Raises:
         MissingKeyError: (a KeyError) `episode`, `frame`, `timestamp` or `task_index`, by which texts are found, is not
             in the batch, or not as one number a step.
-        SchemaError: (a RuntimeError) which of several tasks a step has is not known.
+        SchemaError: (a RuntimeError) which of several tasks a step has, or what texts its episode has, is not known.
     """
 
-    def __init__(self, texts: Mapping[int, Mapping[str, str]]) -> None:
+    def __init__(self, texts: Mapping[int, Mapping[str, str]], names: dict[str, None] | None = None) -> None:
         super().__init__()
         self._texts = dict(texts)
-        self._names = dict.fromkeys(TASK if name == TASKS else name for text in texts.values() for name in text)
+        self._names = {} if names is None else names
+        self._names |= dict.fromkeys(TASK if name == TASKS else name for text in texts.values() for name in text)
 
     def forward(self, data: Any) -> Any:
         batch = require_tensordict(data, self)
@@ -722,8 +725,10 @@ class EpisodeTexts(Transform):
         found: dict[str, list[Any]] = {name: [None] * len(episodes) for name in names}
         for number in np.unique(episodes).tolist():
             rows = np.flatnonzero(episodes == number)
+            if number not in self._texts:
+                raise SchemaError(f"episode {number} of the batch is none of those whose texts are known")
             for name in names:
-                for row, value in zip(rows, self._of_rows(batch, self._texts.get(number, {}), name, rows), strict=True):
+                for row, value in zip(rows, self._of_rows(batch, self._texts[number], name, rows), strict=True):
                     found[name][row] = value
         batch = batch.copy()
         for name, values in found.items():

@@ -326,5 +326,7 @@ def test_texts_of_steps_and_of_several_tasks_are_strings(tmp_path: Path) -> None
     without = rbtool.load_dataset(made.path)[:].exclude("task_index")
     with pytest.raises(MissingKeyError, match="task_index is not in the batch"):
         EpisodeTexts({0: {"language_instructions": '{"0": "open"}'}})(without)
+    with pytest.raises(SchemaError, match="episode 1 of the batch is none of those whose texts are known"):
+        EpisodeTexts({0: {"language_instruction": "open"}})(without)
     slices = rbtool.load_dataset(made.path, 6, sampler=rbtool.SliceSampler(slice_len=3), seed=0, texts=True).sample()
     assert list(slices["language_instruction"]) == [everything[row] for row in slices["index"].flatten()]

@@ -239,6 +239,18 @@ def test_other_names_are_looked_up_as_before() -> None:
         rbtool.load_dataset("yours:a")
 
 
+def test_steps_of_a_mixture_have_the_texts_of_all_its_datasets(walks: Path, tmp_path: Path) -> None:
+    told = rbtool.preprocess(walks, dest=tmp_path / "told", operations={"task": "0:=pick"}, num_workers=0).path
+    rbtool.mix([told, walks], tmp_path / "both.toml")
+    buffer = load_dataset(tmp_path / "both.toml", 16, seed=0, texts=True)
+    for opened in (buffer, pickle.loads(pickle.dumps(buffer))):
+        batch = opened.sample()
+        told_or_not = [("pick", "")[member] for member in batch["source_id"].tolist()]
+        assert set(told_or_not) == {"pick", ""}
+        assert list(batch["language_instruction"]) == told_or_not
+        assert list(batch["task"]) == [f"walk {episode} é" for episode in batch["episode"].tolist()]
+
+
 @pytest.mark.parametrize("taken", ["mine", "hf", *(one.name.upper() for one in declared())])
 def test_a_prefix_that_is_taken_is_replaced_only_if_asked_for(taken: str) -> None:
     rbtool.register_dataset("mine", loader)

@@ -62,6 +62,8 @@ def test_a_task_is_renamed_wherever_it_is():
     assert found[1] == {}
     assert json.loads(found[2]["language_instructions"]) == {"3": "place", "1": "place"}
     assert found[3] == TEXTS[3]
+    found = told(rename_task=["pick=place", "place=put down"])
+    assert [found[0]["language_instruction"], found[3]["language_instruction"]] == ["place", "put down"]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,8 @@ def test_a_task_is_renamed_wherever_it_is():
         ({"task": "2:1=pick"}, "--task '2:1' holds no episode"),
         ({"task": ["0=pick", "0:1=place"]}, "--task gives episodes 0:1 two texts, 'pick' and 'place'"),
         ({"task": "9=pick"}, "--task asks for episode 9, which is not there"),
+        ({"rename_task": ["pick=place", "place=pick"]}, "'pick' and 'place' each other's texts"),
+        ({"rename_task": ["pick=place", "pick=lift"]}, "gives 'pick' two texts, 'place' and 'lift'"),
     ],
 )
 def test_what_is_not_there_is_told(operations, words):
@@ -85,6 +89,10 @@ def test_a_dataset_gets_tasks_and_keeps_them_when_rows_are_dropped(tmp_path):
     rbtool.preprocess(tmp_path / "b", None, tmp_path / "c", operations=chosen, num_workers=0)
     lines = (tmp_path / "c/.rbtool/episodes_text.jsonl").read_text().splitlines()
     assert [json.loads(line)["language_instruction"] for line in lines] == ["pick", "put down"]
+    both = {"task": "0=lift", "rename_task": "lift=raise"}
+    rbtool.preprocess(tmp_path / "b", None, tmp_path / "e", operations=both, num_workers=0)
+    lines = (tmp_path / "e/.rbtool/episodes_text.jsonl").read_text().splitlines()
+    assert [json.loads(line)["language_instruction"] for line in lines] == ["raise", "pick", "place"]
     with pytest.raises(UsageError, match="no episode has the task 'pik'; did you mean 'pick'"):
         rbtool.preprocess(tmp_path / "b", None, tmp_path / "d", operations={"rename_task": "pik=x"}, num_workers=0)
     assert not (tmp_path / "d").exists()
