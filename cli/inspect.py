@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -255,6 +256,7 @@ EXAMPLES = (
     Example(f"rbtool inspect ./cartpole '{SOURCE}:*'", "several: each one after the other"),
     Example("rbtool inspect hf://me/cartpole --streaming", "a dataset on a hub, of which one shard is fetched"),
     Example("rbtool inspect ./log.csv", "a table: its columns, and a command that converts it"),
+    Example("rbtool inspect ./run.mcap --write-map map.toml", "a robot log: topics, rates, clocks, and a map to edit"),
 )
 
 
@@ -277,15 +279,20 @@ def inspect(
     source_format: FromFormat = None,
     streaming: Streaming = False,
     cache_size: CacheSize = None,
+    write_map: Annotated[
+        Path | None,
+        typer.Option("--write-map", metavar="FILE", help="Write the map that is proposed as TOML, for --map FILE."),
+    ] = None,
     raw: ReaderOptions,
 ) -> int:
     """Show what is in a dataset, a checkpoint or a raw dataset.
 
     Reads metadata only, so the time does not depend on the size of the dataset. Of a table in no known format (HDF5,
-    npz, npy, CSV, Parquet) the columns are shown, with a command that would convert it. Of a stream one shard is
-    fetched.
+    npz, npy, CSV, Parquet) the columns are shown, with a command that would convert it; of a robot log the topics, with
+    their rates and clocks. Of a stream one shard is fetched.
     """
     from ..core.verbs.inspect import inspect as run
+    from ..core.verbs.inspect import write_proposed_map
 
     if streaming:
         refuse_without_stream({"from": source_format, "episode": episode, "head": head})
@@ -294,6 +301,8 @@ def inspect(
 
     def inspect_one(dataset: str, out: Output) -> int:
         result = run(dataset, episode=episode, head=head, format=source_format, root=root, **raw)
+        if write_map is not None:
+            write_proposed_map(result, write_map)
         _show(result, dataset, out, plain=source_format is None and not any(raw.values()))
         return 0
 
@@ -341,20 +350,46 @@ def _show(
 
 def column_lines(result: ColumnsResult, width: int | None = None) -> Iterator[Line]:
     """Return the columns of a file of which no more is known, and the command that would convert it."""
-    known = f"of format {result.format}" if result.format != "table" else "in no known format"
-    rows = max((column.rows for column in result.columns), default=0)
-    title: Line = [
-        Styled(str(result.path), "bold"),
-        f"   {result.file} {known}   {counted(rows, 'row')}   {counted(len(result.columns), 'column')}",
-        f"   {size(result.bytes)}",
-    ]
-    yield from folded(title, width, len(_INDENT))
+    if result.topics:
+        yield from _topic_lines(result, width)
+    else:
+        known = f"of format {result.format}" if result.format != "table" else "in no known format"
+        most = max((column.rows for column in result.columns), default=0)
+        title: Line = [
+            Styled(str(result.path), "bold"),
+            f"   {result.file} {known}   {counted(most, 'row')}   {counted(len(result.columns), 'column')}",
+            f"   {size(result.bytes)}",
+        ]
+        yield from folded(title, width, len(_INDENT))
     yield [Styled("columns", "dim")]
+    rows = 0 if result.topics else max((column.rows for column in result.columns), default=0)
     yield from Table([_column_row(group, rows) for group in _alike(result.columns)], indent=_TITLE).lines(width)
     for doubt in result.doubts:
         yield from folded(_titled("note", doubt), width, _TITLE)
     yield [Styled("to convert, where this is what the columns are:", "dim")]
     yield [f"{_INDENT}{result.command}"]
+
+
+def _topic_lines(result: ColumnsResult, width: int | None) -> Iterator[Line]:
+    """Return the topics of a robot log."""
+    seconds, messages = max(topic.end for topic in result.topics), sum(topic.messages for topic in result.topics)
+    title: Line = [
+        Styled(str(result.path), "bold"),
+        f"   {result.file}   {counted(messages, 'message')}   {counted(len(result.topics), 'topic')}   {seconds:.3f} s",
+        f"   {size(result.bytes)}",
+    ]
+    yield from folded(title, width, len(_INDENT))
+    yield [Styled("topics", "dim")]
+    rows: list[Line] = []
+    for topic in result.topics:
+        stamps = "no stamps"
+        if topic.delay is not None:
+            stamps = f"stamps {topic.delay:.4f} s before the log, ± {topic.jitter:.4f} s"
+        rate = f"{topic.rate:.4g} Hz" if topic.rate else ""
+        kind = Styled(topic.type or topic.encoding, "cyan")
+        gap = f"gaps up to {topic.gap:.3f} s" if topic.gap else ""
+        rows.append([_INDENT + topic.name, kind, counted(topic.messages, "message"), rate, gap, stamps])
+    yield from Table(rows, indent=_TITLE).lines(width)
 
 
 _NUMBERED = re.compile(r"(.*?)\d+")
@@ -377,7 +412,7 @@ def _column_row(group: list[ColumnView], rows: int) -> Line:
     first = group[0]
     name = first.name if len(group) == 1 else f"{first.name} … {group[-1].name}"
     count = f"{len(group):,} ×" if len(group) > 1 else ""
-    lengths = "" if first.rows == rows else f"{counted(first.rows, 'row')}"
+    lengths = "" if first.rows == rows or not rows else f"{counted(first.rows, 'row')}"
     remark = Styled(first.why or lengths, "yellow")
     shown = Styled(f"→ {first.key}" if first.key else "", "green")
     return [_INDENT + name, count, Styled(first.dtype, "cyan"), f"[{', '.join(map(str, first.shape))}]", shown, remark]

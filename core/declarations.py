@@ -160,6 +160,12 @@ class ReaderOptions(TypedDict, total=False):
     trust_pickle: bool
     episodes_by: str | None
     rlds_last: str | None
+    fps: float | None
+    align: str | None
+    clock: str | None
+    tolerance: str | None
+    drop_late: bool
+    action: str | None
 
 
 @dataclass(frozen=True, slots=True)

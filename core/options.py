@@ -208,8 +208,8 @@ class RawOptions(VerbOptions):
     filter_key: str | None = _reader_option("Only the episodes of this split, like train.", "NAME")
     reward: str | None = _reader_option("zero: rewards of 0, for a dataset that has none.", "zero")
     map: Mapping[str, Any] | list[str] | str | None = _reader_option(
-        "Columns of a table by TED key, like observation=obs.* or action=a_0,a_1, or a TOML file of them. Several may "
-        "follow one --map.",
+        "Columns of a table by TED key, like observation=obs.* or action=a_0,a_1, or topics of a robot log, like "
+        "action=/command.data, or a TOML file of them. Several may follow one --map.",
         "KEY=COLUMN",
         values=list[str],
     )
@@ -234,12 +234,32 @@ class RawOptions(VerbOptions):
         "Read pickled data, in a process of its own: arrays, numbers, text and plain containers, and nothing else.",
         default=False,
     )
-    episodes_by: str | None = _reader_option("What an episode of CALVIN is: recording or annotation.", "HOW")
     rlds_last: str | None = _reader_option(
         "What the last step of an RLDS episode is: observation (what follows the step before it, and nothing else), "
         "flagged (that where the episode ends with is_last) or step. By default, auto, the actions and rewards of all "
         "last steps decide.",
         "HOW",
+    )
+
+    fps: float | None = _reader_option("Steps a second of a robot log.", "N")
+    episodes_by: str | None = _reader_option(
+        "What an episode of CALVIN is: recording or annotation. Of a robot log: file, gap:2s (until silence) or "
+        "topic:/TOPIC (between markers on a topic).",
+        "HOW",
+    )
+    align: str | None = _reader_option(
+        "Which value of a robot log a step has: the newest (hold), the nearest, or one between two (linear); or each "
+        "message of a topic is a step. Default: hold.",
+        "hold|nearest|linear|reference:/TOPIC",
+    )
+    clock: str | None = _reader_option(
+        "The times of messages of a robot log: of recording, of measuring or of sending. Default: log.",
+        "log|header|publish",
+    )
+    tolerance: str | None = _reader_option("Mark values of a robot log that are older, as late.", "50ms")
+    drop_late: bool = _reader_option("Leave out steps with late values.", default=False)
+    action: str | None = _reader_option(
+        "Actions of a robot log without commands: this observation of the step after.", "next:KEY"
     )
 
     def of_reader(self) -> dict[str, Any]:

@@ -71,10 +71,12 @@ def parse_map(texts: GivenMap) -> dict[Key, tuple[str, ...]]:
 
 
 def normal_map(texts: GivenMap) -> list[str]:
-    """Return equal texts for equal maps: one pair each, sorted by key, with what files have in place of their names."""
-    return [
-        f"{key_name(key)}={','.join(map(quoted_name, columns))}" for key, columns in sorted(parse_map(texts).items())
-    ]
+    """Return equal texts for equal maps: one pair each, sorted, with what files have in place of their names.
+
+    Keys below the same one, such as `observation`, stay in the given order: the first of them leads a robot log.
+    """
+    pairs = sorted(parse_map(texts).items(), key=lambda pair: pair[0][0])
+    return [f"{key_name(key)}={','.join(map(quoted_name, columns))}" for key, columns in pairs]
 
 
 def quoted_name(name: str) -> str:

@@ -19,10 +19,11 @@ import numpy as np
 from ..declarations import ReaderOptions
 from ..encodings.compact import BUFFER
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError, suggests_keywords
+from ..format import fs
 from ..format.checks import size_problems
 from ..format.contracts import Array, StepReader
 from ..format.converter import Reader
-from ..format.documents import Count, decode, float_from_json, load_json
+from ..format.documents import Count, decode, dump_json, float_from_json, load_json
 from ..format.episodes import EpisodeTable
 from ..format.locate import (
     ColumnView,
@@ -492,11 +493,32 @@ def _name(path: Path, manifest: Manifest, root: Path | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnsResult(Result):
-    """The columns of a table in no known format. `file` is its kind in words.
+class TopicView:
+    """A topic of a robot log. Times are in seconds; `begin` and `end` count from the first message of all topics.
 
-    `command` is the command line that would convert it; its `format` and `options` are proposed from the names of the
-    columns. `doubts` are sentences on what the names do not show.
+    `rate` is the usual number of messages a second, `gap` the longest silence. `delay` is how long after its stamp a
+    message was logged, at least, and `jitter` how much that varies, both in a sample of messages; None where these have
+    no stamps.
+    """
+
+    name: str
+    type: str
+    encoding: str
+    messages: int
+    rate: float
+    gap: float
+    begin: float
+    end: float
+    delay: float | None
+    jitter: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnsResult(Result):
+    """The columns of a table in no known format, or the fields of the `topics` of a robot log.
+
+    `file` is its kind in words. `command` is the command line that would convert it; its `format` and `options` are
+    proposed from the names of the columns. `doubts` are sentences on what the names do not show.
     """
 
     kind: ClassVar[str] = "columns"
@@ -508,6 +530,14 @@ class ColumnsResult(Result):
     options: Mapping[str, Any]
     command: str
     doubts: tuple[str, ...]
+    topics: tuple[TopicView, ...] = ()
+
+    @property
+    def map_document(self) -> str:
+        """The map that is proposed, as the TOML file that `--map` takes."""
+        pairs = (one.partition("=") for one in self.options.get("map", ()))
+        values = ((key, columns if columns[:1] == '"' else dump_json(columns)) for key, _, columns in pairs)
+        return "".join(f"{key} = {value}\n" for key, value in values)
 
     @classmethod
     def of(cls, path: Path, asked: str, overview: Overview) -> ColumnsResult:
@@ -515,8 +545,20 @@ class ColumnsResult(Result):
         return cls(
             path=path, file=overview.file, bytes=overview.bytes, columns=overview.columns,
             format=overview.format, options=overview.options, command=convert_command(asked, overview),
-            doubts=overview.doubts,
+            doubts=overview.doubts, topics=getattr(overview, "topics", ()),
         )  # fmt: skip
+
+
+def write_proposed_map(result: Result, path: Path) -> None:
+    """Write the map that is proposed for a table or a robot log as a TOML file, for people to edit.
+
+    UsageError for anything else, and where there is a file already.
+    """
+    if not isinstance(result, ColumnsResult):
+        raise UsageError(f"there is no map to write to {path}", hint="tables and robot logs have one")
+    if path.exists():
+        raise UsageError(f"{path} already exists", hint="name another file, or remove it")
+    fs.write_file(path, result.map_document.encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Files of RLlib, imitation, d3rlpy, Stable-Baselines3, Tianshou, DAPG and Zarr with changed bytes."""
+"""Files of RLlib, imitation, d3rlpy, Stable-Baselines3, Tianshou, DAPG and Zarr, and robot logs, with changed bytes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from demonstration_files import imitation_table, random_episodes, write_parquet_
 from rbtool.converters.d3rlpy.reader import D3rlpyReader
 from rbtool.converters.dapg.reader import DapgReader
 from rbtool.converters.imitation.reader import ImitationReader
+from rbtool.converters.logs.reader import LogReader
 from rbtool.converters.rllib.reader import RllibReader
 from rbtool.converters.sb3.reader import Sb3Reader
 from rbtool.converters.tianshou.reader import TianshouReader
@@ -20,6 +21,7 @@ from rbtool.core.format.converter import Reader
 
 DATA = Path(__file__).parents[1] / "data"
 TRUST = {"trust_pickle": True}
+JOINTS = "observation.state=/joint_states.position observation.image=/camera"
 FILES: list[tuple[type[Reader], str, dict[str, Any], int, int]] = [
     (RllibReader, "rllib/cartpole_small.json", {}, 40, 5_000),
     (RllibReader, "rllib/cartpole-v1.jsonl", {}, 40, 5_000),
@@ -35,6 +37,18 @@ FILES: list[tuple[type[Reader], str, dict[str, Any], int, int]] = [
     (TianshouReader, "tianshou/objects.hdf5", TRUST, 10, 200),
     (ZarrReader, "zarr/umi_one_arm.zarr.zip", {}, 40, 4_000),
     (DapgReader, "dapg/door-v0_demos_3.pickle", TRUST, 15, 10_000),
+    (LogReader, "logs/ros2_markers.mcap", {
+        "map": f"{JOINTS}/color/image_raw/compressed action=/leader/command.data reward=/task/reward", "fps": 50.0,
+        "episodes_by": "topic:/episode/marker", "clock": "header",
+    }, 15, 2_000),
+    (LogReader, "logs/json_unicode.mcap", {
+        "map": "observation=/机械臂/状态.q action=/commande/été.u", "fps": 9.0
+    }, 15, 2_000),
+    (LogReader, "logs/proto_unchunked.mcap", {"map": "observation=state.q action=command.u", "fps": 10.0}, 15, 2_000),
+    (LogReader, "logs/ros1_sim_clock.bag", {"map": f"{JOINTS}/image_raw action=/cmd_vel", "fps": 30.0}, 15, 2_000),
+    (LogReader, "logs/rosbag2_sqlite/rosbag2_sqlite.db3", {
+        "map": f"{JOINTS}/image_raw action=/arm/goal.position", "fps": 30.0
+    }, 15, 2_000),
 ]  # fmt: skip
 """A reader, a file, its options, and how many mutations: in `make test`, and in `make test-all`, 10,000 a reader."""
 IDS = [name for _, name, *_ in FILES]

@@ -1,0 +1,22 @@
+"""Logs of robots: MCAP, ROS 2 bags and ROS 1 bags, whose topics a user maps to the keys of steps."""
+
+from __future__ import annotations
+
+from ...core.declarations import FormatDeclaration
+
+__all__ = ["FORMATS"]
+
+FORMATS = (
+    FormatDeclaration(
+        name="logs",
+        package=__name__,
+        order=80,
+        reader="reader:LogReader",
+        overview="proposal:overview",
+        title="Robot logs: MCAP, ROS 2 and ROS 1 bags",
+        found="the first bytes of the files; --map says what the topics are",
+        ends="--episodes-by: a file, a marker on a topic, or silence",
+        final="yes",
+        extra="logs",
+    ),
+)

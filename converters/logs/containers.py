@@ -1,0 +1,938 @@
+"""The files of robot logs: MCAP, ROS 2 bags in SQLite and ROS 1 bags, as messages of topics in order of log time.
+
+A `Log` tells where the messages of chosen topics are, without reading those of others, and brings their bytes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sqlite3
+import struct
+import tempfile
+import zlib
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import yaml
+
+from ...core.errors import CorruptDataError, FormatError, RbtoolError, UsageError, did_you_mean
+from ...core.format.contracts import Array, Closing
+from ...core.format.files import open_regular
+from ..files.readers import natural_order, reading
+from .messages import Buffer, Codec, Schema, codec_of
+
+_MCAP, _SQLITE, _ROS1, _ZSTD = b"\x89MCAP0\r\n", b"SQLite format 3\0", b"#ROSBAG V", b"\x28\xb5\x2f\xfd"
+_YAML = "metadata.yaml"
+_BAG = "rosbag2_bagfile_information"
+_SUFFIXES = (".mcap", ".db3", ".bag", ".zstd", ".active")
+_CACHED_BYTES = 64 << 20
+_MOST_BYTES = 1 << 31
+"""The most bytes that a chunk or a message has: more is damage, and would take all memory."""
+_MOST_TEXT = 4096
+_LOOKED_AT, _DEPTH = 4096, 3
+_MESSAGE_HEAD = struct.Struct("<HIQQ")
+_RECORD_HEAD = struct.Struct("<BQ")
+_INDEX_ENTRY = np.dtype([("log", "<u8"), ("offset", "<u8")])
+
+
+def library(name: str) -> Any:
+    """Import a library of the extra `logs`; UsageError where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(
+            f"robot logs need the package {name.partition('.')[0]}, which is not installed",
+            hint="pip install 'rbtool[logs]'",
+        ) from error
+
+
+@dataclass(slots=True)
+class Topic:
+    """A topic: the schemas of those who publish on it, and the number of its messages, None where not stated."""
+
+    name: str
+    schemas: list[Schema]
+    channels: list[int]
+    count: int | None = None
+
+    def codec(self, log: str) -> Codec:
+        """Return what decodes its messages; FormatError for publishers that have different types."""
+        if len(self.schemas) > 1:
+            kinds = ", ".join(dict.fromkeys(f"{one.name} ({one.message})" for one in self.schemas))
+            raise FormatError(f"{log}: messages of different types are on {self.name}: {kinds}")
+        return codec_of(self.schemas[0], f"{log}: {self.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The messages of a topic in order of log time, and in the order of the file where that is equal.
+
+    `log` is int64 `[n]` in nanoseconds, `places` int64 `[n, 3]`: the number of a file, and two numbers that say where
+    in it a message is.
+    """
+
+    log: Array
+    places: Array
+
+    @classmethod
+    def of(cls, log: Array, places: Array) -> Index:
+        """Sort the messages of a topic."""
+        order = np.lexsort((places[:, 2], places[:, 1], places[:, 0], log))
+        return cls(log[order], places[order])
+
+    def __len__(self) -> int:
+        return len(self.log)
+
+
+class Log(Closing, ABC):
+    """One recording. `name` is what messages call it, `texts` what it states about its episode, by name.
+
+    `notes` say what is odd about it, `losses` what of it cannot be read. `attachments` are small files in it.
+    """
+
+    kind = ""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.topics: dict[str, Topic] = {}
+        self.texts: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.attachments: dict[str, bytes] = {}
+
+    @property
+    @abstractmethod
+    def paths(self) -> list[Path]:
+        """The files."""
+
+    @abstractmethod
+    def index(self, names: Collection[str]) -> dict[str, Index]:
+        """Find the messages of these topics."""
+
+    @abstractmethod
+    def message(self, place: Sequence[int]) -> tuple[int | None, Buffer]:
+        """Return when a message was published, None where that is not known, and its bytes."""
+
+    def read(self, asked: Sequence[tuple[Index, Array]]) -> Iterator[tuple[int, int, int | None, Buffer]]:
+        """Yield messages in the order in which the files have them, so that no part of a file is read twice.
+
+        `asked` has, for several topics, the numbers of messages, ascending. What is yielded is the position in `asked`,
+        the number, the time of publishing and the bytes, which are valid until the next one is asked for.
+        """
+        if not asked:
+            return
+        places = np.concatenate([index.places[numbers] for index, numbers in asked])
+        owner = np.concatenate([np.full(len(numbers), at) for at, (_, numbers) in enumerate(asked)])
+        number = np.concatenate([numbers for _, numbers in asked])
+        order = np.lexsort((places[:, 2], places[:, 1], places[:, 0]))
+        for at in order.tolist():
+            published, data = self.message(places[at].tolist())
+            yield int(owner[at]), int(number[at]), published, data
+
+    def topic(self, name: str) -> Topic:
+        """Return a topic; UsageError for one that the log does not have."""
+        if name not in self.topics:
+            raise UsageError(
+                f"{self.name} has no topic {name!r}{did_you_mean(name, self.topics)}",
+                hint=f"topics are {', '.join(self.topics) or 'none'}",
+            )
+        return self.topics[name]
+
+    def _add(self, name: str, schema: Schema, channel: int, count: int | None) -> None:
+        topic = self.topics.setdefault(name, Topic(name, [], [], 0))
+        if schema not in topic.schemas:
+            topic.schemas.append(schema)
+        topic.channels.append(channel)
+        topic.count = None if count is None or topic.count is None else topic.count + count
+
+    def damaged(self, why: object, hint: str | None = None) -> NoReturn:
+        """Raise CorruptDataError."""
+        raise CorruptDataError(f"{self.name} is damaged: {why}", hint=hint or "copy or record it again")
+
+
+class _Chunks:
+    """Parts of a file as they were before compression, of which the latest are kept."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, bytes] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: int) -> bytes | None:
+        found = self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+        return found
+
+    def put(self, key: int, data: bytes) -> None:
+        self._kept[key] = data
+        self._bytes += len(data)
+        while self._bytes > _CACHED_BYTES and len(self._kept) > 1:
+            self._bytes -= len(self._kept.popitem(last=False)[1])
+
+
+def _unzstd(data: Buffer, size: int | None, log: Log) -> bytes:
+    zstandard = library("zstandard")
+    try:
+        stated = zstandard.frame_content_size(data) if size is None else size
+        if stated > _MOST_BYTES:
+            log.damaged(f"a part of it would have {stated:,} bytes")
+        found = zstandard.ZstdDecompressor().decompress(data, max_output_size=_MOST_BYTES if stated < 0 else stated)
+    except zstandard.ZstdError as error:
+        log.damaged(f"a part of it cannot be decompressed ({error})")
+    return bytes(found)
+
+
+def _unlz4(data: Buffer, size: int, log: Log) -> bytes:
+    frame = library("lz4.frame")
+    try:
+        opened = frame.LZ4FrameDecompressor()
+        found = opened.decompress(data, max_length=size + 1)
+    except (RuntimeError, ValueError, EOFError) as error:
+        log.damaged(f"a part of it cannot be decompressed ({str(error)[:80]})")
+    return bytes(found)
+
+
+# MCAP ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """A chunk: where it is, and where its messages are by channel; None where only the chunk says."""
+
+    start: int
+    length: int
+    index_length: int = 0
+    channels: frozenset[int] | None = None
+    entries: dict[int, Array] | None = None
+
+
+_FOOTER = 9 + 20
+
+
+class McapLog(Log):
+    """An MCAP file, with or without chunks and an index; one that ends early is read as far as it is whole."""
+
+    kind = "MCAP"
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        super().__init__(str(path) if name is None else name)
+        self._path = path
+        self._records = library("mcap.records")
+        self._stream = library("mcap.data_stream")
+        self._file = os.fdopen(open_regular(path), "rb")
+        self._cache = _Chunks()
+        self._schemas: dict[int, Any] = {}
+        self._channels: dict[int, Any] = {}
+        self._chunks: list[_Chunk] = []
+        self._bare: dict[int, list[tuple[int, int]]] = {}
+        self._counts: Mapping[int, int] | None = None
+        try:
+            self._open()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _open(self) -> None:
+        self._size = os.fstat(self._file.fileno()).st_size
+        if self._bytes(0, 8) != _MCAP:
+            raise FormatError(f"{self.name} is not MCAP: it begins with other bytes")
+        with reading("the log", self._path, struct.error, library("mcap.exceptions").McapError):
+            self._ended = self._size >= 8 + _FOOTER + 8 and self._bytes(self._size - 8, 8) == _MCAP
+            if not (self._ended and self._read_summary()):
+                self._scan()
+            counts = self._counts
+            for channel in self._channels.values():
+                known = None if counts is None else int(counts.get(channel.id, 0))
+                self._add(channel.topic, self._schema(channel), channel.id, known)
+
+    def _bytes(self, at: int, count: int) -> bytes:
+        if count > self._size - at or at < 0:
+            self.damaged(f"{count:,} bytes at {at:,} lie outside the {self._size:,} of the file")
+        self._file.seek(at)
+        found = self._file.read(count)
+        if len(found) != count:
+            self.damaged("it became shorter while it was read")
+        return found
+
+    def _parsed(self, kind: str, content: bytes) -> Any:
+        stream = self._stream.ReadDataStream(io.BytesIO(content))
+        return getattr(self._records, kind).read(stream)
+
+    def _schema(self, channel: Any) -> Schema:
+        found = self._schemas.get(channel.schema_id)
+        if found is None and channel.schema_id:
+            self.damaged(f"the schema of {channel.topic} is missing")
+        name, encoding, data = ("", "", b"") if found is None else (found.name, found.encoding, found.data)
+        return Schema(name, channel.message_encoding, encoding, bytes(data))
+
+    def _read_summary(self) -> bool:
+        """Read the summary; False where it does not say where the messages are."""
+        foot = self._bytes(self._size - 8 - _FOOTER, _FOOTER)
+        opcode, length = _RECORD_HEAD.unpack_from(foot)
+        begin, _, checksum = struct.unpack_from("<QQI", foot, 9)
+        if opcode != 2 or length != 20:
+            self.damaged("it has no footer before its end")
+        if not begin:
+            return False
+        end = self._size - 8 - _FOOTER
+        if begin > end or begin < 8:
+            self.damaged("its summary lies outside the file")
+        data = self._bytes(begin, end - begin)
+        if checksum and zlib.crc32(foot[:-4], zlib.crc32(data)) != checksum:
+            self.damaged("its summary has another checksum than it states")
+        chunks, counts, places = [], None, []
+        for opcode, content in self._records_in(data):
+            if opcode == 3:
+                self._take_schema(content)
+            elif opcode == 4:
+                self._take_channel(content)
+            elif opcode == 8:
+                chunks.append(self._parsed("ChunkIndex", content))
+            elif opcode == 11:
+                counts = self._parsed("Statistics", content)
+            elif opcode in (10, 13):
+                places.append((opcode, self._parsed("AttachmentIndex" if opcode == 10 else "MetadataIndex", content)))
+        known = set(self._channels)
+        if (
+            counts is None
+            or len(chunks) != counts.chunk_count
+            or (counts.message_count and not chunks)
+            or any(not one.message_index_offsets.keys() <= known for one in chunks)
+            or len(self._channels) != counts.channel_count
+            or (counts.metadata_count + counts.attachment_count > len(places))
+        ):
+            self._schemas, self._channels = {}, {}
+            return False
+        self._counts = counts.channel_message_counts
+        for one in sorted(chunks, key=lambda one: one.chunk_start_offset):
+            channels = frozenset(one.message_index_offsets) or None
+            self._chunks.append(_Chunk(one.chunk_start_offset, one.chunk_length, one.message_index_length, channels))
+        for opcode, place in places:
+            head = self._bytes(place.offset, 9)
+            if head[0] != opcode - 1:
+                self.damaged("its index names records that are not there")
+            self._take_more(head[0], self._bytes(place.offset + 9, _RECORD_HEAD.unpack(head)[1]))
+        return True
+
+    def _records_in(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        at = 0
+        while at < len(data):
+            if at + 9 > len(data):
+                self.damaged("a record in it is cut")
+            opcode, length = _RECORD_HEAD.unpack_from(data, at)
+            at += 9
+            if length > len(data) - at:
+                self.damaged("a record in it is longer than the part that it is in")
+            yield opcode, data[at : at + length]
+            at += length
+
+    def _take_schema(self, content: bytes) -> None:
+        found = self._parsed("Schema", content)
+        self._schemas.setdefault(found.id, found)
+
+    def _take_channel(self, content: bytes) -> None:
+        found = self._parsed("Channel", content)
+        had = self._channels.setdefault(found.id, found)
+        if had != found:
+            self.damaged(f"channel {found.id} is both {had.topic} and {found.topic}")
+
+    def _take_more(self, opcode: int, content: bytes) -> None:
+        """Take a record of metadata or an attachment."""
+        if opcode == 12:
+            found = self._parsed("Metadata", content)
+            texts = _custom_data(found.metadata) if found.name == "rosbag2" else found.metadata
+            self.texts.update(_short_texts(texts))
+        elif opcode == 9 and len(content) <= 1 << 20:
+            found = self._parsed("Attachment", content)
+            self.attachments.setdefault(found.name, bytes(found.data))
+
+    def _scan(self) -> None:
+        """Look at all records, where there is no index."""
+        at, messages = 8, 0
+        end = self._size - (8 if self._ended else 0)
+        while at < end:
+            head = self._bytes(at, min(9, end - at))
+            opcode, length = _RECORD_HEAD.unpack(head) if len(head) == 9 else (0, end)
+            if not opcode or length > end - at - 9:
+                if self._ended:
+                    self.damaged(f"the record at byte {at:,} is longer than the file")
+                break
+            if opcode == 6:
+                chunk = _Chunk(at, length + 9, entries={})
+                messages += self._scan_chunk(chunk)
+                self._chunks.append(chunk)
+            elif opcode == 5:
+                channel, _, log, _ = _MESSAGE_HEAD.unpack(self._bytes(at + 9, 22))
+                self._require_channel(channel)
+                self._bare.setdefault(channel, []).append((log, at))
+                messages += 1
+            elif opcode == 3:
+                self._take_schema(self._bytes(at + 9, length))
+            elif opcode == 4:
+                self._take_channel(self._bytes(at + 9, length))
+            elif opcode in (9, 12):
+                self._take_more(opcode, self._bytes(at + 9, length))
+            elif opcode == 15:
+                at += length + 9
+                break
+            at += length + 9
+        if not self._ended:
+            left = self._size - at
+            self.notes.append(
+                f"{self.name} has no end, as when the recorder was killed or the file was cut: {messages:,} messages "
+                f"are whole and read, the {left:,} bytes after them are not"
+            )
+
+    def _require_channel(self, channel: int) -> None:
+        if channel not in self._channels:
+            self.damaged(f"a message is on channel {channel}, which is not declared before it")
+
+    def _scan_chunk(self, chunk: _Chunk) -> int:
+        """Find the schemas, channels and messages in a chunk; return the number of messages."""
+        data = self._content(chunk)
+        found: dict[int, list[tuple[int, int]]] = {}
+        at, end = 0, len(data)
+        while at < end:
+            if at + 9 > end:
+                self.damaged("a record in a chunk is cut")
+            opcode, length = _RECORD_HEAD.unpack_from(data, at)
+            if length > end - at - 9:
+                self.damaged("a record in a chunk is longer than the chunk")
+            if opcode == 5 and length >= 22:
+                channel, _, log, _ = _MESSAGE_HEAD.unpack_from(data, at + 9)
+                self._require_channel(channel)
+                found.setdefault(channel, []).append((log, at))
+            elif opcode == 3:
+                self._take_schema(data[at + 9 : at + 9 + length])
+            elif opcode == 4:
+                self._take_channel(data[at + 9 : at + 9 + length])
+            at += 9 + length
+        chunk.entries = {channel: _entries(pairs) for channel, pairs in found.items()}
+        chunk.channels = frozenset(chunk.entries)
+        return sum(map(len, found.values()))
+
+    def _content(self, chunk: _Chunk) -> bytes:
+        """Return the records of a chunk, decompressed and verified."""
+        kept = self._cache.get(chunk.start)
+        if kept is not None:
+            return kept
+        data = self._bytes(chunk.start, chunk.length)
+        opcode, length = _RECORD_HEAD.unpack_from(data)
+        if opcode != 6 or length != chunk.length - 9 or length < 40:
+            self.damaged(f"no chunk is at byte {chunk.start:,}, where its index says so")
+        _, _, size, checksum, named = struct.unpack_from("<QQQII", data, 9)
+        compression = data[41 : 41 + named].decode(errors="replace")
+        stored = struct.unpack_from("<Q", data, 41 + named)[0] if 49 + named <= len(data) else -1
+        if stored != len(data) - 49 - named:
+            self.damaged(f"the chunk at byte {chunk.start:,} states another length")
+        if size > _MOST_BYTES:
+            self.damaged(f"the chunk at byte {chunk.start:,} would have {size:,} bytes")
+        packed = memoryview(data)[49 + named :]
+        if compression == "zstd":
+            found = _unzstd(packed, size, self) if size else b""
+        elif compression == "lz4":
+            found = _unlz4(packed, size, self) if size else b""
+        elif not compression:
+            found = bytes(packed)
+        else:
+            raise FormatError(f"{self.name} is compressed with {compression}", hint="zstd and lz4 are read")
+        if len(found) != size or (checksum and zlib.crc32(found) != checksum):
+            self.damaged(
+                f"the chunk at byte {chunk.start:,} is not what was written: its checksum is another",
+                hint="copy or record it again; a log without the part can be made with mcap recover",
+            )
+        self._cache.put(chunk.start, found)
+        return found
+
+    def _indexed(self, chunk: _Chunk, wanted: Collection[int]) -> dict[int, Array]:
+        """Return log time and offset of the messages of some channels in a chunk."""
+        if chunk.entries is not None:
+            return {channel: chunk.entries[channel] for channel in wanted if channel in chunk.entries}
+        if chunk.channels is None:
+            self._scan_chunk(chunk)
+            return self._indexed(chunk, wanted)
+        if chunk.channels.isdisjoint(wanted):
+            return {}
+        found: dict[int, Array] = {}
+        for opcode, content in self._records_in(self._bytes(chunk.start + chunk.length, chunk.index_length)):
+            if opcode != 7 or len(content) < 6:
+                self.damaged("the index of a chunk is not there")
+            channel, length = struct.unpack_from("<HI", content)
+            if length != len(content) - 6 or length % 16:
+                self.damaged("the index of a chunk has another length than it states")
+            if channel in wanted:
+                found[channel] = np.frombuffer(content, _INDEX_ENTRY, length // 16, 6)
+        if found.keys() != chunk.channels & set(wanted):
+            self.damaged("the index of a chunk lacks channels")
+        return found
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self._path]
+
+    def index(self, names: Collection[str]) -> dict[str, Index]:
+        wanted = {channel: name for name in names if name in self.topics for channel in self.topics[name].channels}
+        logs: dict[str, list[Array]] = {name: [] for name in names}
+        places: dict[str, list[Array]] = {name: [] for name in names}
+        counts = dict.fromkeys(wanted, 0)
+
+        def take(channel: int, at: int, entries: Array) -> None:
+            log = entries["log"]
+            if len(log) and int(log.max()) >> 63:
+                self.damaged(f"a message on {wanted[channel]} has a time in the year 2262 or later")
+            place = np.zeros((len(entries), 3), np.int64)
+            place[:, 1], place[:, 2] = at, entries["offset"].astype(np.int64)
+            logs[wanted[channel]].append(log.astype(np.int64))
+            places[wanted[channel]].append(place)
+            counts[channel] += len(entries)
+
+        with reading("the index", self._path, struct.error):
+            for at, chunk in enumerate(self._chunks):
+                for channel, entries in self._indexed(chunk, wanted).items():
+                    take(channel, at, entries)
+            for channel in wanted:
+                take(channel, -1, _entries(self._bare.get(channel, ())))
+        for channel, name in wanted.items():
+            stated = counts[channel] if self._counts is None else self._counts.get(channel, 0)
+            if counts[channel] != stated:
+                self.damaged(f"it states {stated:,} messages on {name}, and its index has {counts[channel]:,}")
+        none = np.zeros((0, 3), np.int64)
+        return {
+            name: Index.of(np.concatenate([np.zeros(0, np.int64), *logs[name]]), np.concatenate([none, *places[name]]))
+            for name in names
+        }
+
+    def message(self, place: Sequence[int]) -> tuple[int | None, Buffer]:
+        _, at, offset = place
+        data: Buffer
+        if at < 0:
+            head = self._bytes(offset, 9)
+            length = _RECORD_HEAD.unpack(head)[1]
+            data, offset = head + self._bytes(offset + 9, length), 0
+        else:
+            data = self._content(self._chunks[at])
+        if offset < 0 or offset + 31 > len(data):
+            self.damaged("its index names a message that is not there")
+        opcode, length = _RECORD_HEAD.unpack_from(data, offset)
+        if opcode != 5 or length < 22 or length > len(data) - offset - 9:
+            self.damaged("its index names a message that is not there")
+        _, _, _, published = _MESSAGE_HEAD.unpack_from(data, offset + 9)
+        return published, memoryview(data)[offset + 31 : offset + 9 + length]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _entries(pairs: Sequence[tuple[int, int]]) -> Array:
+    return np.array(list(pairs), _INDEX_ENTRY)
+
+
+# ROS 2 in SQLite ----------------------------------------------------------------------------------------
+
+
+class SqliteLog(Log):
+    """One `.db3` file of a ROS 2 bag; its messages may be compressed one by one."""
+
+    kind = "ROS 2 bag (SQLite)"
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        super().__init__(str(path) if name is None else name)
+        self._path = path
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        log = path.with_name(f"{path.name}-wal")
+        with reading("the bag", path, sqlite3.Error):
+            if log.exists() and log.stat().st_size:  # what was written last is there, and opening would change it
+                self._folder = tempfile.TemporaryDirectory(prefix="rbtool-log-")
+                for one in (path, log):
+                    _copy(one, Path(self._folder.name) / one.name)
+                path = Path(self._folder.name) / path.name
+                self._base = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)
+            else:
+                self._base = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+        try:
+            with reading("the bag", self._path, sqlite3.Error):
+                self._read_topics()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_topics(self) -> None:
+        tables = {name for (name,) in self._base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not {"topics", "messages"} <= tables:
+            raise FormatError(f"{self.name} is a database without the tables of a ROS 2 bag")
+        defined: dict[str, tuple[str, bytes]] = {}
+        if "message_definitions" in tables:
+            columns = "topic_type, encoding, encoded_message_definition"
+            for name, encoding, text in self._base.execute(f"SELECT {columns} FROM message_definitions"):
+                defined[str(name)] = (str(encoding), str(text or "").encode())
+        found = self._base.execute("SELECT id, name, type, serialization_format FROM topics ORDER BY id").fetchall()
+        counts = dict(self._base.execute("SELECT topic_id, COUNT(*) FROM messages GROUP BY topic_id").fetchall())
+        for number, name, kind, message in found:
+            encoding, text = defined.get(str(kind), ("ros2msg", b""))
+            schema = Schema(str(kind), str(message), encoding, text)
+            self._add(str(name), schema, int(number), int(counts.pop(number, 0)))
+        if counts:
+            self.damaged(f"{sum(counts.values()):,} messages are of topics that it does not name")
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self._path]
+
+    def index(self, names: Collection[str]) -> dict[str, Index]:
+        found = {}
+        with reading("the bag", self._path, sqlite3.Error):
+            for name in names:
+                channels = self.topics[name].channels if name in self.topics else []
+                marks = ",".join("?" * len(channels))
+                rows = self._base.execute(f"SELECT timestamp, id FROM messages WHERE topic_id IN ({marks})", channels)
+                pairs = np.array(rows.fetchall(), np.int64).reshape(-1, 2)
+                places = np.zeros((len(pairs), 3), np.int64)
+                places[:, 2] = pairs[:, 1]
+                found[name] = Index.of(pairs[:, 0].copy(), places)
+        return found
+
+    def message(self, place: Sequence[int]) -> tuple[int | None, Buffer]:
+        with reading("the bag", self._path, sqlite3.Error):
+            row = self._base.execute("SELECT data FROM messages WHERE id = ?", (place[2],)).fetchone()
+        if row is None or not isinstance(row[0], bytes):
+            self.damaged("a message has no data")
+        data: bytes = row[0]
+        return None, _unzstd(data, None, self) if data.startswith(_ZSTD) else data
+
+    def close(self) -> None:
+        self._base.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def _copy(source: Path, target: Path) -> None:
+    with os.fdopen(open_regular(source), "rb") as given, open(target, "wb") as made:
+        while part := given.read(1 << 20):
+            made.write(part)
+
+
+# ROS 1 --------------------------------------------------------------------------------------------------
+
+
+class Ros1Log(Log):
+    """A bag of ROS 1, which has to be indexed."""
+
+    kind = "ROS 1 bag"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+        self._module = library("rosbags.rosbag1.reader")
+        self._cache = _Chunks()
+        self._errors = (AssertionError, EOFError, struct.error, self._module.ReaderError)
+        self._reader = self._module.Reader(path)
+        os.close(open_regular(path))
+        hint = "rosbag reindex mends a bag whose recorder was killed; otherwise copy or record it again"
+        with reading("the bag", path, *self._errors, hint=hint):
+            self._reader.open()
+        try:
+            with reading("the bag", path, *self._errors):
+                for one in self._reader.connections:
+                    schema = Schema(one.msgtype.replace("/msg/", "/"), "ros1", "ros1msg", one.msgdef.data.encode())
+                    self._add(one.topic, schema, one.id, len(self._reader.indexes[one.id]))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self._path]
+
+    def index(self, names: Collection[str]) -> dict[str, Index]:
+        found = {}
+        for name in names:
+            channels = self.topics[name].channels if name in self.topics else []
+            rows = [one for channel in channels for one in self._reader.indexes[channel]]
+            log = np.array([one.time for one in rows], np.int64)
+            places = np.zeros((len(rows), 3), np.int64)
+            places[:, 1] = [one.chunk_pos for one in rows]
+            places[:, 2] = [one.offset for one in rows]
+            found[name] = Index.of(log, places)
+        return found
+
+    def _content(self, at: int) -> bytes:
+        kept = self._cache.get(at)
+        if kept is None:
+            chunk = self._reader.chunks[at]
+            self._reader.bio.seek(chunk.datapos)
+            kept = bytes(chunk.decompressor(self._reader.bio.read(chunk.datasize)))
+            self._cache.put(at, kept)
+        return kept
+
+    def message(self, place: Sequence[int]) -> tuple[int | None, Buffer]:
+        with reading("the bag", self._path, *self._errors):
+            data, at = self._content(place[1]), place[2]
+            while True:
+                (length,) = struct.unpack_from("<I", data, at)
+                head = data[at + 4 : at + 4 + length]
+                at += 4 + length
+                (size,) = struct.unpack_from("<I", data, at)
+                kind = _ros1_field(head, b"op")
+                at += 4
+                if kind == b"\x02" and at + size <= len(data):
+                    return None, memoryview(data)[at : at + size]
+                if kind != b"\x07" or at + size > len(data):
+                    self.damaged("its index names a message that is not there")
+                at += size
+
+    def close(self) -> None:
+        if self._reader.bio is not None:
+            self._reader.close()
+
+
+def _ros1_field(head: bytes, name: bytes) -> bytes | None:
+    at = 0
+    while at + 4 <= len(head):
+        (length,) = struct.unpack_from("<I", head, at)
+        key, _, value = head[at + 4 : at + 4 + length].partition(b"=")
+        if key == name:
+            return value
+        at += 4 + length
+    return None
+
+
+# Recordings ---------------------------------------------------------------------------------------------
+
+
+class SplitLog(Log):
+    """A recording in several files, each of which goes on where the one before ends."""
+
+    def __init__(self, name: str, parts: Sequence[Log]) -> None:
+        super().__init__(name)
+        self._parts = list(parts)
+        self.kind = parts[0].kind
+        for part in parts:
+            self.texts.update(part.texts)
+            self.attachments.update(part.attachments)
+            self.notes += part.notes
+            for topic in part.topics.values():
+                for schema in topic.schemas:
+                    self._add(topic.name, schema, 0, 0)
+                found = self.topics[topic.name]
+                known = None if topic.count is None or found.count is None else found.count + topic.count
+                found.count = known
+
+    @property
+    def paths(self) -> list[Path]:
+        return [path for part in self._parts for path in part.paths]
+
+    def index(self, names: Collection[str]) -> dict[str, Index]:
+        parts = [part.index([name for name in names if name in part.topics]) for part in self._parts]
+        found = {}
+        for name in names:
+            there = [(at, one[name]) for at, one in enumerate(parts) if name in one]
+            for at, one in there:
+                one.places[:, 0] = at
+            logs = [np.zeros(0, np.int64), *(one.log for _, one in there)]
+            places = [np.zeros((0, 3), np.int64), *(one.places for _, one in there)]
+            found[name] = Index.of(np.concatenate(logs), np.concatenate(places))
+        return found
+
+    def message(self, place: Sequence[int]) -> tuple[int | None, Buffer]:
+        return self._parts[place[0]].message([0, *place[1:]])
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The files of a recording, in order: of a ROS 2 bag those of its folder, `about` its `metadata.yaml`."""
+
+    name: str
+    files: tuple[Path, ...]
+    about: Path | None = None
+
+    def open(self) -> Log:
+        """Open the recording; FormatError or CorruptDataError for files that cannot be read."""
+        with ExitStack() as stack:
+            parts = [stack.enter_context(_opened(path)) for path in self.files]
+            name = self.name if self.about is None else str(self.about.parent)
+            log = parts[0] if len(parts) == 1 else SplitLog(name, parts)
+            if self.about is not None:
+                log.texts.update(_short_texts(_custom_data_of(self.about)))
+            stack.pop_all()
+        return log
+
+
+def _opened(path: Path) -> Log:
+    magic = _first_bytes(path)
+    if magic.startswith(_ROS1):
+        return Ros1Log(path)
+    if magic.startswith(_SQLITE):
+        return SqliteLog(path)
+    if magic.startswith(_ZSTD):
+        return _unpacked(path)
+    return McapLog(path)
+
+
+class _UnpackedLog(SplitLog):
+    """A file that was compressed as a whole, and is in a temporary folder while it is read."""
+
+    def __init__(self, path: Path, part: Log, folder: tempfile.TemporaryDirectory[str]) -> None:
+        super().__init__(str(path), [part])
+        self._path, self._folder = path, folder
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self._path]
+
+    def close(self) -> None:
+        super().close()
+        self._folder.cleanup()
+
+
+def _unpacked(path: Path) -> Log:
+    zstandard = library("zstandard")
+    folder = tempfile.TemporaryDirectory(prefix="rbtool-log-")
+    target = Path(folder.name) / path.name.removesuffix(".zstd")
+    try:
+        with (
+            os.fdopen(open_regular(path), "rb") as given,
+            open(target, "wb") as made,
+            reading("the log", path, zstandard.ZstdError),
+        ):
+            opened = zstandard.ZstdDecompressor().stream_reader(given)
+            while part := opened.read(1 << 20):
+                made.write(part)
+        if target.name.endswith(".db3"):
+            return _UnpackedLog(path, SqliteLog(target, str(path)), folder)
+        return _UnpackedLog(path, McapLog(target, name=str(path)), folder)
+    except BaseException:
+        folder.cleanup()
+        raise
+
+
+def _first_bytes(path: Path) -> bytes:
+    try:
+        descriptor = open_regular(path)
+    except (OSError, RbtoolError):
+        return b""
+    try:
+        return os.pread(descriptor, 16, 0)
+    finally:
+        os.close(descriptor)
+
+
+def is_log(path: Path) -> bool:
+    """Whether a file is a robot log, by its content."""
+    magic = _first_bytes(path)
+    if magic.startswith(_ZSTD):
+        return path.name.endswith((".db3.zstd", ".mcap.zstd"))
+    return magic.startswith((_MCAP, _ROS1)) or (magic.startswith(_SQLITE) and path.suffix == ".db3")
+
+
+def recordings(path: Path, depth: int = _DEPTH) -> Iterator[Recording]:
+    """Yield the recordings at a path: a file, a ROS 2 bag in a folder, or those in a folder and the folders in it.
+
+    CorruptDataError for a bag that lacks a file which it names.
+    """
+    if path.is_file():
+        if is_log(path):
+            yield Recording(path.name, (path,))
+        return
+    entries = sorted(path.iterdir(), key=lambda one: natural_order(one.name))[:_LOOKED_AT]
+    about = path / _YAML
+    named = _named_files(about) if about.is_file() else None
+    files = [one for one in entries if one.name.endswith(_SUFFIXES) and one.is_file() and is_log(one)]
+    if named is not None:
+        for name in named:
+            if not any(one.name in {name, f"{name}.zstd", name.removesuffix(".zstd")} for one in files):
+                raise CorruptDataError(
+                    f"{path} lacks {name}, or has something else in its place, which its {_YAML} names",
+                    hint="copy the bag again",
+                )
+        ordered = [one for name in named for one in files if one.name == name]
+        files = ordered + [one for one in files if one not in ordered]
+        yield Recording(path.name, tuple(files), about)
+        return
+    split = [one for one in files if one.name.startswith(f"{path.name}_") and one.suffix in {".db3", ".mcap"}]
+    if len(split) > 1 and split == files:
+        yield Recording(path.name, tuple(split))
+        return
+    for one in entries:
+        if one in files:
+            yield Recording(one.name, (one,))
+        elif depth and one.is_dir() and not one.is_symlink() and not one.name.startswith("."):
+            for inner in recordings(one, depth - 1):
+                yield Recording(f"{one.name}/{inner.name}", inner.files, inner.about)
+
+
+def _about(path: Path) -> Mapping[str, Any]:
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            found = yaml.safe_load(file.read(4 << 20))
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise CorruptDataError(f"{path} cannot be read: it is not YAML", hint="take the file away") from error
+    about = found.get(_BAG) if isinstance(found, Mapping) else None
+    return about if isinstance(about, Mapping) else {}
+
+
+def _named_files(path: Path) -> list[str] | None:
+    """Return the files that a bag names; None for the YAML of something else."""
+    about = _about(path)
+    names = about.get("relative_file_paths")
+    if not isinstance(names, list) or not names or not all(isinstance(one, str) for one in names):
+        return None
+    return [Path(one).name for one in names]
+
+
+def _custom_data_of(path: Path) -> Mapping[str, Any]:
+    found = _about(path).get("custom_data")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _custom_data(metadata: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return what users added to a ROS 2 bag, of the copy of its metadata that an MCAP file has."""
+    try:
+        found = yaml.safe_load(metadata.get("serialized_metadata", ""))
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    added = found.get("custom_data") if isinstance(found, Mapping) else None
+    return added if isinstance(added, Mapping) else {}
+
+
+def _short_texts(texts: Mapping[Any, Any]) -> dict[str, str]:
+    """Return what describes an episode, without long documents."""
+    found = {str(name): _text_of(value) for name, value in texts.items() if value is not None}
+    return {name: text for name, text in found.items() if len(text) <= _MOST_TEXT and name}
+
+
+def _text_of(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def require_recordings(path: Path) -> list[Recording]:
+    """Return the recordings at a path; FormatError where there is none."""
+    found = list(recordings(path))
+    if not found:
+        raise FormatError(f"{path} has no robot log: no MCAP file, ROS 2 bag or ROS 1 bag is in it")
+    return found
+
+
+def has_recordings(path: Path) -> bool:
+    """Whether a robot log is at a path."""
+    try:
+        return next(iter(recordings(path)), None) is not None if path.is_dir() else path.is_file() and is_log(path)
+    except CorruptDataError:
+        return True
+    except (OSError, RbtoolError):
+        return False
+
+
+def schema_names(topics: Iterable[Topic]) -> dict[str, str]:
+    """Return the type of each topic."""
+    return {one.name: ", ".join(dict.fromkeys(schema.name for schema in one.schemas)) for one in topics}

@@ -1,0 +1,1230 @@
+"""Reads robot logs: topics that a map gives to keys are aligned on a grid of times, step by step.
+
+A log has no steps. `LogReader` makes them: it finds the messages of the topics that are mapped, in time order, cuts
+episodes, lays a grid over each, and takes for every key the value that holds at each time of the grid.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import FormatError, UsageError
+from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.locate import OptionNeededError, Overview, overview_of
+from ...core.format.manifest import Dropped
+from ...core.progress import counted
+from ...core.ted.schema import ACTION, NEXT, REWARD, Field, Key, Timing, key_name, role_of, safe_part
+from ..files.images import ImageForm, image_form, is_image, require_images
+from ..files.readers import SurveyedReader
+from ..table.mapping import STATES, parse_map, require_ted_key
+from .containers import Index, Log, Recording, has_recordings, require_recordings, schema_names
+from .messages import (
+    VIDEO_FORMATS,
+    Buffer,
+    Codec,
+    PictureKind,
+    VideoDecoder,
+    changed_size,
+    file_pixels,
+    is_key_frame,
+    names_path,
+    numbers_of,
+    parse_path,
+    path_text,
+    picture_bytes,
+    picture_kind,
+    raw_form,
+    raw_pixels,
+    stamp_paths,
+    value_path,
+)
+from .messages import Path as FieldPath
+
+_NS = 10**9
+_HOUR = 3600 * _NS
+_UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": _NS, "min": 60 * _NS}
+_CLOCKS = ("log", "header", "publish")
+_STARTS = frozenset({"start", "started", "begin", "record", "recording", "episode_start"})
+_STOPS = frozenset({"stop", "stopped", "end", "ended", "finish", "finished", "done", "save", "episode_end"})
+_SUCCESSES = {"success": True, "succeeded": True, "failure": False, "failed": False, "fail": False, "abort": False}
+_EVENTS = ("event", "type", "action", "command", "cmd", "status", "state")
+_TRUE = frozenset({"true", "1", "yes", "success", "succeeded"})
+TIME, AGE, LATE = "time", "age", "late"
+"""The first parts of the keys that say, for each key, when its value was measured, how long before the step, and
+whether that is longer than the tolerance."""
+_OPTIONS = frozenset(
+    {"map", "fps", "episodes_by", "clock", "align", "tolerance", "drop_late", "action", "images"}
+)  # fmt: skip
+_MOST_NOTED = 8
+
+
+class MapNeededError(OptionNeededError):
+    """A log is read without the options that say what its topics are."""
+
+    def overview(self) -> Overview | None:
+        """The topics of the log, and a proposal of what they are."""
+        return overview_of(self._file)
+
+
+# Options ------------------------------------------------------------------------------------------------
+
+
+def duration(text: str, option: str) -> int:
+    """Read a time such as `50ms` or `2s` as nanoseconds; UsageError for any other text."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)\s*(ns|us|ms|s|min)", str(text).strip())
+    if found is None:
+        raise UsageError(f"{option} is {text!r}, expected a time like 50ms or 2s")
+    return round(Fraction(found[1]) * _UNITS[found[2]])
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How steps are made of messages.
+
+    `rate` is in steps a second, None with `reference`, the topic each message of which is a step. `gap` is in
+    nanoseconds; `marker` is the topic, with a field perhaps, that marks episodes; without both, a recording is one.
+    """
+
+    rate: Fraction | None
+    reference: str | None
+    align: str
+    clock: str
+    gap: int | None
+    marker: str | None
+    tolerance: int | None
+    drop_late: bool
+    next_of: Key | None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Rules:
+        """Read the options; UsageError for those that make no sense."""
+        align = str(options.get("align") or "hold")
+        kind, _, topic = align.partition(":")
+        if kind not in {"hold", "nearest", "linear", "reference"} or (kind == "reference") != bool(topic):
+            raise UsageError(f"--align is {align!r}, expected hold, nearest, linear or reference:/TOPIC")
+        clock = str(options.get("clock") or "log")
+        if clock not in _CLOCKS:
+            raise UsageError(f"--clock is {clock!r}, expected {', '.join(_CLOCKS)}")
+        by, _, rest = str(options.get("episodes_by") or "file").partition(":")
+        if by not in {"file", "gap", "topic"} or (by == "file") == bool(rest):
+            raise UsageError(f"--episodes-by is {options.get('episodes_by')!r}, expected file, gap:2s or topic:/TOPIC")
+        fps, tolerance = options.get("fps"), options.get("tolerance")
+        if fps is not None and not (math.isfinite(fps) and 0 < fps <= 10**6):
+            raise UsageError(f"--fps is {fps}, expected steps a second")
+        if fps is not None and kind == "reference":
+            raise UsageError(f"--fps {fps:g} contradicts --align {align}: each message of {topic} is a step")
+        if options.get("drop_late") and tolerance is None:
+            raise UsageError("--drop-late needs --tolerance", hint="like --tolerance 50ms")
+        return cls(
+            rate=None if fps is None else Fraction(repr(float(fps))),
+            reference=topic or None,
+            align="hold" if kind == "reference" else kind,
+            clock=clock,
+            gap=duration(rest, "--episodes-by gap") if by == "gap" else None,
+            marker=rest if by == "topic" else None,
+            tolerance=None if tolerance is None else duration(tolerance, "--tolerance"),
+            drop_late=bool(options.get("drop_late")),
+            next_of=_next_of(options.get("action")),
+        )
+
+    def late(self, ages: Array) -> Array:
+        """Whether values are older than the tolerance, or not there yet where the newest one before a step is taken."""
+        found: Array = np.abs(ages) > (self.tolerance or 0)
+        return found | (ages < 0) if self.align == "hold" else found
+
+
+def _next_of(given: Any) -> Key | None:
+    if given is None:
+        return None
+    how, _, name = str(given).partition(":")
+    if how != "next" or not all(name.split(".")):
+        raise UsageError(f"--action is {given!r}, expected next:KEY, like next:observation.state")
+    return tuple(name.split("."))
+
+
+# Columns ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a key takes of the messages of a topic: the field at `path`, of it the elements `take` if that is set.
+
+    `names` is where the messages name its elements, which then have the order of `order`. `picture` says how messages
+    are pictures, `codec` is the codec of a video. `size` is the number of values.
+    """
+
+    topic: str
+    path: FieldPath
+    take: int | slice | None
+    names: FieldPath | None
+    order: tuple[str, ...] | None
+    picture: PictureKind | None
+    codec: str | None
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def paths(self) -> list[FieldPath]:
+        """The fields that have to be decoded."""
+        if self.picture is not None:
+            return list(self.picture.paths)
+        return [self.path] if self.names is None else [self.path, self.names]
+
+    @property
+    def is_numbers(self) -> bool:
+        """Whether there is a value between two values: pictures, counts and truth values have none."""
+        return self.picture is None and self.dtype.startswith("float")
+
+    def row(self, values: Sequence[Any], what: str) -> Array:
+        """Return the row of a message of its decoded fields; FormatError for one of another form than the first."""
+        if self.picture is not None:
+            height, width, channels = self.shape
+            form = ImageForm(self.dtype, (height, width, channels))
+            if self.picture.kind == "raw":
+                return raw_pixels(values, form, what)
+            return file_pixels(picture_bytes(values, what)[1], form, what)
+        what = f"{what}.{path_text(self.path)}" if self.path else what
+        numbers = numbers_of(values[0], what)
+        if self.order is not None:
+            numbers = _in_order(numbers, list(map(str, values[1])), self.order, what)
+        if self.take is not None:
+            numbers = _element(numbers, self.take, what)
+        if numbers.shape != self.shape:
+            raise FormatError(
+                f"{what} changes its size: a message has {list(numbers.shape)} values, the first one "
+                f"{list(self.shape)}",
+                hint="map a part of it, like [0:3], or convert the parts of the log each to a dataset",
+            )
+        if numbers.dtype.name != self.dtype:
+            raise FormatError(f"{what} is {numbers.dtype.name} in a message, and {self.dtype} in the first one")
+        return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A key and where its values come from; several parts are put side by side."""
+
+    key: Key
+    timing: Timing
+    parts: tuple[_Part, ...]
+    field: Field
+
+
+def split_topic(text: str, topics: Iterable[str]) -> tuple[str, str]:
+    """Split `/joint_states.position` into the topic and the field; the topic is the longest one that fits."""
+    for name in sorted(topics, key=len, reverse=True):
+        rest = text[len(name) :]
+        if text.startswith(name) and (not rest or rest[0] in ".["):
+            return name, rest.removeprefix(".")
+    slash = text.rfind("/") + 1
+    name, dot, rest = text[slash:].partition(".")
+    return text[:slash] + name, rest if dot else ""
+
+
+class LogMapping:
+    """What the keys of a map are, found out from the first message of each topic in the first recording."""
+
+    def __init__(self, log: Log, given: Mapping[Key, Sequence[str]], images: str) -> None:
+        self._log, self._images = log, images
+        self._first: dict[str, Buffer] = {}
+        self._codecs: dict[str, Codec] = {}
+        self._order: tuple[str, ...] | None = None
+        self.notes: list[str] = []
+        found = []
+        for key, texts in given.items():
+            require_ted_key(key, tuple(texts))
+            if key[0] in {NEXT, TIME, AGE, LATE}:
+                raise UsageError(f"--map has the key {key_name(key)!r}, which rbtool makes of the log")
+            found.append((key, [split_topic(text, log.topics) for text in texts]))
+        for _, parts in found:
+            for topic, _ in parts:
+                log.topic(topic)
+        if not any(key[0] in STATES for key, _ in found):
+            raise UsageError("--map has no observation", hint="add observation.NAME=/TOPIC.FIELD")
+        self._load_first(dict.fromkeys(topic for _, parts in found for topic, _ in parts))
+        self.columns = [self._column(key, parts) for key, parts in found if not self._is_skipped(parts)]
+        if not any(one.timing == "state" for one in self.columns):
+            raise UsageError("--images skip leaves no observation", hint="leave it out")
+
+    def _load_first(self, topics: Iterable[str]) -> None:
+        self._indexes = indexes = self._log.index(list(topics))
+        for name, index in indexes.items():
+            if not len(index):
+                raise FormatError(f"{self._log.name} has no message on {name}, which is mapped")
+        asked = [(index, np.zeros(1, np.int64)) for index in indexes.values()]
+        names = list(indexes)
+        for at, _, _, data in self._log.read(asked):
+            self._first[names[at]] = bytes(data)
+        for name in names:
+            codec = self._log.topic(name).codec(self._log.name)
+            codec.require_whole(self._first[name])
+            self._codecs[name] = codec
+            if codec.is_assumed:
+                self.notes.append(
+                    f"the log does not define {codec.schema.name}, the type of {name}: the definition that all "
+                    "distributions of ROS 2 share is taken"
+                )
+
+    def _is_skipped(self, parts: Sequence[tuple[str, str]]) -> bool:
+        if self._images != "skip":
+            return False
+        return any(self._picture(topic, parse_path(field) if field else ()) is not None for topic, field in parts)
+
+    def _picture(self, topic: str, path: FieldPath) -> PictureKind | None:
+        return picture_kind(self._codecs[topic].fields(self._first[topic]), path)
+
+    def _column(self, key: Key, given: Sequence[tuple[str, str]]) -> _Column:
+        parts = tuple(self._part(topic, parse_path(field) if field else ()) for topic, field in given)
+        timing: Timing = "state" if key[0] in STATES else "result" if key == REWARD else "step"
+        made = tuple(map(safe_part, key))
+        if len(parts) == 1:
+            dtype, shape = parts[0].dtype, parts[0].shape
+        else:
+            if odd := next((one for one in parts if len(one.shape) > 1), None):
+                raise FormatError(f"{odd.topic} has pictures, which cannot be part of the vector {key_name(key)}")
+            if len({one.dtype == "bool" for one in parts}) > 1:
+                raise FormatError(f"{key_name(key)} would have truth values next to numbers", hint="use two keys")
+            dtype = np.result_type(*(one.dtype for one in parts)).name
+            shape = (sum(math.prod(one.shape) for one in parts),)
+        if key == REWARD:
+            if math.prod(shape) != 1:
+                raise FormatError(f"the reward has to be one number, and {given[0][0]} has {list(shape)}")
+            dtype, shape = "float64" if dtype == "float64" else "float32", ()
+        return _Column(made, timing, parts, Field(made, dtype, shape, "reward" if key == REWARD else role_of(made)))
+
+    def _part(self, topic: str, path: FieldPath) -> _Part:
+        codec, sample = self._codecs[topic], self._first[topic]
+        fields = codec.fields(sample)
+        picture = picture_kind(fields, path)
+        if picture is not None:
+            return self._picture_part(topic, path, picture, codec, sample)
+        path = value_path(fields, path, codec.what)
+        take = path[-1] if path and not isinstance(path[-1], str) else None
+        if fields.get(path_text(path[:-1]) if take is not None else path_text(path)) == "string":
+            raise FormatError(f"{codec.what}: {path_text(path)} is text, expected numbers or pictures")
+        bare = path[:-1] if take is not None else path
+        names = names_path(fields, bare)
+        order: tuple[str, ...] | None = None
+        values = codec.chosen([bare] if names is None else [bare, names])(sample)
+        what = f"{codec.what}.{path_text(bare)}" if bare else codec.what
+        numbers = numbers_of(values[0], what)
+        if names is not None and len(values[1]) == len(numbers) > 0:
+            order = self._ordered(list(map(str, values[1])), what)
+        if not numbers.size:
+            raise FormatError(f"{what} is empty: it was not measured", hint="map another field, or leave it out")
+        if take is not None:
+            numbers = _element(numbers, take, what)
+        return _Part(
+            topic, bare, take, names if order is not None else None, order, None, None, numbers.shape,
+            numbers.dtype.name,
+        )  # fmt: skip
+
+    def _ordered(self, names: list[str], what: str) -> tuple[str, ...]:
+        """Return the order in which named elements are put: that of the first topic with names, as far as it goes."""
+        if len(set(names)) != len(names):
+            raise FormatError(f"{what}: a message names {_twice(names)} twice")
+        if self._order is None:
+            self._order = tuple(names)
+        known = [name for name in self._order if name in names]
+        return (*known, *(name for name in names if name not in known))
+
+    def _picture_part(self, topic: str, path: FieldPath, picture: PictureKind, codec: Codec, sample: Buffer) -> _Part:
+        values = codec.chosen(list(picture.paths))(sample)
+        if picture.kind == "raw":
+            form = raw_form(values, codec.what)
+            return _Part(topic, path, None, None, None, picture, None, form.shape, form.dtype)
+        stated, data = picture_bytes(values, codec.what)
+        video = VIDEO_FORMATS.get(stated.strip().lower())
+        if video is not None:
+            index = self._indexes[topic]
+            packet = packets(self._log, codec, index, picture.paths)
+            first = first_key_frame(packet, video, len(index))
+            if first == len(index):
+                raise FormatError(f"{codec.what}: its video ({stated}) has no key frame, and cannot be decoded")
+            frame = VideoDecoder(video, packet, codec.what).frame(first)
+            return _Part(
+                topic, path, None, None, None, PictureKind("video", picture.paths), video, frame.shape, "uint8"
+            )
+        if not is_image(data):
+            raise FormatError(
+                f"{codec.what}: its pictures are {stated!r}, which is not read", hint="JPEG, PNG and H.264 are"
+            )
+        form = image_form(data, codec.what)
+        return _Part(topic, path, None, None, None, picture, None, form.shape, form.dtype)
+
+
+def _in_order(numbers: Array, names: Sequence[str], order: tuple[str, ...], what: str) -> Array:
+    """Put elements in an order by their names; FormatError where a message has others."""
+    if tuple(names) == order and len(numbers) == len(order):
+        return numbers
+    if len(numbers) != len(names):
+        raise FormatError(f"{what}: a message has {len(names)} names and {len(numbers)} values")
+    if sorted(names) != sorted(order):
+        raise FormatError(
+            f"{what}: messages name different elements, {', '.join(order)} and {', '.join(names)}, as where several "
+            "nodes publish on one topic",
+            hint="record each node on a topic of its own, or map other topics",
+        )
+    return numbers[[names.index(name) for name in order]]
+
+
+def _twice(names: Sequence[str]) -> str:
+    return next(name for name, count in Counter(names).items() if count > 1)
+
+
+def _element(numbers: Array, take: int | slice, what: str) -> Array:
+    """Take an element, or a range of them; FormatError where the list is too short."""
+    if isinstance(take, slice):
+        if take.stop is not None and take.stop > len(numbers):
+            raise FormatError(f"{what} has {len(numbers)} elements, and {take.stop} are mapped")
+        return numbers[take]
+    if take >= len(numbers):
+        raise FormatError(f"{what} has {len(numbers)} elements, and element {take} is mapped")
+    return np.asarray(numbers[take])
+
+
+# Time lines ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The messages of a topic on the chosen clock: `times` int64 `[n]` ascending, and the number of each message."""
+
+    index: Index
+    times: Array
+    numbers: Array
+
+    def holding(self, times: Array, low: int, high: int) -> Array:
+        """Return the position of the newest message at or before each time, of those from `low` to before `high`."""
+        found: Array = np.clip(np.searchsorted(self.times, times, "right") - 1, low, high - 1)
+        return found
+
+    def nearest(self, times: Array, low: int, high: int) -> Array:
+        """Return the position of the message that is nearest to each time; the earlier one of two."""
+        before = self.holding(times, low, high)
+        after = np.minimum(before + 1, high - 1)
+        later = np.abs(self.times[after] - times) < np.abs(times - self.times[before])
+        return np.where(later, after, before)
+
+    def between(self, since: int | None, until: int | None) -> tuple[int, int]:
+        """Return the positions of the first message from a time on, and of the first one that is not before another."""
+        low = 0 if since is None else int(np.searchsorted(self.times, since, "left"))
+        high = len(self.times) if until is None else int(np.searchsorted(self.times, until, "left"))
+        return low, high
+
+
+class OpenLog:
+    """A recording that is open, with the time lines of its topics on the clock of the rules."""
+
+    def __init__(self, recording: Recording, topics: Sequence[str], clock: str) -> None:
+        self.log = recording.open()
+        self.notes = list(self.log.notes)
+        self.decoders: dict[str, VideoDecoder] = {}
+        try:
+            for name in topics:
+                self.log.topic(name)
+            self.codecs = {name: self.log.topics[name].codec(self.log.name) for name in topics}
+            indexes = self.log.index(topics)
+            self.lines = {name: Line(one, one.log, np.arange(len(one))) for name, one in indexes.items()}
+            if clock != "log":
+                self._take_clock(clock)
+        except BaseException:
+            self.log.close()
+            raise
+
+    def _take_clock(self, clock: str) -> None:
+        stamps = self._published() if clock == "publish" else self._headers()
+        offsets = {name: int((line.index.log - stamps[name]).min()) for name, line in self.lines.items()
+                   if name in stamps and len(line.times)}  # fmt: skip
+        if not offsets:
+            raise UsageError(f"{self.log.name}: no topic that is mapped has a time of its own", hint="use --clock log")
+        low, high = (choose(offsets, key=offsets.__getitem__) for choose in (min, max))
+        if offsets[high] - offsets[low] > _HOUR:
+            hours = (offsets[high] - offsets[low]) / _HOUR
+            raise FormatError(
+                f"{self.log.name}: the clocks of {low} and {high} differ by {hours:,.1f} hours: they cannot be aligned",
+                hint="use --clock log",
+            )
+        least = offsets[low]
+        for name, line in self.lines.items():
+            times = stamps.get(name)
+            if times is None and len(line.times):
+                if abs(least) > _HOUR:
+                    raise FormatError(
+                        f"{self.log.name}: {name} has no stamps of its own, and the clock of the log is "
+                        f"{abs(least) / _HOUR:,.1f} hours from the stamps of {low}: they cannot be aligned",
+                        hint="use --clock log",
+                    )
+                times = line.index.log - least
+                self.notes.append(
+                    f"{name} has no stamps: its log times less {least / _NS:.6f} s are taken, the least delay between "
+                    "stamp and log of the other topics"
+                )
+            if times is not None:
+                if back := int((np.diff(times) < 0).sum()):
+                    self.notes.append(f"the stamps of {name} step back {back:,} times: they are sorted")
+                order = np.argsort(times, kind="stable")
+                self.lines[name] = Line(line.index, times[order], order)
+
+    def _published(self) -> dict[str, Array]:
+        found = {name: np.zeros(len(line.times), np.int64) for name, line in self.lines.items()}
+        names = list(self.lines)
+        asked = [(self.lines[name].index, np.arange(len(self.lines[name].times))) for name in names]
+        for at, number, published, _ in self.log.read(asked):
+            if published is None:
+                raise UsageError(
+                    f"{self.log.name} is a {self.log.kind}, which has no times of publishing",
+                    hint="use --clock log or --clock header",
+                )
+            found[names[at]][number] = min(published, (1 << 63) - 1)
+        return found
+
+    def _headers(self) -> dict[str, Array]:
+        names, decoders, found = [], [], {}
+        for name, line in self.lines.items():
+            if not len(line.times):
+                continue
+            sample = bytes(self.log.message(line.index.places[0].tolist())[1])
+            paths = stamp_paths(self.codecs[name].fields(sample))
+            if paths is not None:
+                names.append(name)
+                decoders.append(self.codecs[name].chosen(list(paths)))
+                found[name] = np.zeros(len(line.times), np.int64)
+        asked = [(self.lines[name].index, np.arange(len(self.lines[name].times))) for name in names]
+        for at, number, _, data in self.log.read(asked):
+            seconds, nanos = decoders[at](data)
+            found[names[at]][number] = int(seconds) * _NS + int(nanos)
+        for name in names:
+            if not found[name].any():
+                raise FormatError(f"{self.log.name}: the stamps of {name} are all 0", hint="use --clock log")
+        return found
+
+    def decoder(self, part: _Part) -> VideoDecoder:
+        """Return the decoder of a video, which goes on where it was."""
+        assert part.codec is not None
+        if part.topic not in self.decoders:
+            packet = packets(self.log, self.codecs[part.topic], self.lines[part.topic].index, part.paths)
+            self.decoders[part.topic] = VideoDecoder(part.codec, packet, self.codecs[part.topic].what)
+        return self.decoders[part.topic]
+
+    def begin_at_key_frame(self, part: _Part) -> None:
+        """Leave out the packets of a video before its first key frame, which cannot be decoded."""
+        assert part.codec is not None
+        line = self.lines[part.topic]
+        packet = packets(self.log, self.codecs[part.topic], line.index, part.paths)
+        first = first_key_frame(packet, part.codec, len(line.index))
+        if first:
+            kept = line.numbers >= first
+            self.lines[part.topic] = Line(line.index, line.times[kept], line.numbers[kept])
+            self.notes.append(f"{part.topic}: {counted(first, 'packet')} before the first key frame cannot be decoded")
+
+
+def packets(log: Log, codec: Codec, index: Index, paths: Sequence[FieldPath]) -> Callable[[int], bytes]:
+    """Return what brings the bytes of the packets of a video by their number."""
+    decode = codec.chosen(list(paths))
+    return lambda number: picture_bytes(decode(log.message(index.places[number].tolist())[1]), codec.what)[1]
+
+
+def first_key_frame(packet: Callable[[int], bytes], codec: str, count: int) -> int:
+    """Return the number of the first key frame; `count` where there is none."""
+    return next((number for number in range(count) if is_key_frame(packet(number), codec)), count)
+
+
+# Episodes -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A part of a recording: values from `since` to before `until` count, None for no bound.
+
+    The grid begins at `start`, or where there are values; steps begin before `stop`, or are not later than the last
+    message of the first observation.
+    """
+
+    since: int | None = None
+    until: int | None = None
+    start: int | None = None
+    stop: int | None = None
+    texts: Mapping[str, str] = field(default_factory=dict)
+    success: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Episode:
+    """`rows` times of a grid, one more than steps: from step `first` after `origin`, or from message `first`."""
+
+    recording: int
+    origin: int
+    first: int
+    rows: int
+    segment: _Segment
+    terminated: bool
+    texts: Mapping[str, str]
+
+
+def _markers(opened: OpenLog, topic: str, field: str) -> Iterator[tuple[int, Any]]:
+    """Yield the time of each marker, and what it says."""
+    line, codec = opened.lines[topic], opened.codecs[topic]
+    if not len(line.times):
+        return
+    sample = bytes(opened.log.message(line.index.places[0].tolist())[1])
+    fields = codec.fields(sample)
+    path = parse_path(field) if field else ()
+    if not path:
+        tops = {name.partition(".")[0] for name in fields} - {"header", "stamp", "timestamp"}
+        path = (tops.pop(),) if len(tops) == 1 else ()
+    decode = codec.chosen([path])
+    for time, number in zip(line.times.tolist(), line.numbers.tolist(), strict=True):
+        (value,) = decode(opened.log.message(line.index.places[number].tolist())[1])
+        yield time, _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    descriptor = getattr(value, "DESCRIPTOR", None)
+    if descriptor is not None:
+        return {one.name: getattr(value, one.name) for one in descriptor.fields}
+    if isinstance(value, np.ndarray | np.generic):
+        return value.item() if value.size == 1 else value.tolist()
+    if isinstance(value, str) and value.lstrip()[:1] == "{":
+        try:
+            found = json.loads(value)
+        except ValueError:
+            return value
+        return found if isinstance(found, dict) else value
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What a marker says: an episode starts, or ends, or has the number `number`."""
+
+    starts: bool
+    number: Any = None
+    texts: Mapping[str, str] = field(default_factory=dict)
+    success: bool | None = None
+
+
+def _mark(value: Any, what: str) -> _Mark:
+    """Understand a marker; FormatError for one that says neither that an episode starts nor that it ends."""
+    if isinstance(value, bool):
+        return _Mark(value)
+    if isinstance(value, int | float):
+        return _Mark(value >= 0, number=value)
+    texts: dict[str, str] = {}
+    success: bool | None = None
+    word: Any = value
+    if isinstance(value, Mapping):
+        name = next((one for one in _EVENTS if _word(value.get(one)) is not None), None)
+        word = None if name is None else value[name]
+        texts = {
+            str(one): str(inner).lower() if isinstance(inner, bool) else str(inner)
+            for one, inner in value.items()
+            if one != name and isinstance(inner, str | int | float)
+        }
+        success = None if "success" not in value else str(value["success"]).lower() in _TRUE
+    said = _word(word)
+    if said is None:
+        shown = str(value)
+        raise FormatError(
+            f"{what}: the marker {shown[:60]!r} says neither that an episode starts nor that it ends",
+            hint="start and stop are understood, true and false, numbers of episodes, and an event in JSON; or use "
+            "--episodes-by gap:2s",
+        )
+    text = str(word).strip().lower()
+    return _Mark(said, None, texts, _SUCCESSES.get(text, success))
+
+
+def _word(value: Any) -> bool | None:
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower() if isinstance(value, str) else ""
+    return True if text in _STARTS else False if text in _STOPS or text in _SUCCESSES else None
+
+
+def _marked(marks: Iterable[tuple[int, _Mark]]) -> tuple[list[_Segment], int]:
+    """Return what lies between starts and stops, and the number of stops of nothing."""
+    found: list[_Segment] = []
+    opened: tuple[int, _Mark] | None = None
+    idle = 0
+    for time, mark in marks:
+        if mark.number is not None and opened is not None and opened[1].number == mark.number:
+            continue
+        if opened is not None:
+            texts = {**opened[1].texts, **({} if mark.starts else mark.texts)}
+            success = mark.success if not mark.starts else None
+            found.append(_Segment(start=opened[0], stop=time, texts=texts, success=success))
+        elif not mark.starts:
+            idle += mark.number is None
+        opened = (time, mark) if mark.starts else None
+    if opened is not None:
+        found.append(_Segment(start=opened[0], texts=opened[1].texts))
+    return found, idle
+
+
+def _silences(lines: Iterable[Line], gap: int) -> list[_Segment]:
+    times = np.unique(np.concatenate([line.times for line in lines]))
+    cuts = np.flatnonzero(np.diff(times) >= gap)
+    begins, ends = [0, *(cuts + 1).tolist()], [*cuts.tolist(), len(times) - 1]
+    return [_Segment(since=int(times[low]), until=int(times[high]) + 1) for low, high in zip(begins, ends, strict=True)]
+
+
+_MOST_ROWS = 10_000_000
+
+
+class _Grid:
+    """The times of steps: the `k`-th is `floor(k / rate)` after the first, or that of the `k`-th message of a topic."""
+
+    def __init__(self, rate: Fraction | None, reference: Line | None) -> None:
+        self._rate, self._reference = rate, reference
+
+    def before(self, origin: int, stop: int) -> int:
+        """Return the number of times from `origin` on that are before `stop`; messages are counted from the first."""
+        if self._reference is not None:
+            return int(np.searchsorted(self._reference.times, stop, "left"))
+        assert self._rate is not None
+        return max(0, math.ceil(Fraction(stop - origin) * self._rate / _NS))
+
+    def times(self, origin: int, first: int, rows: int) -> Array:
+        """Return the times of rows from the `first` on, int64."""
+        if self._reference is not None:
+            found: Array = self._reference.times[first : first + rows]
+            return found
+        assert self._rate is not None
+        over, under = _NS * self._rate.denominator, self._rate.numerator
+        if (first + rows) * over < 1 << 62:
+            return origin + np.arange(first, first + rows, dtype=np.int64) * over // under
+        return origin + np.array([k * over // under for k in range(first, first + rows)], np.int64)
+
+    def count(self) -> int | None:
+        """Return the number of times that there are; None for any number."""
+        return None if self._reference is None else len(self._reference.times)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What became of the messages of a topic: `rows` have its values, of which so many repeat the one before."""
+
+    rows: int = 0
+    repeated: int = 0
+    unused: int = 0
+    late: int = 0
+    oldest: int = 0
+
+    def add(self, positions: Array, ages: Array, late: Array | None) -> None:
+        """Count the rows of an episode."""
+        used = int((np.diff(positions) != 0).sum()) + 1
+        self.rows += len(positions)
+        self.repeated += len(positions) - used
+        self.unused += int(positions[-1] - positions[0]) + 1 - used
+        self.oldest = max(self.oldest, int(np.abs(ages).max()))
+        self.late += 0 if late is None else int(late.sum())
+
+    def note(self, topic: str, tolerance: int | None) -> str:
+        """Say it in a sentence."""
+        late = "" if tolerance is None else f", {self.late:,} are late by more than {tolerance / 10**6:g} ms"
+        return (
+            f"{topic}: of {counted(self.rows, 'row')} {self.repeated:,} repeat the value before{late}; "
+            f"{counted(self.unused, 'message')} between steps {'is' if self.unused == 1 else 'are'} in none; values "
+            f"are up to {self.oldest / _NS:.3f} s old"
+        )
+
+
+# The reader ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a survey found."""
+
+    columns: tuple[_Column, ...]
+    fields: tuple[tuple[Field, Timing], ...]
+    episodes: tuple[_Episode, ...]
+    notes: tuple[str, ...]
+    dropped: tuple[Dropped, ...]
+    documents: Mapping[str, bytes]
+
+
+class LogReader(SurveyedReader[_Found]):
+    """Robot logs: MCAP files, ROS 2 bags and ROS 1 bags, or a folder of them, in which options say what topics are.
+
+    Options: `map` has keys and topics with fields; `fps` steps a second, `align` how values are taken at each, `clock`
+    on which clock; `episodes_by` where episodes are cut; `tolerance` and `drop_late` what becomes of old values;
+    `action` makes actions of next observations; `images` is `decode` or `skip`. The rule is in docs/reference/logs.md.
+
+    Raises UsageError for topics and fields that a log does not have, FormatError for clocks that cannot be aligned and
+    values that change their size, CorruptDataError for damaged files.
+    """
+
+    option_names = _OPTIONS
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        """Return whether the path is a robot log, or a folder with one, by the first bytes of files."""
+        return has_recordings(path)
+
+    def on_open(self) -> None:
+        """Find the recordings and understand the options."""
+        self._recordings = require_recordings(self.path)
+        self._open: tuple[int, OpenLog] | None = None
+        self._images = require_images(self.options.get("images"), known=("decode", "skip"))
+        given = self.options.get("map")
+        self._rules = Rules.of(self.options)
+        if not given or (self._rules.rate is None and self._rules.reference is None):
+            what = "what its topics are" if not given else "how many steps a second it has"
+            example = "--map observation.state=/TOPIC.FIELD --fps 30" if not given else "--fps 30"
+            raise MapNeededError(
+                self.path, f"does not state {what}", hint=f"add {example}; rbtool inspect {self.path} proposes it",
+                format="logs", options={},
+            )  # fmt: skip
+        self._given = parse_map(given)
+
+    def _opened(self, number: int, columns: Sequence[_Column]) -> OpenLog:
+        if self._open is None or self._open[0] != number:
+            self._close()
+            opened = OpenLog(self._recordings[number], self._topics(columns), self._rules.clock)
+            self._open = (number, opened)
+            for part in {part.topic: part for one in columns for part in one.parts if part.codec is not None}.values():
+                opened.begin_at_key_frame(part)
+        return self._open[1]
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._open[1].log.close()
+            self._open = None
+
+    def on_close(self) -> None:
+        """Close the log that is open."""
+        self._close()
+
+    def files(self) -> list[Path]:
+        """The files of all recordings."""
+        return [
+            path for one in self._recordings for path in (*one.files, *([one.about] if one.about is not None else []))
+        ]
+
+    def look(self, progress: Callable[[int], None]) -> _Found:
+        """Find the episodes in all recordings; no message is decoded but the first of each topic, and markers."""
+        columns, notes, dropped = self._columns()
+        episodes: list[_Episode] = []
+        tallies: dict[str, _Tally] = {}
+        documents: dict[str, bytes] = {}
+        for number, recording in enumerate(self._recordings):
+            opened = self._opened(number, columns)
+            found = list(self._episodes(number, opened, columns, tallies, notes))
+            episodes += found
+            notes += opened.notes
+            for name, data in opened.log.attachments.items():
+                documents[f"attachments/{safe_part(recording.name)}/{safe_part(name)}"] = data
+            progress(len(found))
+        if not episodes:
+            why = next(iter(notes), "no two times have values of all topics")
+            raise FormatError(f"{self.path} has no steps: {why}", hint=f"rbtool inspect {self.path} shows its topics")
+        notes += [tally.note(name, self._rules.tolerance) for name, tally in tallies.items()]
+        if self._rules.rate is not None:
+            documents["alignment_info.json"] = json.dumps(self._described()).encode()
+        return _Found(
+            tuple(columns), tuple(self._fields(columns)), tuple(episodes), tuple(_few(notes)), tuple(dropped),
+            documents,
+        )  # fmt: skip
+
+    def _described(self) -> dict[str, Any]:
+        rules = self._rules
+        assert rules.rate is not None
+        return {
+            "fps": float(rules.rate), "clock": rules.clock, "align": rules.align,
+            "episodes_by": str(self.options.get("episodes_by") or "file"),
+        }  # fmt: skip
+
+    def _columns(self) -> tuple[list[_Column], list[str], list[Dropped]]:
+        log = self._recordings[0].open()
+        try:
+            mapping = LogMapping(log, self._given, self._images)
+            mapped = {part.topic for column in mapping.columns for part in column.parts}
+            kinds = schema_names(log.topics.values())
+            dropped = [
+                Dropped(name, f"it is not mapped ({kind})" if kind else "it is not mapped")
+                for name, kind in kinds.items()
+                if name not in mapped and name != self._marker(log)[0]
+            ]
+            if clocks := [name for name, kind in kinds.items() if kind.endswith("/Clock")]:
+                mapping.notes.append(
+                    f"{clocks[0]} was recorded: nodes may have used simulated time, which header stamps then count"
+                )
+            self._require_alignable(mapping.columns)
+        finally:
+            log.close()
+        self._refuse_next(mapping.columns)
+        if not any(column.key[0] == ACTION[0] for column in mapping.columns) and self._rules.next_of is None:
+            mapping.notes.append("no action is mapped: the dataset has none (--action next:KEY takes observations)")
+        return mapping.columns, mapping.notes, dropped
+
+    def _require_alignable(self, columns: Sequence[_Column]) -> None:
+        if self._rules.align != "linear":
+            return
+        for column in columns:
+            for part in column.parts:
+                text = f"{part.topic}.{path_text(part.path)}".lower()
+                if any(word in text for word in ("orientation", "rotation", "quaternion")):
+                    raise UsageError(
+                        f"--align linear: {text} is a rotation, whose numbers are not those of a rotation between two",
+                        hint="use --align hold or nearest",
+                    )
+
+    def _refuse_next(self, columns: Sequence[_Column]) -> None:
+        wanted = self._rules.next_of
+        if wanted is None:
+            return
+        if any(column.key[0] == ACTION[0] for column in columns):
+            raise UsageError("--action next makes actions, and --map has some", hint="leave out one of them")
+        states = [column for column in columns if column.timing == "state"]
+        if all(column.key != wanted for column in states):
+            names = ", ".join(key_name(column.key) for column in states)
+            raise UsageError(
+                f"--action is next:{key_name(wanted)}, which --map does not have", hint=f"observations are {names}"
+            )
+
+    def _marker(self, log: Log) -> tuple[str | None, str]:
+        if self._rules.marker is None:
+            return None, ""
+        return split_topic(self._rules.marker, log.topics)
+
+    def _topics(self, columns: Sequence[_Column]) -> list[str]:
+        names = dict.fromkeys(part.topic for column in columns for part in column.parts)
+        if self._rules.reference is not None:
+            names[self._rules.reference] = None
+        if self._rules.marker is not None:
+            with self._recordings[0].open() as log:
+                names[self._marker(log)[0] or ""] = None
+        return list(names)
+
+    def _fields(self, columns: Sequence[_Column]) -> Iterator[tuple[Field, Timing]]:
+        for column in columns:
+            yield column.field, column.timing
+        for column in columns:
+            if self._rules.next_of == column.key:
+                yield replace(column.field, key=ACTION, role="action"), "step"
+        marks: list[tuple[str, str]] = [(TIME, "int64"), (AGE, "float64")]
+        marks += [(LATE, "bool")] if self._rules.tolerance is not None else []
+        for column in (one for one in columns if one.timing != "result"):
+            for name, dtype in marks:
+                yield Field((name, *column.key), dtype, (), "info"), column.timing
+
+    def _segments(self, opened: OpenLog, columns: Sequence[_Column], notes: list[str]) -> list[_Segment]:
+        texts = dict(opened.log.texts)
+        if self._rules.gap is not None:
+            mapped = {part.topic for column in columns for part in column.parts}
+            texts.pop("success", None)
+            found = _silences((opened.lines[name] for name in mapped), self._rules.gap)
+            return [replace(one, texts=texts) for one in found]
+        if self._rules.marker is None:
+            stated = texts.get("success")
+            return [_Segment(texts=texts, success=None if stated is None else stated.strip().lower() in _TRUE)]
+        topic, field = self._marker(opened.log)
+        assert topic is not None
+        what = f"{opened.log.name}: {topic}"
+        found, idle = _marked((time, _mark(value, what)) for time, value in _markers(opened, topic, field))
+        if not found:
+            notes.append(f"{what} marks no start: there is no episode in the recording")
+        if idle:
+            notes.append(f"{what} has {counted(idle, 'stop')} without a start")
+        texts.pop("success", None)
+        return [
+            replace(
+                one, texts={**texts, **one.texts}
+                | ({} if one.success is None else {"success": str(one.success).lower()}),
+            )
+            for one in found
+        ]  # fmt: skip
+
+    def _episodes(
+        self, number: int, opened: OpenLog, columns: Sequence[_Column], tallies: dict[str, _Tally], notes: list[str]
+    ) -> Iterator[_Episode]:
+        """Yield the episodes of a recording, and count what becomes of its messages."""
+        several = len(self._recordings) > 1
+        for at, segment in enumerate(self._segments(opened, columns, notes)):
+            name = f"{self._recordings[number].name}, part {at}"
+            spread = self._spread(opened, columns, segment, name, notes)
+            if spread is None:
+                continue
+            origin, first, rows = spread
+            texts = {**({"recording": self._recordings[number].name} if several else {}), **segment.texts}
+            late = self._tallied(opened, columns, spread, segment, tallies)
+            for low, high in _runs(late) if self._rules.drop_late else [(0, rows - 1)]:
+                yield _Episode(
+                    number, origin, first + low, high - low + 1, segment,
+                    segment.success is True and high == rows - 1, texts,
+                )  # fmt: skip
+
+    def _spread(
+        self, opened: OpenLog, columns: Sequence[_Column], segment: _Segment, name: str, notes: list[str]
+    ) -> tuple[int, int, int] | None:
+        """Return where the grid of a segment begins, its first row with values, and its rows; None without steps."""
+        aligned = list(dict.fromkeys(part.topic for one in columns if one.timing != "result" for part in one.parts))
+        lead = next(part.topic for one in columns if one.timing == "state" for part in one.parts)
+        actions = [part.topic for one in columns if one.key[0] == ACTION[0] for part in one.parts]
+        bounds = {topic: opened.lines[topic].between(segment.since, segment.until) for topic in aligned}
+        for topic, (low, high) in bounds.items():
+            if low >= high:
+                notes.append(f"{name} is left out: it has no message on {topic}")
+                return None
+        begins = {topic: int(opened.lines[topic].times[low]) for topic, (low, _) in bounds.items()}
+        last = int(opened.lines[lead].times[bounds[lead][1] - 1])
+        origin = max(begins[topic] for topic in (lead, *actions)) if segment.start is None else segment.start
+        grid = self._grid(opened)
+        stop = last + 1 if segment.stop is None else segment.stop
+        first = max(grid.before(origin, origin), grid.before(origin, max(begins.values())))
+        steps = grid.before(origin, stop) - first
+        if (count := grid.count()) is not None and first + steps >= count:
+            steps = count - first - 1
+        if steps < 1:
+            notes.append(f"{name} is left out: it has no step with a value of every topic")
+            return None
+        if steps > _MOST_ROWS:
+            raise FormatError(
+                f"{opened.log.name} would have {steps:,} steps, from {origin} to {stop} ns: a time in it is far from "
+                "the others",
+                hint="cut it with --episodes-by gap:10s",
+            )
+        latest = max(begins, key=begins.__getitem__)
+        skipped = first - grid.before(origin, origin)
+        if skipped == 1:  # the value comes within the first step: its age is negative, and says so
+            first -= 1
+            early = (begins[latest] - int(grid.times(origin, first, 1)[0])) / 10**6
+            notes.append(f"{name}: the first row has the first value of {latest}, which comes {early:.3f} ms later")
+        elif skipped:
+            notes.append(f"{name}: the first {counted(skipped, 'step')} have no value of {latest}, and are left out")
+        return origin, first, steps + (skipped == 1) + 1
+
+    def _grid(self, opened: OpenLog) -> _Grid:
+        reference = self._rules.reference
+        return _Grid(self._rules.rate, None if reference is None else opened.lines[reference])
+
+    def _positions(self, line: Line, times: Array, segment: _Segment) -> Array:
+        low, high = line.between(segment.since, segment.until)
+        if self._rules.align == "nearest":
+            return line.nearest(times, low, high)
+        return line.holding(times, low, high)
+
+    def _tallied(
+        self, opened: OpenLog, columns: Sequence[_Column], spread: tuple[int, int, int], segment: _Segment,
+        tallies: dict[str, _Tally],
+    ) -> Array:  # fmt: skip
+        """Count what becomes of messages; return which steps have a value beyond the tolerance."""
+        times = self._grid(opened).times(*spread)
+        late = np.zeros(len(times) - 1, bool)
+        seen = set()
+        for column in (one for one in columns if one.timing != "result"):
+            rows = times if column.timing == "state" else times[:-1]
+            for part in column.parts:
+                line = opened.lines[part.topic]
+                positions = self._positions(line, rows, segment)
+                ages = rows - line.times[positions]
+                bad = None if self._rules.tolerance is None else self._rules.late(ages)
+                if part.topic not in seen:
+                    tallies.setdefault(part.topic, _Tally()).add(positions, ages, bad)
+                    seen.add(part.topic)
+                if bad is not None:
+                    late |= bad[:-1] | bad[1:] if column.timing == "state" else bad
+        return late
+
+    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
+        """Return the facts of all episodes."""
+        found = self.looked_over(progress)
+        lengths = [one.rows - 1 for one in found.episodes]
+        return SourceFacts(
+            source="logs",
+            id=self.path.name if self.path.is_dir() else self.path.stem,
+            fields=found.fields,
+            episode_numbers=range(len(lengths)),
+            steps=sum(lengths),
+            dropped_keys=found.dropped,
+            renamed_keys={
+                ",".join(_source_text(part) for part in column.parts): key_name(column.field.key)
+                for column in found.columns
+            },
+            notes=found.notes,
+            documents=found.documents,
+            lengths=lengths,
+        )
+
+    def read_episode(self, number: int) -> Iterator[Piece]:
+        """Yield the steps of one episode, about `piece_bytes` at a time."""
+        found = self.found
+        episode = found.episodes[number]
+        opened = self._opened(episode.recording, found.columns)
+        grid = self._grid(opened)
+        steps, size = episode.rows - 1, self.piece_rows(found.fields)
+        for start in range(0, steps, size):
+            stop = min(start + size, steps)
+            times = grid.times(episode.origin, episode.first + start, stop - start + 1)
+            columns = self._values(opened, found.columns, times, episode.segment)
+            yield _piece(number, episode, columns, start, stop)
+
+    def read_outcomes(self, number: int) -> Iterator[Piece]:
+        """Yield the rewards of one episode, and its end."""
+        found = self.found
+        episode = found.episodes[number]
+        rewards = [column for column in found.columns if column.timing == "result"]
+        columns: dict[Key, Array] = {}
+        if rewards:
+            opened = self._opened(episode.recording, found.columns)
+            times = self._grid(opened).times(episode.origin, episode.first, episode.rows)
+            columns = self._values(opened, rewards, times, episode.segment)
+        yield _piece(number, episode, columns, 0, episode.rows - 1)
+
+    def _values(self, opened: OpenLog, columns: Sequence[_Column], times: Array, segment: _Segment) -> dict[Key, Array]:
+        """Return the columns at some times, the last of which has values of observations only."""
+        reads = [self._read_of(opened, column, part, times, segment) for column in columns for part in column.parts]
+        wanted: dict[str, Array] = {}
+        for one in reads:
+            wanted[one.part.topic] = np.union1d(wanted.get(one.part.topic, one.numbers[:0]), one.numbers)
+        decoded = self._decoded(opened, reads, wanted)
+        found: dict[Key, Array] = {}
+        ages: dict[Key, Array] = {}
+        given = zip(reads, decoded, strict=True)
+        for column in columns:
+            rows, stamps, late = [], [], []
+            at = times if column.timing == "state" else times[:-1]
+            for _ in column.parts:
+                one, values = next(given)
+                rows.append(one.aligned(values, wanted[one.part.topic], at))
+                if column.timing != "result":
+                    stamps.append(one.line.times[one.positions])
+                    late.append(self._rules.late(at - stamps[-1]))
+            made = rows[0] if len(rows) == 1 else np.concatenate([one.reshape(len(one), -1) for one in rows], 1)
+            found[column.key] = made.astype(column.field.dtype, copy=False)
+            if stamps:
+                oldest = np.min(stamps, axis=0)
+                ages[TIME, *column.key], ages[AGE, *column.key] = oldest, (at - oldest) / _NS
+                if self._rules.tolerance is not None:
+                    ages[LATE, *column.key] = np.logical_or.reduce(late)
+        if self._rules.next_of is not None and self._rules.next_of in found:
+            found[ACTION] = found[self._rules.next_of][1:]
+        return found | ages
+
+    def _read_of(self, opened: OpenLog, column: _Column, part: _Part, times: Array, segment: _Segment) -> _Read:
+        line = opened.lines[part.topic]
+        if column.timing == "result":
+            low, high = line.between(segment.since, segment.until)
+            bounds = np.clip(np.searchsorted(line.times, times, "right"), low, high)
+            return _Read(part, line, np.arange(bounds[0], bounds[-1]), None, bounds)
+        positions = self._positions(line, times if column.timing == "state" else times[:-1], segment)
+        if self._rules.align != "linear" or not part.is_numbers:
+            return _Read(part, line, positions, None, None)
+        return _Read(part, line, positions, np.minimum(positions + 1, line.between(None, segment.until)[1] - 1), None)
+
+    def _decoded(self, opened: OpenLog, reads: Sequence[_Read], wanted: Mapping[str, Array]) -> list[Array]:
+        """Decode the messages that are wanted of each topic, once each; return the rows of each read."""
+        found = [np.empty((len(wanted[one.part.topic]), *one.part.shape), one.part.dtype) for one in reads]
+        by_topic: dict[str, list[int]] = {}
+        for at, one in enumerate(reads):
+            if one.part.codec is None:
+                by_topic.setdefault(one.part.topic, []).append(at)
+                continue
+            decoder = opened.decoder(one.part)
+            for row, number in enumerate(wanted[one.part.topic].tolist()):
+                pixels = decoder.frame(number)
+                if pixels.shape != one.part.shape:
+                    raise changed_size(decoder.what, _form_of(pixels), _form_of(found[at][0]))
+                found[at][row] = pixels
+        topics = list(by_topic)
+        decoders = [
+            opened.codecs[topic].chosen([path for at in by_topic[topic] for path in reads[at].part.paths])
+            for topic in topics
+        ]
+        asked = [(opened.lines[topic].index, wanted[topic]) for topic in topics]
+        for owner, number, _, data in opened.log.read(asked):
+            topic = topics[owner]
+            row, values, first = int(np.searchsorted(wanted[topic], number)), decoders[owner](data), 0
+            for at in by_topic[topic]:
+                part = reads[at].part
+                count = len(part.paths)
+                found[at][row] = part.row(values[first : first + count], opened.codecs[topic].what)
+                first += count
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The messages that a part of a column takes, by their positions on the time line.
+
+    `after` are the messages after them, where values between two are taken. `bounds` are those of each step, of which
+    the values are added up.
+    """
+
+    part: _Part
+    line: Line
+    positions: Array
+    after: Array | None
+    bounds: Array | None
+
+    @property
+    def numbers(self) -> Array:
+        """The numbers of all messages that are needed."""
+        found: Array = self.line.numbers[self.positions]
+        return found if self.after is None else np.concatenate((found, self.line.numbers[self.after]))
+
+    def aligned(self, decoded: Array, numbers: Array, times: Array) -> Array:
+        """Return a row for each time, of the rows that were decoded of the messages with these numbers."""
+        values: Array = decoded[np.searchsorted(numbers, self.line.numbers[self.positions])]
+        if self.bounds is not None:
+            sums = np.zeros(len(times))
+            np.add.at(sums, np.repeat(np.arange(len(times)), np.diff(self.bounds)), values.reshape(-1))
+            return sums
+        if self.after is None:
+            return values
+        before, then = self.line.times[self.positions], self.line.times[self.after]
+        share = np.clip((times - before) / np.maximum(then - before, 1), 0.0, 1.0)
+        share = share.reshape(-1, *[1] * (values.ndim - 1))
+        following = decoded[np.searchsorted(numbers, self.line.numbers[self.after])]
+        between: Array = (values + (following - values) * share).astype(values.dtype)
+        return between
+
+
+def _piece(number: int, episode: _Episode, columns: Mapping[Key, Array], start: int, stop: int) -> Piece:
+    flags = np.zeros((2, stop - start), bool)
+    last = stop == episode.rows - 1
+    if last:
+        flags[0 if episode.terminated else 1, -1] = True
+    return Piece(
+        number, columns, flags[0], flags[1], first=start == 0, last=last, text={} if start else dict(episode.texts)
+    )
+
+
+def _form_of(pixels: Array) -> ImageForm:
+    height, width, channels = pixels.shape
+    return ImageForm(pixels.dtype.name, (height, width, channels))
+
+
+def _runs(late: Array) -> Iterator[tuple[int, int]]:
+    """Yield the first step and the one after the last of each run of steps that are not late."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([True], late, [True])).astype(np.int8)))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+def _few(notes: Sequence[str]) -> Iterator[str]:
+    """Yield notes, of many alike the first ones and how many there are."""
+    kinds: Counter[str] = Counter()
+    for note in dict.fromkeys(notes):
+        kind = re.sub(r"[0-9]+", "", note.rpartition(": ")[2])
+        kinds[kind] += 1
+        if kinds[kind] <= _MOST_NOTED:
+            yield note
+    if more := sum(max(0, count - _MOST_NOTED) for count in kinds.values()):
+        yield f"{counted(more, 'more note')} of these kinds"
+
+
+def _source_text(part: _Part) -> str:
+    take = () if part.take is None else (part.take,)
+    text = path_text((*part.path, *take))
+    return f"{part.topic}.{text}" if text else part.topic

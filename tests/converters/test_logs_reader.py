@@ -1,0 +1,915 @@
+"""`LogReader`: the contract of readers, and every row of every kind of log against a plain reading with other code."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import shutil
+import sqlite3
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import yaml
+import zstandard
+from mcap.reader import make_reader
+from mcap.writer import CompressionType, Writer
+from mcap_protobuf.decoder import DecoderFactory as ProtobufDecoders
+from mcap_ros2.decoder import DecoderFactory as RosDecoders
+from PIL import Image
+from rosbags.highlevel import AnyReader
+from rosbags.typesys import Stores, get_typestore
+
+import rbtool
+from rbtool.converters.logs.reader import LogReader
+from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
+from rbtool.core.format.converter import Reader
+from rbtool.core.testing.readers import ReaderTests, joined
+
+LOGS = Path(__file__).parents[1] / "data" / "logs"
+NS = 10**9
+BEGIN = 1_700_000_000 * NS
+MARKED: dict[str, Any] = {
+    "map": [
+        "observation.state=/joint_states.position",
+        "action=/leader/command.data",
+        "observation.image.front=/camera/color/image_raw/compressed",
+        "reward=/task/reward.data",
+    ],
+    "fps": 50.0,
+    "episodes_by": "topic:/episode/marker",
+}
+SQLITE: dict[str, Any] = {
+    "map": "observation.state=/joint_states.position action=/arm/goal.position observation.image=/camera/image_raw",
+    "fps": 30.0,
+}
+BAGS: dict[str, Any] = {"map": "observation.state=/joint_states.position action=/arm/goal.position", "fps": 30.0}
+BAG: dict[str, Any] = {
+    "map": "observation.state=/joint_states.position action=/cmd_vel.twist observation.image=/camera/image_raw",
+    "fps": 30.0,
+}
+JSON: dict[str, Any] = {
+    "map": 'observation.state="/机械臂/状态.q" action="/commande/été.u" info.grip="/commande/été.grip"', "fps": 30.0
+}  # fmt: skip
+PROTOBUF: dict[str, Any] = {"map": "observation.state=state.q action=command.u", "fps": 10.0}
+SAMPLES: dict[str, dict[str, Any]] = {
+    "ros2_markers.mcap": MARKED,
+    "json_unicode.mcap": JSON,
+    "proto_unchunked.mcap": PROTOBUF,
+    "rosbag2_sqlite": SQLITE,
+    "rosbag2_mcap_episodes": BAGS,
+    "ros1_sim_clock.bag": BAG,
+}
+
+
+def with_options(options: dict[str, Any], piece_bytes: int = LogReader.piece_bytes) -> type[LogReader]:
+    """A reader that has its options: the tests of the contract open a path and give none."""
+
+    def on_open(self: LogReader) -> None:
+        self.options = options
+        LogReader.on_open(self)
+
+    return type("Mapped", (LogReader,), {"on_open": on_open, "piece_bytes": piece_bytes})
+
+
+class TestContract(ReaderTests):
+    """Three episodes by markers, with pictures and rewards."""
+
+    def source(self) -> Path:
+        return LOGS / "ros2_markers.mcap"
+
+    def reader(self) -> type[Reader]:
+        return with_options(MARKED)
+
+    def with_small_pieces(self) -> Reader:
+        return with_options(MARKED, 20_000)(self.source())
+
+    def test_a_cut_file_raises_an_error(self, tmp_path: Path) -> None:
+        """A log whose recorder was killed is read as far as it is whole, and a note says what is missing."""
+        data = self.source().read_bytes()
+        for part in (len(data) // 2, len(data) - 1, len(data) - 100):
+            cut = tmp_path / f"{part}.mcap"
+            cut.write_bytes(data[:part])
+            with self.reader()(cut) as reader:
+                facts = reader.facts()
+                assert any("has no end" in note and "are not" in note for note in facts.notes)
+                assert facts.steps <= 91
+
+
+# A plain reading ----------------------------------------------------------------------------------------
+
+Plain = dict[str, list[tuple[int, Any]]]
+"""The decoded messages of each topic in order of log time, with that time."""
+
+
+def plain_mcap(path: Path) -> Plain:
+    found: Plain = {}
+    factories = (RosDecoders(), ProtobufDecoders())
+    with path.open("rb") as file:
+        for schema, channel, message in make_reader(file).iter_messages():
+            if channel.message_encoding == "json":
+                value = json.loads(message.data)
+            else:
+                decoders = (one.decoder_for(channel.message_encoding, schema) for one in factories)
+                value = next(one for one in decoders if one is not None)(message.data)
+            found.setdefault(channel.topic, []).append((message.log_time, value))
+    return found
+
+
+def plain_bag(path: Path) -> Plain:
+    found: Plain = {}
+    with AnyReader([path]) as reader:
+        for connection, time, data in reader.messages():
+            found.setdefault(connection.topic, []).append((time, reader.deserialize(data, connection.msgtype)))
+    return {topic: sorted(messages, key=lambda one: one[0]) for topic, messages in found.items()}
+
+
+def held(messages: Sequence[tuple[int, Any]], time: int) -> tuple[int, Any]:
+    """The newest message at or before a time; the first one where there is none."""
+    return next((one for one in reversed(messages) if one[0] <= time), messages[0])
+
+
+def grid(begin: int, rate: float, lead: Sequence[tuple[int, Any]], stop: int | None) -> list[int]:
+    """The times of the steps of an episode, and one more."""
+    times = []
+    while True:
+        time = begin + math.floor(len(times) * 10**9 / rate)
+        times.append(time)
+        if time >= stop if stop is not None else time > lead[-1][0]:
+            return times
+
+
+def by_name(message: Any, order: Sequence[str]) -> list[float]:
+    return [message.position[list(message.name).index(name)] for name in order]
+
+
+def pixels(message: Any) -> np.ndarray[Any, Any]:
+    if hasattr(message, "format"):
+        return np.array(Image.open(io.BytesIO(bytes(message.data))))
+    return np.frombuffer(bytes(message.data), np.uint8).reshape(message.height, message.width, 3)
+
+
+def markers(messages: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, int | None]]:
+    start = None
+    for time, message in messages:
+        if json.loads(message.data)["event"] == "start":
+            start = time
+        else:
+            assert start is not None
+            yield start, time
+            start = None
+    if start is not None:
+        yield start, None
+
+
+Take = Callable[[Any], Any]
+
+
+def expected(name: str) -> Iterator[dict[str, list[Any]]]:
+    """The rows of the episodes of a sample, as a reading without any code of rbtool has them."""
+    path = LOGS / name
+    if name == "rosbag2_mcap_episodes":
+        for bag in ("episode_0", "episode_1"):
+            yield from _of(plain_bag(path / bag), name)
+    else:
+        yield from _of(plain_mcap(path) if name.endswith(".mcap") else plain_bag(path), name)
+
+
+def _of(plain: Plain, name: str) -> Iterator[dict[str, list[Any]]]:
+    takes: dict[str, tuple[str, Take]]
+    rate = SAMPLES[name]["fps"]
+    ends: list[tuple[int | None, int | None]] = [(None, None)]
+    if name == "ros2_markers.mcap":
+        order = plain["/joint_states"][0][1].name
+        takes = {
+            "observation.state": ("/joint_states", lambda one: by_name(one, order)),
+            "action": ("/leader/command", lambda one: one.data),
+            "observation.image.front": ("/camera/color/image_raw/compressed", pixels),
+        }
+        ends = list(markers(plain["/episode/marker"]))
+    elif name == "json_unicode.mcap":
+        takes = {
+            "observation.state": ("/机械臂/状态", lambda one: one["q"]),
+            "action": ("/commande/été", lambda one: one["u"]),
+            "info.grip": ("/commande/été", lambda one: one["grip"]),
+        }
+    elif name == "proto_unchunked.mcap":
+        takes = {"observation.state": ("state", lambda one: one.q), "action": ("command", lambda one: one.u)}
+    elif name == "ros1_sim_clock.bag":
+        order = plain["/joint_states"][0][1].name
+        takes = {
+            "observation.state": ("/joint_states", lambda one: by_name(one, order)),
+            "action": ("/cmd_vel", lambda one: [getattr(getattr(one.twist, part), axis)
+                                                for part in ("linear", "angular") for axis in "xyz"]),
+            "observation.image": ("/camera/image_raw", pixels),
+        }  # fmt: skip
+    else:
+        order = plain["/joint_states"][0][1].name
+        takes = {
+            "observation.state": ("/joint_states", lambda one: by_name(one, order)),
+            "action": ("/arm/goal", lambda one: by_name(one, order)),
+        }
+        if name == "rosbag2_sqlite":
+            takes["observation.image"] = ("/camera/image_raw", pixels)
+    lead = plain[takes["observation.state"][0]]
+    for start, stop in ends:
+        first = max(lead[0][0], plain[takes["action"][0]][0][0]) if start is None else start
+        times = grid(first, rate, lead, stop)
+        rows: dict[str, list[Any]] = {}
+        for key, (topic, take) in takes.items():
+            used = times if key.startswith("observation") else times[:-1]
+            newest = [held(plain[topic], time) for time in used]
+            rows[key] = [np.asarray(take(value)) for _, value in newest]
+            rows[f"time.{key}"] = [time for time, _ in newest]
+            rows[f"age.{key}"] = [(at - time) / 10**9 for at, (time, _) in zip(used, newest, strict=True)]
+        if name == "ros2_markers.mcap":
+            rows["reward"] = [
+                sum(one.data for time, one in plain["/task/reward"] if low < time <= high)
+                for low, high in pairwise(times)
+            ]
+        yield rows
+
+
+def rows_of(path: Path, options: dict[str, Any]) -> tuple[list[dict[str, np.ndarray[Any, Any]]], Any]:
+    with LogReader(path, options=options) as reader:
+        facts = reader.facts()
+        found = joined(reader.pieces(), facts)
+    return [{".".join(key): rows for key, rows in columns.items()} for columns in found.values()], facts
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_row_equals_a_plain_reading(name: str) -> None:
+    found, _ = rows_of(LOGS / name, SAMPLES[name])
+    plain = list(expected(name))
+    assert len(found) == len(plain)
+    for rows, right in zip(found, plain, strict=True):
+        assert rows.keys() - {"terminations", "truncations"} == right.keys()
+        for key, values in right.items():
+            assert rows[key].tolist() == np.asarray(values).tolist(), key
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths", "terminated", "tasks"),
+    [
+        ("ros2_markers.mcap", [50, 1, 40], [True, False, False], ["reach", "press", "öffnen"]),
+        ("json_unicode.mcap", [40], [True], ["ramasser le dé"]),
+        ("proto_unchunked.mcap", [25], [False], [None]),
+        ("rosbag2_sqlite", [40], [False], [None]),
+        ("rosbag2_mcap_episodes", [25, 8], [True, False], ["stack", "stack"]),
+        ("ros1_sim_clock.bag", [20], [False], [None]),
+    ],
+)
+def test_ends_and_texts_are_those_that_were_recorded(
+    name: str, lengths: list[int], terminated: list[bool], tasks: list[str | None]
+) -> None:
+    with LogReader(LOGS / name, options=SAMPLES[name]) as reader:
+        assert list(reader.facts().lengths or ()) == lengths
+        pieces = list(reader.pieces())
+    assert [bool(one.terminated[-1]) for one in pieces] == terminated
+    assert [bool(one.truncated[-1]) for one in pieces] == [not one for one in terminated]
+    assert [one.text.get("task") for one in pieces] == tasks
+
+
+def test_it_converts_with_workers_from_the_command_that_inspect_proposes(tmp_path: Path) -> None:
+    seen = rbtool.inspect(LOGS / "ros2_markers.mcap")
+    assert isinstance(seen, rbtool.core.verbs.inspect.ColumnsResult)
+    assert {one.name: (one.messages, round(one.rate)) for one in seen.topics} == {
+        "/joint_states": (141, 50), "/leader/command": (141, 50), "/camera/color/image_raw/compressed": (27, 10),
+        "/episode/marker": (5, 2), "/task/reward": (2, 2),
+    }  # fmt: skip
+    camera = next(one for one in seen.topics if one.name.startswith("/camera"))
+    assert camera.gap == pytest.approx(0.3)
+    assert camera.delay == pytest.approx(0.0622)
+    assert (seen.format, seen.options["fps"], seen.options["episodes_by"]) == ("logs", 10.0, "topic:/episode/marker")
+    (tmp_path / "map.toml").write_text(seen.map_document)
+    made = {**seen.options, "map": str(tmp_path / "map.toml")}
+    one = rbtool.convert(LOGS / "ros2_markers.mcap", tmp_path / "one", **made)
+    two = rbtool.convert(LOGS / "ros2_markers.mcap", tmp_path / "two", num_workers=2, **made)
+    assert one.content_digest == two.content_digest
+    assert one.episodes == 3
+
+
+# Rules --------------------------------------------------------------------------------------------------
+
+
+def times_of(plain: Plain, topic: str) -> np.ndarray[Any, Any]:
+    return np.array([time for time, _ in plain[topic]])
+
+
+def test_nearest_takes_the_message_that_is_nearest() -> None:
+    plain = plain_mcap(LOGS / "ros2_markers.mcap")
+    found, _ = rows_of(LOGS / "ros2_markers.mcap", {**MARKED, "align": "nearest"})
+    for rows, right in zip(found, expected("ros2_markers.mcap"), strict=True):
+        for key, topic in (("observation.state", "/joint_states"), ("action", "/leader/command")):
+            steps = [
+                time + round(age * NS) for time, age in zip(right[f"time.{key}"], right[f"age.{key}"], strict=True)
+            ]
+            times = times_of(plain, topic)
+            nearest = [int(np.abs(times - step).argmin()) for step in steps]
+            assert rows[f"time.{key}"].tolist() == times[nearest].tolist()
+    assert any((rows["age.observation.state"] < 0).any() for rows in found)
+
+
+def test_linear_takes_a_value_between_two_of_numbers_and_holds_pictures() -> None:
+    plain = plain_mcap(LOGS / "ros2_markers.mcap")
+    found, _ = rows_of(LOGS / "ros2_markers.mcap", {**MARKED, "align": "linear"})
+    times = times_of(plain, "/joint_states").astype(np.float64) - BEGIN
+    order = plain["/joint_states"][0][1].name
+    values = np.array([by_name(one, order) for _, one in plain["/joint_states"]])
+    for rows, right in zip(found, expected("ros2_markers.mcap"), strict=True):
+        steps = np.array(right["time.observation.state"]) - BEGIN + np.array(right["age.observation.state"]) * NS
+        for joint in range(6):
+            wanted = np.interp(steps, times, values[:, joint])
+            assert np.allclose(rows["observation.state"][:, joint], wanted, rtol=0, atol=1e-6)
+        assert rows["observation.image.front"].tolist() == np.asarray(right["observation.image.front"]).tolist()
+
+
+def test_each_message_of_a_reference_is_a_step() -> None:
+    plain = plain_mcap(LOGS / "ros2_markers.mcap")
+    topic = "/camera/color/image_raw/compressed"
+    options = {**MARKED, "align": f"reference:{topic}", "episodes_by": "file"}
+    del options["fps"]
+    (rows,), _ = rows_of(LOGS / "ros2_markers.mcap", options)
+    assert rows["time.observation.image.front"].tolist() == times_of(plain, topic).tolist()
+    assert not rows["age.observation.image.front"].any()
+    held_joints = [held(plain["/joint_states"], time)[0] for time in times_of(plain, topic).tolist()]
+    assert rows["time.observation.state"].tolist() == held_joints
+
+
+def test_header_stamps_are_a_clock_and_the_others_are_moved_to_it() -> None:
+    plain = plain_mcap(LOGS / "ros2_markers.mcap")
+
+    def stamp(message: Any) -> int:
+        return int(message.header.stamp.sec) * NS + int(message.header.stamp.nanosec)
+
+    stamped = ("/joint_states", "/camera/color/image_raw/compressed")
+    delay = min(time - stamp(one) for topic in stamped for time, one in plain[topic])
+    moved = {
+        topic: [(stamp(one) if topic in stamped else time - delay, one) for time, one in messages]
+        for topic, messages in plain.items()
+    }
+    found, facts = rows_of(LOGS / "ros2_markers.mcap", {**MARKED, "clock": "header"})
+    for rows, right in zip(found, _of(moved, "ros2_markers.mcap"), strict=True):
+        for key, values in right.items():
+            assert rows[key].tolist() == np.asarray(values).tolist(), key
+    assert any(f"/leader/command has no stamps: its log times less {delay / NS:.6f} s" in one for one in facts.notes)
+
+
+def test_times_of_publishing_are_a_clock() -> None:
+    (rows,), _ = rows_of(LOGS / "json_unicode.mcap", {**JSON, "clock": "publish"})
+    with (LOGS / "json_unicode.mcap").open("rb") as file:
+        times = [one.publish_time for _, channel, one in make_reader(file).iter_messages() if channel.topic[1] == "机"]
+    assert set(rows["time.observation.state"].tolist()) <= set(times)
+    with pytest.raises(UsageError, match="no times of publishing"):
+        rows_of(LOGS / "rosbag2_sqlite", {**SQLITE, "clock": "publish"})
+
+
+def test_late_values_are_marked_and_left_out_on_request() -> None:
+    plain = list(expected("ros2_markers.mcap"))
+    marked, facts = rows_of(LOGS / "ros2_markers.mcap", {**MARKED, "tolerance": "100ms"})
+    for rows, right in zip(marked, plain, strict=True):
+        late = [age > 0.1 for age in right["age.observation.image.front"]]
+        assert rows["late.observation.image.front"].tolist() == late
+    assert any("late by more than 100 ms" in note for note in facts.notes)
+    dropped, _ = rows_of(LOGS / "ros2_markers.mcap", {**MARKED, "tolerance": "100ms", "drop_late": True})
+    wanted = []
+    for rows, right in zip(marked, plain, strict=True):
+        late = rows["late.observation.image.front"]
+        sound = [step for step in range(len(late) - 1) if not (late[step] or late[step + 1])]
+        runs = np.split(sound, np.flatnonzero(np.diff(sound) > 1) + 1)
+        wanted += [np.asarray(right["action"])[run].tolist() for run in runs if len(run)]
+    assert [rows["action"].tolist() for rows in dropped] == wanted
+    assert len(dropped) > len(marked)
+    assert not any(rows["late.observation.image.front"].any() for rows in dropped)
+    assert [bool(rows["truncations"][-1] ^ rows["terminations"][-1]) for rows in dropped] == [True] * len(dropped)
+
+
+def test_actions_may_be_the_next_observation() -> None:
+    options = {"map": "observation.state=/joint_states.position", "fps": 30.0, "action": "next:observation.state"}
+    (rows,), facts = rows_of(LOGS / "rosbag2_sqlite", options)
+    assert rows["action"].tolist() == rows["observation.state"][1:].tolist()
+    (rows,), facts = rows_of(LOGS / "rosbag2_sqlite", {**options, "action": None})
+    assert "action" not in rows
+    assert any("no action is mapped" in note for note in facts.notes)
+
+
+def test_silence_cuts_episodes(tmp_path: Path) -> None:
+    times = [at * 50_000_000 for at in (*range(10), *range(60, 75))]
+    log = json_log(tmp_path / "gap.mcap", {"/q": [(BEGIN + time, {"q": [float(time)]}) for time in times]})
+    found, _ = rows_of(log, {"map": "observation=/q.q", "fps": 20.0, "episodes_by": "gap:2s"})
+    assert [rows["observation"][0].tolist() for rows in found] == [[0.0], [3e9]]
+    assert [len(rows["truncations"]) for rows in found] == [10, 15]
+    assert all(rows["age.observation"].max() <= 0.05 for rows in found)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (["start", "stop", "start", "success"], [False, True]),
+        ([True, False, True, False], [False, False]),
+        ([0, 0, 1, -1], [False, False]),
+        ([{"event": "start"}, {"event": "stop", "success": True}, {"event": "begin"}, {"event": "end"}], [True, False]),
+        (["stop", "start", "start", "stop"], [False, False]),
+    ],
+)
+def test_markers_are_words_flags_numbers_and_documents(values: list[Any], wanted: list[bool], tmp_path: Path) -> None:
+    marks = [(BEGIN + (at * 500 + 10) * 1_000_000, {"data": value}) for at, value in enumerate(values)]
+    states = [(BEGIN + at * 50_000_000, {"q": [float(at)]}) for at in range(45)]
+    log = json_log(tmp_path / "marks.mcap", {"/q": states, "/m": marks})
+    found, _ = rows_of(log, {"map": "observation=/q.q", "fps": 20.0, "episodes_by": "topic:/m"})
+    assert [bool(rows["terminations"][-1]) for rows in found] == wanted
+
+
+def test_the_order_of_keys_says_which_topic_leads(tmp_path: Path) -> None:
+    slow = [(BEGIN + at * 100_000_000, {"x": float(at)}) for at in range(5)]
+    fast = [(BEGIN + 30_000_000 + at * 10_000_000, {"x": float(at)}) for at in range(100)]
+    log = json_log(tmp_path / "two.mcap", {"/slow": slow, "/fast": fast})
+    lengths = []
+    for pairs in (
+        ["observation.z=/slow.x", "observation.a=/fast.x"],
+        ["observation.a=/fast.x", "observation.z=/slow.x"],
+    ):
+        made = rbtool.convert(log, tmp_path / str(len(lengths)), map=pairs, fps=10.0)
+        lengths.append(made.steps)
+    assert lengths == [5, 10]
+
+
+# Containers ---------------------------------------------------------------------------------------------
+
+
+def json_log(path: Path, topics: dict[str, list[tuple[int, Any]]], **how: Any) -> Path:
+    """Write messages of JSON in the order of topics, not of times."""
+    with path.open("wb") as file:
+        writer = Writer(file, **how)
+        writer.start(profile="", library="test")
+        for topic, messages in topics.items():
+            channel = writer.register_channel(topic, "json", 0)
+            for time, value in messages:
+                writer.add_message(channel, time, json.dumps(value).encode(), time)
+        writer.finish()
+    return path
+
+
+def cdr_log(path: Path, kind: str, messages: Sequence[Any], topic: str = "/t", definition: str | None = None) -> Path:
+    """Write messages of a type of ROS 2, ten a second."""
+    store = get_typestore(Stores.ROS2_HUMBLE)
+    text = store.generate_msgdef(kind, ros_version=2)[0] if definition is None else definition
+    with path.open("wb") as file:
+        writer = Writer(file)
+        writer.start(profile="ros2", library="test")
+        schema = writer.register_schema(kind, "ros2msg", text.encode())
+        channel = writer.register_channel(topic, "cdr", schema)
+        for at, message in enumerate(messages):
+            data = message if isinstance(message, bytes) else bytes(store.serialize_cdr(message, kind))
+            writer.add_message(channel, BEGIN + at * 100_000_000, data, BEGIN + at * 100_000_000)
+        writer.finish()
+    return path
+
+
+def again(source: Path, target: Path, **how: Any) -> Path:
+    """Write the messages of an MCAP file again, with other chunks, compression and order."""
+    with source.open("rb") as given, target.open("wb") as made:
+        writer = Writer(made, **how)
+        writer.start(profile="ros2", library="test")
+        schemas: dict[int, int] = {}
+        channels: dict[int, int] = {}
+        for schema, channel, message in sorted(make_reader(given).iter_messages(), key=lambda one: one[1].topic):
+            assert schema is not None
+            if schema.id not in schemas:
+                schemas[schema.id] = writer.register_schema(schema.name, schema.encoding, schema.data)
+            if channel.id not in channels:
+                channels[channel.id] = writer.register_channel(
+                    channel.topic, channel.message_encoding, schemas[schema.id]
+                )
+            writer.add_message(channels[channel.id], message.log_time, message.data, message.publish_time)
+        writer.finish()
+    return target
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"use_chunking": False},
+        {"chunk_size": 1000},
+        {"compression": CompressionType.NONE, "chunk_size": 3000},
+        {"compression": CompressionType.LZ4, "use_summary_offsets": False},
+        {"use_statistics": False},
+        {"repeat_schemas": False, "repeat_channels": False},
+        {"enable_crcs": False},
+    ],
+    ids=str,
+)
+def test_how_a_file_is_laid_out_does_not_matter(how: dict[str, Any], tmp_path: Path) -> None:
+    other = again(LOGS / "ros2_markers.mcap", tmp_path / "ros2_markers.mcap", **how)
+    for rows, right in zip(rows_of(other, MARKED)[0], expected("ros2_markers.mcap"), strict=True):
+        for key, values in right.items():
+            assert rows[key].tolist() == np.asarray(values).tolist(), key
+
+
+def _sqlite(folder: Path, change: Callable[[sqlite3.Connection], None]) -> Path:
+    bag = folder / "bag"
+    shutil.copytree(LOGS / "rosbag2_sqlite", bag)
+    base = sqlite3.connect(bag / "rosbag2_sqlite.db3")
+    change(base)
+    base.commit()
+    base.close()
+    return bag
+
+
+def _without_definitions(base: sqlite3.Connection) -> None:
+    base.execute("DROP TABLE message_definitions")
+
+
+def _compressed(base: sqlite3.Connection) -> None:
+    for number, data in base.execute("SELECT id, data FROM messages").fetchall():
+        base.execute("UPDATE messages SET data = ? WHERE id = ?", (zstandard.compress(data), number))
+
+
+def _split(folder: Path) -> Path:
+    """Move the second half of the messages to a file of their own."""
+    bag = _sqlite(folder, lambda base: None)
+    shutil.move(bag / "rosbag2_sqlite.db3", bag / "bag_0.db3")
+    shutil.copy(bag / "bag_0.db3", bag / "bag_1.db3")
+    for name, half in (("bag_0.db3", ">"), ("bag_1.db3", "<=")):
+        base = sqlite3.connect(bag / name)
+        base.execute(f"DELETE FROM messages WHERE timestamp {half} ?", (BEGIN + 600_000_000,))
+        base.commit()
+        base.close()
+    (bag / "metadata.yaml").unlink()
+    return bag
+
+
+def _written_ahead(folder: Path) -> Path:
+    """Leave the messages in the log of SQLite, as a recorder that is killed does."""
+    bag = _sqlite(folder, lambda base: None)
+    base = sqlite3.connect(bag / "rosbag2_sqlite.db3")
+    base.execute("PRAGMA journal_mode = WAL")
+    rows = base.execute("SELECT * FROM messages").fetchall()
+    base.execute("DELETE FROM messages WHERE timestamp > ?", (BEGIN + 600_000_000,))
+    base.commit()
+    base.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    base.executemany("INSERT OR IGNORE INTO messages VALUES (?, ?, ?, ?)", rows)
+    base.commit()
+    shutil.copytree(bag, folder / "killed")
+    base.close()
+    return folder / "killed"
+
+
+def _packed(folder: Path) -> Path:
+    bag = _sqlite(folder, lambda base: None)
+    file = bag / "rosbag2_sqlite.db3"
+    (bag / "rosbag2_sqlite.db3.zstd").write_bytes(zstandard.compress(file.read_bytes()))
+    file.unlink()
+    return bag
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda folder: _sqlite(folder, _without_definitions), lambda folder: _sqlite(folder, _compressed),
+        _split, _written_ahead, _packed,
+    ],
+    ids=["without definitions", "messages compressed", "split", "written ahead", "file compressed"],
+)  # fmt: skip
+def test_bags_of_all_kinds_have_the_same_rows(made: Callable[[Path], Path], tmp_path: Path) -> None:
+    bag = made(tmp_path)
+    before = {path: path.read_bytes() for path in bag.iterdir()}
+    (rows,), facts = rows_of(bag, SQLITE)
+    (right,) = expected("rosbag2_sqlite")
+    for key, values in right.items():
+        assert rows[key].tolist() == np.asarray(values).tolist(), key
+    assert {path: path.read_bytes() for path in bag.iterdir()} == before
+    if made.__name__ == "<lambda>" and "message_definitions" not in str(before):
+        assert facts.steps == 40
+
+
+def test_definitions_that_all_distributions_share_are_named(tmp_path: Path) -> None:
+    _, facts = rows_of(_sqlite(tmp_path, _without_definitions), SQLITE)
+    assert any("all distributions of ROS 2 share" in note for note in facts.notes)
+
+
+# Pictures -----------------------------------------------------------------------------------------------
+
+
+def image(encoding: str, array: np.ndarray[Any, Any], padding: int = 0, *, big: bool = False) -> Any:
+    store = get_typestore(Stores.ROS2_HUMBLE)
+    kinds = store.types
+    stamp = kinds["builtin_interfaces/msg/Time"](sec=1, nanosec=2)
+    header = kinds["std_msgs/msg/Header"](stamp=stamp, frame_id="c")
+    rows = array.astype(array.dtype.newbyteorder(">")) if big else array
+    lines = [row.tobytes() + b"\xaa" * padding for row in rows]
+    return kinds["sensor_msgs/msg/Image"](
+        header=header, height=array.shape[0], width=array.shape[1], encoding=encoding, is_bigendian=int(big),
+        step=len(lines[0]), data=np.frombuffer(b"".join(lines), np.uint8),
+    )  # fmt: skip
+
+
+PIXELS = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
+DEPTH = (np.arange(20, dtype=np.uint16) * 3000).reshape(5, 4)
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        (image("rgb8", PIXELS), PIXELS),
+        (image("rgb8", PIXELS, 7), PIXELS),
+        (image("bgr8", PIXELS[:, :, ::-1], 3), PIXELS),
+        (image("bgra8", np.concatenate([PIXELS, PIXELS[:, :, :1]], 2)), None),
+        (image("mono8", PIXELS[:, :, 0]), PIXELS[:, :, :1]),
+        (image("16UC1", DEPTH, 2), DEPTH[:, :, None]),
+        (image("mono16", DEPTH, big=True), DEPTH[:, :, None]),
+        (image("32FC1", DEPTH.astype(np.float32) / 7), (DEPTH.astype(np.float32) / 7)[:, :, None]),
+    ],
+    ids=lambda one: getattr(one, "encoding", ""),
+)
+def test_pixels_are_those_of_the_message(message: Any, wanted: np.ndarray[Any, Any] | None, tmp_path: Path) -> None:
+    log = cdr_log(tmp_path / "i.mcap", "sensor_msgs/msg/Image", [message] * 3)
+    (rows,), _ = rows_of(log, {"map": "observation.image=/t", "fps": 10.0})
+    if wanted is None:
+        both = np.concatenate([PIXELS, PIXELS[:, :, :1]], 2)
+        wanted = both[:, :, [2, 1, 0, 3]]
+    assert rows["observation.image"].dtype == wanted.dtype
+    assert all(np.array_equal(row, wanted) for row in rows["observation.image"])
+
+
+def encoded(frames: int, gop: int) -> list[bytes]:
+    """Frames of H.264 with start codes, each a packet, as robots send them; frame k has the brightness 10 k."""
+    made = io.BytesIO()
+    with av.open(made, "w", format="h264") as out:
+        stream = out.add_stream("libx264", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.options = {"bf": "0", "g": str(gop), "tune": "zerolatency", "crf": "1"}
+        packets: list[bytes] = []
+        for number in range(frames):
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 10 * number, np.uint8), format="rgb24")
+            packets += [bytes(one) for one in stream.encode(frame)]
+        packets += [bytes(one) for one in stream.encode(None)]
+    return packets
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_packets_of_video_are_decoded_from_the_first_key_frame(first: int, tmp_path: Path) -> None:
+    packets = encoded(16, 5)
+    assert len(packets) == 16
+    kinds = get_typestore(Stores.ROS2_HUMBLE).types
+    header = kinds["std_msgs/msg/Header"](stamp=kinds["builtin_interfaces/msg/Time"](sec=0, nanosec=1), frame_id="c")
+    messages = [
+        kinds["sensor_msgs/msg/CompressedImage"](header=header, format="h264", data=np.frombuffer(one, np.uint8))
+        for one in packets[first:]
+    ]
+    log = cdr_log(tmp_path / "v.mcap", "sensor_msgs/msg/CompressedImage", messages)
+    options = {"map": "observation.image=/t", "fps": 10.0}
+    (rows,), facts = rows_of(log, options)
+    key = 0 if first == 0 else 5
+    brightness = rows["observation.image"].reshape(len(rows["observation.image"]), -1).mean(1)
+    wanted = [10 * number for number in range(key, 16)]
+    assert np.abs(brightness[: len(wanted)] - wanted).max() < 3
+    assert any("before the first key frame" in note for note in facts.notes) == bool(first)
+    small = with_options(options, 3 * 64 * 48 * 4)
+    with small(log) as reader:  # pieces that begin between key frames
+        assert len(list(reader.pieces())) > 1
+        found = joined(reader.pieces(), reader.facts())[0]["observation", "image"]
+    assert np.array_equal(found, rows["observation.image"])
+
+
+# Refusals -----------------------------------------------------------------------------------------------
+
+
+def _joints(names: Sequence[Sequence[str]], sizes: Sequence[int] | None = None) -> list[Any]:
+    kinds = get_typestore(Stores.ROS2_HUMBLE).types
+    header = kinds["std_msgs/msg/Header"](stamp=kinds["builtin_interfaces/msg/Time"](sec=0, nanosec=0), frame_id="")
+    none = np.zeros(0)
+    return [
+        kinds["sensor_msgs/msg/JointState"](
+            header=header, name=list(one), position=np.arange(len(one) if sizes is None else sizes[at], dtype=float),
+            velocity=none, effort=none,
+        )
+        for at, one in enumerate(names)
+    ]  # fmt: skip
+
+
+def _far_clocks(folder: Path) -> Path:
+    stamps = [{"header": {"stamp": {"sec": 1 + at, "nanosec": 0}}, "x": 1.0} for at in range(3)]
+    plain = [(BEGIN + at * NS, {"x": 1.0}) for at in range(3)]
+    return json_log(folder / "far.mcap", {"/a": [(BEGIN + at * NS, one) for at, one in enumerate(stamps)], "/b": plain})
+
+
+def _two_devices(folder: Path) -> Path:
+    def at(hour: int, second: int) -> dict[str, Any]:
+        return {"header": {"stamp": {"sec": hour * 3600 + second, "nanosec": 0}}, "x": 1.0}
+
+    topics = {
+        f"/{name}": [(BEGIN + one * NS, at(hour, one)) for one in range(3)] for name, hour in (("a", 1), ("b", 5))
+    }
+    return json_log(folder / "two.mcap", topics)
+
+
+def _sizes(folder: Path) -> Path:
+    return cdr_log(
+        folder / "s.mcap",
+        "sensor_msgs/msg/Image",
+        [image("rgb8", PIXELS), image("rgb8", PIXELS[:4]), image("rgb8", PIXELS)],
+    )
+
+
+def _damaged_chunk(folder: Path) -> Path:
+    data = bytearray((LOGS / "ros2_markers.mcap").read_bytes())
+    data[20_000] ^= 0xFF
+    (folder / "d.mcap").write_bytes(data)
+    return folder / "d.mcap"
+
+
+Made = Path | Callable[[Path], Path]
+REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
+    "no map": (LOGS / "ros2_markers.mcap", {}, FormatError, "does not state what its topics are"),
+    "no rate": (LOGS / "ros2_markers.mcap", {"map": "observation=/joint_states.position"}, FormatError, "how many"),
+    "no such topic": (
+        LOGS / "ros2_markers.mcap", {"map": "observation=/joint_state.position", "fps": 1.0}, UsageError,
+        "has no topic '/joint_state'; did you mean '/joint_states'?",
+    ),
+    "no such field": (
+        LOGS / "ros2_markers.mcap", {"map": "observation=/joint_states.positions", "fps": 1.0}, UsageError,
+        "has no field 'positions'; did you mean 'position'?",
+    ),
+    "no field": (LOGS / "ros2_markers.mcap", {"map": "observation=/joint_states", "fps": 1.0}, UsageError, "is open"),
+    "not measured": (
+        LOGS / "ros2_markers.mcap", {"map": "observation=/joint_states.effort", "fps": 1.0}, FormatError, "is empty"
+    ),
+    "text": (LOGS / "ros2_markers.mcap", {"map": "observation=/episode/marker", "fps": 1.0}, FormatError, "is text"),
+    "no observation": (
+        LOGS / "ros2_markers.mcap", {"map": "action=/leader/command.data", "fps": 1.0}, UsageError, "no observation"
+    ),
+    "a key that is made": (
+        LOGS / "ros2_markers.mcap", {"map": "observation=/task/reward.data time.x=/leader/command.data", "fps": 1.0},
+        UsageError, "which rbtool makes",
+    ),
+    "no such field in JSON": (
+        LOGS / "json_unicode.mcap", {"map": "observation=/机械臂/状态.p", "fps": 1.0}, UsageError, "has no field 'p'"
+    ),
+    "no such field in Protobuf": (
+        LOGS / "proto_unchunked.mcap", {"map": "observation=state.qq", "fps": 1.0}, UsageError, "has no field 'qq'"
+    ),
+    "rate and reference": (
+        LOGS / "ros2_markers.mcap", {**MARKED, "align": "reference:/joint_states"}, UsageError, "contradicts"
+    ),
+    "odd align": (LOGS / "ros2_markers.mcap", {**MARKED, "align": "next"}, UsageError, "expected hold"),
+    "odd clock": (LOGS / "ros2_markers.mcap", {**MARKED, "clock": "wall"}, UsageError, "expected log"),
+    "odd episodes": (LOGS / "ros2_markers.mcap", {**MARKED, "episodes_by": "topic"}, UsageError, "expected file"),
+    "odd tolerance": (LOGS / "ros2_markers.mcap", {**MARKED, "tolerance": "50"}, UsageError, "a time like 50ms"),
+    "nothing is late": (LOGS / "ros2_markers.mcap", {**MARKED, "drop_late": True}, UsageError, "needs --tolerance"),
+    "two kinds of actions": (
+        LOGS / "ros2_markers.mcap", {**MARKED, "action": "next:observation.state"}, UsageError, "--map has some"
+    ),
+    "next of nothing": (
+        LOGS / "rosbag2_sqlite",
+        {"map": "observation.q=/joint_states.position", "fps": 9.0, "action": "next:observation.x"},
+        UsageError, "which --map does not have",
+    ),
+    "markers that say nothing": (
+        LOGS / "ros2_markers.mcap", {**MARKED, "episodes_by": "topic:/joint_states.header.frame_id"}, FormatError,
+        "the marker 'base' says neither",
+    ),
+    "a clock since boot": (
+        _far_clocks, {"map": "observation=/a.x action=/b.x", "fps": 1.0, "clock": "header"}, FormatError, "hours from"
+    ),
+    "clocks of two devices": (
+        _two_devices, {"map": "observation=/a.x action=/b.x", "fps": 1.0, "clock": "header"}, FormatError,
+        "differ by 4.0 hours",
+    ),
+    "no stamps": (LOGS / "json_unicode.mcap", {**JSON, "clock": "header"}, UsageError, "no topic that is mapped has"),
+    "pictures that change": (_sizes, {"map": "observation=/t", "fps": 10.0}, FormatError, "change from uint8"),
+    "a mosaic": (
+        lambda folder: cdr_log(folder / "b.mcap", "sensor_msgs/msg/Image", [image("bayer_rggb8", PIXELS[:, :, 0])] * 2),
+        {"map": "observation=/t", "fps": 1.0}, FormatError, "the encoding 'bayer_rggb8' has the colours",
+    ),
+    "yuv422": (
+        lambda folder: cdr_log(folder / "b.mcap", "sensor_msgs/msg/Image", [image("yuv422", PIXELS)] * 2),
+        {"map": "observation=/t", "fps": 1.0}, FormatError, "the encoding 'yuv422' is not read",
+    ),
+    "one message": (
+        lambda folder: json_log(folder / "one.mcap", {"/a": [(BEGIN, {"x": 1.0})], "/b": []}),
+        {"map": "observation=/a.x action=/a.x", "fps": 1.0, "align": "reference:/a"}, UsageError, "contradicts",
+    ),
+    "one message of a reference": (
+        lambda folder: json_log(folder / "one.mcap", {"/a": [(BEGIN, {"x": 1.0})]}),
+        {"map": "observation=/a.x", "align": "reference:/a"}, FormatError, "has no steps",
+    ),
+    "no message": (
+        lambda folder: json_log(folder / "n.mcap", {"/a": [(BEGIN, {"x": 1.0})], "/b": []}),
+        {"map": "observation=/b.x", "fps": 1.0}, FormatError, "has no message on /b",
+    ),
+    "a list that grows": (
+        lambda folder: json_log(folder / "g.mcap", {"/a": [(BEGIN + at * NS, {"x": [0] * (2 + at)}) for at in (0, 1)]}),
+        {"map": "observation=/a.x", "fps": 1.0}, FormatError, "changes its size",
+    ),
+    "nodes with different joints": (
+        lambda folder: cdr_log(folder / "j.mcap", "sensor_msgs/msg/JointState", _joints([["a", "b"], ["c", "d"]])),
+        {"map": "observation=/t.position", "fps": 10.0}, FormatError, "messages name different elements",
+    ),
+    "joints named twice": (
+        lambda folder: cdr_log(folder / "j.mcap", "sensor_msgs/msg/JointState", _joints([["a", "a"]] * 2)),
+        {"map": "observation=/t.position", "fps": 10.0}, FormatError, "names a twice",
+    ),
+    "no definition": (
+        lambda folder: cdr_log(folder / "x.mcap", "lab_msgs/msg/Grip", [b"\0\1\0\0"], definition=""),
+        {"map": "observation=/t.x", "fps": 1.0}, FormatError, "has no definition of the type lab_msgs/msg/Grip",
+    ),
+    "another definition": (
+        lambda folder: cdr_log(
+            folder / "x.mcap", "sensor_msgs/msg/JointState", _joints([["a"]] * 2), definition="float64 x"
+        ),
+        {"map": "observation=/t.x", "fps": 1.0}, CorruptDataError, "the definition is another one",
+    ),
+    "stamps of 0": (
+        lambda folder: cdr_log(folder / "z.mcap", "sensor_msgs/msg/JointState", _joints([["a"]] * 3)),
+        {"map": "observation=/t.position", "fps": 10.0, "clock": "header"}, FormatError, "are all 0",
+    ),
+    "a rotation between two": (
+        lambda folder: json_log(
+            folder / "r.mcap", {"/a": [(BEGIN + at * NS, {"orientation": [0.0, 0.0, 0.0, 1.0]}) for at in range(3)]}
+        ),
+        {"map": "observation=/a.orientation", "fps": 1.0, "align": "linear"}, UsageError, "is a rotation",
+    ),
+    "a time far away": (
+        lambda folder: json_log(folder / "far.mcap", {"/a": [(1, {"x": 1.0}), (BEGIN, {"x": 1.0})]}),
+        {"map": "observation=/a.x", "fps": 50.0}, FormatError, "far from the others",
+    ),
+    "damage": (_damaged_chunk, MARKED, CorruptDataError, "is not what was written|cannot be decompressed"),
+    "not a log": (LOGS, {"map": "observation=/a.x", "fps": 1.0}, UsageError, "has no topic '/a'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_read_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+    made, options, kind, words = REFUSED[name]
+    path = made if isinstance(made, Path) else made(tmp_path)
+    with pytest.raises(kind, match=words if "|" in words else _escaped(words)) as caught:
+        rows_of(path, options)
+    assert "\n" not in caught.value.message
+
+
+def _escaped(words: str) -> str:
+    return "".join(f"\\{one}" if one in ".?()[]" else one for one in words)
+
+
+def test_an_encoding_that_is_not_read_is_named(tmp_path: Path) -> None:
+    with (tmp_path / "x.mcap").open("wb") as file:
+        writer = Writer(file)
+        writer.start(profile="", library="test")
+        channel = writer.register_channel("/a", "cbor", 0)
+        writer.add_message(channel, BEGIN, b"\xa0", BEGIN)
+        writer.finish()
+    with pytest.raises(FormatError, match="messages encoded as cbor"):
+        rows_of(tmp_path / "x.mcap", {"map": "observation=/a.x", "fps": 1.0})
+
+
+def test_a_bag_that_lacks_a_file_is_refused(tmp_path: Path) -> None:
+    bag = tmp_path / "bag"
+    shutil.copytree(LOGS / "rosbag2_mcap_episodes" / "episode_0", bag)
+    about = yaml.safe_load((bag / "metadata.yaml").read_text())
+    about["rosbag2_bagfile_information"]["relative_file_paths"].append("episode_1.mcap")
+    (bag / "metadata.yaml").write_text(yaml.safe_dump(about))
+    with pytest.raises(CorruptDataError, match="lacks episode_1"):
+        LogReader(bag, options=BAGS)
+
+
+def test_a_chunk_is_only_read_for_its_topics(tmp_path: Path) -> None:
+    """A topic is read without the others: damage in chunks that lack it is not seen."""
+    states = [(BEGIN + at * 10_000_000, {"q": [float(at)]}) for at in range(50)]
+    noise = [(BEGIN + at * 10_000_000, {"n": "x" * 500}) for at in range(50)]
+    log = json_log(tmp_path / "two.mcap", {"/q": states, "/noise": noise}, chunk_size=4000)
+    data = bytearray(log.read_bytes())
+    with log.open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    topics = {one.id: one.topic for one in summary.channels.values()}
+    for chunk in summary.chunk_indexes:
+        if {topics[one] for one in chunk.message_index_offsets} == {"/noise"}:
+            begin = chunk.chunk_start_offset + 60
+            data[begin : begin + 20] = bytes(20)
+    log.write_bytes(data)
+    (rows,), _ = rows_of(log, {"map": "observation=/q.q", "fps": 100.0})
+    assert rows["observation"].reshape(-1)[:50].tolist() == list(range(50))
+
+
+def test_alignment_of_fields_is_that_of_cdr(tmp_path: Path) -> None:
+    """Fields of all sizes after an empty list, in both byte orders."""
+    definition = "uint8 a\nfloat64[] none\nuint16 b\nstring s\nint64 c\nbool[3] flags\nfloat32 d\n"
+    for order, mark in (("<", 1), (">", 0)):
+        body = struct.pack(f"{order}B3xI", 7, 0) + struct.pack(f"{order}H2xI", 513, 4) + b"abc\0"
+        body += (
+            bytes(-len(body) % 8) + struct.pack(f"{order}q3?x", -5, True, False, True) + struct.pack(f"{order}f", 1.5)
+        )
+        message = bytes([0, mark, 0, 0]) + body
+        log = cdr_log(tmp_path / f"{mark}.mcap", "lab/msg/Odd", [message] * 2, definition=definition)
+        pairs = "observation.a=/t.a observation.b=/t.b observation.c=/t.c observation.f=/t.flags observation.d=/t.d"
+        (rows,), _ = rows_of(log, {"map": pairs, "fps": 10.0})
+        assert {key[12:]: rows[key][0].tolist() for key in rows if key.startswith("observation.")} == {
+            "a": 7, "b": 513, "c": -5, "f": [True, False, True], "d": 1.5
+        }  # fmt: skip
