@@ -228,7 +228,7 @@ class RawOptions(VerbOptions):
         "HOW",
     )
     jpeg: str | None = _reader_option(
-        "How JPEG images of RLDS are decoded: exact, or fast: the pixels that TensorFlow gives by default.", "HOW"
+        "How JPEG is decoded: exact; fast (RLDS): as TensorFlow does; opencv (ALOHA): red and blue swapped.", "HOW"
     )
     trust_pickle: bool = _reader_option(
         "Read pickled data, in a process of its own: arrays, numbers, text and plain containers, and nothing else.",

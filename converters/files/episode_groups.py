@@ -235,23 +235,28 @@ class GroupEpisode:
 
 
 class GroupRows:
-    """The rows of the columns of one episode, which come from their place in the file where that is known."""
+    """The rows of the columns of the episode `name`, which come from their place in the file where that is known."""
 
     def __init__(self, file: GroupFile, group: bytes, name: str, places: Mapping[ColumnPath, int]) -> None:
-        self._file, self._group, self._name, self._places = file, group, name, places
+        self._file, self._group, self.name, self._places = file, group, name, places
         self._opened: StoredGroup | None = None
+
+    @property
+    def stored(self) -> StoredGroup:
+        """The group, open."""
+        if self._opened is None:
+            self._opened = self._file.group(self._group, self.name)
+        return self._opened
 
     def array(self, path: ColumnPath, start: int, stop: int, form: ColumnForm) -> Array:
         """Read rows `[start, stop)` of a column as a fresh array; CorruptDataError for a damaged file."""
         place = self._places.get(path, -1)
         if place < 0:
-            if self._opened is None:
-                self._opened = self._file.group(self._group, self._name)
-            return self._opened.array(path, start, stop, form)
+            return self.stored.array(path, start, stop, form)
         rows = np.empty((stop - start, *form.shape), form.dtype)
         if rows.size:
             begin = place + start * rows.itemsize * math.prod(form.shape)
-            what = f"the rows of {column_name(path)!r} of {self._name}"
+            what = f"the rows of {column_name(path)!r} of {self.name}"
             pread_into(rows, self._file.descriptor, self._file.path, begin, what)
         return rows
 

@@ -219,6 +219,12 @@ class StoredGroup:
             self._read(path, dataset, start, rows)
         return rows
 
+    def encoded(self, path: ColumnPath, start: int, stop: int) -> list[bytes]:
+        """Read rows of a column with a file in each, such as JPEG: strings of bytes, or uint8 padded with zeros."""
+        if self.form(path).kind == "array":
+            return [row.tobytes() for row in self.array(path, start, stop)]
+        return self.strings(path, start, stop)
+
     def strings(self, path: ColumnPath, start: int, stop: int) -> list[bytes]:
         """Read rows of a `text` column (as UTF-8) or of a `bytes` column."""
         where = b"/".join((h5i.get_name(self._group), *(part.encode() for part in path)))

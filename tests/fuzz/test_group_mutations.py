@@ -1,7 +1,7 @@
-"""Files of robomimic and RoboSet with changed bytes: reading one gives its rows or one of our errors, in time.
+"""Files of robomimic, RoboSet, ALOHA, RoboTwin with changed bytes: each gives its rows or one of our errors, in time.
 
-With the damaged heaps of `test_h5_heap_mutations`, 11,000 of robomimic and 6,900 of RoboSet, each reader gets more than
-10,000 mutations in `make test-all`.
+With the damaged heaps of `test_h5_heap_mutations`, 11,000 of robomimic and 6,900 of RoboSet, each reader gets 10,000
+mutations or more in `make test-all`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from damage import LONGEST, mutated, processor_seconds
 
+from rbtool.converters.aloha.reader import AlohaReader
 from rbtool.converters.robomimic.reader import RobomimicReader
 from rbtool.converters.roboset.reader import RobosetReader
 from rbtool.core.errors import RbtoolError
@@ -22,6 +23,9 @@ DATA = Path(__file__).parents[1] / "data"
 FILES: dict[str, tuple[type[Reader], Path, int]] = {
     "low_dim": (RobomimicReader, DATA / "robomimic" / "low_dim_v15.hdf5", 1_700),
     "isaac": (RobomimicReader, DATA / "robomimic" / "isaac_stack_cube.hdf5", 1_700),
+    "mobile aloha": (AlohaReader, DATA / "aloha" / "mobile_aloha" / "episode_0.hdf5", 4_000),
+    "sim aloha": (AlohaReader, DATA / "aloha" / "sim_transfer_cube" / "episode_0.hdf5", 3_000),
+    "robotwin": (AlohaReader, DATA / "aloha" / "robotwin2" / "data" / "episode0.hdf5", 3_000),
     "roboset": (RobosetReader, DATA / "roboset" / "DAPG(expert)" / "door_v2d-v1" / "door_v2d-v1_seed1.h5", 3_400),
 }
 """A reader, a file, and how many mutations of it in `make test-all`."""

@@ -81,7 +81,7 @@ def test_sources_of_other_formats(name: str, layout: str, tmp_path: Path) -> Non
     same_bytes(DATA / name, tmp_path, workers=(2,), layout=layout)
 
 
-@pytest.mark.parametrize("name", ["robomimic", "roboset", "vd4rl", "atari"])
+@pytest.mark.parametrize("name", ["aloha", "robomimic", "roboset", "vd4rl", "atari"])
 def test_what_the_first_look_found_is_not_looked_for_again(name: str, tmp_path: Path, monkeypatch) -> None:
     files = [file for file in sorted((DATA / name).rglob("*")) if file.suffix in (".hdf5", ".h5", ".npz")]
     [source, *_] = files or [DATA / name / "Pong" / "1"]

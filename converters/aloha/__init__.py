@@ -1,0 +1,21 @@
+"""HDF5 files of ALOHA and ACT, an episode each, and of their relatives RoboTwin and RoboMIND: read."""
+
+from __future__ import annotations
+
+from ...core.declarations import FormatDeclaration
+
+__all__ = ["FORMATS"]
+
+FORMATS = (
+    FormatDeclaration(
+        name="aloha",
+        package=__name__,
+        order=19,
+        reader="reader:AlohaReader",
+        title="ALOHA",
+        found="HDF5 with action and observations/qpos, or of RoboTwin or RoboMIND; a folder of such files",
+        layout="packed",
+        ends="the file; truncated",
+        final="where stored",
+    ),
+)

@@ -1,0 +1,565 @@
+"""Reads HDF5 files of ALOHA and ACT, RoboTwin and RoboMIND: a file an episode, pictures as arrays or as JPEG.
+
+Imports h5py; never torch or OpenCV.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ...core.errors import FormatError, RbtoolError, UsageError
+from ...core.format.contracts import Array, SourceFacts
+from ...core.format.documents import dump_json, parse_json
+from ...core.format.files import read_regular
+from ...core.format.language import TASK
+from ...core.format.manifest import Dropped
+from ...core.progress import counted
+from ...core.ted.schema import ACTION, Key, Role, Timing, key_name, safe_part
+from ..files.episode_groups import (
+    GroupColumn,
+    GroupEpisode,
+    GroupFiles,
+    GroupReader,
+    GroupRows,
+    GroupSurvey,
+    MappedColumns,
+    Paths,
+    Places,
+    SurveyedColumns,
+    places_of,
+)
+from ..files.hdf5 import (
+    MARK,
+    GroupFile,
+    StoredGroup,
+    h5_files_in,
+    names_in,
+    plain_value,
+    require_whole_h5,
+)
+from ..files.images import ImageForm, decode_image, image_form, is_image, require_images
+from ..files.readers import (
+    ColumnForm,
+    ColumnPath,
+    StoredColumn,
+    column_name,
+    natural_order,
+    notes_on_identical,
+    reading,
+    why_no_key,
+)
+
+_ACTION: ColumnPath = ("action",)
+_BASE_ACTION: ColumnPath = ("base_action",)
+_LENGTHS: ColumnPath = ("compress_len",)
+_VECTOR: ColumnPath = ("joint_action", "vector")
+_JOINTS: tuple[ColumnPath, ...] = tuple(
+    ("joint_action", name) for name in ("left_arm", "left_gripper", "right_arm", "right_gripper")
+)
+_NUMBER = re.compile(r"(\d{1,18})$")
+_SINGLE = "it is a single value, not one a step"
+_SHOWN = 8
+_DEPTH = "depth"
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A family of files.
+
+    `action` are the columns of which the action is joined. With `is_next` it is that of the next row, and a file has a
+    row more than steps.
+    """
+
+    name: str
+    action: tuple[ColumnPath, ...]
+    is_next: bool = False
+
+
+_ACT = _Layout("ALOHA", (_ACTION,))
+_ROBOTWIN = _Layout("RoboTwin", (_VECTOR,), is_next=True)
+_ROBOTWIN_JOINTS = _Layout("RoboTwin", _JOINTS, is_next=True)
+_ALIGNED = _Layout("RoboTwin v1.0", ())
+_ROBOMIND = _Layout("RoboMIND", ())
+
+
+def _layout_of(file: Path) -> _Layout | None:
+    """Return the family of a file by the names of its groups; None for other files, and damaged ones."""
+    names = set(names_in(file))
+    if {"joint_action", "observation"} <= names:
+        joints = set(names_in(file, "joint_action"))
+        return _ROBOTWIN if "vector" in joints else _ROBOTWIN_JOINTS if "left_arm" in joints else None
+    if {"state", "action", "vision"} <= names:
+        return _ALIGNED
+    if "observations" not in names:
+        return None
+    inside = set(names_in(file, "observations"))
+    if "action" in names and "qpos" in inside:
+        return _ACT
+    return _ROBOMIND if "puppet" in names and inside & {"rgb_images", "depth_images"} else None
+
+
+class AlohaReader(GroupReader):
+    """A file of ALOHA, ACT, RoboTwin or RoboMIND, or a folder of them, or one with them in its folder `data`.
+
+    An episode bears the number at the end of the name of its file. `observations/qpos` becomes `observation.qpos`,
+    `observations/images/top` `observation.image.top`, `action` is the action; RoboTwin's action is the joint vector of
+    the next row. Pictures that are JPEG or PNG are decoded. Episodes end truncated.
+
+    Options: `images` may be `skip`; `jpeg` may be `opencv`, which swaps red and blue; `id` is the published dataset
+    that the files are.
+
+    Raises FormatError for files of another layout, CorruptDataError for damaged ones. An episode that does not fit the
+    others is refused once it is asked for.
+    """
+
+    option_names = frozenset({"images", "jpeg", "id"})
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        """Return whether it is a whole HDF5 file of one of the families, or the first file of a folder is one."""
+        files = _files_at(path)
+        return bool(files) and _layout_of(files[0]) is not None
+
+    def on_open(self) -> None:
+        """Look for the files; all must be whole."""
+        files = _files_at(self.path)
+        if not files:
+            raise FormatError(f"{self.path} is neither an HDF5 file nor a folder with one")
+        self._images = require_images(self.options.get("images"), known=("decode", "skip")) == "decode"
+        self._swaps = _asked_swap(self.options.get("jpeg"))
+        for file in files:
+            require_whole_h5(file)
+        layout = _layout_of(files[0])
+        if layout is None:
+            raise FormatError(f"{files[0]} has not the groups of ALOHA, RoboTwin or RoboMIND")
+        self._layout = layout
+        self.opened = GroupFiles(files)
+        self.opened.open(0)
+
+    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
+        """Look at the structure of every file, and at the first picture of each camera."""
+        found = _Files(self._layout, self._texts(), images=self._images)
+        for index, path in enumerate(self.opened.paths):
+            found.examine(index, path, self.opened)
+            progress(1)
+        columns = found.survey.finish()
+        mapped = _keys_of(columns, self._layout, found.packed, swaps=self._swaps)
+        self.columns = mapped.columns
+        self.episodes = found.episodes(_numbers_of(self.opened.paths))
+        if not self.episodes:
+            raise FormatError(f"{self.path} has no episodes with steps")
+        kept = list(self.episodes.values())
+        return SourceFacts(
+            source="aloha",
+            id=self.id_or(self.path.absolute().name if self.path.is_dir() else self.path.stem),
+            fields=self.fields,
+            episode_numbers=list(self.episodes),
+            steps=sum(episode.steps for episode in kept),
+            renamed_keys=mapped.renamed,
+            dropped_keys=tuple(sorted((*columns.dropped, *mapped.dropped, *found.dropped()), key=lambda one: one.key)),
+            notes=(
+                *found.notes(),
+                *mapped.notes,
+                *self._picture_notes(found),
+                "there are no flags: all episodes end truncated",
+                *notes_on_identical(self.opened.paths),
+            ),
+            lengths=[episode.steps for episode in kept],
+            final_missing=self.lacks_final,
+            last_terminated=[False] * len(kept) if self.lacks_final else None,
+            keeps_last=True,
+        )
+
+    def _picture_notes(self, found: _Files) -> Iterator[str]:
+        names = ", ".join(
+            sorted({path[-1] if path[-1] not in ("rgb", "colors") else path[-2] for path in found.packed})
+        )
+        if names and self._swaps:
+            yield f"red and blue of the encoded pictures ({names}) are swapped, as OpenCV decodes them (--jpeg opencv)"
+        elif names:
+            yield (
+                f"encoded pictures ({names}) are decoded with their standard meaning; recorders that gave RGB arrays "
+                "to OpenCV swapped red and blue, which files do not state: --jpeg opencv swaps them back"
+            )
+
+    def _texts(self) -> dict[str, Path]:
+        """The files with RoboTwin's instructions, by the names of the files of episodes without suffix."""
+        if not self.path.is_dir():
+            return {}
+        folder = self.path / "instructions"
+        return {file.stem: file for file in sorted(folder.glob("*.json")) if file.is_file()}
+
+    def files(self) -> list[Path]:
+        """The files of episodes, and of instructions."""
+        stems = {path.stem for path in self.opened.paths}
+        return [*self.opened.paths, *(file for stem, file in self._texts().items() if stem in stems)]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageColumn(GroupColumn):
+    """Pictures of a camera: arrays, or encoded ones, which may be padded with zeros; with `swaps`, red is blue."""
+
+    swaps: bool = False
+
+    def read(self, group: GroupRows, start: int, stop: int, steps: int) -> tuple[Array, Array | None]:
+        """Decode the pictures of steps, and those after each step where there is one after the last."""
+        if self.longer:
+            rows = self._decoded(group, start, stop + 1)
+            return rows[:-1], rows[1:]
+        return self._decoded(group, start, min(stop + 1, steps)), None
+
+    def _decoded(self, group: GroupRows, start: int, stop: int) -> Array:
+        stored = group.stored.form(self.path)
+        if stored == self.form:
+            return group.array(self.path, start, stop, self.form)
+        height, width, channels = (*self.form.shape, 1)[:3]
+        form = ImageForm(self.form.dtype, (height, width, channels))
+        found = np.empty((stop - start, height, width, channels), self.form.dtype)
+        for row, data in enumerate(group.stored.encoded(self.path, start, stop)):
+            found[row] = _picture(data, form, f"{column_name(self.path)!r} of {group.name}, row {start + row:,}")
+        if self.swaps and channels >= 3:
+            found[..., [0, 2]] = found[..., [2, 0]]
+        return found.reshape(stop - start, *self.form.shape)
+
+
+def _picture(data: bytes, form: ImageForm, what: str) -> Array:
+    """Decode a picture; some frames of RoboMIND were never encoded."""
+    height, width, channels = form.shape
+    if not is_image(data) and len(data) == height * width * channels * np.dtype(form.dtype).itemsize:
+        return np.frombuffer(data, form.dtype).reshape(form.shape)
+    return decode_image(data, form, what)
+
+
+@dataclass(frozen=True, slots=True)
+class NextRows(GroupColumn):
+    """An action that is made of columns of the row after the step, joined as one vector."""
+
+    parts: tuple[tuple[ColumnPath, ColumnForm], ...] = ()
+
+    def read(self, group: GroupRows, start: int, stop: int, steps: int) -> tuple[Array, Array | None]:
+        """Read the rows after steps `[start, stop)`."""
+        rows = [group.array(path, start + 1, stop + 1, form).reshape(stop - start, -1) for path, form in self.parts]
+        return np.concatenate(rows, axis=1, dtype=self.form.dtype), None
+
+
+@dataclass(slots=True)
+class _Episode:
+    """What was found in one file."""
+
+    index: int
+    steps: int = 0
+    text: dict[str, str] = field(default_factory=dict)
+    places: Places = ((), array("q"))
+    problem: RbtoolError | None = None
+
+
+class _Files:
+    """Looks at one file after the other; `packed` are the columns with encoded pictures."""
+
+    def __init__(self, layout: _Layout, texts: Mapping[str, Path], *, images: bool) -> None:
+        self._layout, self._texts, self._images = layout, texts, images
+        self.survey = GroupSurvey(
+            lambda path: _is_required(path, layout), (_ACTION,) if layout is _ACT else (),
+            lambda path: 1 if _is_state(path, layout) else None,
+        )  # fmt: skip
+        self.packed: set[ColumnPath] = set()
+        self._found: list[_Episode] = []
+        self._names: list[str] = []
+        self._empty: list[str] = []
+        self._cut: dict[str, int] = {}
+        self._dropped: dict[ColumnPath, str] = {}
+        self._paths: dict[Paths, Paths] = {}
+        self._real = 0
+
+    def examine(self, index: int, path: Path, files: GroupFiles) -> None:
+        """Take the structure of a file; remember what is wrong with it."""
+        one = _Episode(index)
+        self._found.append(one)
+        self._names.append(path.name)
+        try:
+            file = files.open(index)
+            if _layout_of(path) != self._layout:
+                raise FormatError(f"{path.name} has other groups than {self._names[0]}, a file of {self._layout.name}")
+            self._look_at(one, path, file)
+        except RbtoolError as error:
+            one.problem = error
+
+    def _look_at(self, one: _Episode, path: Path, file: GroupFile) -> None:
+        group = file.group(b"/", path.name)
+        stored = group.columns()
+        one.text = {**self._values(file, stored, path), **self._attributes(group), **self._instructions(path)}
+        if TASK not in one.text and (task := _first_instruction(one.text.get("instructions"))):
+            one.text[TASK] = task
+        one.places = places_of(stored, self._paths)
+        columns = self._columns(group, stored, path)
+        one.steps = self._steps(path.name, columns)
+        if one.steps <= 0:
+            self._empty.append(path.name)
+            self._found.pop()
+            return
+        self.survey.add(path.name, self._even(path.name, columns, one.steps), one.steps)
+
+    def _columns(
+        self, group: StoredGroup, stored: Mapping[ColumnPath, StoredColumn], path: Path
+    ) -> dict[ColumnPath, StoredColumn]:
+        """Return the columns with the forms of decoded pictures, without those that have nothing."""
+        found = {}
+        for name, column in stored.items():
+            if name == _LENGTHS:
+                self._dropped[name] = "encoded pictures state where they end"
+                continue
+            if column.form.why == _SINGLE:
+                continue
+            if column.form.kind == "array" and (not column.rows or 0 in column.form.shape):
+                self._dropped.setdefault(name, f"it is empty in {path.name}")
+                continue
+            if _is_picture(name, column, self._layout):
+                if not self._images:
+                    self._dropped[name] = "images are left out (--images skip)"
+                    continue
+                column = self._decoded(group, name, column, path)
+            found[name] = column
+        return found
+
+    def _decoded(self, group: StoredGroup, name: ColumnPath, column: StoredColumn, path: Path) -> StoredColumn:
+        if column.form.kind == "array" and len(column.form.shape) > 1:
+            return column
+        rows = group.encoded(name, 0, 1) if column.rows else []
+        what = f"{column_name(name)!r} of {path.name}, row 0"
+        if not rows:
+            raise FormatError(f"{what} has no picture")
+        if not is_image(rows[0]) and column.form.kind == "array":
+            return column
+        form = image_form(rows[0], what)
+        self.packed.add(name)
+        shape = form.shape if form.shape[2] > 1 else form.shape[:2]
+        return StoredColumn(ColumnForm("array", form.dtype, shape), column.rows)
+
+    def _steps(self, name: str, columns: Mapping[ColumnPath, StoredColumn]) -> int:
+        """Return the number of steps: all rows that every column has, or one less where actions are next rows."""
+        layout = self._layout
+        for path in layout.action:
+            if path not in columns:
+                raise FormatError(f"{name} has no {column_name(path)!r}")
+        states = [column.rows for path, column in columns.items() if _is_state(path, layout) and _has_rows(column)]
+        if layout.is_next:
+            return max(columns[layout.action[0]].rows - 1, 0)
+        if layout is not _ACT:
+            return min(states, default=0)
+        actions = columns[_ACTION].rows
+        if states and set(states) == {actions + 1}:
+            return actions
+        return min([actions, *states])
+
+    def _even(
+        self, name: str, columns: Mapping[ColumnPath, StoredColumn], steps: int
+    ) -> Mapping[ColumnPath, StoredColumn]:
+        """Leave rows out that other columns of an episode do not have; a note counts them."""
+        if self._layout.is_next:
+            return columns
+        rows = {path: one.rows for path, one in columns.items() if _is_required(path, self._layout) and _has_rows(one)}
+        if all(count == steps + 1 for path, count in rows.items() if _is_state(path, self._layout)):
+            return columns
+        longest = max(rows.values(), default=steps)
+        if longest > steps:
+            self._cut[name] = longest - steps
+        return {path: one._replace(rows=steps) if rows.get(path, 0) > steps else one for path, one in columns.items()}
+
+    def _attributes(self, group: StoredGroup) -> dict[str, str]:
+        found = {}
+        for name in group.attribute_names():
+            if name not in ("compress", MARK):
+                value = plain_value(group.attribute(name))
+                found[name] = value if isinstance(value, str) else dump_json(value)
+        self._real += found.get("sim") in ("false", "False", "0")
+        return found
+
+    def _values(self, file: GroupFile, stored: Mapping[ColumnPath, StoredColumn], path: Path) -> dict[str, str]:
+        """Read single values, which are texts of the episode."""
+        found = {}
+        for name, column in stored.items():
+            if column.form.why == _SINGLE:
+                with reading(f"{column_name(name)!r} of {path.name}", path):
+                    value = plain_value(file.values.dataset(column_name(name))[()])
+                found[column_name(name)] = value if isinstance(value, str) else dump_json(value)
+        return found
+
+    def _instructions(self, path: Path) -> dict[str, str]:
+        file = self._texts.get(path.stem)
+        if file is None:
+            return {}
+        document = parse_json(read_regular(file), str(file))
+        return {"instructions": dump_json(document)}
+
+    def dropped(self) -> Iterator[Dropped]:
+        """Yield the columns that were left out."""
+        for path, why in self._dropped.items():
+            yield Dropped(column_name(path), why)
+
+    def episodes(self, numbers: Sequence[int]) -> dict[int, GroupEpisode]:
+        """The episodes by number; `numbers` are those of the files."""
+        found = {}
+        for one in sorted(self._found, key=lambda one: numbers[one.index]):
+            name = self._names[one.index]
+            found[numbers[one.index]] = GroupEpisode(
+                numbers[one.index], name, one.index, b"/", one.steps, text=one.text, places=one.places,
+                problem=one.problem or self.survey.problems.get(name),
+            )  # fmt: skip
+        return found
+
+    def notes(self) -> Iterator[str]:
+        """Sentences on actions, rows and files that are left out."""
+        if self._layout.is_next:
+            yield "the action is made of the joints of the next row: an episode has a step less than rows"
+        elif self._layout is _ACT and self._real:
+            yield (
+                f"{counted(self._real, 'episode')} of a real robot: ACT trains these with the action of the row "
+                "before; rows are kept as they are"
+            )
+        elif self._layout is _ROBOMIND:
+            yield (
+                "actions are those of the master, where there is one; the authors train some robots on the puppet of "
+                "the next row"
+            )
+        if self._cut:
+            name, count = next(iter(self._cut.items()))
+            yield (
+                f"{counted(len(self._cut), 'episode')} with columns of different lengths: rows that not all have are "
+                f"left out ({counted(count, 'row')} of {name})"
+            )
+        if self._empty:
+            more = ", …" if len(self._empty) > _SHOWN else ""
+            shown = ", ".join(self._empty[:_SHOWN])
+            yield f"{counted(len(self._empty), 'episode')} without steps left out: {shown}{more}"
+
+
+def _has_rows(column: StoredColumn) -> bool:
+    return column.form.kind == "array"
+
+
+def _is_required(path: ColumnPath, layout: _Layout) -> bool:
+    return path == _BASE_ACTION or path in layout.action or _key_of(path, layout)[2] == "state" or path[0] == "action"
+
+
+def _is_state(path: ColumnPath, layout: _Layout) -> bool:
+    return _key_of(path, layout)[2] == "state"
+
+
+def _is_picture(path: ColumnPath, column: StoredColumn, layout: _Layout) -> bool:
+    """Whether a column has pictures, encoded or not."""
+    if column.form.kind in ("text", "bytes") or (column.form.dtype == "uint8" and len(column.form.shape) in (1, 3)):
+        return _key_of(path, layout)[0][:2] in (("observation", "image"), ("observation", _DEPTH))
+    return False
+
+
+def _key_of(path: ColumnPath, layout: _Layout) -> tuple[Key, Role, Timing]:
+    """Return the key of a column, its role, and when its rows are known."""
+    parts: Key = tuple(map(safe_part, path))
+    if layout is _ACT:
+        if path == _ACTION:
+            return ACTION, "action", "step"
+        if path == _BASE_ACTION:
+            return parts, "action", "step"
+        if path[:2] == ("observations", "images") and len(path) > 2:
+            return _pictures(parts[2:]), "observation", "state"
+        if path[0] == "observations" and len(path) > 1:
+            return ("observation", *parts[1:]), "observation", "state"
+    elif layout.is_next:
+        if path[0] == "observation" and len(path) > 2 and path[-1] in ("rgb", _DEPTH):
+            kind = "image" if path[-1] == "rgb" else _DEPTH
+            return ("observation", kind, *parts[1:-1]), "observation", "state"
+        return ("observation", *(parts[1:] if path[0] == "observation" else parts)), "observation", "state"
+    elif layout is _ALIGNED:
+        if path[0] == "vision" and len(path) > 2 and path[-1] in ("colors", "depths"):
+            kind = "image" if path[-1] == "colors" else _DEPTH
+            return ("observation", kind, *parts[1:-1]), "observation", "state"
+        if path[0] in ("state", "vision"):
+            return ("observation", *(parts[1:] if path[0] == "vision" else parts)), "observation", "state"
+        if path[0] == "action":
+            return parts, "action", "step"
+    else:
+        if path[:2] in (("observations", "rgb_images"), ("observations", "depth_images")) and len(path) > 2:
+            kind = "image" if path[1] == "rgb_images" else _DEPTH
+            return ("observation", kind, *parts[2:]), "observation", "state"
+        if path[0] == "puppet":
+            return ("observation", *parts), "observation", "state"
+        if path[0] == "master":
+            return ("action", *parts[1:]), "action", "step"
+    return ("info", *parts), "info", "step"
+
+
+def _pictures(parts: Key) -> Key:
+    kind = _DEPTH if parts[-1].endswith(f"_{_DEPTH}") else "image"
+    return ("observation", kind, *parts)
+
+
+def _keys_of(
+    found: SurveyedColumns, layout: _Layout, packed: set[ColumnPath], *, swaps: bool
+) -> MappedColumns:  # fmt: skip
+    """Give every column its key."""
+    mapped, taken = MappedColumns(), []
+    if layout.is_next and found.required:
+        parts = tuple((path, found.required[path]) for path in layout.action if path in found.required)
+        size = sum(int(np.prod(form.shape, dtype=np.int64)) for _, form in parts)
+        dtype = np.result_type(*(form.dtype for _, form in parts)).name
+        form = ColumnForm("array", dtype, (size,))
+        mapped.columns.append(NextRows(layout.action[0], ACTION, "action", "step", form, parts=parts))
+        taken.append(ACTION)
+    for path, form in sorted({**found.required, **found.others}.items()):
+        key, role, timing = _key_of(path, layout)
+        if why := why_no_key(key, taken, "column"):
+            mapped.dropped.append(Dropped(column_name(path), why))
+            continue
+        taken.append(key)
+        longer = path in found.longer
+        if path in packed:
+            mapped.columns.append(ImageColumn(path, key, role, timing, form, longer=longer, swaps=swaps))
+        else:
+            mapped.columns.append(GroupColumn(path, key, role, timing, form, longer=longer))
+        if key_name(key) != column_name(path):
+            mapped.renamed[column_name(path)] = key_name(key)
+    return mapped
+
+
+def _asked_swap(choice: object) -> bool:
+    if choice not in (None, "exact", "opencv"):
+        raise UsageError(f"--jpeg is {str(choice)!r}, expected exact or opencv")
+    return choice == "opencv"
+
+
+def _first_instruction(text: str | None) -> str:
+    """Return the first instruction of a list, or of those that are `seen`."""
+    if text is None:
+        return ""
+    try:
+        found = parse_json(text, "instructions")
+    except FormatError:
+        return text
+    found = found.get("seen") if isinstance(found, dict) else found
+    first = found[0] if isinstance(found, list) and found else found
+    return first if isinstance(first, str) else ""
+
+
+def _numbers_of(files: Sequence[Path]) -> list[int]:
+    """Return the number at the end of the name of each file; else places, where not all have one of their own."""
+    found = [match and int(match[1]) for match in (_NUMBER.search(file.stem) for file in files)]
+    if None in found or len(set(found)) < len(found):
+        return list(range(len(files)))
+    return [number for number in found if number is not None]
+
+
+def _files_at(path: Path) -> list[Path]:
+    """The file itself, or all HDF5 files in a folder or in its folder `data`, in natural order."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        return []
+    folders = (path, path / "data")
+    found = next((found for folder in folders if folder.is_dir() and (found := list(h5_files_in(folder)))), [])
+    return sorted(found, key=lambda file: natural_order(file.name))
