@@ -75,7 +75,7 @@ def preprocess(asked: PreprocessOptions) -> PreprocessResult:
         replay_filters: repeat its choice of episodes and rows, too.
         num_workers: processes; 0: this one alone. Default: one per core.
         chunk_size: rows of a call. Default: 16 chunks or more, of 256 rows at least and 16 MB at most.
-        num_frames: take only the first steps; an episode cut there is marked truncated.
+        num_frames: take only the first steps; an episode cut there is marked truncated; not with `resample`.
         resume: continue an interrupted run.
         keep_going: if a chunk fails, finish the others before the error is raised.
         timeout: seconds after which a chunk is ended.
@@ -181,6 +181,9 @@ def _processor(reader: StepReader, asked: PreprocessOptions) -> Processor:
     remarks = different_past(replay, reader.manifest) if replay is not None else ()
     if replay is not None and not asked.replay_filters:
         remarks += filters_left_out(replay)
+    made = [operation.name for operation in program.on_rows if operation.makes_rows]
+    if made and asked.num_frames is not None:  # events of the first row that is cut off would be in the last one
+        raise UsageError(f"num_frames would cut an episode that {made[0]} makes rows of", hint="use two runs")
     return ProgramProcessor(program.settled(reader), reader.fields, remarks, None, reader.path)
 
 

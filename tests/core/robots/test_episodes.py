@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import rbtool
 from rbtool.core.errors import UsageError
 from rbtool.core.format.contracts import Piece
+from rbtool.core.open_steps import open_steps
 from rbtool.core.preprocess.operations.built_in import Rename
 from rbtool.core.preprocess.operations.program import Program, ProgramProcessor, pipeline_text, program_of
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context
@@ -287,6 +288,16 @@ def test_the_rate_that_metadata_state_is_changed(tmp_path):
     documents = Resample(5.0).documents({"meta/info.json": b'{"fps": 10, "a": 1}', "other.json": b"{}"})
     assert json.loads(documents["meta/info.json"]) == {"fps": 5.0, "a": 1}
     assert documents["other.json"] == b"{}"
+
+
+def test_the_first_steps_are_taken_in_a_run_of_their_own(tmp_path):
+    here = arm(tmp_path / "0", [(np.zeros((13, 2)), np.zeros(12))], text=EVENTS)
+    with pytest.raises(UsageError, match="num_frames would cut an episode that resample makes rows of"):
+        rbtool.preprocess(here, None, tmp_path / "1", operations={"resample": "5"}, num_frames=7)
+    cut = rbtool.preprocess(here, None, tmp_path / "1", operations={"retime": 10}, num_frames=7, num_workers=0)
+    rbtool.preprocess(cut.path, None, tmp_path / "2", operations={"resample": "5"}, num_workers=0)
+    with open_steps(tmp_path / "2") as reader:
+        assert "late" not in reader.episode_text[0]["language_events"]
 
 
 def test_persistent_language_that_differs_by_frame_is_not_resampled():
