@@ -22,5 +22,6 @@ FORMATS = (
         ends="meta/episode_ends; truncated",
         final="no",
         extra="zarr",
+        keeps_video=True,
     ),
 )

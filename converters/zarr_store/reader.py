@@ -13,11 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import FormatError, UsageError, did_you_mean
+from ...core.encodings.video import VideoFile
+from ...core.errors import CorruptDataError, FormatError, RbtoolError, UsageError, did_you_mean
 from ...core.format.contracts import Array, SourceFacts
+from ...core.format.converter import refuse_damaged
 from ...core.format.documents import dump_json
+from ...core.format.files import LEAVES_OUT, digest_file
 from ...core.format.language import TASK
 from ...core.format.manifest import Dropped
+from ...core.format.videos import VIDEO_SUFFIX, VIDEOS_KEPT, index_name, reference_field, video_id, video_name
 from ...core.progress import counted
 from ...core.ted.schema import (
     ACTION,
@@ -35,7 +39,8 @@ from ...core.ted.schema import (
     safe_part,
 )
 from ..files.hdf5 import MARK
-from ..files.readers import ColumnEpisode, ColumnReader, EpisodeColumn, ReadRows, why_no_key
+from ..files.images import require_images
+from ..files.readers import ColumnEpisode, ColumnReader, EpisodeColumn, ReadRows, natural_order, why_no_key
 from .store import ENDS, StoreFiles, ZarrArray, arrays_of, is_store
 
 DATA = "data/"
@@ -67,6 +72,26 @@ class _Action:
     is_next: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Take:
+    """The video of a camera in an episode: its file, the frame of each row and, if it is kept, its id and its index."""
+
+    path: Path
+    frames: Array
+    shape: tuple[int, ...]
+    number: int = 0
+    index: bytes = b""
+
+
+@dataclass(slots=True)
+class _Takes:
+    """The takes of each camera by episode, what is wrong with an episode, and how many rows are behind their frames."""
+
+    cameras: dict[str, dict[int, _Take]] = field(default_factory=dict)
+    damaged: dict[int, RbtoolError] = field(default_factory=dict)
+    held: int = 0
+
+
 @dataclass(slots=True)
 class _Found:
     """What is read of a store, and sentences on it."""
@@ -86,15 +111,18 @@ class ZarrReader(ColumnReader):
     `stage` and UMI's start and end poses are infos; any other array of numbers is `observation.NAME`. Text that is one
     in each episode is its text. Episodes end truncated.
 
-    Options: `map` may be `action=NAME,…`, which joins arrays of a row, or `action=next:NAME,…`, which joins them of the
-    row after it: the last row of an episode is then the observation after its last step. `id` is the published dataset
-    that the store is.
+    Videos of a real robot are kept where the folder around the store is read: rows refer to the frames shown at their
+    `timestamp`, the first that is not before it.
+
+    Options: `images` is what becomes of such videos, `keep`, `decode` or `skip`. `map` may be `action=NAME,…`, which
+    joins arrays of a row, or `action=next:NAME,…`, which joins them of the row after it: the last row of an episode is
+    then the observation after its last step. `id` is the published dataset that the store is.
 
     Raises FormatError for ends that are none, arrays that are shorter than they state, and codecs that are not known;
     CorruptDataError for damaged chunks.
     """
 
-    option_names = frozenset({"map", "id"})
+    option_names = frozenset({"map", "images", "id"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
@@ -107,6 +135,9 @@ class ZarrReader(ColumnReader):
         if store is None:
             raise FormatError(f"{self.path} is neither a Zarr store with {ENDS} nor a folder with exactly one")
         self._action = _asked_action(self.options.get("map"))
+        self._images = require_images(self.options.get("images"), known=("keep", "decode", "skip"))
+        self._takes: _Takes | None = None
+        self._open: dict[str, VideoFile] = {}
         self._store = StoreFiles(store)
         try:
             self._look()
@@ -148,10 +179,10 @@ class ZarrReader(ColumnReader):
 
     def _take_data(self, arrays: Mapping[str, ZarrArray], ends: Array) -> None:
         rows = int(ends[-1]) if len(ends) else 0
-        kept = {name: one for name, one in arrays.items() if one.shape and one.form.kind != "odd"}
+        kept = {name: one for name, one in arrays.items() if not _why_not(one)}
         for name, one in arrays.items():
-            if name not in kept:
-                self._found.dropped.append(Dropped(DATA + name, one.form.why or "it is a single value, not one a row"))
+            if why := _why_not(one):
+                self._found.dropped.append(Dropped(DATA + name, why))
         short = {name: one.rows for name, one in kept.items() if one.rows < rows}
         if short:
             name, count = next(iter(short.items()))
@@ -258,11 +289,19 @@ class ZarrReader(ColumnReader):
             return
         self._found.types[name.removeprefix(META)] = "" if one.form.kind == "text" else one.form.dtype.str
         values = one.texts(0, episodes) if one.form.kind == "text" else [
-            dump_json(value) if not isinstance(value, float) else repr(value)
+            repr(value) if isinstance(value, float | complex) else dump_json(value)
             for value in one.whole().reshape(episodes).tolist()
         ]  # fmt: skip
         for texts, value in zip(self._found.texts, values, strict=True):
             texts.setdefault(_text_name(name.removeprefix(META)), str(value))
+
+    def survey_state(self) -> _Takes | None:
+        """Return what was found in the videos."""
+        return self._takes
+
+    def take_survey(self, state: _Takes) -> None:
+        """Take over what was found in the videos."""
+        self._take_videos(state)
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """State what was found when it was opened."""
@@ -271,9 +310,10 @@ class ZarrReader(ColumnReader):
             raise FormatError(
                 f"{self._store.path} has no episodes with steps: {ENDS} has {len(self.episodes):,} values"
             )
+        self._take_videos(self._look_at_videos())
         found = self._found
         name = self._store.path.name.removesuffix(".zip").removesuffix(".zarr")
-        notes = [*found.notes, "there are no flags: all episodes end truncated", *self._beside()]
+        notes = [*found.notes, "there are no flags: all episodes end truncated", *self._video_notes()]
         documents = {}
         if types := {name: one for name, one in found.types.items() if one}:
             documents[META_TYPES] = (dump_json(types, indent=1) + "\n").encode()
@@ -290,22 +330,139 @@ class ZarrReader(ColumnReader):
             if found := {name: value for name, value in stated.items() if name not in (OURS, MARK)}:
                 yield node, found
 
-    def _beside(self) -> Iterator[str]:
-        """Name videos of a real robot, which Diffusion Policy keeps beside the store."""
-        videos = self._store.path.parent / "videos"
-        if not videos.is_dir():
-            return
-        count = sum(1 for _ in videos.glob("*/*.mp4"))
-        if count:
-            yield f"{counted(count, 'video')} in {videos} beside the store are left out"
+    @property
+    def _folder_of_videos(self) -> Path:
+        return self._store.path.parent / "videos"
+
+    def _video_notes(self) -> Iterator[str]:
+        takes, folder = self._takes, self._folder_of_videos
+        if takes is not None and takes.cameras:
+            if self._images == "keep":
+                yield f"{VIDEOS_KEPT} ({', '.join(takes.cameras)})"
+            if takes.held:
+                yield f"{counted(takes.held, 'row')} at the end of videos have the last frame, less than a step before"
+        elif folder.is_dir() and (count := sum(1 for _ in folder.glob(f"*/*{VIDEO_SUFFIX}"))):
+            how = "--images skip" if self._images == "skip" else "rows have no timestamp"
+            if self.path == self._store.path:
+                how = f"rbtool convert {folder.parent} reads them, too"
+            yield f"{counted(count, 'video')} in {folder} beside the store left out: {how}"
+
+    def _look_at_videos(self) -> _Takes:
+        """Find the frames of all rows in the videos beside the store, where the folder around it is read."""
+        takes = _Takes()
+        if self.path == self._store.path or self._images == "skip" or not self._folder_of_videos.is_dir():
+            return takes
+        stamps = next((one for one in self.columns if one.field.key == _TIME), None)
+        numbers = [number for number, one in enumerate(self.episodes) if one.length]
+        folders = {number: self._folder_of_videos / str(number) for number in numbers}
+        found = {number: sorted(folder.glob(f"*{VIDEO_SUFFIX}")) for number, folder in folders.items()}
+        names = sorted({file.stem for files in found.values() for file in files}, key=natural_order)
+        if stamps is None or not names:
+            return takes
+        takes.cameras = {name: {} for name in names}
+        for number in numbers:
+            rows = self.episodes[number].length + self.episodes[number].observed
+            times = stamps.read(number, 0, rows).reshape(rows).astype(np.float64)
+            try:
+                for name in names:
+                    path = folders[number] / f"{name}{VIDEO_SUFFIX}"
+                    take, held = _take_of(path, times - times[0], keep=self._images == "keep")
+                    first = next(iter(takes.cameras[name].values()), take)
+                    if take.shape != first.shape:
+                        raise FormatError(f"{path} has frames {list(take.shape)}, and {first.path} {list(first.shape)}")
+                    takes.cameras[name][number] = take
+                    takes.held += held
+            except RbtoolError as error:
+                error.hint = error.hint or f"--images skip takes the steps without images{LEAVES_OUT}"
+                takes.damaged[number] = error
+        return takes
+
+    def _take_videos(self, takes: _Takes) -> None:
+        """Add the columns of the cameras."""
+        self._takes = takes
+        self.columns = list(self._found.columns)
+        for name, known in takes.cameras.items():
+            if not known:
+                continue
+            pixels = Field(
+                ("observation", "image", safe_part(name)), "uint8", next(iter(known.values())).shape, "observation"
+            )
+            kept = reference_field(pixels) if self._images == "keep" else pixels
+            self.columns.append(EpisodeColumn(kept, "state", self._frames_of(name, known)))
+
+    def _frames_of(self, name: str, known: Mapping[int, _Take]) -> ReadRows:
+        """Return what refers to the frames of a camera, or decodes them."""
+
+        def read(number: int, start: int, stop: int) -> Array:
+            take = known[number]
+            frames = take.frames[start:stop]
+            if take.index:
+                return np.stack((np.full(len(frames), take.number), frames), axis=1)
+            video = self._open.get(name)
+            if video is None or video.path != take.path:
+                if video is not None:
+                    video.close()
+                video = self._open[name] = VideoFile(take.path)
+            return video.read(frames)
+
+        return read
+
+    def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
+        """Raise what is wrong with the videos of the first of these episodes that have damaged ones."""
+        refuse_damaged(numbers, {} if self._takes is None else self._takes.damaged)
+
+    def videos_of(self, numbers: Sequence[int]) -> dict[str, Path | bytes]:
+        """The videos of these episodes that are kept, and their indexes."""
+        found: dict[str, Path | bytes] = {}
+        chosen = set(numbers)
+        for number, take in self._all_takes():
+            if number in chosen and take.index:
+                found[video_name(take.number)] = take.path
+                found[index_name(take.number)] = take.index
+        return found
+
+    def _all_takes(self) -> Iterator[tuple[int, _Take]]:
+        for known in {} if self._takes is None else self._takes.cameras.values():
+            yield from known.items()
 
     def files(self) -> list[Path]:
-        """All files of the store."""
-        return self._store.files()
+        """All files of the store, and the videos that are read."""
+        return [*self._store.files(), *sorted({take.path for _, take in self._all_takes()})]
 
     def on_close(self) -> None:
-        """Close the zip file."""
+        """Close the zip file and the videos."""
         self._store.close()
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+_EARLY = 1e-4
+"""How much before the time of a row its frame may be, in seconds: both are sums of floats."""
+
+
+def _take_of(path: Path, times: Array, *, keep: bool) -> tuple[_Take, int]:
+    """Find the frames of rows at these times in a video, and count the rows behind the last frame.
+
+    As in Diffusion Policy the frame of a row is the first that is not before it. A recording may end between the last
+    frame and the last row: that has the last frame, if it is less than a step away. Raises FormatError where it is not.
+    """
+    if not path.is_file():
+        raise CorruptDataError(f"{path} is missing: the other episodes have a video of that camera")
+    if len(times) and not (np.diff(times) > 0).all():
+        raise FormatError(f"the timestamp of an episode does not ascend: its frames in {path} cannot be found")
+    with VideoFile(path) as video:
+        index = video.index
+        known = index.times
+        frames = np.searchsorted(known, times - _EARLY)
+        held = int((frames == len(known)).sum())
+        step = float(np.diff(times).max(initial=0.0))
+        if not len(known) or (held and times[-1] - known[-1] >= max(step, _EARLY)):
+            last = f"the last of {len(known):,} frames is at {known[-1]:.3f} s" if len(known) else "it has no frames"
+            raise FormatError(f"{path}: {last}, and the last row at {times[-1]:.3f} s")
+        frames = np.minimum(frames, len(known) - 1).astype(np.int64)
+        if not keep:
+            return _Take(path, frames, video.shape), held
+        return _Take(path, frames, video.shape, video_id(digest_file(path)), index.to_bytes()), held
 
 
 def _store_at(path: Path) -> Path | None:
@@ -344,6 +501,13 @@ def _ends_of(array: ZarrArray, path: Path) -> Array:
 
 def _role(key: Key) -> Role:
     return "info" if key == _TIME else role_of(key)
+
+
+def _why_not(one: ZarrArray) -> str:
+    """Return why an array has no rows that can be kept; empty where it has."""
+    if one.form.why or not one.shape:
+        return one.form.why or "it is a single value, not one a row"
+    return "its rows are empty" if 0 in one.shape[1:] else ""
 
 
 def _is_reward(one: ZarrArray) -> bool:

@@ -13,6 +13,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
+from lerobot_files import decoded, picture, write_video
 
 import rbtool
 from rbtool.converters.zarr_store.reader import ZarrReader
@@ -280,11 +281,59 @@ def test_a_folder_around_one_store_and_videos_beside_it(tmp_path: Path) -> None:
     write(tmp_path / "run" / "replay_buffer.zarr", some(), [4, 11])
     (tmp_path / "run" / "videos" / "0").mkdir(parents=True)
     (tmp_path / "run" / "videos" / "0" / "1.mp4").write_bytes(b"?")
-    for path in (tmp_path / "run", tmp_path / "run" / "replay_buffer.zarr"):
+    for path, why in ((tmp_path / "run", "no timestamp"), (tmp_path / "run" / "replay_buffer.zarr", "rbtool convert")):
         facts, _ = read(path)
-        assert any(note.startswith("1 video in ") for note in facts.notes)
+        assert any(note.startswith("1 video in ") and why in note for note in facts.notes)
     write(tmp_path / "run" / "other.zarr", some(), [4, 11])
     assert not ZarrReader.recognises(tmp_path / "run")
+
+
+def real_robot(folder: Path, lengths: tuple[int, ...] = (5, 4), cameras: int = 2, *, short: int = 0) -> list[list[Any]]:
+    """Write a store of 10 rows a second with videos of 30 frames a second, and return the pictures of all frames."""
+    times = [1.7e9 + 60 * number + np.arange(length) / 10 for number, length in enumerate(lengths)]
+    rows = np.arange(sum(lengths) * 6.0).reshape(-1, 6)
+    data = {"timestamp": np.concatenate(times), "action": rows, "robot_eef_pose": rows + 1}
+    write(folder / "replay_buffer.zarr", data, np.cumsum(lengths))
+    shown = []
+    for number, length in enumerate(lengths):
+        for camera in range(cameras):
+            pictures = [picture(40 * camera + 7 * number + frame) for frame in range(3 * length - 2 - short)]
+            write_video(folder / "videos" / str(number) / f"{camera}.mp4", pictures, fps=30)
+            shown.append(decoded(folder / "videos" / str(number) / f"{camera}.mp4"))
+    return shown
+
+
+def test_videos_of_a_real_robot(tmp_path: Path) -> None:
+    shown = real_robot(tmp_path / "run")
+    _, found = read(tmp_path / "run", images="decode")
+    for take, pictures in enumerate(shown):
+        given = found[f"observation.image.{take % 2}"][take // 2]
+        assert given.tolist() == np.stack(pictures[::3]).tolist()
+    facts, found = read(tmp_path / "run")
+    assert np.concatenate(found["video.observation.image.1"])[:, 1].tolist() == [0, 3, 6, 9, 12, 0, 3, 6, 9]
+    assert len(facts.videos) == 8
+    for workers in (0, 2):
+        made = rbtool.convert(tmp_path / "run", tmp_path / f"out{workers}", num_workers=workers)
+        assert rbtool.check(made.path, full=True).errors == 0
+    skipped, found = read(tmp_path / "run", images="skip")
+    assert not any("image" in key for key in found)
+    assert any("4 videos in" in note for note in skipped.notes)
+
+
+def test_videos_that_do_not_fit_the_rows(tmp_path: Path) -> None:
+    real_robot(tmp_path / "held", cameras=1, short=2)
+    facts, found = read(tmp_path / "held")
+    assert found["video.observation.image.0"][0][:, 1].tolist() == [0, 3, 6, 9, 10]
+    assert any("2 rows at the end of videos have the last frame" in note for note in facts.notes)
+    real_robot(tmp_path / "short", cameras=1, short=4)
+    with pytest.raises(FormatError, match=r"the last row at 0\.400 s") as caught:
+        read(tmp_path / "short")
+    assert "--images skip" in str(caught.value.hint)
+    real_robot(tmp_path / "gone")
+    (tmp_path / "gone" / "videos" / "1" / "0.mp4").unlink()
+    with pytest.raises(CorruptDataError, match="is missing"):
+        read(tmp_path / "gone")
+    assert rbtool.convert(tmp_path / "gone", tmp_path / "out", skip_bad=True).episodes == 1
 
 
 def test_a_chunk_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
