@@ -64,7 +64,7 @@ _JOINTS: tuple[ColumnPath, ...] = tuple(
 )
 _NUMBER = re.compile(r"(\d{1,18})$")
 _SINGLE = "it is a single value, not one a step"
-_SHOWN = 8
+_SHOWN = _LOOKED_AT = 8
 _DEPTH = "depth"
 
 
@@ -122,25 +122,22 @@ class AlohaReader(GroupReader):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is a whole HDF5 file of one of the families, or the first file of a folder is one."""
-        files = _files_at(path)
-        return bool(files) and _layout_of(files[0]) is not None
+        """Return whether it is a whole HDF5 file of one of the families, or one of the first in a folder is."""
+        return any(_layout_of(file) is not None for file in _files_at(path)[:_LOOKED_AT])
 
     def on_open(self) -> None:
-        """Look for the files; all must be whole."""
+        """Look for the files, of which one that can be read says what family they are."""
         files = _files_at(self.path)
         if not files:
             raise FormatError(f"{self.path} is neither an HDF5 file nor a folder with one")
         self._images = require_images(self.options.get("images"), known=("decode", "skip")) == "decode"
         self._swaps = _asked_swap(self.options.get("jpeg"))
-        for file in files:
-            require_whole_h5(file)
-        layout = _layout_of(files[0])
+        layout = next(filter(None, map(_layout_of, files)), None)
         if layout is None:
+            require_whole_h5(files[0])
             raise FormatError(f"{files[0]} has not the groups of ALOHA, RoboTwin or RoboMIND")
         self._layout = layout
         self.opened = GroupFiles(files)
-        self.opened.open(0)
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """Look at the structure of every file, and at the first picture of each camera."""
@@ -283,9 +280,10 @@ class _Files:
         self._found.append(one)
         self._names.append(path.name)
         try:
+            require_whole_h5(path)
             file = files.open(index)
             if _layout_of(path) != self._layout:
-                raise FormatError(f"{path.name} has other groups than {self._names[0]}, a file of {self._layout.name}")
+                raise FormatError(f"{path.name} has other groups than the files of {self._layout.name} beside it")
             self._look_at(one, path, file)
         except RbtoolError as error:
             one.problem = error

@@ -174,7 +174,9 @@ class ZarrExporter(RowSink):
             fs.fsync(file.descriptor, target)
 
     def _fill(self, target: _Target, progress: Callable[[int], None]) -> None:
-        for group in ("", DATA, META):
+        parents = (name.split("/")[:end] for name in self._names for end in range(1, name.count("/") + 1))
+        inner = dict.fromkeys(f"{DATA}{'/'.join(parts)}/" for parts in parents)
+        for group in ("", DATA, META, *inner):
             target.put(f"{group}{GROUP_2}", _document({"zarr_format": 2}))
         target.put(ATTRIBUTES_2, _document({MARK: _FORMAT}))
         self._write(target, ENDS, np.cumsum(self.chosen.table.length).astype(np.int64), lambda count: None)

@@ -254,6 +254,14 @@ def test_what_else_is_in_a_store(tmp_path: Path) -> None:
     assert [text["language_instruction"] for text in texts] == ["pick", "é", "place"]
     assert [text["success"] for text in texts] == ["true", "false", "true"]
     assert rbtool.convert(path, tmp_path / "out").steps == 8  # there are rewards: a last row is no step
+    rbtool.convert(path, tmp_path / "ted", final_step="repeat")
+    rbtool.export(tmp_path / "ted", tmp_path / "b.zarr")
+    one, other = (zarr.open_group(folder, mode="r") for folder in (path, tmp_path / "b.zarr"))
+    for name in ("data/obs/deep/x", "data/reward", "data/done", "data/timestamp", "data/action", "meta/success"):
+        assert other[name].dtype == one[name].dtype
+        assert other[name][:].tolist() == one[name][:].tolist()
+    assert other["meta/language_instruction"][:].tolist() == ["pick", "é", "place"]
+    assert isinstance(other["data/obs"], zarr.Group)
 
 
 @pytest.mark.parametrize("folder", ["", "some/a.zarr/"])
