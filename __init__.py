@@ -62,6 +62,7 @@ _NAMES = {
     "Verbs": {
         ".core.preprocess.functions": "CloudpickleWrapper",
         ".core.preprocess.preprocess": "preprocess",
+        ".core.recording.repair": "repair",
         ".core.verbs": "cache checkpoint",
         ".core.verbs.check": "check",
         ".core.verbs.clean": "clean",
@@ -79,7 +80,6 @@ _NAMES = {
         ".core.verbs.mix": "mix",
         ".core.verbs.plot": "plot",
         ".core.verbs.record": "record",
-        ".core.verbs.repair": "repair",
         ".core.verbs.report": "report",
         ".core.verbs.sample": "sample",
         ".core.verbs.schema": "schema",

@@ -74,6 +74,7 @@ from .core.preprocess.functions import CloudpickleWrapper as CloudpickleWrapper
 from .core.preprocess.preprocess import preprocess as preprocess
 from .core.recording.environments import RecordEpisodes as RecordEpisodes
 from .core.recording.environments import RecordVectorEpisodes as RecordVectorEpisodes
+from .core.recording.repair import repair as repair
 from .core.recording.rollouts import record_rollout as record_rollout
 from .core.robots.deployment import ActionMapping as ActionMapping
 from .core.robots.deployment import action_space as action_space
@@ -219,7 +220,6 @@ from .core.verbs.migrate import migrate as migrate
 from .core.verbs.mix import mix as mix
 from .core.verbs.plot import plot as plot
 from .core.verbs.record import record as record
-from .core.verbs.repair import repair as repair
 from .core.verbs.report import report as report
 from .core.verbs.sample import sample as sample
 from .core.verbs.schema import schema as schema

@@ -15,7 +15,7 @@ from .help import Example
 from .options import FromFormat, ReaderOptions, Root, ends, verb
 from .output import Output
 from .several import SomeDatasets, of_each, require_datasets
-from .text import Cell, Line, Style, Styled, Table, folded
+from .text import Cell, Line, Style, Styled, Table, first_of, folded
 
 if TYPE_CHECKING:
     from ..core.ted.rules import Finding
@@ -31,8 +31,6 @@ EXAMPLES = (
     Example("rbtool check --rules", "what is checked"),
 )
 _INDENT = 4
-MOST = 10
-"""The findings of one rule that are shown; `--json` has all."""
 _COLOURS: Mapping[str, Style] = {"error": "red", "warning": "yellow"}
 
 
@@ -190,13 +188,8 @@ def _kind(finding: Finding) -> tuple[str, ...]:
 def _finding_rows(same: Sequence[Finding]) -> Iterator[Line]:
     """Yield a row for each of the first findings of a rule, one for the number of the others, and why they matter."""
     severity, rule, name = _kind(same[0])
-    more = len(same) - MOST
-    shown = same if more <= 1 else same[:MOST]
     one_way = len({finding.mend for finding in same}) == 1
-    texts = [finding.message if one_way else _joined(finding.message, finding.mend) for finding in shown]
-    if more > 1:
-        texts.append(f"and {more:,} more, which --json lists")
-    for text in texts:
+    for text in first_of([one.message if one_way else _joined(one.message, one.mend) for one in same]):
         yield [Styled(severity, _COLOURS[severity]), Styled(rule, "bold"), name, text]
     if why := _joined(same[0].why, same[0].mend if one_way else ""):
         yield ["", "", "", why]

@@ -10,12 +10,11 @@ import typer
 
 from ..core.progress import counted
 from ..core.verbs.options import CleanOptions
-from .check import MOST
 from .failures import stdout_to_stderr
 from .help import Example
 from .options import Dataset, OptionGroup, show_published, verb
 from .output import Output
-from .text import Line, Styled, Table
+from .text import Line, Styled, Table, first_of
 
 if TYPE_CHECKING:
     from ..core.verbs.clean import CleanResult
@@ -70,9 +69,6 @@ def lines(result: CleanResult, width: int | None = None) -> list[Line]:
         found.append(("left", left.rule, left.name, "; ".join(filter(None, (left.message, left.why, mend)))))
     rows: list[Line] = []
     for (what, rule, name), same in groupby(found, key=lambda one: one[:3]):
-        texts = [text for *_, text in same]
-        more = len(texts) - MOST
-        if more > 1:
-            texts[MOST:] = [f"and {more:,} more, which --json lists"]
+        texts = first_of([text for *_, text in same])
         rows += [[Styled(what, _COLOURS.get(what, "dim")), Styled(rule, "bold"), name, text] for text in texts]
     return list(Table(rows).lines(width)) if rows else [["nothing was found that is to be changed"]]

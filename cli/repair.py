@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,6 @@ from ..core.progress import readable_size as size
 from .help import Example
 from .options import DryRun, verb
 from .output import Output
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = (
     Example("rbtool repair ./recording", "make a dataset of all episodes that were finished"),
@@ -37,7 +34,7 @@ def repair(
 
     Keeps the longest valid prefix: a crash loses the unfinished episode, and nothing else.
     """
-    from ..core.verbs.repair import repair as run
+    from ..core.recording.repair import repair as run
 
     with out.progress() as progress:
         result = run(path, yes=yes, dry_run=dry_run, progress=progress)

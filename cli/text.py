@@ -157,6 +157,12 @@ def _joined(letters: Sequence[Styled]) -> list[Cell]:
     return [Styled("".join(letter.text for letter in group), style) for style, group in same]
 
 
+def first_of(texts: Sequence[str], most: int = 10) -> list[str]:
+    """Return the first of many texts, and how many more `--json` lists."""
+    more = len(texts) - most
+    return [*texts] if more <= 1 else [*texts[:most], f"and {more:,} more, which --json lists"]
+
+
 def ago(seconds: float) -> str:
     """Format an age: `3 days ago`; under a minute `just now`."""
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):

@@ -146,7 +146,7 @@ def test_a_key_of_long_numbers_is_compared_exactly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [1, 1 << 18])
 def test_a_key_in_two_forms_is_refused(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rbtool.converters.table.boundaries._BLOCK_ROWS", rows)
+    monkeypatch.setattr("rbtool.converters.table.reader._BLOCK_ROWS", rows)
     cells = ["007", "007", "08", " 08", "10"]
     for more, place in ([], None), (["010"], "'010' in line 7 after '10'"), (["11", "10"], "come again"):
         keys = [*cells, *more]

@@ -27,7 +27,7 @@ from strikes import course_of
 
 from rbtool.core.errors import FormatError
 from rbtool.core.recording.environments import RecordEpisodes
-from rbtool.core.verbs.repair import repair
+from rbtool.core.recording.repair import repair
 
 EPISODES = 4
 PLAN = ((2, "terminated"), (1, "truncated"), (3, "both"))

@@ -29,7 +29,7 @@ from rbtool.core.errors import FormatError
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.open_steps import open_steps
-from rbtool.core.verbs.repair import repair
+from rbtool.core.recording.repair import repair
 
 
 def record(ted: Path, dest: Path, safe: Path) -> None:

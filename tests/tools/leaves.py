@@ -73,7 +73,7 @@ _LEAVES = {
     "check": Leaf(("core/verbs/check", "cli/check"), "`rbtool check`"),
     "doctor": Leaf(("core/doctor",), "rules of `rbtool check` about behaviour: stuck joints, frozen cameras, copies"),
     "clean": Leaf(("core/verbs/clean", "cli/clean"), "`rbtool clean`"),
-    "repair": Leaf(("core/verbs/repair", "cli/repair"), "`rbtool repair`"),
+    "repair": Leaf(("cli/repair",), "`rbtool repair`"),
     "checkpoint": Leaf(("core/verbs/checkpoint", "cli/checkpoint"), "`rbtool checkpoint`"),
     "cache": Leaf(("core/verbs/cache", "cli/cache"), "`rbtool cache`"),
     "list": Leaf(("core/verbs/list", "cli/list"), "`rbtool list`"),
