@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from .format.locate import KnownNames, find_dataset, storage_root, substitution_
 from .format.manifest import ENV_METADATA, Manifest, has_manifest
 from .format.staging import Staging, mend, remove_dataset
 from .open_steps import open_steps
+from .options import PathLike
 from .samplers.sample_units import SampleUnit
 from .storages.base import Storage
 from .storages.packed import PackedStorage
@@ -55,7 +55,7 @@ class SourceFolder:
     trusted: bool = False
 
     @classmethod
-    def below(cls, source: str, root: str | os.PathLike[str] | None, *, trusted: bool = False) -> SourceFolder:
+    def below(cls, source: str, root: PathLike | None, *, trusted: bool = False) -> SourceFolder:
         """Take the folder `root`; None is the source's own below the storage root."""
         return cls(source, fs.expanded(root).absolute() if root is not None else storage_root() / source, trusted)
 
@@ -144,7 +144,7 @@ class BaseDatasetExperienceReplay(DatasetReplayBuffer, ABC):
         return self._root
 
     @root.setter
-    def root(self, root: str | os.PathLike[str]) -> None:
+    def root(self, root: PathLike) -> None:
         self._root = fs.expanded(root).absolute()
 
     @property
@@ -235,7 +235,7 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
         self,
         dataset_id: str,
         *,
-        root: str | os.PathLike[str] | None,
+        root: PathLike | None,
         download: bool | str,
         split_trajs: bool = False,
         local: bool = False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from dataclasses import replace
 from functools import cached_property
@@ -28,6 +27,7 @@ from .format.open_files import ListedFiles, one_generation
 from .format.packed.reader import CutPackedReader, PackedReader
 from .format.packed.recording import COMMITS, unfinished_recording
 from .format.staging import PARTS_FILE, is_ours, mend
+from .options import PathLike
 from .ted.episodes import EndReason
 from .ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key
 
@@ -167,7 +167,7 @@ class ForeignSteps(BufferSteps):
 _TREE = "meta.json"
 
 
-def is_steps(path: str | os.PathLike[str], format: str | None = None) -> bool:
+def is_steps(path: PathLike, format: str | None = None) -> bool:
     """Whether `path` is a dataset, a recording, a checkpoint, ours or TorchRL's, an export, or a tensordict folder.
 
     It need not be whole. An export for which a user names a `format`, such as `table`, is to be read in that.
@@ -183,7 +183,7 @@ def is_steps(path: str | os.PathLike[str], format: str | None = None) -> bool:
     return format is None and not (path / HIDDEN).is_dir() and find_steps(path) is not None
 
 
-def open_steps(path: str | os.PathLike[str], *, damaged: bool = False) -> StepReader:
+def open_steps(path: PathLike, *, damaged: bool = False) -> StepReader:
     """Open a dataset, a checkpoint or an export, or a tensordict folder of one row a step that has no manifest.
 
     TorchRL's flat, nested and H5 layouts are opened, too, by the folder or file of a storage or the folder of a buffer.
@@ -327,7 +327,7 @@ def _refuse_unnoted(folder: Path, noted: frozenset[str]) -> None:
             )
 
 
-def finished_manifest(path: str | os.PathLike[str]) -> Manifest | None:
+def finished_manifest(path: PathLike) -> Manifest | None:
     """Return the manifest of the dataset or checkpoint at `path` if all its files are there in full length.
 
     None if nothing of rbtool is there, or if it is damaged: that must not be taken for a finished result.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from ...core.format.contracts import Array, StepReader
 from ...core.format.locate import find_dataset
 from ...core.format.returns import add_rewards_to_go
 from ...core.open_steps import open_episodes
+from ...core.options import PathLike
 from ...core.ted.episodes import Final
 from ...core.ted.schema import NEXT, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, field_named
 from ..files.exports import OUTCOMES, only_leaf
@@ -21,7 +21,7 @@ _CHUNK_BYTES = 16 << 20
 
 
 def qlearning_arrays(
-    dataset: str | os.PathLike[str], *, timeouts: Literal["keep", "drop"] = "keep", dtype: Any = np.float32
+    dataset: PathLike, *, timeouts: Literal["keep", "drop"] = "keep", dtype: Any = np.float32
 ) -> dict[str, Array]:
     """Return a dataset as the arrays of `d4rl.qlearning_dataset`, for code that trains on those.
 
@@ -95,7 +95,7 @@ def _rows(reader: StepReader, field: Field, rows: Array, dtype: Any) -> Array:
 
 
 def sequence_dataset(
-    dataset: str | os.PathLike[str],
+    dataset: PathLike,
     *,
     pad: Literal["zero"] | None = None,
     timesteps: bool = False,

@@ -8,7 +8,6 @@ model.replay_buffer.add_dataset("./pendulum")
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Self, TypeAlias
 
@@ -20,6 +19,7 @@ from ...core.errors import SchemaError, not_installed, warn_caller
 from ...core.format.contracts import Array, StepReader
 from ...core.format.locate import find_dataset
 from ...core.open_steps import open_episodes
+from ...core.options import PathLike
 from ...core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from ...core.ted.episodes import rows_equal
 from ...core.ted.schema import ACTION, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Key, field_named, row_bytes
@@ -96,7 +96,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
         *,
-        scratch_dir: str | os.PathLike[str] | None = None,
+        scratch_dir: PathLike | None = None,
         existsok: bool = False,
     ) -> None:
         if _missing is not None:
@@ -108,7 +108,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         self._in_files: bool = scratch_dir is not None
         self._make_storage(scratch_dir, existsok)
 
-    def _make_storage(self, scratch_dir: str | os.PathLike[str] | None, existsok: bool) -> None:
+    def _make_storage(self, scratch_dir: PathLike | None, existsok: bool) -> None:
         """Make the tensors, all zeros, and the arrays in their memory that Stable-Baselines3 calls by their names."""
         capacity = self.buffer_size * self.n_envs
         self.storage: LazyTensorStorage = (
@@ -285,7 +285,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
     @classmethod
     def from_dataset(
         cls,
-        dataset: str | os.PathLike[str],
+        dataset: PathLike,
         observation_space: Any,
         action_space: Any,
         device: torch.device | str = "auto",
@@ -306,7 +306,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         buffer.add_dataset(dataset, scale_actions=scale_actions)
         return buffer
 
-    def add_dataset(self, dataset: str | os.PathLike[str], *, scale_actions: bool | None = None) -> None:
+    def add_dataset(self, dataset: PathLike, *, scale_actions: bool | None = None) -> None:
         """Add all steps of a dataset, as the environments of the buffer would have made them side by side.
 
         With several environments each gets an equal share of the steps, in the order of the dataset; what is left over

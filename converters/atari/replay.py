@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from ...core.errors import UsageError, require_flags
 from ...core.experience_replay import SourceExperienceReplay, SourceFolder, episode_of_steps
 from ...core.format.converter import safe_id
 from ...core.format.locate import reader_class, source_class
+from ...core.options import PathLike
 from ...core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from ...core.transforms.base import Compose
 from ...core.transforms.windows import StoredFrameStack
@@ -47,7 +47,7 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
         dataset_id: str,
         batch_size: int | None = None,
         *,
-        root: str | os.PathLike[str] | None = None,
+        root: PathLike | None = None,
         download: bool | str = True,
         sampler: Any = None,
         writer: Any = None,
@@ -90,7 +90,7 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
         return episode_of_steps(self.data_path)
 
 
-def _is_only_in_cache(dataset_id: str, root: str | os.PathLike[str] | None, *, again: bool) -> bool:
+def _is_only_in_cache(dataset_id: str, root: PathLike | None, *, again: bool) -> bool:
     """Whether the files of a run are in the local folder, and there is no dataset of it yet."""
     if not again and SourceFolder.below("atari", root).find(dataset_id) is not None:
         return False

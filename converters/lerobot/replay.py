@@ -19,6 +19,7 @@ from ...core.errors import SchemaError, UsageError, require_flags, suggests_keyw
 from ...core.experience_replay import SourceExperienceReplay, SourceFolder
 from ...core.format.contracts import StepReader
 from ...core.format.manifest import HIDDEN
+from ...core.options import PathLike
 from ...core.samplers.slices import SliceSampler
 from ...core.storages.tensor import TensorStorage
 from ...core.transforms.base import Compose, Transform, divided
@@ -96,7 +97,7 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
     @suggests_keywords(*_OPTIONS)
     def from_file(
         cls,
-        path: str | os.PathLike[str],
+        path: PathLike,
         num_frames: int | None = None,
         frame_index: torch.Tensor | None = None,
         num_bins: int | None = None,
@@ -111,7 +112,7 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
     @suggests_keywords(*_OPTIONS)
     def from_files(
         cls,
-        paths: Sequence[str | os.PathLike[str]],
+        paths: Sequence[PathLike],
         num_frames_per_file: int | Sequence[int] | None = None,
         num_bins: int | None = None,
         frames_per_bin: int | None = None,
@@ -132,9 +133,7 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
 
     @classmethod
     @suggests_keywords(*_OPTIONS)
-    def from_timestamps(
-        cls, path: str | os.PathLike[str], timestamps: Any, fps: float | None = None, **options: Any
-    ) -> VideoClipRef:
+    def from_timestamps(cls, path: PathLike, timestamps: Any, fps: float | None = None, **options: Any) -> VideoClipRef:
         """Refer to the frames nearest to these times, in seconds: `frame = round(time * fps)`.
 
         Without `fps`, the time of each frame is read from the file. UsageError (a ValueError) for times that are not
@@ -225,7 +224,7 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
         return pixels.reshape(*self.frame_index.shape, *pixels.shape[1:]).to(device=device, dtype=dtype)
 
 
-def _frames_in(path: str | os.PathLike[str]) -> int:
+def _frames_in(path: PathLike) -> int:
     with open_video(Path(path)) as video:
         return len(video)
 
@@ -438,7 +437,7 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
         self,
         repo_id: str,
         *,
-        root: str | os.PathLike[str] | None = None,
+        root: PathLike | None = None,
         download: bool | str = True,
         batch_size: int | None = None,
         num_slices: int | None = None,
@@ -492,7 +491,7 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
         columns: Mapping[str, Any],
         *,
         repo_id: str = "local",
-        root: str | os.PathLike[str] | None = None,
+        root: PathLike | None = None,
         key_map: Mapping[str, Any] | None = None,
         num_slices: int | None = None,
         slice_len: int | None = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from ...core.errors import RbtoolError, SchemaError, UsageError, require_flags
 from ...core.experience_replay import SourceExperienceReplay
 from ...core.format import fs
 from ...core.format.locate import streams_folder
+from ...core.options import PathLike
 from ...core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from ...core.samplers.stream import StreamEpisodeSampler, StreamSampler, StreamSliceSampler
 from ...core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
@@ -84,7 +84,7 @@ class OpenXExperienceReplay(SourceExperienceReplay):
         pad: float | None = None,
         replacement: bool | None = None,
         streaming: bool | None = None,
-        root: str | os.PathLike[str] | None = None,
+        root: PathLike | None = None,
         download: bool | str | None = None,
         sampler: Any = None,
         writer: Any = None,
@@ -178,7 +178,7 @@ def _is_streaming(streaming: bool | None, download: bool | str | None) -> bool:
     return download is None if streaming is None else bool(streaming)
 
 
-def _shards(dataset_id: str, root: str | os.PathLike[str] | None, rlds_last: str, skip_bad: bool) -> SourceShards:
+def _shards(dataset_id: str, root: PathLike | None, rlds_last: str, skip_bad: bool) -> SourceShards:
     """Return the shards of a folder that has some, else those on the hub."""
     folder = None if root is None else fs.expanded(root).absolute()
     local = folder is not None and (folder / dataset_id).is_dir() and bool(shards_at(folder / dataset_id))

@@ -18,6 +18,7 @@ from ..storages.base import Storage
 from ..storages.cursors import rows_named
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Change
+from ..ted.schema import Numbers
 from ..writers.base import Writer
 from .pytrees import without_arrays
 
@@ -195,7 +196,7 @@ def _required_storage(storage: Storage, writer: Writer) -> TensorStorage:
     return storage
 
 
-def _places_of(storage: Storage, index: Any) -> tuple[Any, NDArray[np.int64]]:
+def _places_of(storage: Storage, index: Any) -> tuple[Any, Numbers]:
     """Return the records as an index in which missing elements are replaced by an arbitrary valid one, and their
     rows.
     """
@@ -247,7 +248,7 @@ def _apply(
     storage: TensorStorage,
     entries: list[_ConditionalEntry],
     places: Any,
-    rows: NDArray[np.int64],
+    rows: Numbers,
     accepted: Flags,
     versions: _ConditionalEntry | None,
 ) -> Flags:
@@ -289,7 +290,7 @@ def _exact_numbers(key: Key, given: Any, dtype: torch.dtype) -> torch.Tensor:
     return made
 
 
-def _numbers(name: str, given: Any, count: int | None = None) -> NDArray[np.int64]:
+def _numbers(name: str, given: Any, count: int | None = None) -> Numbers:
     """Return whole numbers as an int64 array `[count]`; UsageError for anything else."""
     found = torch.as_tensor(without_arrays(given)) if not isinstance(given, Mapping | str) else torch.empty(0)
     if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:

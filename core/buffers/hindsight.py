@@ -7,11 +7,10 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import is_tensor_collection
 
 from ..errors import MissingKeyError, RbtoolError, SchemaError, UsageError, WrongKindError, warn_caller
@@ -191,8 +190,6 @@ def _require_alike(
     if not any_type and given.dtype is not old.dtype and not torch.can_cast(given.dtype, old.dtype):
         raise error(f"{name} is {given.dtype}, expected {what} of {old.dtype}")
 
-
-Numbers: TypeAlias = NDArray[np.int64]
 
 _NEXT = "next"
 

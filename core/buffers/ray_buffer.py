@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import io
-import os
 import pickle
 import sys
 import uuid
@@ -37,6 +36,7 @@ from ..errors import (
     require_keywords,
 )
 from ..format.syncing import Durable
+from ..options import PathLike
 from ..storages.columns import MappedView
 from ..torchrl_classes import counterpart
 from .data_loader import NestLayout, NestPiece, check_use, fetcher_asking, serve
@@ -541,14 +541,14 @@ class RayBufferClient:
 
     # Checkpoints -----------------------------------------------------------------------------------
 
-    def dumps(self, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+    def dumps(self, path: PathLike, *, durable: Durable = "full") -> None:
         """Write a checkpoint to a folder on the actor's machine; see `ReplayBuffer.dumps`.
 
         A relative path is resolved against the caller's working directory.
         """
         self._ask(_method, "dumps", Path(path).absolute(), durable=durable)
 
-    def loads(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
+    def loads(self, path: PathLike, *, verify: bool = False) -> None:
         """Load a checkpoint from a folder on the actor's machine; see `ReplayBuffer.loads`.
 
         A relative path is resolved against the caller's working directory.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import sys
 import threading
 import weakref
@@ -31,7 +30,6 @@ from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch.utils.data import IterableDataset, get_worker_info
 
-# Checkpointers are found by the class of the storage, once this package is imported.
 from .. import checkpointers as _checkpointers  # noqa: F401
 from ..declarations import from_leaf
 from ..engine.ray_cluster import imported_ray
@@ -49,6 +47,9 @@ from ..errors import (
     warn_caller,
 )
 from ..format.syncing import Durable
+
+# Checkpointers are found by the class of the storage, once this package is imported.
+from ..options import PathLike
 from ..samplers.base import Index, Sampler
 from ..samplers.sample_units import ANCHOR, SampleUnit
 from ..samplers.steps_around import Ages, Rooms, StepsAround, StreamAges
@@ -1515,18 +1516,12 @@ class ReplayBuffer(Rebased):
         return [as_draw(item) for item in ahead["queue"]]
 
     @overload
-    def dumps(
-        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: Literal[True]
-    ) -> BackgroundDump: ...
+    def dumps(self, path: PathLike, *, durable: Durable = "full", background: Literal[True]) -> BackgroundDump: ...
 
     @overload
-    def dumps(
-        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: Literal[False] = False
-    ) -> None: ...
+    def dumps(self, path: PathLike, *, durable: Durable = "full", background: Literal[False] = False) -> None: ...
 
-    def dumps(
-        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: bool = False
-    ) -> BackgroundDump | None:
+    def dumps(self, path: PathLike, *, durable: Durable = "full", background: bool = False) -> BackgroundDump | None:
         """Write a checkpoint to the folder `path`, replacing an older checkpoint atomically.
 
         A process that is killed leaves either the older or the new checkpoint. If a storage of tensors saved or loaded
@@ -1578,7 +1573,7 @@ class ReplayBuffer(Rebased):
         """Refuse a destination that contains the very rows to be saved."""
         refuse_home_of(self._storage, path)
 
-    def loads(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
+    def loads(self, path: PathLike, *, verify: bool = False) -> None:
         """Load a checkpoint of rbtool or TorchRL, of any capacity, if its elements fit into this buffer.
 
         Nothing is unpickled. If the checkpoint is replaced by another one during the load, the new one is loaded.

@@ -11,7 +11,6 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import TensorClass, TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 
 from ..errors import (
@@ -38,7 +37,7 @@ from ..samplers.trajectories import (
 from ..storages.base import Storage
 from ..storages.dataset import StreamStorage
 from ..storages.write_log import Written
-from ..ted.schema import DEFAULT_DONE_KEYS, TRAJECTORY_KEYS
+from ..ted.schema import DEFAULT_DONE_KEYS, TRAJECTORY_KEYS, Numbers
 from ..trajectories import leaves, step_ends, trajectory_ids
 from ..transforms.base import CallableTransform, Compose
 from ..writers.base import Writer
@@ -300,9 +299,6 @@ def _truth(value: Any, description: str) -> bool:
         return bool(value)
     size = f"{list(value.shape)} values" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
     raise TypeError(f"{description} is {size}, expected one truth value: reduce comparisons with any() or all()")
-
-
-Numbers: TypeAlias = NDArray[np.int64]
 
 
 _IDS = TRAJECTORY_KEYS["queries"]

@@ -37,6 +37,7 @@ from ..format.open_files import OpenFiles
 from ..format.staging import Staging, files_below, is_ours, mend
 from ..format.syncing import Durable, write_file
 from ..open_steps import open_steps
+from ..options import PathLike
 from ..storages.base import Storage
 from ..storages.cursors import last_row
 from ..storages.list_storage import ListStorage
@@ -90,7 +91,7 @@ class CheckpointStaging(Staging):
     foreign files inside an older checkpoint, raise UsageError.
     """
 
-    def __init__(self, destination: str | os.PathLike[str], durable: Durable = "full") -> None:
+    def __init__(self, destination: PathLike, durable: Durable = "full") -> None:
         super().__init__(Path(destination), replace=True, durable=durable)
 
     def refuse_if_taken(self) -> None:
@@ -308,7 +309,7 @@ def _leaves(rows: Any, objects: bool) -> tuple[str, ...]:
     return tuple(sorted(f"{key_name(path)} {leaf.dtype} {list(leaf.shape)}" for path, leaf in pairs))
 
 
-def open_rows(path: str | os.PathLike[str], writer: str) -> tuple[Path, RowsNote]:
+def open_rows(path: PathLike, writer: str) -> tuple[Path, RowsNote]:
     """Return the folder of a checkpoint that `writer` wrote with its own `write`, and its note.
 
     Raises:
@@ -323,7 +324,7 @@ def open_rows(path: str | os.PathLike[str], writer: str) -> tuple[Path, RowsNote
     return folder, RowsNote.load(folder)
 
 
-def _existing(path: str | os.PathLike[str], writer: str) -> Path:
+def _existing(path: PathLike, writer: str) -> Path:
     folder = Path(path)
     mend(folder)
     if not os.path.lexists(folder):
@@ -352,7 +353,7 @@ def require_writer(folder: Path, writer: str) -> str | None:
     return found
 
 
-def open_folder(path: str | os.PathLike[str], writer: str, *, hooked: bool = False) -> Path:
+def open_folder(path: PathLike, writer: str, *, hooked: bool = False) -> Path:
     """Return the folder of a checkpoint that `writer` can read.
 
     Args:
@@ -510,7 +511,7 @@ class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see be
 
     # What storages call -----------------------------------------------------------------------------
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+    def dumps(self, storage: Storage, path: PathLike, *, durable: Durable = "full") -> None:
         """Write the storage to the folder `path`, atomically replacing an older checkpoint.
 
         Args:
@@ -538,7 +539,7 @@ class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see be
         """Capture the rows for the folder `path`; None if only `dumps` can write them, at once."""
         return None
 
-    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def loads(self, storage: Storage, path: PathLike) -> None:
         """Load the folder `path` into the storage. If this fails, nothing is changed.
 
         Raises:
@@ -579,7 +580,7 @@ class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see be
         _require_callable(hook)
         self._load_hooks = [*self._load_hooks, hook]
 
-    def _through_save_hooks(self, storage: Storage, data: Any, path: str | os.PathLike[str]) -> Any:
+    def _through_save_hooks(self, storage: Storage, data: Any, path: PathLike) -> Any:
         for hook in self._save_hooks:
             if hasattr(hook, "is_full"):
                 hook.is_full = len(storage) == storage.max_size

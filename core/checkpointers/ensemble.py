@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from ..encodings.compact import ENSEMBLE_FILE
 from ..errors import CorruptDataError, SchemaError, UsageError
 from ..format.documents import Count, decode, dump_json, load_json
 from ..format.syncing import Durable, write_file
+from ..options import PathLike
 from ..state_folder import load_module_state, module_state_bytes
 from ..storages.base import Storage, register_checkpointer
 from ..storages.ensemble import StorageEnsemble, all_or_none
@@ -35,7 +35,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
     members. Names are TorchRL's.
     """
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+    def dumps(self, storage: Storage, path: PathLike, *, durable: Durable = "full") -> None:
         """Write all members to the folder `path`, atomically replacing an older checkpoint."""
         ensemble = self._checked(storage)
         with CheckpointStaging(path, durable) as staging:
@@ -51,7 +51,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         own = type(self).dumps is StorageEnsembleCheckpointer.dumps
         return _CapturedMembers(self._checked(storage), path) if own else None
 
-    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def loads(self, storage: Storage, path: PathLike) -> None:
         """Load all members and the states of their transforms. If this fails, nothing is changed.
 
         To guarantee that, replaced rows are kept until all members are loaded.

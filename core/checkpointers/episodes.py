@@ -28,6 +28,7 @@ from ..format.manifest import is_inside
 from ..format.memmap.builder import provenance_step
 from ..format.staging import mend
 from ..format.syncing import Durable
+from ..options import PathLike
 from ..progress import Silent
 from ..storages.base import Storage, register_checkpointer
 from ..storages.lazy_tensor import LazyTensorStorage
@@ -66,7 +67,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         self.compatible = compatible
         self._options = {"done_keys": done_keys, "reward_keys": reward_keys, **(options or {})}
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+    def dumps(self, storage: Storage, path: PathLike, *, durable: Durable = "full") -> None:
         """Write a checkpoint to `path`; parents are created, an older checkpoint is replaced at one instant.
 
         SchemaError (a RuntimeError) for a storage that nothing was written to, that holds no tensordicts, or whose
@@ -105,7 +106,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
             return None
         return CapturedRows.of(storage, path, partial(self.dumps, path=path))
 
-    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def loads(self, storage: Storage, path: PathLike) -> None:
         """Put the rows of a checkpoint, ours or TorchRL's, where they were in the storage that was saved.
 
         DatasetNotFoundError (a FileNotFoundError) where there is none, FormatError for another checkpointer's and
@@ -131,7 +132,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
             else:
                 fill(storage, reader, reader.filled, type(self).__name__, checks)
 
-    def _hooked(self, storage: Storage, path: str | os.PathLike[str]) -> Storage:
+    def _hooked(self, storage: Storage, path: PathLike) -> Storage:
         """Have the save hooks look at the rows, if there are any."""
         if not self._save_hooks:
             return storage
@@ -173,7 +174,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
     def _open(self, place: Path) -> FlatReader | H5Reader:
         return FlatReader(open_folder(place, f"{self.form.capitalize()}StorageCheckpointer"))
 
-    def _file_name(self, path: str | os.PathLike[str]) -> str | None:
+    def _file_name(self, path: PathLike) -> str | None:
         """Name of the file that is published alone; None where the whole folder is."""
         return None
 
@@ -285,7 +286,7 @@ class H5StorageCheckpointer(EpisodeCheckpointer):
         self.checkpoint_file = checkpoint_file
         self._chosen = Compression() if compatible else Compression.from_h5_kwargs(h5_kwargs)
 
-    def _file_name(self, path: str | os.PathLike[str]) -> str | None:
+    def _file_name(self, path: PathLike) -> str | None:
         file = Path(path)
         return file.name if file.suffix == _SUFFIX and not file.is_dir() else None
 
@@ -303,14 +304,12 @@ class H5StorageCheckpointer(EpisodeCheckpointer):
 _FILE = "checkpoint.h5"
 
 
-def is_compatible(folder: str | os.PathLike[str], form: CompactForm) -> bool:
+def is_compatible(folder: PathLike, form: CompactForm) -> bool:
     """Whether TorchRL's layout of a form is at `folder`, for H5 the file or a folder with `checkpoint.h5`."""
     return foreign_form().form_at(_compatible_place(folder, form, {})) == form
 
 
-def open_compatible(
-    storage: Storage, folder: str | os.PathLike[str], form: CompactForm, options: Mapping[str, Any]
-) -> ForeignReader:
+def open_compatible(storage: Storage, folder: PathLike, form: CompactForm, options: Mapping[str, Any]) -> ForeignReader:
     """Open what TorchRL saved, to be loaded into a storage of any capacity that holds it.
 
     `options` are the arguments of the checkpointer: done_key, done_keys, reward_keys, shift_key, is_full_key,
@@ -325,9 +324,7 @@ def open_compatible(
     return foreign_form().open(place, options, held_keys(storage))
 
 
-def _save_compatible(
-    storage: Storage, folder: str | os.PathLike[str], form: CompactForm, options: Mapping[str, Any]
-) -> None:
+def _save_compatible(storage: Storage, folder: PathLike, form: CompactForm, options: Mapping[str, Any]) -> None:
     """Write a storage as TorchRL 0.14 does into an empty folder in a staging area; `options` as for `open_compatible`.
 
     For H5 `folder` may also be the file that is to be written; `h5_kwargs` of the options go to its data. SchemaError
@@ -348,7 +345,7 @@ def _save_compatible(
         foreign_form().write(rows, place, form, rows.filled, options, Silent(), compression)
 
 
-def _compatible_place(folder: str | os.PathLike[str], form: CompactForm, options: Mapping[str, Any]) -> Path:
+def _compatible_place(folder: PathLike, form: CompactForm, options: Mapping[str, Any]) -> Path:
     place = Path(folder)
     return place / (options.get("checkpoint_file") or _FILE) if form == "h5" and place.is_dir() else place
 

@@ -16,6 +16,7 @@ from ..format.documents import load_json
 from ..format.files import Hasher, open_regular, read_regular
 from ..format.memmap.tree import require_own_files
 from ..format.syncing import Durable, sync_file, write_file
+from ..options import PathLike
 from ..storages.base import Storage, register_checkpointer
 from ..storages.codec import byte_count, bytes_behind, tensor_bytes, tensor_from_bytes, to_bytestream
 from ..storages.list_storage import (
@@ -51,7 +52,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
     Hooks get the list of objects, and return the list that replaces it.
     """
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+    def dumps(self, storage: Storage, path: PathLike, *, durable: Durable = "full") -> None:
         """Write the checkpoint to the folder `path`, atomically replacing an older one."""
         items: Any = self._through_save_hooks(storage, list(_list_storage(storage)), path)
         document = _document(map(tree_of, items))
@@ -61,7 +62,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
             write_file(staging.path / LIST_FILE, json.dumps(document, allow_nan=False).encode())
             staging.publish_noted(known={_DATA_FILE: document["digest"]})
 
-    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def loads(self, storage: Storage, path: PathLike) -> None:
         """Load what `dumps` wrote. If this fails, nothing is changed.
 
         Raises:
@@ -242,7 +243,7 @@ class CompressedListStorageCheckpointer(StorageCheckpointerBase):
     Hooks get the list of decompressed objects, and return the list that replaces it.
     """
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+    def dumps(self, storage: Storage, path: PathLike, *, durable: Durable = "full") -> None:
         """Write the checkpoint to the folder `path`, atomically replacing an older one.
 
         Raises:
@@ -265,7 +266,7 @@ class CompressedListStorageCheckpointer(StorageCheckpointerBase):
                 _write_item(staging.path / _DATA / str(row), tree.spec, iter(tree.leaves))
             staging.publish_noted()
 
-    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def loads(self, storage: Storage, path: PathLike) -> None:
         """Load what `dumps` wrote, here or in TorchRL, whose codec is detected from the bytes. If this fails, nothing
         is changed.
 

@@ -5,7 +5,6 @@ A packed dataset cannot change, so it need not be saved again; the shards of a s
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from ..errors import CorruptDataError, SchemaError, UsageError
 from ..format.documents import Count, decode, dump_json, load_json
 from ..format.manifest import Manifest
 from ..format.syncing import Durable, write_file
+from ..options import PathLike
 from ..storages.base import Storage, register_checkpointer
 from ..storages.dataset import StreamStorage
 from ..storages.lazy_tensor import LazyTensorStorage
@@ -81,14 +81,14 @@ class PackedStorageCheckpointer(StorageCheckpointerBase):
     in layout `ted`. Hooks raise UsageError, as there is nothing for them to change.
     """
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+    def dumps(self, storage: Storage, path: PathLike, *, durable: Durable = "full") -> None:
         """Write the note to the folder `path`, atomically replacing an older checkpoint."""
         note = PackedNote.of(self._checked(storage))
         with CheckpointStaging(path, durable) as staging:
             write_file(staging.path / PACKED_FILE, note.to_bytes())
             staging.publish_noted()
 
-    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def loads(self, storage: Storage, path: PathLike) -> None:
         """Check that the storage reads the dataset noted in the folder `path`, or whose rows are saved there.
 
         Raises:
@@ -137,14 +137,14 @@ register_checkpointer(PackedStorage, PackedStorageCheckpointer)
 class StreamStorageCheckpointer(StorageCheckpointerBase):
     """Saves a `StreamStorage` as the identity of its data, which loading compares. Hooks raise UsageError."""
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+    def dumps(self, storage: Storage, path: PathLike, *, durable: Durable = "full") -> None:
         """Write the note to the folder `path`, atomically replacing an older checkpoint."""
         note = {"address": self._checked(storage).shards.address, **storage.state_dict()}
         with CheckpointStaging(path, durable) as staging:
             write_file(staging.path / STREAM_FILE, dump_json(note, indent=1).encode())
             staging.publish_noted()
 
-    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def loads(self, storage: Storage, path: PathLike) -> None:
         """Compare the data with the note in the folder `path`.
 
         Raises:

@@ -24,6 +24,7 @@ from ..format.documents import Count, decode, dump_json, load_json
 from ..format.files import Hasher, digest_of_stats
 from ..format.manifest import HIDDEN, is_inside
 from ..format.syncing import Durable, write_file
+from ..options import PathLike
 from ..storages.base import Storage, register_checkpointer
 from ..storages.codec import dtype_named, tensor_bytes
 from ..storages.cursors import last_row
@@ -577,7 +578,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         super().__init__()
         self.compatible = compatible
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+    def dumps(self, storage: Storage, path: PathLike, *, durable: Durable = "full") -> None:
         """Write the storage to the folder `path`, atomically replacing an older checkpoint; parent folders are created.
 
         If the storage's own files are at `path`, they are synced and described there.
@@ -627,7 +628,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
                 hint="leave compatible=True out",
             )
 
-    def _contents(self, source: TensorStorage, path: str | os.PathLike[str]) -> Contents:
+    def _contents(self, source: TensorStorage, path: PathLike) -> Contents:
         length, last = len(source), last_row(source.last_cursor)
         if not source.initialized:
             if self._save_hooks:
@@ -641,7 +642,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         tensors = structure.flatten(data)
         return Contents(structure, 0, tensors, tensors, length, last)
 
-    def loads(self, storage: Storage, path: str | os.PathLike[str], *, verify: bool = False) -> None:
+    def loads(self, storage: Storage, path: PathLike, *, verify: bool = False) -> None:
         """Load rows, length and, if it was recorded, the last cursor. If this fails, nothing is changed.
 
         Of a checkpoint that consists of the storage's own files, only the length is read.
@@ -684,7 +685,7 @@ def _tensor_storage(storage: Storage) -> TensorStorage:
     return storage
 
 
-def _lives_at(storage: TensorStorage, path: str | os.PathLike[str]) -> bool:
+def _lives_at(storage: TensorStorage, path: PathLike) -> bool:
     folder = storage.scratch_dir if isinstance(storage, LazyMemmapStorage) else None
     return folder is not None and os.path.realpath(folder) == os.path.realpath(path)
 

@@ -25,6 +25,7 @@ from ..format.locate import KnownNames, find_dataset, is_hub_address, source_nam
 from ..format.mixture import is_mixture
 from ..format.packed.reader import PackedReader
 from ..open_steps import open_episodes
+from ..options import PathLike
 from ..results import given_options
 from ..samplers.base import Sampler
 from ..samplers.ensemble import SamplerEnsemble
@@ -133,7 +134,7 @@ def _resolved(dataset: Callable[..., Any] | str) -> Callable[..., Any]:
 @_or_registered
 @suggests_keywords(*ReaderOptions.__annotations__)
 def load_dataset(
-    dataset: str | os.PathLike[str],
+    dataset: PathLike,
     batch_size: int | None = None,
     *,
     sampler: Any = None,
@@ -150,7 +151,7 @@ def load_dataset(
     verify: bool = False,
     decode_video: bool = True,
     texts: bool = False,
-    root: str | os.PathLike[str] | None = None,
+    root: PathLike | None = None,
     streaming: bool = False,
     cache_size: int | str | None = None,
     skip_bad: bool = False,
@@ -270,7 +271,7 @@ def load_dataset(
 
 def _mixture(
     path: Path,
-    root: str | os.PathLike[str] | None,
+    root: PathLike | None,
     storage_of: Callable[[StepReader], Storage],
     parts: dict[str, Any],
     arguments: dict[str, Any],
@@ -367,7 +368,7 @@ def _storage(reader: StepReader, mode: Mode, split_trajs: bool, verify: bool) ->
     return PackedStorage(reader)
 
 
-def _found(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> Path:
+def _found(dataset: PathLike, root: PathLike | None) -> Path:
     """Find the dataset, also by words that a download has found to mean it."""
     try:
         return find_dataset(dataset, root)

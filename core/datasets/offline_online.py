@@ -27,6 +27,7 @@ from ..errors import (
     suggests_keywords,
 )
 from ..format.syncing import Durable
+from ..options import PathLike
 from ..storages.base import Storage
 from ..storages.lazy_tensor import LazyTensorStorage
 from ..torchrl_classes import Rebased, counterpart, described
@@ -87,7 +88,7 @@ class OfflineToOnlineReplayBuffer(Rebased):
 
     def __init__(
         self,
-        offline_dataset: ReplayBuffer | str | os.PathLike[str],
+        offline_dataset: ReplayBuffer | PathLike,
         *,
         online_storage: Storage | None = None,
         online_capacity: int | None = None,
@@ -220,18 +221,12 @@ class OfflineToOnlineReplayBuffer(Rebased):
         self._mixture.fraction, self._mixture.base = fractions
 
     @overload
-    def dumps(
-        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: Literal[True]
-    ) -> BackgroundDump: ...
+    def dumps(self, path: PathLike, *, durable: Durable = "full", background: Literal[True]) -> BackgroundDump: ...
 
     @overload
-    def dumps(
-        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: Literal[False] = False
-    ) -> None: ...
+    def dumps(self, path: PathLike, *, durable: Durable = "full", background: Literal[False] = False) -> None: ...
 
-    def dumps(
-        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: bool = False
-    ) -> BackgroundDump | None:
+    def dumps(self, path: PathLike, *, durable: Durable = "full", background: bool = False) -> BackgroundDump | None:
         """Write a checkpoint of both sides and the fraction to the folder `path`; see `ReplayBuffer.dumps`."""
         require_flags(background=background)
         if background:
@@ -239,7 +234,7 @@ class OfflineToOnlineReplayBuffer(Rebased):
         self._mixture.dumps(path, durable=durable)
         return None
 
-    def loads(self, path: str | os.PathLike[str]) -> None:
+    def loads(self, path: PathLike) -> None:
         """Load what `dumps` wrote; see `ReplayBuffer.loads`. FormatError for the checkpoint of another buffer."""
         self._mixture.loads(path)
 

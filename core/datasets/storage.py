@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from ..checkpointers.base import open_folder, writer_of
@@ -36,9 +35,7 @@ from ..storages.lazy_tensor import mapped_tensor
 from ..storages.packed import PackedStorage
 from ..storages.pytree import tree_spec_of
 from ..storages.tensor import TensorStorage
-from ..ted.schema import NEXT_DONE, Field, Key, row_bytes
-
-Array = np.ndarray[Any, Any]
+from ..ted.schema import NEXT_DONE, Array, Field, Key, Numbers, row_bytes
 
 MASK: Key = ("mask",)
 TRAJECTORY_IDS: Key = ("traj_ids",)
@@ -132,7 +129,7 @@ class DatasetStorage(TensorStorage):
         self.split_trajs = split_trajs
         self.larger_than_memory = larger_than_memory
         self._mapped: MappedDataset | None = None
-        self._episode_lengths: NDArray[np.int64]
+        self._episode_lengths: Numbers
         self.content_digest, tensors = self._open() if reader is None else self._map(reader)
         super().__init__(tensors)
 
@@ -190,7 +187,7 @@ class DatasetStorage(TensorStorage):
         if self._mapped is not None:
             self._mapped.expect(rows, key)
 
-    def episode_lengths(self) -> NDArray[np.int64] | None:
+    def episode_lengths(self) -> Numbers | None:
         """List the lengths of the episodes; None where the rows are whole trajectories, or were written over."""
         if self.split_trajs or self.log.now.rows:
             return None

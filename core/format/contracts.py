@@ -15,19 +15,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..ted.episodes import Final, rows_equal
+from ..ted.schema import Array as Array  # for readers of other formats
 from ..ted.schema import Field, Key, Timing, key_name, odd_truths
 from .episodes import EpisodeTable
 from .files import digest_of_stats
 from .manifest import Dropped, Manifest
 from .memmap.tree import Rows, RowSpans, as_array
-
-Array: TypeAlias = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)

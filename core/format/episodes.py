@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import CorruptDataError, FormatError, UsageError, did_you_mean
 from ..ted.episodes import BoundaryCounts, EndReason, Final
-from ..ted.schema import Field
+from ..ted.schema import Array, Field
 from .documents import decode, dump_json, parse_json
 from .files import FileRecord
 from .manifest import HIDDEN, SCORES
@@ -163,19 +163,19 @@ class EpisodeTable:
     by their names.
     """
 
-    episode: np.ndarray[Any, Any]
-    start: np.ndarray[Any, Any]
-    length: np.ndarray[Any, Any]
-    total_reward: np.ndarray[Any, Any]
-    terminated: np.ndarray[Any, Any]
-    truncated: np.ndarray[Any, Any]
-    end_reason: np.ndarray[Any, Any]
-    explicit_next: np.ndarray[Any, Any]
-    explicit_start: np.ndarray[Any, Any]
-    seed: np.ndarray[Any, Any]
-    has_seed: np.ndarray[Any, Any]
-    final: np.ndarray[Any, Any]
-    scores: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    episode: Array
+    start: Array
+    length: Array
+    total_reward: Array
+    terminated: Array
+    truncated: Array
+    end_reason: Array
+    explicit_next: Array
+    explicit_start: Array
+    seed: Array
+    has_seed: Array
+    final: Array
+    scores: Mapping[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -218,7 +218,7 @@ class EpisodeTable:
         return cls.from_columns(columns)
 
     @classmethod
-    def joined_columns(cls, parts: Sequence[EpisodeTable]) -> dict[str, np.ndarray[Any, Any]]:
+    def joined_columns(cls, parts: Sequence[EpisodeTable]) -> dict[str, Array]:
         """Return the columns of one or more tables, one after another; a part without a score has NaN there."""
         listed = [part.columns() | {FINAL: part.final} for part in parts]
         scores = dict.fromkeys(name for part in parts for name in part.scores)
@@ -227,13 +227,13 @@ class EpisodeTable:
             for name in (*COLUMNS, FINAL, *scores)
         }
 
-    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
+    def columns(self) -> dict[str, Array]:
         """The columns under their names on disk; `final` where not all ends are observed."""
         arrays = {part.name: getattr(self, part.name) for part in fields(self)}
         stored = {name: arrays["total_reward" if name == "return" else name] for name in column_types(self)}
         return stored | dict(self.scores)
 
-    def score(self, name: str) -> np.ndarray[Any, Any]:
+    def score(self, name: str) -> Array:
         """Return a score of all episodes, such as `score.quality`; UsageError if some episode does not have it."""
         self.require_scores([name])
         if lacking := int(np.isnan(found := self.scores[name]).sum()):
@@ -251,7 +251,7 @@ class EpisodeTable:
                 there = f"there are {there}" if there else "make a copy that has them: rbtool score DATASET --dest DEST"
                 raise UsageError(f"the episodes have no {name!r}{did_you_mean(name, self.scores)}", hint=there)
 
-    def chosen(self, rows: np.ndarray[Any, Any]) -> EpisodeTable:
+    def chosen(self, rows: Array) -> EpisodeTable:
         """Return the table of the episodes in these rows, stored one after another, without explicit next rows."""
         columns = {name: column[rows] for name, column in self.columns().items()}
         columns["start"] = np.cumsum(columns["length"]) - columns["length"]
@@ -280,7 +280,7 @@ class EpisodeTable:
             final_dropped=int(finals[Final.DROPPED]),
         )
 
-    def index_of_step(self, steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def index_of_step(self, steps: Array) -> Array:
         """Row numbers in this table of the episodes that hold these steps."""
         return np.searchsorted(self.start, steps, side="right") - 1
 
@@ -320,9 +320,7 @@ def has_scores(files: Iterable[FileRecord]) -> bool:
     return any(file.path.startswith(SCORES) for file in files)
 
 
-def _write_columns(
-    root: Path, folder: str, stored: Sequence[Field], columns: Mapping[str, np.ndarray[Any, Any]]
-) -> list[FileRecord]:
+def _write_columns(root: Path, folder: str, stored: Sequence[Field], columns: Mapping[str, Array]) -> list[FileRecord]:
     rows = len(next(iter(columns.values())))
     writer = TreeWriter(root / folder, stored, prefix=f"{folder}/", rows=rows)
     try:
@@ -334,7 +332,7 @@ def _write_columns(
 
 def _read_columns(
     read: Callable[[str], bytes], origin: str, folder: str, types: Mapping[str, str] | None
-) -> dict[str, np.ndarray[Any, Any]]:
+) -> dict[str, Array]:
     """Read the columns of these types, or all as float64."""
     leaves = parse_node(read(f"{folder}/meta.json"), f"{origin}/{folder}/meta.json")
     columns = {}

@@ -25,6 +25,7 @@ import numpy as np
 import xxhash
 
 from ..errors import CorruptDataError, FormatError, RbtoolError
+from ..options import PathLike
 
 _FAILED = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO})
 """Errors that are not about the file: it may be read well in a minute, or from another machine."""
@@ -40,7 +41,7 @@ def disk_failed(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _FAILED
 
 
-def located(error: OSError, path: str | os.PathLike[str]) -> OSError:
+def located(error: OSError, path: PathLike) -> OSError:
     """Give an error of the system the path of the file: calls with a descriptor do not name it."""
     if error.errno is not None and error.filename is None:
         error.filename = os.fspath(path)
@@ -48,7 +49,7 @@ def located(error: OSError, path: str | os.PathLike[str]) -> OSError:
 
 
 @contextlib.contextmanager
-def reading_from(path: str | os.PathLike[str]) -> Iterator[None]:
+def reading_from(path: PathLike) -> Iterator[None]:
     """Have errors of the system name this file, as `located` does."""
     try:
         yield
@@ -94,7 +95,7 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
-def open_regular(path: str | os.PathLike[str], *, within: int | None = None, relative_to: int | None = None) -> int:
+def open_regular(path: PathLike, *, within: int | None = None, relative_to: int | None = None) -> int:
     """Open a file and return its descriptor; FormatError, without waiting, if it is not a regular file.
 
     Args:
@@ -124,25 +125,25 @@ def open_regular(path: str | os.PathLike[str], *, within: int | None = None, rel
     return descriptor
 
 
-def open_folder(path: str | os.PathLike[str], *, follow_links: bool = True) -> int:
+def open_folder(path: PathLike, *, follow_links: bool = True) -> int:
     """Open a folder and return its descriptor, by which its files are found also where another takes its place."""
     flags = _FLAGS | getattr(os, "O_DIRECTORY", 0)
     return os.open(path, flags if follow_links else flags | getattr(os, "O_NOFOLLOW", 0))
 
 
-def read_regular(path: str | os.PathLike[str]) -> bytes:
+def read_regular(path: PathLike) -> bytes:
     """Read all bytes of a file that is opened as `open_regular` does."""
     with reading_from(path), io.FileIO(os.fspath(path), opener=lambda path, _: open_regular(path)) as file:
         return file.readall()
 
 
-def require_regular(path: str | os.PathLike[str]) -> None:
+def require_regular(path: PathLike) -> None:
     """Raise FormatError if a FIFO, a socket or a device is at `path`, where a library is about to open a file."""
     with contextlib.suppress(OSError):  # the library explains best what else is wrong
         _require(path, Path(path).stat().st_mode)
 
 
-def _require(path: str | os.PathLike[str], mode: int) -> None:
+def _require(path: PathLike, mode: int) -> None:
     kind = _KINDS.get(stat.S_IFMT(mode))
     if kind is not None:
         raise FormatError(f"{os.fspath(path)} is {kind}, expected a regular file", hint="put the file itself there")

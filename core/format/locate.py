@@ -23,6 +23,7 @@ from platformdirs import user_cache_path
 
 from ..declarations import declared, from_leaf, source_example
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError, did_you_mean, nearest
+from ..options import PathLike
 from . import fs
 from .contracts import FoundSteps
 from .converter import Reader, Sink, Source, safe_id
@@ -93,7 +94,7 @@ def overview_of(path: Path, files: str | None = None) -> Overview | None:
     return None
 
 
-def convert_command(path: str | os.PathLike[str], overview: Overview) -> str:
+def convert_command(path: PathLike, overview: Overview) -> str:
     """The command line that an overview proposes."""
     words = ["rbtool", "convert", os.fspath(path), "DEST", "--from", overview.format]
     for name, value in overview.options.items():
@@ -125,7 +126,7 @@ _WILD = frozenset("*?[")
 _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_-]*):(?P<id>[^:\\].*)")
 
 
-def storage_root(root: str | os.PathLike[str] | None = None) -> Path:
+def storage_root(root: PathLike | None = None) -> Path:
     """Folder that holds `<source>/<id>`: the argument, else `RBTOOL_HOME`, else the platform's cache folder.
 
     UsageError for a user without a home folder, and so without a cache folder.
@@ -144,12 +145,12 @@ def _cache_folder() -> Path:
         return Path("~/.cache/rbtool")
 
 
-def streams_folder(root: str | os.PathLike[str] | None = None) -> Path:
+def streams_folder(root: PathLike | None = None) -> Path:
     """The folder below the storage root that keeps shards of streams, each stream in a folder of its own."""
     return storage_root(root) / ".streams"
 
 
-def known_root(root: str | os.PathLike[str] | None = None) -> Path | None:
+def known_root(root: PathLike | None = None) -> Path | None:
     """The storage root for those who can do without: None for a user without a home folder."""
     try:
         return storage_root(root)
@@ -178,7 +179,7 @@ def is_hub_address(name: str) -> bool:
     return name.startswith(f"{HUB}://")
 
 
-def find_dataset(name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Path:
+def find_dataset(name: PathLike, root: PathLike | None = None) -> Path:
     """Turn what a user types into a path: an existing one, `source:id`, or `hf://OWNER/NAME` of what was downloaded.
 
     This counts as a use of a dataset that is stored below the root. Raises DatasetNotFoundError.
@@ -213,9 +214,7 @@ def find_dataset(name: str | os.PathLike[str], root: str | os.PathLike[str] | No
     return folder
 
 
-def find_source(
-    name: str | os.PathLike[str], root: str | os.PathLike[str] | None, format: str | None
-) -> tuple[Path, dict[str, str]]:
+def find_source(name: PathLike, root: PathLike | None, format: str | None) -> tuple[Path, dict[str, str]]:
     """Find what `find_dataset` finds; of a pattern, for a format that reads several files, the folder and the pattern.
 
     `runs/*.csv` is the folder `runs` with the option `files` set to `*.csv`.
@@ -229,7 +228,7 @@ def find_source(
     return find_dataset(Path(*parts[:wild]), root), {"files": "/".join(parts[wild:])}
 
 
-def _downloaded(address: Any, root: str | os.PathLike[str] | None) -> Path:
+def _downloaded(address: Any, root: PathLike | None) -> Path:
     """Find a dataset that was downloaded from a hub and not converted."""
     folder = dataset_folder(address.request, storage_root(root))
     mend(folder)
@@ -248,7 +247,7 @@ def last_use(folder: Path) -> float | None:
         return None
 
 
-def _mark_use(path: Path, root: str | os.PathLike[str] | None) -> None:
+def _mark_use(path: Path, root: PathLike | None) -> None:
     """Leave the time on the folder that is ours: nothing else changes it afterwards, and no digest covers it."""
     store = known_root(root)
     if store is not None and has_manifest(path) and store.resolve() in path.resolve().parents:

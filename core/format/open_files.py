@@ -23,7 +23,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -423,7 +423,7 @@ class PrivateMemory:
 
     def __init__(self, size: int) -> None:
         self._count = [0]
-        self.array: np.ndarray[Any, Any] = np.zeros(0, np.uint8)
+        self.array: Array = np.zeros(0, np.uint8)
         if size:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             weakref.finalize(memory, _forget, self._count).atexit = False

@@ -8,8 +8,8 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numpy.typing import NDArray
 
+from ..ted.schema import Numbers
 from .addresses import copy_row, fence, intrinsic, ints_at
 
 _BYTES = ir.IntType(8).as_pointer()
@@ -44,7 +44,7 @@ def _call(typing_context: Any, function: Any) -> Any:
 
 
 @numba.njit("boolean(int64[::1], int64, int64[::1])", cache=True)
-def describe(head: NDArray[np.int64], tensor: int, found: NDArray[np.int64]) -> bool:
+def describe(head: Numbers, tensor: int, found: Numbers) -> bool:
     """Describe a tensor in `WORDS` words as DLPack does; False if that is impossible.
 
     `head` begins with the addresses of the function that does it, and of the one that clears Python's error.
@@ -56,9 +56,7 @@ def describe(head: NDArray[np.int64], tensor: int, found: NDArray[np.int64]) -> 
 
 
 @numba.njit(inline="always")
-def _lie_of(
-    found: NDArray[np.int64], leaf: NDArray[np.int64], others: NDArray[np.int64], count: int, steps: NDArray[np.int64]
-) -> int:
+def _lie_of(found: Numbers, leaf: Numbers, others: Numbers, count: int, steps: Numbers) -> int:
     """Return how a tensor of `count` rows is laid out in memory (-1: one row without its dimension).
 
     `WHOLE`: without gaps; `APART`: elements have no gaps within, but between them; `ODD`: anything else, and another
@@ -87,11 +85,11 @@ def _lie_of(
 
 @numba.njit("int64(int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64)", cache=True)
 def find_sources(
-    tensors: NDArray[np.int64],
-    head: NDArray[np.int64],
-    leaves: NDArray[np.int64],
-    memory: NDArray[np.int64],
-    steps: NDArray[np.int64],
+    tensors: Numbers,
+    head: Numbers,
+    leaves: Numbers,
+    memory: Numbers,
+    steps: Numbers,
     count: int,
 ) -> int:
     """Replace addresses of Python tensors by the addresses of their bytes; return the worst layout of all, see
@@ -134,11 +132,11 @@ def find_sources(
 
 @numba.njit("void(int64[::1], int64[::1], int64[::1], int64[:, ::1], int64[::1], int64, int64)", nogil=True, cache=True)
 def copy_apart(
-    places: NDArray[np.int64],
-    widths: NDArray[np.int64],
-    sources: NDArray[np.int64],
-    steps: NDArray[np.int64],
-    others: NDArray[np.int64],
+    places: Numbers,
+    widths: Numbers,
+    sources: Numbers,
+    steps: Numbers,
+    others: Numbers,
     start: int,
     count: int,
 ) -> None:

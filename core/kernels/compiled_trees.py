@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import SchemaError
+from ..ted.schema import Numbers
 from .addresses import float_at, floats_at, greatest_of_16, ints_at, least_above_0_of_16, least_of_16, prefetch
 from .trees import PriorityTree, level_sizes
 
-Numbers = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 _BITS = 4

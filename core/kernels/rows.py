@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from torch import from_numpy
 
 from ..format.threads import run_together, threads_for_memory
+from ..ted.schema import Array, Numbers
 
-Array = NDArray[Any]
 Addresses = NDArray[np.int64]
 Memory = Callable[[], Array]
 """Makes uninitialised arrays of one shape and type."""
@@ -174,7 +174,6 @@ def collector_paused() -> Iterator[None]:
 
 _ADDRESS = torch.Tensor.data_ptr
 
-Numbers = NDArray[np.int64]
 # ctypes.memmove without its result, which costs as much as copying a small row.
 _memmove = ctypes.CDLL(None).memmove
 _memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)

@@ -28,8 +28,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ..ted.schema import Numbers
 from . import rows as row_kernels
-from .rows import Numbers
 
 Chances: TypeAlias = NDArray[np.float64]
 Singles: TypeAlias = NDArray[np.float32]

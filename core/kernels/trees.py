@@ -32,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import SchemaError, UsageError
+from ..ted.schema import Numbers
 from .rows import compiled_module
 
 DTYPES = (torch.float32, torch.float64)
@@ -228,8 +229,8 @@ class Forest:
         return True
 
     def draw(
-        self, fractions: NDArray[np.float64], numbers: NDArray[np.int64], stops: NDArray[np.int64], *, by_batch: bool
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
+        self, fractions: NDArray[np.float64], numbers: Numbers, stops: Numbers, *, by_batch: bool
+    ) -> tuple[Numbers, NDArray[np.float64]] | None:
         """Draw from several trees; see `PriorityTree.draw`.
 
         Args:

@@ -27,12 +27,14 @@ from ..buffers.processes import SharedGuard
 from ..buffers.replay_buffer import ReplayBuffer
 from ..datasets.load_dataset import load_dataset
 from ..errors import NoLengthError, SchemaError, UsageError, suggests_keywords
+from ..options import PathLike
 from ..samplers.base import Sampler
 from ..samplers.ensemble import SamplerEnsemble
 from ..samplers.uniform import EpochSampler, SamplerWithoutReplacement, permutation, seed_of
 from ..storages.base import Storage
 from ..storages.ensemble import StorageEnsemble
 from ..storages.write_log import Written
+from ..ted.schema import Numbers
 from ..writers.base import Writer, WriterEnsemble
 
 _SEED, _EPOCH, _BATCH, _BY_WORKERS, _NEWEST, _TABLE = range(6)
@@ -133,7 +135,6 @@ def _unsigned(seed: int) -> int:
     return int(struct.unpack("<Q", struct.pack("<q", seed))[0])
 
 
-Numbers: TypeAlias = NDArray[np.int64]
 _Words: TypeAlias = NDArray[np.uint64]
 
 _LISTED = 1 << 20
@@ -637,23 +638,23 @@ def refuse_batching() -> NoReturn:
 
 @overload
 def torch_dataset(
-    dataset: str | os.PathLike[str] | ReplayBuffer, batch_size: int | None = None, *,
+    dataset: PathLike | ReplayBuffer, batch_size: int | None = None, *,
     style: Literal["iterable"] = "iterable", sampler: Any = None, seed: int | None = None, drop_last: bool = False,
     batches: int | None = None, rank: int | None = None, world_size: int | None = None, transform: Any = None,
     windows: Mapping[Any, Any] | None = None, collate_fn: Callable[[Any], Any] | None = None, texts: bool = False,
-    split_trajs: bool = False, verify: bool = False, root: str | os.PathLike[str] | None = None,
+    split_trajs: bool = False, verify: bool = False, root: PathLike | None = None,
 ) -> TorchDataset: ...  # fmt: skip
 @overload
 def torch_dataset(
-    dataset: str | os.PathLike[str] | ReplayBuffer, batch_size: int | None = None, *,
+    dataset: PathLike | ReplayBuffer, batch_size: int | None = None, *,
     style: Literal["map"], sampler: Any = None, seed: int | None = None, drop_last: bool = False,
     batches: int | None = None, rank: int | None = None, world_size: int | None = None, transform: Any = None,
     windows: Mapping[Any, Any] | None = None, collate_fn: Callable[[Any], Any] | None = None, texts: bool = False,
-    split_trajs: bool = False, verify: bool = False, root: str | os.PathLike[str] | None = None,
+    split_trajs: bool = False, verify: bool = False, root: PathLike | None = None,
 ) -> TorchMapDataset: ...  # fmt: skip
 @suggests_keywords()
 def torch_dataset(
-    dataset: str | os.PathLike[str] | ReplayBuffer,
+    dataset: PathLike | ReplayBuffer,
     batch_size: int | None = None,
     *,
     style: Style = "iterable",
@@ -669,7 +670,7 @@ def torch_dataset(
     texts: bool = False,
     split_trajs: bool = False,
     verify: bool = False,
-    root: str | os.PathLike[str] | None = None,
+    root: PathLike | None = None,
 ) -> TorchDataset | TorchMapDataset:
     """Return the batches of a dataset, or of a buffer, as a data set for `DataLoader(…, batch_size=None)`.
 

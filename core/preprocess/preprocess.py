@@ -21,7 +21,7 @@ from ..format.memmap.builder import provenance_step
 from ..format.returns import table_with_returns
 from ..format.staging import Outcome, Publication, Staging
 from ..open_steps import finished_manifest, open_steps, whole_episodes
-from ..options import PreprocessOptions, takes
+from ..options import PathLike, PreprocessOptions, takes
 from ..results import Published, Result, published_entries, require_engine
 from ..saved_steps import has_steps
 from ..ted.schema import row_bytes
@@ -144,7 +144,7 @@ def _opened(path: Path, skip_bad: bool) -> StepReader:
         raise
 
 
-def _destination(dest: str | os.PathLike[str] | None) -> Path:
+def _destination(dest: PathLike | None) -> Path:
     if dest is None:
         raise UsageError("no destination: --dest is missing", hint="add --dest DIR")
     return fs.expanded(dest).absolute()
@@ -275,8 +275,8 @@ class PipelineResult(Result):
 
 def show_pipeline(
     operations: Mapping[str, Any] | None = None,
-    pipeline: str | os.PathLike[str] | None = None,
-    replay: str | os.PathLike[str] | None = None,
+    pipeline: PathLike | None = None,
+    replay: PathLike | None = None,
     *,
     replay_filters: bool = False,
 ) -> PipelineResult:

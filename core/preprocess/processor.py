@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..format.contracts import Array
 from ..format.episodes import EpisodeTable
-from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, as_numbers
+from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, Numbers, as_numbers
 
 
 class BlockColumn(NamedTuple):
@@ -34,8 +34,8 @@ class Pieces:
     does not end continues in the first run of the next block, which does not begin.
     """
 
-    episode: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    episode: Numbers
+    rows: Numbers
     begins: NDArray[np.bool_]
     ends: NDArray[np.bool_]
 
@@ -51,7 +51,7 @@ class Pieces:
         )  # fmt: skip
 
     @property
-    def starts(self) -> NDArray[np.int64]:
+    def starts(self) -> Numbers:
         """The first row of each run in the block, `[p]`."""
         return np.cumsum(self.rows) - self.rows
 
@@ -60,7 +60,7 @@ class Pieces:
         """Number of rows of all runs."""
         return int(self.rows.sum())
 
-    def where(self, keep: NDArray[np.bool_]) -> tuple[Pieces, NDArray[np.int64]]:
+    def where(self, keep: NDArray[np.bool_]) -> tuple[Pieces, Numbers]:
         """Return the runs of the rows in `keep`, bool `[steps]`, and the rows that end an episode only now.
 
         A run that loses rows in its middle is split at each gap, and each part but the last ends there; so does the

@@ -26,7 +26,7 @@ from ..format.manifest import HIDDEN
 from ..progress import counted
 from ..storages.dataset import tensordict_of
 from ..ted.episodes import rows_equal
-from ..ted.schema import DTYPES, EPISODE, NEXT, Field, Key, key_name, numpy_dtype, role_of, state_keys
+from ..ted.schema import DTYPES, EPISODE, NEXT, Field, Key, Numbers, key_name, numpy_dtype, role_of, state_keys
 from .processor import Block, BlockColumn, LoadedProcessor, Pieces, flagged, marked, marked_pieces, numbers_episodes
 
 _MASK = 2**64 - 1
@@ -333,7 +333,7 @@ class StepUnit(LoadedProcessor):
 class _Ends:
     """Episode numbers and end flags of a block's runs, taken before the function may change them."""
 
-    def __init__(self, episodes: NDArray[np.int64] | None, marked: NDArray[np.bool_]) -> None:
+    def __init__(self, episodes: Numbers | None, marked: NDArray[np.bool_]) -> None:
         self.episodes = episodes
         self.marked = marked
 
@@ -349,7 +349,7 @@ class _Ends:
 
 
 def _left(
-    pieces: Pieces, episodes: NDArray[np.int64] | None, columns: Mapping[Key, BlockColumn], rows: int, given: int
+    pieces: Pieces, episodes: Numbers | None, columns: Mapping[Key, BlockColumn], rows: int, given: int
 ) -> Pieces:
     """The runs of a block after a function: `rows` rows, with episode numbers of the block in the same order."""
     counts = np.zeros(len(pieces), np.int64)
@@ -443,7 +443,7 @@ class EpisodeUnit(LoadedProcessor):
         return lengths
 
 
-def _inner_ends(columns: Mapping[Key, BlockColumn], rows: int, kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _inner_ends(columns: Mapping[Key, BlockColumn], rows: int, kept: NDArray[np.bool_]) -> Numbers:
     """Return the rows, except the last, that end an episode; a flag in `kept` does not count if the next row
     follows.
     """

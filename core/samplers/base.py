@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from ..errors import (
     warn_caller,
 )
 from ..format.contracts import delegate, own_attributes, refuse_overrides
+from ..options import PathLike
 from ..state_folder import read_values, write_values
 from ..storages.base import Storage
 from ..torchrl_classes import counterpart
@@ -362,12 +362,12 @@ class Sampler(metaclass=_Samplers):
         self.load_state(state_dict)
 
     @final
-    def dumps(self, path: str | os.PathLike[str]) -> None:
+    def dumps(self, path: PathLike) -> None:
         """Write the state to the folder `path`; nothing is written if there is no state."""
         self.write_state(Path(path), self.state_dict())
 
     @final
-    def loads(self, path: str | os.PathLike[str]) -> None:
+    def loads(self, path: PathLike) -> None:
         """Load what `dumps` wrote, here or in TorchRL.
 
         Raises:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,9 +19,8 @@ from ..storages.base import Storage
 from ..storages.columns import renames
 from ..storages.pytree import TensorDictNode
 from ..storages.tensor import TensorStorage
+from ..ted.schema import Numbers
 from .trajectories import Key, TableFinder, TrajectoryTable
-
-Numbers: TypeAlias = NDArray[np.int64]
 
 # After this many calls, importing the compiled loops, which takes half a second, pays off.
 _PATIENCE = 50

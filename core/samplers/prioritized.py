@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from ..kernels.slices import Anchor, SliceRule
 from ..kernels.trees import DTYPES, PriorityTree, bounds, priority_tree
 from ..storages.base import Storage
 from ..storages.cursors import NoNumbersError, as_numbers, element_numbers, marked_numbers
+from ..ted.schema import Numbers
 from ..torchrl_classes import counterpart
 from .base import Index, Sampler
 from .slices import SliceSampler
@@ -863,8 +864,6 @@ class StartTree(PriorityTree):
         """The largest weight of any element."""
         return self.whole.maximum
 
-
-Numbers: TypeAlias = NDArray[np.int64]
 
 _CHUNK = 1 << 18
 

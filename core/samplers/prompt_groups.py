@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +20,11 @@ from ..storages.base import Storage
 from ..storages.cursors import rows_named
 from ..storages.list_storage import LazyStackStorage, ListStorage
 from ..storages.write_log import Written
+from ..ted.schema import Numbers
 from ..torchrl_classes import counterpart
 from .base import Sampler
 from .trajectories import Key, boundary_key, has_columns, stored_entry
 from .uniform import fractions, permutation
-
-Numbers: TypeAlias = NDArray[np.int64]
-
 
 _STRATEGIES = ("random", "recency", "reward", "variance")
 

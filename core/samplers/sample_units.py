@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..storages.base import Storage
 from ..storages.pytree import TensorDictNode
 from ..storages.tensor import TensorStorage
+from ..ted.schema import Numbers
 from .base import Index
 from .trajectories import (
     BoundarySource,
@@ -31,7 +31,6 @@ from .trajectories import (
     has_entry,
 )
 
-Numbers: TypeAlias = NDArray[np.int64]
 EpisodeBoundary: TypeAlias = Literal["pad", "stop", "include_reset"]
 
 _DONE: Key = ("next", "done")
@@ -82,7 +81,7 @@ class Transition(SampleUnit):
 class _Unbroken(BoundarySource):
     """Boundaries for which no step ends a trajectory, except the newest row of a ring."""
 
-    def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
+    def ends(self, storage: Storage, rows: Numbers | slice) -> Ends:
         count = len(rows) if isinstance(rows, np.ndarray) else len(range(*rows.indices(storage.shape[0])))
         return np.zeros((count, int(np.prod(storage.shape[1:], dtype=np.int64))), bool)
 

@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, TypeAlias, get_
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict.utils import NestedKey
 
 from ..errors import SchemaError, UsageError, require_flags
@@ -25,6 +24,7 @@ from ..kernels.slices import Anchor, Chances, Singles, SliceRule, scaled
 from ..storages.base import Storage
 from ..storages.pytree import entry_of
 from ..storages.write_log import Written
+from ..ted.schema import Numbers
 from ..torchrl_classes import counterpart
 from .base import Index, Sampler
 from .trajectories import (
@@ -42,9 +42,6 @@ from .trajectories import (
     stored_entry,
 )
 from .uniform import EpochSampler, SamplerWithoutReplacement, fractions, inserted_at_random, permutation, singles
-
-Numbers: TypeAlias = NDArray[np.int64]
-
 
 Weight: TypeAlias = Literal["episode", "step"]
 

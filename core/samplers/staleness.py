@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..storages.base import Storage
 from ..storages.write_log import Counter
+from ..ted.schema import Numbers
 from ..torchrl_classes import counterpart
 from .base import Index, Sampler
 from .trajectories import BoundarySource, IdBoundaries, TableFinder, TrajectoryTable, boundary_key, by_lane, has_entry
 from .uniform import first_of_each, fractions
 
 Floats: TypeAlias = NDArray[np.float64]
-Numbers: TypeAlias = NDArray[np.int64]
 
 _ROUNDS = 4
 """How often elements drawn twice are redrawn before falling back to an exact draw over all elements."""

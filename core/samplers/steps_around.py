@@ -6,11 +6,10 @@ import math
 import sys
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 
 from ..format.videos import image_key, reference_keys
@@ -18,9 +17,8 @@ from ..kernels.rows import Memory, memory_of
 from ..storages.base import Storage
 from ..storages.columns import renames
 from ..storages.dataset import StreamStorage, merged, tensordict_of
+from ..ted.schema import Numbers
 from .trajectories import Key, clamped, has_columns, stored_entry
-
-Numbers: TypeAlias = NDArray[np.int64]
 
 _EPISODE: Key = ("episode",)
 _FEW = 4096

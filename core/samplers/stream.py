@@ -17,23 +17,21 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple, NoReturn, TypeAlias
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
 from ..errors import EmptyPartError, SchemaError, UsageError, keywords_of, require_flags, require_keywords
 from ..kernels.slices import SliceRule, scaled
 from ..storages.base import Storage
 from ..storages.dataset import StreamStorage
+from ..ted.schema import Numbers
 from .base import Index, Sampler
 from .slices import SliceEnds, SliceMarks, SliceMeasure
 from .trajectories import boundary_key
 from .uniform import permutation, seed_of
-
-Numbers: TypeAlias = NDArray[np.int64]
 
 _SHARDS, _ELEMENTS, _ROUND, _STARTS = range(4)
 """What is put in random order; part of the key of the random numbers, so that no two orders are alike."""

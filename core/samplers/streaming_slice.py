@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from ..format.syncing import replace_file
 from ..state_folder import load_module_state, module_state_bytes
 from ..storages.base import Storage
 from ..storages.write_log import Written
+from ..ted.schema import Numbers
 from ..torchrl_classes import counterpart
 from .base import Index
 from .slices import SliceSampler
@@ -49,8 +50,6 @@ from .trajectories import (
     by_lane,
     has_entry,
 )
-
-Numbers: TypeAlias = NDArray[np.int64]
 
 _FILE = "streaming_slice.pt"
 _STATE = (

@@ -36,7 +36,7 @@ from ..storages.cursors import last_row
 from ..storages.pytree import StackNode
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Change, Written
-from ..ted.schema import TRAJECTORY_KEYS
+from ..ted.schema import TRAJECTORY_KEYS, Array, Numbers
 
 Key: TypeAlias = tuple[str, ...]
 Ends: TypeAlias = NDArray[np.bool_]
@@ -62,7 +62,7 @@ class BoundarySource(ABC):
     """Whether it uses the episode table of a dataset."""
 
     @abstractmethod
-    def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
+    def ends(self, storage: Storage, rows: Numbers | slice) -> Ends:
         """Return whether each row, in the order of time, ends a trajectory; bool `[rows, lanes]`.
 
         If the source `looks_ahead`, the value of the last row is False, as its successor is unknown.
@@ -79,7 +79,7 @@ class FlagBoundaries(BoundarySource):
 
     keys: tuple[Key, ...]
 
-    def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
+    def ends(self, storage: Storage, rows: Numbers | slice) -> Ends:
         found: Ends | None = None
         for key in self.keys:
             flags = by_lane(storage, key, rows)
@@ -106,7 +106,7 @@ class IdBoundaries(BoundarySource):
         """The entry that it reads."""
         return (self.key,)
 
-    def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
+    def ends(self, storage: Storage, rows: Numbers | slice) -> Ends:
         found = by_lane(storage, self.key, rows)
         if found is None:
             raise MissingKeyError(f"{_listed(self.keys)} is not in the storage, so trajectories cannot be separated")
@@ -139,7 +139,7 @@ class JointBoundaries(BoundarySource):
         """Whether one of them uses the episode table of a dataset."""
         return any(source.uses_table for source in self.sources)
 
-    def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
+    def ends(self, storage: Storage, rows: Numbers | slice) -> Ends:
         found: Ends = np.logical_or.reduce([source.ends(storage, rows) for source in self.sources])
         if self.looks_ahead:
             found[-1:] = False
@@ -156,11 +156,11 @@ class FixedBoundaries(BoundarySource):
     name: str = "ends"
 
     @classmethod
-    def of_ids(cls, ids: np.ndarray[Any, Any]) -> FixedBoundaries:
+    def of_ids(cls, ids: Array) -> FixedBoundaries:
         """Make a source from ids: a row ends a trajectory if the next row, around the ring, has another id."""
         return cls(ids != np.roll(ids, -1, axis=0), "trajectories")
 
-    def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
+    def ends(self, storage: Storage, rows: Numbers | slice) -> Ends:
         given, expected = self.given.shape, tuple(storage.shape)
         if given != expected:
             raise SchemaError(
@@ -170,7 +170,7 @@ class FixedBoundaries(BoundarySource):
         return self.given[rows].reshape(-1, int(np.prod(expected[1:], dtype=np.int64)))
 
 
-def changes_of(ids: np.ndarray[Any, Any]) -> Ends:
+def changes_of(ids: Array) -> Ends:
     """Return where ids `[rows, lanes, further]` differ from the next row's; False for the last row."""
     found = np.zeros(ids.shape[:2], bool)
     np.any(ids[1:] != ids[:-1], axis=2, out=found[:-1])
@@ -183,7 +183,7 @@ class EpisodeBoundaries(BoundarySource):
 
     uses_table = True
 
-    def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
+    def ends(self, storage: Storage, rows: Numbers | slice) -> Ends:
         lengths = storage.episode_lengths()
         if lengths is None or int(lengths.sum()) > storage.shape[0]:
             raise SchemaError("the storage has no episode table that matches its rows")
@@ -212,7 +212,7 @@ def stored_entry(storage: TensorStorage, key: Key) -> torch.Tensor | None:
     return None if place is None else storage.columns.leaves[place]
 
 
-def by_lane(storage: Storage, key: Key, rows: NDArray[np.int64] | slice) -> np.ndarray[Any, Any] | None:
+def by_lane(storage: Storage, key: Key, rows: Numbers | slice) -> Array | None:
     """Read rows of an entry as `[rows, lanes, further]`; None if the entry does not exist."""
     chosen = rows if isinstance(rows, slice) else torch.from_numpy(rows)
     if has_columns(storage):
@@ -449,8 +449,6 @@ def _newest(cursor: Any, rows: int) -> int:
         )
     return row
 
-
-Numbers: TypeAlias = NDArray[np.int64]
 
 _KEPT = 4
 """For how many rules the eligible trajectories are kept up to date."""

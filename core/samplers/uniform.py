@@ -18,7 +18,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,10 +32,9 @@ from ..storages.base import Storage
 from ..storages.cursors import rows_named
 from ..storages.list_storage import ListStorage
 from ..storages.tensor import TensorStorage
+from ..ted.schema import Numbers
 from ..torchrl_classes import counterpart
 from .base import Index, Sampler
-
-Numbers: TypeAlias = NDArray[np.int64]
 
 _NEEDED = ("len_storage", "_sample_list", "drop_last", "_ran_out")
 

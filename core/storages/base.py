@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
@@ -32,6 +31,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from ..errors import MissingKeyError, SchemaError, UsageError, WrongKindError, require_flags
 from ..format.contracts import own_attributes, refuse_overrides
 from ..format.syncing import Durable
+from ..options import PathLike
 from ..torchrl_classes import Rebased, counterpart, described, is_torchrl
 from .columns import fill
 from .cursors import are_numbers, as_index, grown_rows, known_rows, last_of_repeats, own_cursor, rows_of
@@ -575,7 +575,7 @@ class Storage(Rebased, ABC):
             raise WrongKindError(f"checkpointer is {described(checkpointer, 'a checkpointer')}")
         self._checkpointer = checkpointer
 
-    def dumps(self, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+    def dumps(self, path: PathLike, *, durable: Durable = "full") -> None:
         """Write a checkpoint to the folder `path` with the storage's checkpointer.
 
         `durable` is explained at `ReplayBuffer.dumps`; checkpointers written for TorchRL only support `"full"`.
@@ -585,7 +585,7 @@ class Storage(Rebased, ABC):
         else:
             self.checkpointer.dumps(self, path, durable=durable)
 
-    def loads(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
+    def loads(self, path: PathLike, *, verify: bool = False) -> None:
         """Load the checkpoint in the folder `path`.
 
         With `verify`, rows that are only mapped are read completely and compared with their digests.

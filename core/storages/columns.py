@@ -31,7 +31,8 @@ from torch.autograd.graph import increment_version
 
 from ..errors import SchemaError
 from ..format.threads import available_memory, run_together, started, threads_for_memory
-from ..kernels.rows import Numbers, PlainRows, compiled_module, fastest_rows
+from ..kernels.rows import PlainRows, compiled_module, fastest_rows
+from ..ted.schema import Array, Numbers
 from .cursors import Index, row_numbers
 from .pytree import MappingNode, TensorDictNode, TensorNode, TreeSpec, place, tree_spec_of
 
@@ -359,7 +360,7 @@ class Columns:
         if not self._stays and list(map(_DATA_PTR, self.plain)) != self._places:
             self._locate()
 
-    def own_arrays(self) -> list[np.ndarray[Any, Any]]:
+    def own_arrays(self) -> list[Array]:
         """Return what `arrays` does, in less time, if nobody else has references to the columns."""
         if self.pickled:
             self._follow_moves()
@@ -379,7 +380,7 @@ class Columns:
         return self._valid[1]
 
     @property
-    def arrays(self) -> list[np.ndarray[Any, Any]]:
+    def arrays(self) -> list[Array]:
         """The columns on the CPU as arrays; types that NumPy lacks as integers."""
         self._follow_moves()
         return self._arrays or [_array(column.cpu()) for column in self.plain]
@@ -786,7 +787,7 @@ def _make_pages_of(columns: Sequence[torch.Tensor], parts: Sequence[tuple[int, i
             _make_pages(place, size)
 
 
-def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+def _array(tensor: torch.Tensor) -> Array:
     """View a tensor as an array; types that NumPy lacks as integers."""
     return (tensor if tensor.dtype in _KNOWN_TO_NUMPY else tensor.view(_BITS[tensor.element_size()])).numpy()
 

@@ -30,7 +30,7 @@ from ..format.memmap.tree import leaf_path
 from ..format.open_files import ListedFiles
 from ..format.threads import available_memory
 from ..format.videos import image_key, reference_keys
-from ..ted.schema import Field, Key
+from ..ted.schema import Field, Key, Numbers
 from .base import IndexedStorage, Storage
 from .cursors import as_index, row_numbers
 from .list_storage import ListStorage
@@ -142,7 +142,7 @@ class MappedDataset:
         """Whether the kernel gets advice."""
         return bool(self._pages)
 
-    def expect(self, rows: NDArray[np.int64], key: Key | None = None) -> None:
+    def expect(self, rows: Numbers, key: Key | None = None) -> None:
         """Hint at the rows to be read next, of the leaf `key` if there is one; negative numbers count from the end,
         invalid ones are skipped.
         """
@@ -188,7 +188,7 @@ class MappedSteps(TensorStorage):
         self._lengths = reader.episodes.length
         super().__init__(dataset_tensors(reader, copy_on_write=False))
 
-    def episode_lengths(self) -> NDArray[np.int64]:
+    def episode_lengths(self) -> Numbers:
         """Return the lengths of the episodes."""
         return self._lengths
 
@@ -206,7 +206,7 @@ class StepStorage(IndexedStorage):
     def __len__(self) -> int:
         return self._reader.manifest.steps
 
-    def episode_lengths(self) -> NDArray[np.int64]:
+    def episode_lengths(self) -> Numbers:
         """Return the lengths of the episodes."""
         return self._reader.episodes.length
 
@@ -263,7 +263,6 @@ class StepStorage(IndexedStorage):
         raise SchemaError(f"{self._reader.path} is read-only: datasets are never edited in place")
 
 
-Numbers: TypeAlias = NDArray[np.int64]
 _Schema: TypeAlias = dict[tuple[str, ...], tuple[torch.dtype, torch.Size]]
 
 _SHARD = 32

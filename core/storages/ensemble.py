@@ -16,7 +16,8 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import from_numpy
 
 from ..errors import SchemaError, UsageError
-from ..kernels.rows import BatchPool, Numbers, gather_parts, warm
+from ..kernels.rows import BatchPool, gather_parts, warm
+from ..ted.schema import Numbers
 from ..torchrl_classes import counterpart, described
 from .base import Storage
 from .columns import Columns, renames

@@ -27,14 +27,13 @@ from ..format.packed.reader import PackedReader
 from ..format.packed.recording import SYNC_SECONDS, PackedRecorder
 from ..format.packed.schema import PackedField, RowCodec
 from ..kernels.rows import PlainRecords, PlainRows, RecordColumn, RecordPlaces, fastest_records, fastest_rows
-from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, key_name, role_of
+from ..options import PathLike
+from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, Numbers, key_name, role_of
 from .base import IndexedStorage
 from .cursors import as_index, row_numbers, rows_of
 from .dataset import Pages, exceeds_memory, tensor_of, tensordict_of
 from .pytree import TreeSpec, tree_spec_of
 from .write_log import Change
-
-Numbers = NDArray[np.int64]
 
 _RECORDS, _EXPLICIT = "records.bin", "explicit_next.bin"
 _LARGE = 4 << 20
@@ -322,7 +321,7 @@ class PackedRecording(IndexedStorage):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: PathLike,
         *,
         max_size: int = _UNLIMITED,
         sync_seconds: float = SYNC_SECONDS,
@@ -352,7 +351,7 @@ class PackedRecording(IndexedStorage):
         """The number of episodes that have ended and are written."""
         return len(self._recorder.commits) if self._recorder else 0
 
-    def episode_lengths(self) -> NDArray[np.int64]:
+    def episode_lengths(self) -> Numbers:
         """Return the lengths of the episodes that have ended; further rows belong to the unfinished one."""
         return np.array(self._lengths, np.int64)
 
@@ -445,7 +444,7 @@ class PackedRecording(IndexedStorage):
             raise
         self._lengths.append(length)
 
-    def _numbers_of(self, done: Array) -> NDArray[np.int64]:
+    def _numbers_of(self, done: Array) -> Numbers:
         """Number the episodes of rows by how many have ended before."""
         ended = np.cumsum(_ends(done), dtype=np.int64)
         return self.episodes + ended - _ends(done)
@@ -628,7 +627,7 @@ class PackedStorage(IndexedStorage):
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | PackedReader,
+        path: PathLike | PackedReader,
         *,
         views: bool = False,
         device: torch.device | str = "cpu",
@@ -648,9 +647,7 @@ class PackedStorage(IndexedStorage):
         super().__init__(len(self), checkpointer)
 
     @staticmethod
-    def create(
-        path: str | os.PathLike[str], *, max_size: int | None = None, sync_seconds: float = SYNC_SECONDS
-    ) -> PackedRecording:
+    def create(path: PathLike, *, max_size: int | None = None, sync_seconds: float = SYNC_SECONDS) -> PackedRecording:
         """Start a recording at `path`: a storage to which episodes are appended, and which `finish` turns into a
         dataset.
 

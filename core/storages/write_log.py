@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from ..errors import OutOfSpaceError, SchemaError, UsageError
 from ..format import fs
+from ..ted.schema import Numbers
 
 _MOST_KEPT = 64 << 20
 """Limit for copies of rows; a writer that would exceed it waits until some of them have been read."""
@@ -141,7 +142,7 @@ class Snapshot:
             for part, some in zip(parts[starts].tolist(), np.split(numbers, starts[1:]), strict=True):
                 self._keep(part, some)
 
-    def _keep(self, part: int, numbers: NDArray[np.int64]) -> None:
+    def _keep(self, part: int, numbers: Numbers) -> None:
         base = part * self._part_rows
         while part in self._left:
             kept = self._kept.setdefault(part, _Kept(len(self._arrays), self._part_rows))
@@ -170,11 +171,11 @@ class _Kept:
         self._images: list[list[NDArray[np.uint8]]] = [[] for _ in range(leaves)]
         self.count = 0
 
-    def lacking(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    def lacking(self, numbers: Numbers) -> Numbers:
         """Return the rows that were not copied yet: rows replaced a second time are already here."""
         return numbers[self._places[numbers] < 0]
 
-    def add(self, numbers: NDArray[np.int64], images: Sequence[NDArray[np.uint8]]) -> None:
+    def add(self, numbers: Numbers, images: Sequence[NDArray[np.uint8]]) -> None:
         """Add rows, with one array `[n, bytes]` for each leaf."""
         self._places[numbers] = np.arange(self.count, self.count + len(numbers))
         for parts, image in zip(self._images, images, strict=True):
@@ -551,7 +552,7 @@ class WriteLog:
             setattr(self, name, value)
 
 
-def _concerns(changed: slice | torch.Tensor | None, rows: NDArray[np.int64], capacity: int) -> bool:
+def _concerns(changed: slice | torch.Tensor | None, rows: Numbers, capacity: int) -> bool:
     """Whether a change of rows (None: all) includes some of these."""
     if changed is None:
         return True
@@ -608,7 +609,7 @@ class WriteJournal:
             self._cells[1 + number] = 0
         self._cells[0] = 0
 
-    def keep(self, columns: Sequence[NDArray[Any]], rows: slice | NDArray[np.int64], first: int = 0) -> None:
+    def keep(self, columns: Sequence[NDArray[Any]], rows: slice | Numbers, first: int = 0) -> None:
         """Append the contents of `rows` of consecutive columns, from number `first` on.
 
         Raises:

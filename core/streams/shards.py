@@ -51,6 +51,7 @@ from ..format.packed.schema import SCHEMA
 from ..format.returns import return_field_of, sum_rewards
 from ..format.videos import ids_of_episodes, index_name, stated_fps, video_name
 from ..open_steps import open_dataset
+from ..options import PathLike
 from ..progress import Silent, readable_size
 from ..remote.fetch import fetch_files
 from ..remote.hub import Hub, HubFile, hub_endpoint
@@ -489,7 +490,7 @@ def storage_of(reader: TedReader | PackedReader) -> Storage:
 class LocalShards(StreamShards):
     """The shards of a dataset on this disk, which are read where they are."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathLike) -> None:
         self.path = Path(path).absolute()
         self.address = str(self.path)
         with open_dataset(self.path) as reader:
@@ -1058,8 +1059,8 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 def open_stream(
-    dataset: str | os.PathLike[str],
-    root: str | os.PathLike[str] | None,
+    dataset: PathLike,
+    root: PathLike | None,
     cache_size: int | str | None,
     options: Mapping[str, Any],
     *,
@@ -1094,7 +1095,7 @@ def _limit(given: int | str | None) -> int:
 
 
 def _opened(
-    dataset: str, root: str | os.PathLike[str] | None, options: Mapping[str, Any], skip_bad: bool
+    dataset: str, root: PathLike | None, options: Mapping[str, Any], skip_bad: bool
 ) -> LocalShards | HubShards | SourceShards:
     if dataset.startswith("hf://"):
         found = _HUB.fullmatch(dataset)

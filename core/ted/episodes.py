@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 
-from .schema import Key
-
-_Array = np.ndarray[Any, Any]
+from .schema import Array, Key
 
 
 class EndReason(IntEnum):
@@ -66,7 +63,7 @@ class BoundaryCounts:
         return {name: count for name, count in counts.items() if count or not name.startswith("final_")}
 
 
-def rows_equal(one: _Array, other: _Array) -> _Array:
+def rows_equal(one: Array, other: Array) -> Array:
     """Return for each row whether two arrays have the same bits; bool `[n]`.
 
     NaN equals NaN of the same bits, 0.0 does not equal -0.0.
@@ -89,9 +86,9 @@ class Continuity:
     """Compares each state's `next` rows with the rows after them, bit for bit, from one chunk of rows to the next."""
 
     def __init__(self) -> None:
-        self._after: dict[Key, _Array] = {}
+        self._after: dict[Key, Array] = {}
 
-    def see(self, key: Key, root: _Array, after: _Array) -> _Array:
+    def see(self, key: Key, root: Array, after: Array) -> Array:
         """Return for each row of the next chunk whether the row before it leads to it; bool `[n]`, the first row True.
 
         `root` and `after` are the rows of a state and of its `next`, `[n, …]`, with n of at least 1.

@@ -26,6 +26,7 @@ from .schema import (
     NEXT_TERMINATED,
     NEXT_TRUNCATED,
     SINGLETONS,
+    Array,
     Field,
     Key,
     as_numbers,
@@ -37,7 +38,6 @@ from .schema import (
     state_keys,
 )
 
-_Array: TypeAlias = np.ndarray[Any, Any]
 _AT_ONCE = 1 << 14
 
 
@@ -50,7 +50,7 @@ class Places(Sequence[Any]):
 
     __slots__ = ("_numbers",)
 
-    def __init__(self, numbers: _Array) -> None:
+    def __init__(self, numbers: Array) -> None:
         self._numbers = np.asarray(numbers, np.int64)
 
     def __len__(self) -> int:
@@ -229,11 +229,11 @@ class Rows:
     """
 
     start: int
-    columns: Mapping[Key, _Array]
-    first: _Array
-    last: _Array
-    episode: _Array
-    explicit: _Array
+    columns: Mapping[Key, Array]
+    first: Array
+    last: Array
+    episode: Array
+    explicit: Array
 
     def __len__(self) -> int:
         return len(self.first)
@@ -249,10 +249,10 @@ class Tally:
     def __init__(self) -> None:
         self.count = 0
         self.first = ""
-        self._ranges: list[_Array] = []
-        self._episodes: list[_Array] = []
+        self._ranges: list[Array] = []
+        self._episodes: list[Array] = []
 
-    def add(self, rows: Rows, wrong: _Array, index: _Array | None = None) -> None:
+    def add(self, rows: Rows, wrong: Array, index: Array | None = None) -> None:
         """Count the true entries of `wrong`, which covers all `rows`, or those at `index`, in ascending order."""
         if not wrong.any():
             return
@@ -271,7 +271,7 @@ class Tally:
         return {"steps": Places(_joined(self._ranges)), "episodes": Places(_distinct(self._episodes))}
 
 
-def _joined(parts: Sequence[_Array]) -> _Array:
+def _joined(parts: Sequence[Array]) -> Array:
     """Return ranges `[N, 2]` in ascending order, those that touch or overlap as one."""
     if not parts:
         return np.zeros((0, 2), np.int64)
@@ -282,7 +282,7 @@ def _joined(parts: Sequence[_Array]) -> _Array:
     return np.column_stack((ranges[starts, 0], reached[np.append(starts[1:], len(ranges)) - 1]))
 
 
-def _distinct(parts: Sequence[_Array]) -> _Array:
+def _distinct(parts: Sequence[Array]) -> Array:
     """Return every number once, in the order in which they first occur."""
     numbers = np.concatenate([np.zeros(0, np.int64), *parts])
     return numbers[np.sort(np.unique(numbers, return_index=True)[1])]
@@ -318,7 +318,7 @@ class Rule(ABC):
         return f"{tally.count:,} of {self.steps:,} steps"
 
 
-def bound_array(bound: Any) -> _Array:
+def bound_array(bound: Any) -> Array:
     """Read a bound of a space; integers stay exact, the strings of strict JSON become the numbers they stand for."""
     array = np.asarray(bound)
     if array.dtype.kind in "US" or array.dtype == object:
@@ -331,8 +331,8 @@ class _Watched:
     """A field whose values are compared with bounds, and the least and largest value outside of them."""
 
     field: Field
-    low: _Array
-    high: _Array
+    low: Array
+    high: Array
     tally: Tally = dataclasses.field(default_factory=Tally)
     least: float = np.inf
     largest: float = -np.inf
@@ -340,7 +340,7 @@ class _Watched:
     def see(self, rows: Rows) -> None:
         """Compare the next rows."""
         values = as_numbers(rows.columns[self.field.key], self.field.dtype)
-        outside: _Array = np.logical_or(values < self.low, values > self.high)
+        outside: Array = np.logical_or(values < self.low, values > self.high)
         if outside.any():
             wrong = values[outside]
             self.least, self.largest = min(self.least, float(wrong.min())), max(self.largest, float(wrong.max()))
@@ -381,7 +381,7 @@ class SpaceRule(Rule):
         return found
 
 
-def bounded_fields(fields: Sequence[Field], spaces: Mapping[str, Any]) -> Iterator[tuple[Field, _Array, _Array]]:
+def bounded_fields(fields: Sequence[Field], spaces: Mapping[str, Any]) -> Iterator[tuple[Field, Array, Array]]:
     """Yield the fields that a recorded space limits, with their least and largest legal values.
 
     A bound is a number, or an array in the shape of a row.
@@ -407,7 +407,7 @@ def _leaves(space: Any, key: Key) -> Iterator[tuple[Key, Mapping[str, Any]]]:
         yield from _leaves(child, (*key, safe_part(str(name))))
 
 
-def _bounds(space: Mapping[str, Any], field: Field) -> tuple[_Array, _Array] | None:
+def _bounds(space: Mapping[str, Any], field: Field) -> tuple[Array, Array] | None:
     """Return the least and largest legal value of a field, in the field's type; None if there is no limit."""
     if field.numpy.kind not in "biuf" or field.dtype == "bfloat16" or field.role == "text":
         return None
@@ -430,7 +430,7 @@ def _bounds(space: Mapping[str, Any], field: Field) -> tuple[_Array, _Array] | N
     return None if shaped[0] is None or shaped[1] is None else (shaped[0], shaped[1])
 
 
-def _limits_of(space: Mapping[str, Any]) -> tuple[_Array | None, _Array | None]:
+def _limits_of(space: Mapping[str, Any]) -> tuple[Array | None, Array | None]:
     kind, start = space.get("type"), bound_array(space.get("start") or 0)
     if kind == "Box" and space.get("low") is not None and space.get("high") is not None:
         return bound_array(space["low"]), bound_array(space["high"])
@@ -440,7 +440,7 @@ def _limits_of(space: Mapping[str, Any]) -> tuple[_Array | None, _Array | None]:
     return (None, None) if count is None else (start, start + bound_array(count) - 1)
 
 
-def _shaped(bound: _Array, shape: tuple[int, ...]) -> _Array | None:
+def _shaped(bound: Array, shape: tuple[int, ...]) -> Array | None:
     """Give a bound the shape of a row; None if the number of elements differs."""
     if bound.size == 1:
         return bound.reshape(())
@@ -586,7 +586,7 @@ class _FollowingRule(Rule):
         self._before = replace(rows, columns={})
 
     @abstractmethod
-    def compare(self, rows: Rows, index: _Array, follows: dict[Key, _Array]) -> None:
+    def compare(self, rows: Rows, index: Array, follows: dict[Key, Array]) -> None:
         """Process, for the rows at `index`, whether each state's `next` row equals the row after it."""
 
 
@@ -604,7 +604,7 @@ class ContinuityRule(_FollowingRule):
         self._broken, self._declared = Tally(), Tally()
         self._keys: dict[Key, None] = {}
 
-    def compare(self, rows: Rows, index: _Array, follows: dict[Key, _Array]) -> None:
+    def compare(self, rows: Rows, index: Array, follows: dict[Key, Array]) -> None:
         inside = ~rows.last[index]
         broken = np.zeros(len(index), bool)
         for key, follow in follows.items():
@@ -643,7 +643,7 @@ class AcrossRule(_FollowingRule):
             self._constant = all(equal)
         super().see(rows)
 
-    def compare(self, rows: Rows, index: _Array, follows: dict[Key, _Array]) -> None:
+    def compare(self, rows: Rows, index: Array, follows: dict[Key, Array]) -> None:
         joined = rows.last[index] & np.all(list(follows.values()), axis=0)
         self._joined.add(rows, joined, index)
 
@@ -728,8 +728,8 @@ class ZeroVarianceRule(Rule):
     def __init__(self, fields: Sequence[Field], steps: int) -> None:
         super().__init__(fields, steps)
         self._watched = [field for field in fields if field.role in {"observation", "action"} and field.key[0] != NEXT]
-        self._first: dict[Key, _Array] = {}
-        self._same: dict[Key, _Array] = {}
+        self._first: dict[Key, Array] = {}
+        self._same: dict[Key, Array] = {}
 
     def see(self, rows: Rows) -> None:
         for field in self._watched:
@@ -747,7 +747,7 @@ class ZeroVarianceRule(Rule):
         return found
 
 
-def _elements(field: Field, same: _Array) -> str:
+def _elements(field: Field, same: Array) -> str:
     """Describe elements: `observation[27:29]`, or their number if there are many dimensions or runs."""
     if same.all():
         return field.name

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean
 
 Key: TypeAlias = tuple[str, ...]
+Array: TypeAlias = np.ndarray[Any, Any]
+Numbers: TypeAlias = NDArray[np.int64]
+"""Row numbers, places, counts: int64."""
 
 NEXT = "next"
 ACTION: Key = ("action",)
@@ -132,14 +136,14 @@ def is_real(name: str) -> bool:
     return "complex" not in name
 
 
-def as_numbers(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
+def as_numbers(array: Array, name: str) -> Array:
     """Return values to compute with: `array` itself, or float32 converted from the bits of bfloat16."""
     if name != "bfloat16":
         return array
     return (array.astype(np.uint32) << 16).view(np.float32)
 
 
-def odd_truths(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def odd_truths(array: Array) -> Array:
     """Return which elements of a bool array have a byte other than 0 and 1; bool in the same shape.
 
     NumPy and torch treat such a byte as true in some operations, and compute with its number in others. Files can
@@ -148,7 +152,7 @@ def odd_truths(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array.view(np.uint8) > 1
 
 
-def inexact_as_float(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def inexact_as_float(values: Array) -> Array:
     """Return which whole numbers are not exact in float64: bool, in the shape of `values`, int64 or uint64.
 
     Types with fewer bits, and types that are not whole numbers, are always exact.
@@ -157,7 +161,7 @@ def inexact_as_float(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return np.zeros(values.shape, bool)
     floats = values.astype(np.float64)
     inside = floats < float(np.iinfo(values.dtype).max)  # rounds up to a number beyond the type
-    odd: np.ndarray[Any, Any] = ~inside | (np.where(inside, floats, 0).astype(values.dtype) != values)
+    odd: Array = ~inside | (np.where(inside, floats, 0).astype(values.dtype) != values)
     return odd
 
 
@@ -282,7 +286,7 @@ def text_fields(key: Key, width: int) -> list[Field]:
     return [Field(key, "uint8", (width,), "text"), Field(length_key(key), "int32", (), "text")]
 
 
-def encode_text(strings: Sequence[bytes], width: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def encode_text(strings: Sequence[bytes], width: int) -> tuple[Array, Array]:
     """Return the strings as uint8 `[n, width]` and their lengths in bytes as int32 `[n]`."""
     lengths = np.fromiter(map(len, strings), np.int32, len(strings))
     characters = np.array(strings, f"S{width}").view(np.uint8).reshape(len(strings), width)

@@ -50,6 +50,7 @@ from ..format.memmap.tree import TreeWriter
 from ..format.returns import Ingest
 from ..format.staging import Staging
 from ..open_steps import open_dataset
+from ..options import PathLike
 from ..preprocess.functions import fingerprint_of
 from ..results import existing_result
 from ..samplers.uniform import SamplerWithoutReplacement
@@ -98,10 +99,10 @@ class TokenizedDatasetLoader:
         self,
         split: str,
         max_length: int,
-        dataset_name: str | os.PathLike[str],
+        dataset_name: PathLike,
         tokenizer_fn: Callable[[Any, int], TensorDictTokenizer],
         pre_tokenization_hook: Callable[[Any], Any] | None = None,
-        root_dir: str | os.PathLike[str] | None = None,
+        root_dir: PathLike | None = None,
         from_disk: bool = False,
         valid_size: int = 2000,
         num_workers: int | None = None,
@@ -177,7 +178,7 @@ class TokenizedDatasetLoader:
     @staticmethod
     def dataset_to_tensordict(
         dataset: Any,
-        data_dir: str | os.PathLike[str],
+        data_dir: PathLike,
         prefix: str | Sequence[str] | None = None,
         features: Sequence[str] | None = None,
         batch_dims: int = 1,
@@ -568,7 +569,7 @@ def get_dataloader(
     infinite: bool = True,
     prefetch: int = 0,
     split: str = "train",
-    root_dir: str | os.PathLike[str] | None = None,
+    root_dir: PathLike | None = None,
     from_disk: bool = False,
     num_workers: int | None = None,
     **options: Any,

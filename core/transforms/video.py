@@ -16,7 +16,7 @@ from ..encodings.video import kept_frames
 from ..errors import SchemaError, require_flags
 from ..format.contracts import StepReader
 from ..format.videos import image_key, reference_keys
-from ..ted.schema import Field
+from ..ted.schema import Field, Numbers
 from .base import Compose, Transform, divided
 from .keyed import Path as KeyPath
 from .keyed import as_keys, require_tensordict
@@ -69,22 +69,22 @@ class DecodeVideo(Transform):
         return decoded
 
     @staticmethod
-    def _checked(references: Any, key: KeyPath) -> NDArray[np.int64]:
+    def _checked(references: Any, key: KeyPath) -> Numbers:
         if not isinstance(references, torch.Tensor) or references.dtype != torch.int64 or references.shape[-1:] != (2,):
             raise SchemaError(f"{'.'.join(key)} does not refer to frames, expected int64 [..., 2]")
-        found: NDArray[np.int64] = references.numpy(force=True)
+        found: Numbers = references.numpy(force=True)
         return found
 
-    def _decoded(self, references: Mapping[KeyPath, NDArray[np.int64]]) -> dict[KeyPath, NDArray[Any]]:
+    def _decoded(self, references: Mapping[KeyPath, Numbers]) -> dict[KeyPath, NDArray[Any]]:
         """Decode the frames for all keys, each file once."""
         found: dict[KeyPath, NDArray[Any]] = {}
-        jobs: dict[int, list[tuple[KeyPath, NDArray[np.int64]]]] = {}
+        jobs: dict[int, list[tuple[KeyPath, Numbers]]] = {}
         for key, rows in references.items():
             for number in np.unique(rows[:, 0]).tolist():
                 if number:
                     jobs.setdefault(number, []).append((key, np.flatnonzero(rows[:, 0] == number)))
 
-        def decode(number: int) -> list[tuple[KeyPath, NDArray[np.int64], NDArray[Any]]]:
+        def decode(number: int) -> list[tuple[KeyPath, Numbers, NDArray[Any]]]:
             parts = jobs[number]
             frames = np.concatenate([references[key][places, 1] for key, places in parts])
             images = kept_frames(self.path, number, frames)

@@ -13,14 +13,13 @@ from typing import Any, Literal, NoReturn, TypeAlias, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
 from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean, require_flags, warn_caller
 from ..format.contracts import StepReader
 from ..format.videos import VIDEO, image_key, stated_fps
 from ..storages.dataset import StreamStorage
-from ..ted.schema import NEXT_DONE, SINGLETONS, TRAJECTORY_KEYS, key_called
+from ..ted.schema import NEXT_DONE, SINGLETONS, TRAJECTORY_KEYS, Numbers, key_called
 from .base import Past, Transform
 from .keyed import (
     NEXT,
@@ -494,7 +493,7 @@ class Windows(Transform):
             key if isinstance(key, str) else as_key(key): _offsets(window, fps) for key, window in windows.items()
         }
         self.looks_back = max(0, *(-int(offsets.min()) for offsets in self.windows.values()))
-        self._resolved: tuple[list[Path], dict[Path, tuple[Path, NDArray[np.int64]]]] | None = None
+        self._resolved: tuple[list[Path], dict[Path, tuple[Path, Numbers]]] | None = None
 
     @classmethod
     def of_dataset(cls, windows: Any, dataset: StepReader | StreamStorage) -> Windows:
@@ -540,7 +539,7 @@ class Windows(Transform):
             batch.set((_IS_PAD, *shown), missing.to(value.device))
         return batch
 
-    def of_entries(self, names: list[Path]) -> dict[Path, tuple[Path, NDArray[np.int64]]]:
+    def of_entries(self, names: list[Path]) -> dict[Path, tuple[Path, Numbers]]:
         """Return the offsets of each of these entries that has a window, and its name in batches: of a reference to
         frames, the image's.
         """
@@ -551,7 +550,7 @@ class Windows(Transform):
             raise SchemaError(f"the data has an entry {_IS_PAD!r} of its own, where windows have their masks")
         frames = {image_key(key): key for key in names if key[key[0] == NEXT :][0] == VIDEO and image_key(key)}
         shown = {key: key for key in names} | {key: stored for key, stored in frames.items() if key not in known}
-        found: dict[Path, tuple[Path, NDArray[np.int64]]] = {}
+        found: dict[Path, tuple[Path, Numbers]] = {}
         for asked, offsets in self.windows.items():
             path = key_called(asked, shown, groups=True) if isinstance(asked, str) else asked
             leaves = [key for key in shown if path is not None and key[: len(path)] == path]
@@ -597,7 +596,7 @@ def _in_seconds(found: Iterable[Any]) -> bool:
     return not all(isinstance(one, numbers.Integral) for one in found)
 
 
-def _offsets(window: Any, fps: float | None) -> NDArray[np.int64]:
+def _offsets(window: Any, fps: float | None) -> Numbers:
     """Return the offsets of a window in steps, int64 `[T]`."""
     found = _numbers(window)
     if isinstance(found, tuple) and len(found) != 2:

@@ -43,6 +43,7 @@ from ..format.open_files import ListedFiles
 from ..format.returns import return_field_of
 from ..format.videos import VideoContents, index_name, reference_keys, video_name
 from ..open_steps import open_steps
+from ..options import PathLike
 from ..progress import Progress, Silent, counted
 from ..results import DatasetsResult, Result, given_options, refuse_map_alone, refuse_raw_options, seconds_since
 from ..saved_steps import has_steps, is_of_buffer, is_unknown, open_saved
@@ -101,7 +102,7 @@ class _Asked:
     data: bool
     profile: Profile | None
     thresholds: Any
-    root: str | os.PathLike[str] | None
+    root: PathLike | None
     progress: Progress
 
     def doctor(self, fields: Sequence[Field], path: Path, **known: Any) -> Any:
@@ -114,15 +115,15 @@ class _Asked:
 
 @suggests_keywords(*ReaderOptions.__annotations__)
 def check(
-    dataset: str | os.PathLike[str],
+    dataset: PathLike,
     *,
     format: str | None = None,
     profile: Profile | None = None,
     full: bool = False,
     data: bool = True,
-    thresholds: str | os.PathLike[str] | Mapping[str, float] | None = None,
-    baseline: str | os.PathLike[str] | None = None,
-    root: str | os.PathLike[str] | None = None,
+    thresholds: PathLike | Mapping[str, float] | None = None,
+    baseline: PathLike | None = None,
+    root: PathLike | None = None,
     progress: Progress | None = None,
     **options: Unpack[ReaderOptions],
 ) -> CheckResult:

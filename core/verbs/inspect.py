@@ -44,6 +44,7 @@ from ..format.returns import returns_are_known, table_with_returns
 from ..format.staging import PARTS_FILE
 from ..format.videos import VIDEO, reference_keys
 from ..open_steps import BufferSteps, finished_manifest, is_storage, open_steps
+from ..options import PathLike
 from ..progress import counted
 from ..remote.hub_address import Transfer, transfers_of
 from ..results import Result, given_options, refuse_map_alone, refuse_raw_options
@@ -267,36 +268,36 @@ class InspectResult(Result):
 
 @overload
 def inspect(
-    dataset: str | os.PathLike[str],
+    dataset: PathLike,
     *,
     episode: int,
     head: int | None = None,
     format: str | None = None,
-    root: str | os.PathLike[str] | None = None,
+    root: PathLike | None = None,
     **options: Unpack[ReaderOptions],
 ) -> InspectResult: ...
 
 
 @overload
 def inspect(
-    dataset: str | os.PathLike[str],
+    dataset: PathLike,
     *,
     episode: None = None,
     head: int | None = None,
     format: str | None = None,
-    root: str | os.PathLike[str] | None = None,
+    root: PathLike | None = None,
     **options: Unpack[ReaderOptions],
 ) -> InspectResult | ColumnsResult | MixResult | PartsResult | EnsembleResult | BufferResult: ...
 
 
 @suggests_keywords(*ReaderOptions.__annotations__)
 def inspect(
-    dataset: str | os.PathLike[str],
+    dataset: PathLike,
     *,
     episode: int | None = None,
     head: int | None = None,
     format: str | None = None,
-    root: str | os.PathLike[str] | None = None,
+    root: PathLike | None = None,
     **options: Unpack[ReaderOptions],
 ) -> InspectResult | ColumnsResult | MixResult | PartsResult | EnsembleResult | BufferResult:
     """Summarise a dataset, a checkpoint, an export, a saved buffer, or a dataset of another library.
@@ -354,9 +355,7 @@ def inspect(
         return ColumnsResult.of(path, os.fspath(dataset), overview)
 
 
-def _of_steps(
-    reader: StepReader, root: str | os.PathLike[str] | None, episode: int | None, head: int | None
-) -> InspectResult:
+def _of_steps(reader: StepReader, root: PathLike | None, episode: int | None, head: int | None) -> InspectResult:
     manifest, table = reader.manifest, table_with_returns(reader)
     unknown, layouts = _why_no_returns(manifest), _layouts(reader)
     return InspectResult(
@@ -390,7 +389,7 @@ def _of_steps(
 
 
 def _of_buffer(
-    path: Path, root: str | os.PathLike[str] | None, episode: int | None, head: int | None
+    path: Path, root: PathLike | None, episode: int | None, head: int | None
 ) -> InspectResult | BufferResult:
     """Describe the steps of a saved buffer or storage, and the buffer itself where it has no steps of episodes."""
     if not is_of_buffer(path):
@@ -672,9 +671,7 @@ class _Split:
     made: tuple[_Made, ...]
 
 
-def inspect_several(
-    path: Path, root: str | os.PathLike[str] | None = None
-) -> MixResult | PartsResult | EnsembleResult | None:
+def inspect_several(path: Path, root: PathLike | None = None) -> MixResult | PartsResult | EnsembleResult | None:
     """Describe the mixture file, the folder of a split or the saved ensemble at `path`; None for anything else."""
     if is_mixture(path):
         return inspect_mixture(path, root)

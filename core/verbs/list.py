@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -12,6 +11,7 @@ from ..errors import NetworkError, UsageError, suggests_keywords
 from ..format.converter import Catalogue, Source
 from ..format.locate import fits, reader_names, source_class, storage_root, stored_datasets, stored_name
 from ..format.manifest import Manifest, has_manifest
+from ..options import PathLike
 from ..progress import Progress, Silent
 from ..remote.catalogue import CatalogueFile, catalogue_age
 from ..results import Result
@@ -44,7 +44,7 @@ class ListResult(Result):
     datasets: tuple[StoredDataset, ...]
 
 
-def list_datasets(pattern: str | None = None, *, root: str | os.PathLike[str] | None = None) -> ListResult:
+def list_datasets(pattern: str | None = None, *, root: PathLike | None = None) -> ListResult:
     """List every dataset below the root, including unreadable ones.
 
     Args:
@@ -115,7 +115,7 @@ def list_formats() -> FormatsResult:
     return FormatsResult(formats=(*described, *plugged))
 
 
-def existing_root(root: str | os.PathLike[str] | None) -> Path:
+def existing_root(root: PathLike | None) -> Path:
     """Return the storage root, which may be missing. Raises UsageError if it is not a folder."""
     folder = storage_root(root)
     if folder.exists() and not folder.is_dir():
@@ -175,7 +175,7 @@ def list_remote(
     source: str,
     pattern: str | None = None,
     *,
-    root: str | os.PathLike[str] | None = None,
+    root: PathLike | None = None,
     refresh: bool = False,
     progress: Progress | None = None,
 ) -> RemoteListResult:

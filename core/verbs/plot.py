@@ -35,6 +35,7 @@ from ..format.mixture import is_mixture
 from ..format.returns import returns_are_known, table_with_returns
 from ..format.staging import FileStaging, require_suffix
 from ..open_steps import open_steps
+from ..options import PathLike
 from ..progress import Progress, Silent
 from ..report.pictures import looks_like_picture
 from ..results import Result
@@ -77,12 +78,12 @@ class PlotResult(Result):
 
 @suggests_keywords()
 def plot(
-    dataset: str | os.PathLike[str],
+    dataset: PathLike,
     *,
     fields: Sequence[str] | None = None,
     episodes: str | None = None,
-    output: str | os.PathLike[str] | None = None,
-    root: str | os.PathLike[str] | None = None,
+    output: PathLike | None = None,
+    root: PathLike | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> PlotResult:
@@ -148,7 +149,7 @@ class _Source(NamedTuple):
         return f"{self.label}: {note}" if self.label else note
 
 
-def _sources(path: Path, dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> Iterator[_Source]:
+def _sources(path: Path, dataset: PathLike, root: PathLike | None) -> Iterator[_Source]:
     """Yield the dataset at `path`, or the members of the mixture there, with different labels."""
     if not is_mixture(path):
         has_steps(path)

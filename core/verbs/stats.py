@@ -17,6 +17,7 @@ from ..format.documents import dump_json
 from ..format.locate import find_dataset, known_root, require_apart, sink_class
 from ..format.memmap.reader import TedReader
 from ..open_steps import open_steps
+from ..options import PathLike
 from ..progress import Progress, Silent
 from ..results import Result, seconds_since
 from ..saved_steps import has_steps
@@ -52,12 +53,12 @@ class StatsResult(Result):
 
 @suggests_keywords()
 def stats(
-    dataset: str | os.PathLike[str],
+    dataset: PathLike,
     *,
     fields: Sequence[str] | None = None,
     quantiles: Sequence[float] = FRACTIONS,
-    write_lerobot: str | os.PathLike[str] | None = None,
-    root: str | os.PathLike[str] | None = None,
+    write_lerobot: PathLike | None = None,
+    root: PathLike | None = None,
     progress: Progress | None = None,
 ) -> StatsResult:
     """Compute count, mean, deviation, extremes and quantiles of every leaf of a dataset or a checkpoint.

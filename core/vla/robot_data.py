@@ -6,7 +6,6 @@ Tokens are uniform bins, or OpenVLA's bins at the end of a language model's voca
 from __future__ import annotations
 
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import fields
@@ -27,6 +26,7 @@ from tensordict import (
 from ..errors import FormatError, MissingKeyError, SchemaError, UsageError, suggests_keywords
 from ..format.documents import load_json
 from ..format.syncing import replace_file
+from ..options import PathLike
 from ..specs.base import TensorSpec
 from ..specs.bounded import Bounded, Unbounded
 from ..torchrl_classes import Rebased, counterpart
@@ -120,7 +120,7 @@ class RobotDatasetMetadata(TensorClass["nocast"]):  # type: ignore[type-arg, nam
         low, high = (bound.expand(shape).clone() for bound in (self.action_low, self.action_high))
         return Bounded(low, high, shape, device=device, dtype=low.dtype)
 
-    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:  # type: ignore[override]
+    def to_json(self, path: PathLike | None = None) -> str:  # type: ignore[override]
         """Return all values as a JSON document, and write it to `path` if one is given."""
         values = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
         text = json.dumps(values, indent=2)
@@ -129,7 +129,7 @@ class RobotDatasetMetadata(TensorClass["nocast"]):  # type: ignore[type-arg, nam
         return text
 
     @classmethod
-    def from_json(cls, source: str | os.PathLike[str]) -> RobotDatasetMetadata:  # type: ignore[override]
+    def from_json(cls, source: PathLike) -> RobotDatasetMetadata:  # type: ignore[override]
         """Read metadata that `to_json` wrote, here or in TorchRL; unknown keys are ignored.
 
         Args:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ from ..format.contracts import delegate, own_attributes, refuse_overrides
 from ..format.documents import dump_json, load_json
 from ..format.files import read_regular
 from ..format.syncing import replace_file
+from ..options import PathLike
 from ..state_folder import read_values, write_values
 from ..storages.base import Storage
 from ..storages.ensemble import checked_members, chosen_members, load_members, refuse_write
@@ -536,13 +536,13 @@ class Writer(ABC):
         self.sync_cursor()
 
     @final
-    def dumps(self, path: str | os.PathLike[str]) -> None:
+    def dumps(self, path: PathLike) -> None:
         """Write the state to the folder `path`, which is created if necessary."""
         if state := self.state_dict():
             self.write_state(Path(path), state)
 
     @final
-    def loads(self, path: str | os.PathLike[str]) -> None:
+    def loads(self, path: PathLike) -> None:
         """Load the state in the folder `path`. If this fails, nothing is changed.
 
         Raises:

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import is_tensor_collection, is_tensorclass
 
 from ..errors import FormatError, SchemaError, require_flags
 from ..storages.base import Storage
 from ..storages.write_log import Generations
+from ..ted.schema import Numbers
 from ..torchrl_classes import counterpart
 from .base import (
     INDEX,
@@ -70,7 +70,7 @@ class RoundRobinWriter(Writer):
         self.tracks_generations = track_generations
         self._saved_generations: torch.Tensor | None = None
         self._prepared: Generations | None = None  # installed once the storage has taken the data
-        self.reuse: Callable[[int], NDArray[np.int64]] | None = None
+        self.reuse: Callable[[int], Numbers] | None = None
         """Returns up to this many rows to be written before the rows at the cursor; set by a buffer."""
         self._cursor_after: int | None = None
 
@@ -92,7 +92,7 @@ class RoundRobinWriter(Writer):
             return self._behind(freed, start, count - len(freed), capacity)
         return range(start, start + count)
 
-    def _behind(self, freed: NDArray[np.int64], start: int, count: int, capacity: int) -> torch.Tensor:
+    def _behind(self, freed: Numbers, start: int, count: int, capacity: int) -> torch.Tensor:
         """Return the freed rows, followed by `count` other rows from `start` on."""
         ahead = (start + np.arange(count + len(freed))) % capacity
         others = ahead[~np.isin(ahead, freed)][:count]

@@ -15,13 +15,12 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from ...errors import CorruptDataError, FormatError, SchemaError
-from ...ted.schema import Field, Key, as_numbers, file_stem, key_name, numpy_dtype, torch_name
+from ...ted.schema import Array, Field, Key, as_numbers, file_stem, key_name, numpy_dtype, torch_name
 from .. import fs
 from ..documents import Count, decode, is_sound_array, parse_json
 from ..files import FileRecord, digest_bytes, read_regular
 from ..syncing import NewFile, write_file
 
-_Array: TypeAlias = np.ndarray[Any, Any]
 FieldRange: TypeAlias = tuple[int | float, int | float] | None
 _DEPTH = 50
 _NODE = "<class 'tensordict._td.TensorDict'>"
@@ -209,7 +208,7 @@ _PIECE = 1 << 19
 _LUMP = 4 << 20  # bytes after which the disk is asked to begin
 
 
-def range_of(array: np.ndarray[Any, Any], field: Field) -> FieldRange:
+def range_of(array: Array, field: Field) -> FieldRange:
     """Smallest and largest value, NaN left out; None for flags, text, complex and empty or all-NaN data."""
     if field.dtype == "bool" or "complex" in field.dtype or field.role == "text" or not array.size:
         return None
@@ -264,7 +263,7 @@ class LeafWriter:
         for part in rows.parts() if isinstance(rows, RowRuns) else (rows,):
             self._take(np.ascontiguousarray(part).reshape(-1))
 
-    def _take(self, flat: np.ndarray[Any, Any]) -> None:
+    def _take(self, flat: Array) -> None:
         """Fill the buffer, write whole pieces, and keep the rest in the buffer."""
         room, start = self._buffer.size - self._used, 0
         if self._used and flat.size >= room:
@@ -278,7 +277,7 @@ class LeafWriter:
         self._buffer[self._used : self._used + kept] = flat[start:]
         self._used += kept
 
-    def _put(self, flat: np.ndarray[Any, Any]) -> None:
+    def _put(self, flat: Array) -> None:
         if self._ranged:
             self.range = merge_ranges(self.range, range_of(flat, self.field))
         self.file.append(memoryview(flat.view(np.uint8).data))
@@ -375,17 +374,17 @@ _WIDE = 16
 class RowSpans:
     """Runs of row numbers, `[start, stop)` each, one after another; empty ones are left out."""
 
-    def __init__(self, starts: _Array, stops: _Array) -> None:
+    def __init__(self, starts: Array, stops: Array) -> None:
         there = stops > starts
         self.starts, self.stops = starts[there], stops[there]
         self._lengths = self.stops - self.starts
         self._count = int(self._lengths.sum())
-        self._rows: _Array | None = None
+        self._rows: Array | None = None
 
     def __len__(self) -> int:
         return self._count
 
-    def of(self, array: _Array) -> Rows:
+    def of(self, array: Array) -> Rows:
         """Take the rows out of an array: as a fresh array, or put off where runs are long and rows wide."""
         if self._count < _LONG * len(self.starts):
             if self._rows is None:
@@ -400,7 +399,7 @@ class RowSpans:
 class RowRuns:
     """The rows of `array` that are in `runs`, with what an array has of shape and type; `whole` makes one of them."""
 
-    array: _Array
+    array: Array
     runs: RowSpans
 
     @property
@@ -417,23 +416,23 @@ class RowRuns:
     def __len__(self) -> int:
         return len(self.runs)
 
-    def parts(self) -> Iterator[_Array]:
+    def parts(self) -> Iterator[Array]:
         """Yield views of the runs, in order."""
         for start, stop in zip(self.runs.starts.tolist(), self.runs.stops.tolist(), strict=True):
             yield self.array[start:stop]
 
-    def whole(self) -> _Array:
+    def whole(self) -> Array:
         """Copy the rows into a fresh array."""
         return np.concatenate([*self.parts()])
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> _Array:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         found = self.whole()
         return found if dtype is None else found.astype(dtype)
 
 
-Rows: TypeAlias = _Array | RowRuns
+Rows: TypeAlias = Array | RowRuns
 
 
-def as_array(rows: Rows) -> _Array:
+def as_array(rows: Rows) -> Array:
     """Return the rows as an array."""
     return rows.whole() if isinstance(rows, RowRuns) else rows

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 import pickle
 import sys
 import tomllib
@@ -29,6 +28,7 @@ from ...format.documents import load_json, toml_value
 from ...format.episodes import EpisodeTable
 from ...format.files import digest_bytes
 from ...format.manifest import MANIFEST, Manifest, Provenance
+from ...options import PathLike
 from ...ted.schema import NEXT, NEXT_REWARD, Field, Key, key_name
 from ..processor import Block, Context, EpisodeTexts, LoadedProcessor, Processor
 from . import built_in
@@ -387,8 +387,8 @@ _KIND = "name"
 
 def program_of(
     operations: Mapping[str, Any] | None = None,
-    pipeline: str | os.PathLike[str] | None = None,
-    replay: str | os.PathLike[str] | None = None,
+    pipeline: PathLike | None = None,
+    replay: PathLike | None = None,
     *,
     replay_filters: bool = False,
 ) -> Program:
@@ -562,7 +562,7 @@ def pipeline_text(program: Program) -> str:
     return "\n\n".join(tables) + "\n"
 
 
-def replayed_program(path: str | os.PathLike[str], *, filters: bool = False) -> Program:
+def replayed_program(path: PathLike, *, filters: bool = False) -> Program:
     """Return the program that made a dataset, from its manifest; `path` is the manifest or the folder of the dataset.
 
     Measured constants are included. With `filters`, so are operations that chose episodes and rows, which were about
@@ -578,13 +578,13 @@ def replayed_program(path: str | os.PathLike[str], *, filters: bool = False) -> 
     return program_of_documents(_with_constants(kept, constants), str(path))
 
 
-def replayed_frames(path: str | os.PathLike[str]) -> int | None:
+def replayed_frames(path: PathLike) -> int | None:
     """The number of first steps that the dataset at `path` was made of; None for all of them."""
     frames = _last_step(path).arguments.get("num_frames")
     return frames if type(frames) is int else None
 
 
-def filters_left_out(path: str | os.PathLike[str]) -> tuple[str, ...]:
+def filters_left_out(path: PathLike) -> tuple[str, ...]:
     """Name what chose the episodes and rows of a dataset, and `replayed_program` leaves out without `filters`."""
     chosen = [
         " ".join(str(value) for value in ("--" + str(document[_KIND]), *(document[k] for k in document if k != _KIND)))
@@ -610,7 +610,7 @@ def _is_choice(name: Any) -> bool:
     return drops or issubclass(kind, EpisodeChoice)
 
 
-def _documents_of(path: str | os.PathLike[str]) -> tuple[list[Any], list[Any]]:
+def _documents_of(path: PathLike) -> tuple[list[Any], list[Any]]:
     """The operations that made a dataset, and the constants that were measured for them."""
     last = _last_step(path)
     documents = last.arguments.get("operations")
@@ -621,7 +621,7 @@ def _documents_of(path: str | os.PathLike[str]) -> tuple[list[Any], list[Any]]:
     return documents, constants if isinstance(constants, list) else []
 
 
-def _last_step(path: str | os.PathLike[str]) -> Provenance:
+def _last_step(path: PathLike) -> Provenance:
     """Return the step that made a dataset; UsageError if it was not `preprocess`."""
     manifest = manifest_at(path)
     last = manifest.provenance[-1] if manifest.provenance else None
@@ -643,7 +643,7 @@ def _lacks_constants(document: Any) -> bool:
     return isinstance(document, dict) and document.get(_KIND) == NormalizeFields.name and "constants" not in document
 
 
-def different_past(path: str | os.PathLike[str], manifest: Manifest) -> tuple[str, ...]:
+def different_past(path: PathLike, manifest: Manifest) -> tuple[str, ...]:
     """Return a note if the dataset at `path` went through other steps before its last one than the dataset of
     `manifest`.
 
@@ -673,7 +673,7 @@ def _made_before(provenance: Sequence[Provenance]) -> list[str]:
     return found
 
 
-def manifest_at(path: str | os.PathLike[str]) -> Manifest:
+def manifest_at(path: PathLike) -> Manifest:
     """Read a manifest; `path` is the file, or the folder of the dataset."""
     place = fs.expanded(path)
     if place.is_file():

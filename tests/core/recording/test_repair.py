@@ -21,13 +21,13 @@ from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.recording import COMMITS, COMMITS_COPY, PackedRecorder
 from rbtool.core.open_steps import open_steps
+from rbtool.core.recording.repair import repair
 from rbtool.core.storages.packed import PackedRecording, PackedStorage
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.verbs.check import check
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.inspect import inspect
-from rbtool.core.verbs.repair import repair
 
 # Recordings: whole episodes survive whatever stops the recorder; repair keeps the longest sound beginning.
 
