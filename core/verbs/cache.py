@@ -193,7 +193,7 @@ def prune(
     """
     folder = existing_root(root)
     chosen = [entry for entry in _cache_entries(folder) if entry.prunable]
-    result = _pruned(folder, chosen, dry_run=dry_run)
+    result = CachePruneResult(root=folder, removed=tuple(chosen), bytes=_bytes(chosen), dry_run=dry_run)
     if dry_run or not chosen:
         return result
     if confirm is not None and not confirm(result):
@@ -204,7 +204,7 @@ def prune(
     removed = [entry for entry in chosen if entry.path in still and _remove_prunable(entry, folder)]
     for entry in removed:
         _remove_empty_parents(entry.path, folder)
-    return _pruned(folder, removed, dry_run=False)
+    return replace(result, removed=tuple(removed), bytes=_bytes(removed))
 
 
 @suggests_keywords()
@@ -281,10 +281,6 @@ def _remove_empty_parents(path: Path, root: Path) -> None:
             if len(folder.parts) > 1:
                 with fs.folder_below(root, (root / folder).parent) as within:
                     fs.remove_empty_folder(root / folder, within=within)
-
-
-def _pruned(root: Path, entries: Sequence[CacheEntry], *, dry_run: bool) -> CachePruneResult:
-    return CachePruneResult(root=root, removed=tuple(entries), bytes=_bytes(entries), dry_run=dry_run)
 
 
 def _in_use_error(entry: CacheEntry) -> UsageError:
@@ -409,9 +405,10 @@ def _not_stored(name: str, root: Path, known: Sequence[str]) -> RbtoolError:
     if not os.path.lexists(fs.expanded(name)):
         message = f"nothing in {root} has a name like {name}" if _PATTERN & set(name) else f"{name} is not in {root}"
         return DatasetNotFoundError(message, hint=hint)
-    if _entry_path(name, root) is None:
-        return UsageError(f"{name} is not below the root {root}, so it is not stored there", hint=hint)
-    return UsageError(f"{name} is below the root {root}, but is not a dataset or an original", hint=hint)
+    where = "not below the root {}, so it is not stored there"
+    if _entry_path(name, root) is not None:
+        where = "below the root {}, but is not a dataset or an original"
+    return UsageError(f"{name} is {where.format(root)}", hint=hint)
 
 
 # Finding ---------------------------------------------------------------------------------------------

@@ -196,7 +196,6 @@ def _accepted(path: Path, dataset: str, place: Path) -> frozenset[tuple[str, str
 
     If it is about several datasets, only findings about the one at `place`, or of this name, count.
     """
-    hint = "rbtool check DATASET --json prints such a file"
     try:
         document = parse_json(read_regular(path), str(path))
         documents = [document]
@@ -206,11 +205,12 @@ def _accepted(path: Path, dataset: str, place: Path) -> frozenset[tuple[str, str
             documents = [one for one in documents if "error" not in one]
         return frozenset((one["rule"], one["message"]) for each in documents for one in each["findings"])
     except OSError as error:
-        raise UsageError(f"the baseline {path} cannot be read: {error.strerror}", hint=hint) from None
+        why = f"{path} cannot be read: {error.strerror}"
     except FormatError as error:
-        raise UsageError(f"the baseline {error}", hint=hint) from None
+        why = str(error)
     except (KeyError, TypeError, AttributeError):
-        raise UsageError(f"the baseline {path} has no findings of rbtool check", hint=hint) from None
+        why = f"{path} has no findings of rbtool check"
+    raise UsageError(f"the baseline {why}", hint="rbtool check DATASET --json prints such a file")
 
 
 def _checked(path: Path, format: str | None, given: Mapping[str, Any], asked: _Asked, started: float) -> CheckResult:
@@ -354,8 +354,8 @@ def _check_buffer(path: Path, asked: _Asked, started: float) -> CheckResult:
         reader = None if findings else open_saved(path)
     except CorruptDataError as error:
         findings, reader = [Finding(*_OPENS, "error", str(error))], None
-    except (FormatError, SchemaError, UsageError):  # its contents are not steps
-        return replace(_result(path, findings, 0, 0, [], started), rules=len(BUFFER_RULES), notes=notes)
+    except (FormatError, SchemaError, UsageError):  # its contents are not steps: rules about rows do not apply
+        reader, names = None, []
     if reader is None:
         return replace(_result(path, findings, 0, 0, names, started), rules=len(BUFFER_RULES), notes=notes)
     with reader:

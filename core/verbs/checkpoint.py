@@ -112,9 +112,11 @@ def save(asked: SaveOptions) -> CheckpointSaveResult:
     require_apart(path, target)
     with open_saved(path) as source:
         if isinstance(source, BufferSteps) and source.manifest.kind == "checkpoint":
-            hint = f"make a dataset of it first: rbtool checkpoint load {shlex.quote(str(path))} DEST"
             what = "in TorchRL's layout, with no manifest" if isinstance(source, ForeignSteps) else "of a buffer"
-            raise UsageError(f"{path} is a checkpoint {what}, expected a dataset", hint=hint)
+            raise UsageError(
+                f"{path} is a checkpoint {what}, expected a dataset",
+                hint=f"make a dataset of it first: rbtool checkpoint load {shlex.quote(str(path))} DEST",
+            )
         digest = steps_digest(source)
         if asked.for_library is None:
             manifest, changes = _save(asked, source, target, chosen, digest)
@@ -297,8 +299,10 @@ def _require_form(asked: SaveOptions) -> Compression:
 
 def _require_checkpoint(reader: StepReader) -> None:
     if reader.manifest.kind != "checkpoint":
-        hint = "save one with: rbtool checkpoint save DATASET DEST --as h5"
-        raise UsageError(f"{reader.path} is a {reader.manifest.kind}, not a checkpoint", hint=hint)
+        raise UsageError(
+            f"{reader.path} is a {reader.manifest.kind}, not a checkpoint",
+            hint="save one with: rbtool checkpoint save DATASET DEST --as h5",
+        )
 
 
 def _equal_checkpoint(target: Path, digest: str, form: Form, compression: Compression) -> Manifest | None:
