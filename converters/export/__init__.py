@@ -7,18 +7,19 @@ from ...core.declarations import FormatDeclaration
 __all__ = ["FORMATS"]
 
 _OPENED = {
-    "h5:H5Exporter": (
-        "one dataset a leaf", (".h5", ".hdf5"), "", "import h5py; h5py.File({}).visititems(print)"
+    "h5": (
+        "h5:H5Exporter", "one dataset a leaf", (".h5", ".hdf5"), "", "import h5py; h5py.File({}).visititems(print)"
     ),
-    "npz:NpzExporter": ("NumPy", (".npz",), "", "import numpy; print(numpy.load({}).files)"),
-    "parquet:ParquetExporter": (
-        "a row a step", (".parquet",), "/steps.parquet", "import pyarrow.parquet as pq; print(pq.read_table({}))"
+    "npz": ("reader:NpzExporter", "NumPy", (".npz",), "", "import numpy; print(numpy.load({}).files)"),
+    "parquet": (
+        "parquet:ParquetExporter", "a row a step", (".parquet",), "/steps.parquet",
+        "import pyarrow.parquet as pq; print(pq.read_table({}))",
     ),
 }  # fmt: skip
 
 FORMATS = tuple(
     FormatDeclaration(
-        name=sink.partition(":")[0],
+        name=name,
         package=__name__,
         order=order,
         sink=sink,
@@ -27,5 +28,5 @@ FORMATS = tuple(
         suffixes=suffixes,
         opened=(inside, code),
     )
-    for order, (sink, (written, suffixes, inside, code)) in enumerate(_OPENED.items(), start=1)
+    for order, (name, (sink, written, suffixes, inside, code)) in enumerate(_OPENED.items(), start=1)
 )

@@ -14,8 +14,8 @@ import pytest
 from npy_folder import LEAVES, NpyFolder
 
 from rbtool.converters.export.h5 import H5Exporter
-from rbtool.converters.export.npz import NpzExporter
 from rbtool.converters.export.parquet import ParquetExporter
+from rbtool.converters.export.reader import NpzExporter
 from rbtool.core.format.converter import Sink
 from rbtool.core.ted.schema import Key, key_name
 from rbtool.core.testing.sinks import SinkTests
