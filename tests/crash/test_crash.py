@@ -1,12 +1,16 @@
 """Every verb that writes, struck at its n-th change of the file system: by SIGKILL, and by a disk that fills up."""
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import rbtool
+from rbtool.core.testing.datasets import write_walks
 
 FORMS = ("ted", "flat", "nested", "h5")
 JOBS = ("convert", "convert-archive", "convert-blocks", "convert-checkpoints", "convert-episodes", "convert-shards",
@@ -31,6 +35,9 @@ EVERY_DAY = {
 # Of two operations between which no file changes, both leave the same. The others are struck where files change, a
 # quarter of their operations; these two at all of them, to show that it is the same.
 EVERY_OPERATION = {"mix", "save-h5"}
+EXPORTS = ("h5", "lerobot", "minari", "npz", "parquet", "rlds")
+EXCHANGES = [f"{verb}-{form}" for verb in ("exchange", "give") for form in FORMS[1:]]
+EXCHANGED_EVERY_DAY = {"exchange-nested", "exchange-h5", "give-flat"}
 FILLED_EVERY_DAY = {"convert", "convert-blocks", "preprocess-fewer", "split", "mix", "save-h5", "dump-nested"}
 
 
@@ -117,3 +124,103 @@ def test_what_cannot_fit_is_refused_before_it_is_started(small_disk: Path) -> No
     assert not (small_disk / "out").exists()
     filler.unlink()
     assert rbtool.convert(small_disk / "source", small_disk / "out").steps == 4864
+
+
+# An export that is killed, or finds the disk full, leaves what was at its destination, or the whole new one.
+
+
+@pytest.mark.parametrize("form", EXPORTS)
+def test_exports_killed_here_and_there(strike: Strike, work: Path, form: str) -> None:
+    counts = strike(work, f"export-{form}", "--strikes", "8", "--over")
+    assert counts["old"] >= 3
+    assert counts["new"] >= 1
+    assert counts["old"] + counts["new"] == 8
+
+
+@pytest.mark.parametrize("form", ["minari", "npz"])
+def test_exports_on_a_disk_that_fills_up_here_and_there(strike: Strike, small_disk: Path, form: str) -> None:
+    # most operations remove the older folder, which needs no room: of fewer strikes one alone would meet a write
+    counts = strike(small_disk, f"export-{form}", "--fault", "fill", "--strikes", "16", "--over")
+    assert counts["old"] >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", EXPORTS)
+def test_exports_killed_at_every_change_of_files(strike: Strike, work: Path, form: str) -> None:
+    counts = strike(work, f"export-{form}", "--over", "--changes")
+    assert counts["old"] + counts["new"] == counts["changes"]
+    assert counts["old"] >= 3
+    assert counts["new"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", EXPORTS)
+def test_exports_on_a_disk_that_fills_up_at_every_change_of_files(strike: Strike, small_disk: Path, form: str) -> None:
+    counts = strike(small_disk, f"export-{form}", "--fault", "fill", "--over", "--changes")
+    assert counts["old"] + counts["new"] == counts["changes"]
+    assert counts["old"] >= 3
+
+
+# Checkpoints in TorchRL's layouts, struck while they are written: the older one stays whole until the new one is.
+
+
+@pytest.mark.parametrize("job", sorted(EXCHANGED_EVERY_DAY))
+def test_exchanges_killed_here_and_there(strike: Strike, work: Path, job: str) -> None:
+    counts = strike(work, job, "--strikes", "8", "--over")
+    assert counts["old"] >= 3
+    assert counts["new"] >= 1
+    assert counts["old"] + counts["new"] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", EXCHANGES)
+def test_exchanges_killed_at_every_change_of_files(strike: Strike, work: Path, job: str) -> None:
+    counts = strike(work, job, "--over", "--changes")
+    assert counts["old"] + counts["new"] == counts["changes"]
+    assert counts["new"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", EXCHANGES)
+def test_exchanges_on_a_disk_that_fills_up_leave_everything_as_it_was(
+    strike: Strike, small_disk: Path, job: str
+) -> None:
+    counts = strike(small_disk, job, "--fault", "fill", "--strikes", "25", "--over")
+    assert counts["old"] >= 3
+
+
+# Uploads to a hub and downloads from one are killed at each request, and at each change of files.
+
+HUB_SCRIPT = Path(__file__).with_name("hub_transfers.py")
+
+
+def struck_at_hub(work: Path, *words: str) -> int:
+    """Run the script; how often it struck."""
+    write_walks(work / "walks", [(40, "terminated"), (1, "truncated"), (70, "open"), (9, "both")])
+    done = subprocess.run([sys.executable, HUB_SCRIPT, work, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: int = json.loads(done.stdout)["struck"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("verb", "where", "every", "least"),
+    [("download", "operations", 299, 2)],
+)
+def test_a_few_kills_of_hub_transfers(tmp_path, verb, where, every, least):
+    assert struck_at_hub(tmp_path, verb, where, "--every", str(every)) >= least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("verb", "where", "every", "least"),
+    [
+        ("upload", "requests", 1, 80),
+        ("upload", "operations", 1, 3),
+        ("download", "requests", 1, 25),
+        ("download", "operations", 5, 100),
+        ("stream", "operations", 7, 90),
+    ],
+)
+def test_kills_of_hub_transfers_everywhere(tmp_path, verb, where, every, least):
+    assert struck_at_hub(tmp_path, verb, where, "--every", str(every)) >= least

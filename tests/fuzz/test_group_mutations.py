@@ -1,4 +1,4 @@
-"""Files of robomimic, RoboSet, ALOHA, RoboTwin with changed bytes: each gives its rows or one of our errors, in time.
+"""HDF5 files with changed bytes: reading one gives its rows or one of our errors, in time.
 
 With the damaged heaps of `test_h5_heap_mutations`, 11,000 of robomimic and 6,900 of RoboSet, each reader gets 10,000
 mutations or more in `make test-all`.
@@ -14,13 +14,16 @@ import pytest
 from damage import LONGEST, mutated, processor_seconds
 
 from rbtool.converters.aloha.reader import AlohaReader
+from rbtool.converters.d4rl.reader import D4rlReader
 from rbtool.converters.robomimic.reader import RobomimicReader
 from rbtool.converters.roboset.reader import RobosetReader
 from rbtool.core.errors import RbtoolError
 from rbtool.core.format.converter import Reader
 
 DATA = Path(__file__).parents[1] / "data"
+D4RL = ("hopper_random-v2", "hopper_random_v0", "door_demos", "antmaze_like_goal", "kitchen_like_no_timeouts")
 FILES: dict[str, tuple[type[Reader], Path, int]] = {
+    **{name: (D4rlReader, DATA / "d4rl" / f"{name}.hdf5", 2_000) for name in D4RL},
     "low_dim": (RobomimicReader, DATA / "robomimic" / "low_dim_v15.hdf5", 1_700),
     "isaac": (RobomimicReader, DATA / "robomimic" / "isaac_stack_cube.hdf5", 1_700),
     "mobile aloha": (AlohaReader, DATA / "aloha" / "mobile_aloha" / "episode_0.hdf5", 4_000),
@@ -34,7 +37,8 @@ FILES: dict[str, tuple[type[Reader], Path, int]] = {
 def read_all(kind: type[Reader], path: Path) -> None:
     if not kind.recognises(path):
         return
-    with kind(path) as reader:
+    horizon = kind is D4rlReader and b"timeouts" not in path.read_bytes()
+    with kind(path, options={"horizon": 50} if horizon else {}) as reader:
         whole = reader.stated()
         for number in whole.episode_numbers:
             with contextlib.suppress(RbtoolError):

@@ -14,7 +14,7 @@ import rbtool
 from rbtool.core.engine import workspace
 from rbtool.core.format import fs
 from rbtool.core.format.manifest import Manifest
-from rbtool.core.preprocess import result
+from rbtool.core.preprocess.run import UnfinishedRun
 from rbtool.core.progress import Silent
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both"), (12, "truncated"), (1, "terminated")]
@@ -236,7 +236,7 @@ def test_a_run_killed_while_it_removes_a_folder_is_completed(
 
 def test_a_journal_reads_as_it_was_written(walks: Path, tmp_path: Path, fail_in) -> None:
     left = cut_short(walks, tmp_path / "made", fail_in)
-    found = result.UnfinishedRun.of(left)
+    found = UnfinishedRun.of(left)
     assert found is not None
     run_of, fields, finished = found
     assert run_of["chunk_size"] == 5

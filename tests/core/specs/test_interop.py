@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from peer_checks import require_checks
 from processes import Interpreter
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, tensorclass
 
@@ -305,3 +306,33 @@ def test_a_space_that_does_not_fit_the_field_leaves_it_open(tmp_path: Path, spac
 def test_rows_in_memory_have_no_recorded_spec() -> None:
     with pytest.raises(RuntimeError, match="no dataset on disk"):
         _ = DatasetReplayBuffer(storage=LazyTensorStorage(3)).specs
+
+
+# Specs of rbtool and TorchRL in one process, whichever library comes first: the checks are in `bridge_checks.py`.
+
+CHECKS = Path(__file__).with_name("bridge_checks.py")
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("first", ["rbtool", "torchrl"])
+def test_specs_work_in_the_other_library(first: str) -> None:
+    pytest.importorskip("torchrl")
+    require_checks(CHECKS, first)
+
+
+WITHOUT_TORCHRL = """
+import sys
+import rbtool
+spec = rbtool.Composite(a=rbtool.OneHot(3))
+try:
+    spec.to_torchrl()
+except ImportError as error:
+    print(error)
+assert not any(name.partition(".")[0] == "torchrl" for name in sys.modules)
+"""
+
+
+def test_torchrl_is_never_imported(interpreter: Interpreter) -> None:
+    done = interpreter.run(WITHOUT_TORCHRL)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "torchrl" in done.stdout
