@@ -544,26 +544,21 @@ class EndColumns:
 
 
 def _flag(file: TableFile, name: str) -> TableColumn | None:
-    if name == _NONE:
-        return None
-    found = lookup(name, file.columns)
-    if found is None:
-        raise unknown_column(file, f"--ends {name}", name)
-    column = file.columns[found]
-    file.require_numbers(column)
-    if not column.is_scalar:
-        raise FormatError(f"{file.path}: {found!r} has rows of shape {list(column.shape)}, and a flag is one value")
-    return column
+    return None if name == _NONE else _scalar(file, "--ends", name, file.require_numbers, "a flag")
 
 
 def _key(file: TableFile, name: str) -> TableColumn:
+    return _scalar(file, "--episode-key", name, file.require_key, "a key")
+
+
+def _scalar(file: TableFile, option: str, name: str, require: Callable[[TableColumn], None], what: str) -> TableColumn:
     found = lookup(name, file.columns)
     if found is None:
-        raise unknown_column(file, f"--episode-key {name}", name)
+        raise unknown_column(file, f"{option} {name}", name)
     column = file.columns[found]
-    file.require_key(column)
+    require(column)
     if not column.is_scalar:
-        raise FormatError(f"{file.path}: {found!r} has rows of shape {list(column.shape)}, and a key is one value")
+        raise FormatError(f"{file.path}: {found!r} has rows of shape {list(column.shape)}, and {what} is one value")
     return column
 
 

@@ -209,19 +209,18 @@ class DatasetStorage(TensorStorage):
     def read_again(self) -> None:
         """Read the rows from the disk again: edits that stay in this process are gone. CorruptDataError if the dataset
         was replaced since."""
-        tensors = self._reopened()
-        structure = tree_spec_of(tensors, self.ndim)
-        self._take(structure, structure.flatten(tensors))
-        self._wrapped = tensors
-        self.set_length(len(tensors))
+        self._reopen()
+        self.set_length(len(self._wrapped))
 
-    def _reopened(self) -> TensorDict:
+    def _reopen(self) -> None:
         digest, tensors = self._open()
         if digest != self.content_digest:
             raise CorruptDataError(
                 f"{self.path} has the content {digest}, expected {self.content_digest}: it was replaced since"
             )
-        return tensors
+        structure = tree_spec_of(tensors, self.ndim)
+        self._take(structure, structure.flatten(tensors))
+        self._wrapped = tensors
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -229,10 +228,7 @@ class DatasetStorage(TensorStorage):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        tensors = self._reopened()
-        structure = tree_spec_of(tensors, self.ndim)
-        self._take(structure, structure.flatten(tensors))
-        self._wrapped = tensors
+        self._reopen()
 
 
 class SelectedEntries(DatasetStorage):

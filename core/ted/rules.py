@@ -666,7 +666,7 @@ class NotFiniteRule(Rule):
     def see(self, rows: Rows) -> None:
         for field, tally in self._tallies.items():
             numbers = as_numbers(rows.columns[field.key], field.dtype).reshape(len(rows), -1)
-            tally.add(rows, ~np.isfinite(numbers).all(1))
+            tally.add(rows, np.logical_not(np.isfinite(numbers).all(1)))
 
     def findings(self) -> list[Finding]:
         found = []

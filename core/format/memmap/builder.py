@@ -346,7 +346,8 @@ class OverlappedBuilder(RowBuilder):
 
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         """Append rows at once, after those that wait."""
-        self._finish_waiting()
+        self._end_thread()
+        self._raise_error()
         self._builder.append(columns, last)
 
     def append_fresh(self, columns: Mapping[Key, Rows], last: Array) -> None:
@@ -372,25 +373,22 @@ class OverlappedBuilder(RowBuilder):
         if self._error is not None:
             raise self._error
 
-    def _finish_waiting(self) -> None:
-        """Wait until everything is written, and end the thread; raise what it raised."""
+    def _end_thread(self) -> None:
+        """Wait until everything is written, and end the thread."""
         if self._thread is not None:
             self._waiting.put(None)
             self._thread.join()
             self._thread = None
-        self._raise_error()
 
     def _complete(self, table: EpisodeTable, origin: Origin, text: Sequence[dict[str, str]]) -> Manifest:
-        self._finish_waiting()
+        self._end_thread()
+        self._raise_error()
         return self._builder.finish(table, origin, text)
 
     def close(self) -> None:
         """End the thread, without writing what still waits, and close the builder."""
         self._stopped = True
         try:
-            if self._thread is not None:
-                self._waiting.put(None)
-                self._thread.join()
-                self._thread = None
+            self._end_thread()
         finally:
             self._builder.close()
