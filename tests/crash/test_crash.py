@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import rbtool
-from rbtool.core.testing.datasets import write_walks
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 
 FORMS = ("ted", "flat", "nested", "h5")
 JOBS = ("convert", "convert-archive", "convert-blocks", "convert-checkpoints", "convert-episodes", "convert-shards",
@@ -224,3 +225,56 @@ def test_a_few_kills_of_hub_transfers(tmp_path, verb, where, every, least):
 )
 def test_kills_of_hub_transfers_everywhere(tmp_path, verb, where, every, least):
     assert struck_at_hub(tmp_path, verb, where, "--every", str(every)) >= least
+
+
+# A recorder that is killed anywhere loses the episode that is under way, and no other.
+
+RECORDER = Path(__file__).with_name("recorder.py")
+RECORDED = DatasetPlan((4, 1, 6), ("terminated", "both", "truncated"), (False, True, False), ODD_LEAVES[:6])
+
+
+def strike_environment(*words: str) -> dict[str, int]:
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
+        command = [sys.executable, RECORDER.with_name("environment_recorder.py"), place, *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        restored: dict[str, int] = json.loads(done.stdout)["restored"]
+        return restored
+
+
+def strike_recorder(*words: str) -> dict[str, int]:
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
+        write_plan(RECORDED, Path(place) / "ted")
+        done = subprocess.run([sys.executable, RECORDER, place, *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        restored: dict[str, int] = json.loads(done.stdout)["restored"]
+        return restored
+
+
+def test_a_recorder_killed_here_and_there() -> None:
+    assert strike_recorder("--every", "3").keys() == {"0", "1", "2", "3"}
+
+
+def test_a_repair_that_is_killed_is_started_again() -> None:
+    assert strike_recorder("--damaged", "--every", "6").keys() == {"3"}
+
+
+@pytest.mark.slow
+def test_a_repair_that_is_killed_at_every_change_of_files() -> None:
+    assert strike_recorder("--damaged").keys() == {"3"}
+
+
+@pytest.mark.slow
+def test_a_recorder_killed_at_every_change_of_files() -> None:
+    assert strike_recorder().keys() == {"0", "1", "2", "3"}
+
+
+def test_an_environment_s_recording_killed_here_and_there() -> None:
+    assert strike_environment("--every", "6").keys() >= {"0", "1", "4"}
+
+
+@pytest.mark.slow
+def test_an_environment_s_recording_killed_at_every_change_of_files() -> None:
+    assert strike_environment().keys() == {"0", "1", "2", "3", "4"}

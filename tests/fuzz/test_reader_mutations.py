@@ -1,4 +1,4 @@
-"""Files of RLlib, imitation, d3rlpy, Stable-Baselines3, Tianshou, DAPG and Zarr, and robot logs, with changed bytes."""
+"""Files of many libraries, and robot logs, with changed bytes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from damage import strike, strike_in_folder
 from demonstration_files import imitation_table, random_episodes, write_parquet_folder
+from lerobot_files import random_takes, write_dataset
 
 from rbtool.converters.d3rlpy.reader import D3rlpyReader
 from rbtool.converters.dapg.reader import DapgReader
 from rbtool.converters.imitation.reader import ImitationReader
+from rbtool.converters.lerobot.reader import LerobotReader
 from rbtool.converters.logs.reader import LogReader
 from rbtool.converters.rllib.reader import RllibReader
 from rbtool.converters.sb3.reader import Sb3Reader
@@ -87,3 +89,31 @@ STORES = {
 @pytest.mark.parametrize("name", STORES)
 def test_mutations_of_one_file_of_a_store(name: str, count: int, tmp_path: Path) -> None:
     strike_in_folder(ZarrReader, DATA / "zarr" / name, STORES[name], tmp_path, count)
+
+
+# Datasets of LeRobot in which one file has changed bytes: rows, metadata, and videos.
+
+CAMERA = "observation.images.top"
+LEROBOT = {
+    "v21": [
+        "meta/info.json", "meta/episodes.jsonl", "meta/tasks.jsonl", "data/chunk-000/episode_000001.parquet",
+        f"videos/chunk-000/{CAMERA}/episode_000001.mp4",
+    ],
+    "v30": [
+        "meta/episodes/chunk-000/file-000.parquet", "meta/tasks.parquet", "data/chunk-000/file-000.parquet",
+        f"videos/{CAMERA}/chunk-000/file-001.mp4",
+    ],
+}  # fmt: skip
+"""Datasets, and which of their files are changed."""
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", LEROBOT)
+def test_mutations_of_one_file_of_lerobot(name: str, count: int, tmp_path: Path) -> None:
+    strike_in_folder(LerobotReader, DATA / "lerobot" / name, LEROBOT[name], tmp_path, count)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(1_000, marks=pytest.mark.slow)])
+def test_mutations_of_lerobot_s_images_in_columns(count: int, tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "made", random_takes((3, 2)), images="image")
+    strike_in_folder(LerobotReader, folder, ["data/chunk-000/episode_000000.parquet"], tmp_path, count)
