@@ -60,13 +60,13 @@ def list_datasets(
             raise UsageError("--formats takes no pattern and no --remote", hint="leave them out")
         return _list_formats(out)
     if remote is not None:
-        return _list_remote(remote, pattern, out=out, root=root, refresh=refresh)
+        return _list_remote(remote, pattern, out, root, refresh)
     if refresh:
         raise UsageError("--refresh needs --remote", hint=f"add --remote {source_example()}")
-    return _list_stored(pattern, out=out, root=root)
+    return _list_stored(pattern, out, root)
 
 
-def _list_stored(pattern: str | None, *, out: Output, root: str | None) -> None:
+def _list_stored(pattern: str | None, out: Output, root: str | None) -> None:
     from ..core.verbs.list import list_datasets as run
 
     result = run(pattern, root=root)
@@ -94,7 +94,7 @@ def _list_stored(pattern: str | None, *, out: Output, root: str | None) -> None:
         out.suggest(f"rbtool list --remote {source_example()}, or: rbtool demo")
 
 
-def _list_remote(source: str, pattern: str | None, *, out: Output, root: str | None, refresh: bool) -> None:
+def _list_remote(source: str, pattern: str | None, out: Output, root: str | None, refresh: bool) -> None:
     from ..core.verbs.list import list_remote as run
 
     with out.progress() as progress:

@@ -328,7 +328,7 @@ _WRITING_SECONDS = 60.0  # writing a small file takes less
 _PATTERN = frozenset("*?[")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CacheEntry:
     """An item below the root.
 
@@ -419,13 +419,7 @@ def _leftovers(root: Path) -> Iterator[CacheEntry]:
         count, changed = _measure(path)
         in_use = _in_use(path)
         yield CacheEntry(
-            name=stored_name(destination, root),
-            what="leftover",
-            path=path,
-            bytes=count,
-            last_used=_time(changed),
-            in_use=in_use,
-            prunable=not in_use,
+            stored_name(destination, root), "leftover", path, count, _time(changed), in_use=in_use, prunable=not in_use
         )
 
 
@@ -436,11 +430,11 @@ def _half_written(root: Path) -> Iterator[CacheEntry]:
         if path.is_file() and not path.is_symlink():
             facts = path.lstat()
             yield CacheEntry(
-                name=".stats:",
-                what="leftover",
-                path=path,
-                bytes=facts.st_size,
-                last_used=_time(facts.st_mtime),
+                ".stats:",
+                "leftover",
+                path,
+                facts.st_size,
+                _time(facts.st_mtime),
                 prunable=facts.st_mtime < time.time() - _WRITING_SECONDS,
             )
 
@@ -451,12 +445,7 @@ def _datasets(root: Path) -> Iterator[CacheEntry]:
             continue
         name = stored_name(path, root)
         entry = CacheEntry(
-            name=name,
-            what="dataset",
-            path=path,
-            bytes=_measure(path)[0],
-            last_used=_time(last_use(path)),
-            original=re.sub(r"@[0-9a-f]{8}$", "", name),
+            name, "dataset", path, _measure(path)[0], _time(last_use(path)), original=re.sub(r"@[0-9a-f]{8}$", "", name)
         )
         if isinstance(manifest, Manifest):
             of_hub = path.is_relative_to(root / HUB)  # its manifest comes from the author
@@ -474,11 +463,11 @@ def _originals(root: Path) -> Iterator[CacheEntry]:
         what, problem = _state(original)
         in_use = _in_use(original.folder)
         yield CacheEntry(
-            name=f"{original.source}:{original.id}",
-            what=what,
-            path=original.folder,
-            bytes=count,
-            last_used=_time(changed),
+            f"{original.source}:{original.id}",
+            what,
+            original.folder,
+            count,
+            _time(changed),
             in_use=in_use,
             prunable=what == "partial" and not in_use,
             problem=problem,
@@ -502,11 +491,11 @@ def _listings(root: Path) -> Iterator[CacheEntry]:
             facts = path.lstat()
             half_written = path.suffix == ".new" and facts.st_mtime < time.time() - _WRITING_SECONDS
             yield CacheEntry(
-                name=f"{folders[0]}:",
-                what="listing",
-                path=path,
-                bytes=facts.st_size,
-                last_used=_time(facts.st_mtime),
+                f"{folders[0]}:",
+                "listing",
+                path,
+                facts.st_size,
+                _time(facts.st_mtime),
                 prunable=half_written or facts.st_mtime < oldest,
             )
 
@@ -517,15 +506,9 @@ def _streams(root: Path) -> Iterator[CacheEntry]:
         if path.is_dir() and not path.is_symlink():
             in_use = _in_use(path)
             files = [one.lstat() for one in path.rglob("*") if one.is_file()]
-            yield CacheEntry(
-                name=f".streams:{path.name}",
-                what="stream",
-                path=path,
-                bytes=sum(one.st_blocks for one in files) * _BLOCK,  # the files of shards have holes
-                last_used=_time(max((one.st_mtime for one in files), default=None)),
-                in_use=in_use,
-                prunable=not in_use,
-            )
+            size = sum(one.st_blocks for one in files) * _BLOCK  # the files of shards have holes
+            used = _time(max((one.st_mtime for one in files), default=None))
+            yield CacheEntry(f".streams:{path.name}", "stream", path, size, used, in_use=in_use, prunable=not in_use)
 
 
 def _measure(folder: Path) -> tuple[int, float | None]:

@@ -17,7 +17,7 @@ from ..remote.catalogue import CatalogueFile, catalogue_age
 from ..results import Result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StoredDataset:
     """A dataset below the root. `created` is the UTC time of the last step of its provenance.
 
@@ -125,10 +125,10 @@ def existing_root(root: PathLike | None) -> Path:
 
 def _entry(name: str, path: Path, manifest: Manifest | Exception) -> StoredDataset:
     if isinstance(manifest, Exception):
-        return StoredDataset(name=name, path=path, problem=str(manifest))
+        return StoredDataset(name, path, problem=str(manifest))
     return StoredDataset(
-        name=name,
-        path=path,
+        name,
+        path,
         layout=manifest.layout,
         steps=manifest.steps,
         episodes=manifest.episodes,
