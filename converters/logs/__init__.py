@@ -1,4 +1,4 @@
-"""Logs of robots: MCAP, ROS 2 bags and ROS 1 bags, whose topics a user maps to the keys of steps."""
+"""Logs of robots: MCAP, ROS 2 bags and ROS 1 bags, whose topics a user maps to the keys of steps; MCAP is exported."""
 
 from __future__ import annotations
 
@@ -18,5 +18,14 @@ FORMATS = (
         ends="--episodes-by: a file, a marker on a topic, or silence",
         final="yes",
         extra="logs",
+    ),
+    FormatDeclaration(
+        name="mcap",
+        package=__name__,
+        order=81,
+        sink="export:McapExporter",
+        written="a log for viewers",
+        suffixes=(".mcap",),
+        opened=("", "from mcap.reader import make_reader; print(make_reader(open({}, 'rb')).get_summary().statistics)"),
     ),
 )

@@ -24,6 +24,7 @@ import numpy as np
 import yaml
 
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, UsageError, did_you_mean
+from ...core.format import fs
 from ...core.format.contracts import Array, Closing
 from ...core.format.files import open_regular
 from ..files.readers import natural_order, reading
@@ -613,7 +614,7 @@ class SqliteLog(Log):
 
 
 def _copy(source: Path, target: Path) -> None:
-    with os.fdopen(open_regular(source), "rb") as given, open(target, "wb") as made:
+    with os.fdopen(open_regular(source), "rb") as given, fs.created(target) as made:
         while part := given.read(1 << 20):
             made.write(part)
 
@@ -769,7 +770,7 @@ class Recording:
 
 
 def _opened(path: Path) -> Log:
-    magic = _first_bytes(path)
+    magic = first_bytes(path)
     if magic.startswith(_ROS1):
         return Ros1Log(path)
     if magic.startswith(_SQLITE):
@@ -802,7 +803,7 @@ def _unpacked(path: Path) -> Log:
     try:
         with (
             os.fdopen(open_regular(path), "rb") as given,
-            open(target, "wb") as made,
+            fs.created(target) as made,
             reading("the log", path, zstandard.ZstdError),
         ):
             opened = zstandard.ZstdDecompressor().stream_reader(given)
@@ -816,20 +817,21 @@ def _unpacked(path: Path) -> Log:
         raise
 
 
-def _first_bytes(path: Path) -> bytes:
+def first_bytes(path: Path, count: int = 16) -> bytes:
+    """Return how a file begins; nothing for what is not a file that can be read."""
     try:
         descriptor = open_regular(path)
     except (OSError, RbtoolError):
         return b""
     try:
-        return os.pread(descriptor, 16, 0)
+        return os.pread(descriptor, count, 0)
     finally:
         os.close(descriptor)
 
 
 def is_log(path: Path) -> bool:
     """Whether a file is a robot log, by its content."""
-    magic = _first_bytes(path)
+    magic = first_bytes(path)
     if magic.startswith(_ZSTD):
         return path.name.endswith((".db3.zstd", ".mcap.zstd"))
     return magic.startswith((_MCAP, _ROS1)) or (magic.startswith(_SQLITE) and path.suffix == ".db3")

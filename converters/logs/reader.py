@@ -1176,7 +1176,8 @@ class _Read:
 
     def aligned(self, decoded: Array, numbers: Array, times: Array) -> Array:
         """Return a row for each time, of the rows that were decoded of the messages with these numbers."""
-        values: Array = decoded[np.searchsorted(numbers, self.line.numbers[self.positions])]
+        rows = np.searchsorted(numbers, self.line.numbers[self.positions])
+        values: Array = decoded if np.array_equal(rows, np.arange(len(decoded))) else decoded[rows]
         if self.bounds is not None:
             sums = np.zeros(len(times))
             np.add.at(sums, np.repeat(np.arange(len(times)), np.diff(self.bounds)), values.reshape(-1))

@@ -328,7 +328,7 @@ class ExportOptions(VerbOptions):
     to: str | None = option(None, f"{_written}. Default: by the suffix of DEST, {_suffixes}.", choices=tuple(_sinks))
     episodes: str | None = episodes_option()
     root: PathLike | None = root_option()
-    fps: float | None = option(None, "Steps a second, for lerobot. Default: as the source states it.", "N")
+    fps: float | None = option(None, "Steps a second, for lerobot and mcap. Default: as the source states it.", "N")
     names: Sequence[str] = option(
         (), "Names of the numbers of a vector, for lerobot: action=x,y,grip.", "KEY=A,B", values=list[str]
     )

@@ -913,3 +913,40 @@ def test_alignment_of_fields_is_that_of_cdr(tmp_path: Path) -> None:
         assert {key[12:]: rows[key][0].tolist() for key in rows if key.startswith("observation.")} == {
             "a": 7, "b": 513, "c": -5, "f": [True, False, True], "d": 1.5
         }  # fmt: skip
+
+
+# Export -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_an_export_opens_and_reads_back_as_the_same_steps(layout: str, tmp_path: Path) -> None:
+    made = rbtool.convert(LOGS / "ros2_markers.mcap", tmp_path / "made", layout=layout, **MARKED)
+    log = rbtool.export(made.path, tmp_path / "out.mcap").path
+    with log.open("rb") as file:
+        reader = make_reader(file, decoder_factories=[ProtobufDecoders()])
+        summary = reader.get_summary()
+        assert summary is not None
+        assert {one.topic for one in summary.channels.values()} == {
+            "/observation/state", "/observation/image/front", "/action", "/reward", "/episode"
+        }  # fmt: skip
+        first = next(reader.iter_decoded_messages(topics=["/observation/image/front"]))
+        assert first.schema is not None
+        assert (first.schema.name, first.decoded_message.format) == ("foxglove.CompressedImage", "png")
+    pairs = (
+        "observation.state=/observation/state observation.image.front=/observation/image/front action=/action "
+        "reward=/reward"
+    )
+    found, _ = rows_of(log, {"map": pairs, "fps": 50.0, "episodes_by": "topic:/episode"})
+    for rows, right in zip(found, expected("ros2_markers.mcap"), strict=True):
+        for key in ("observation.state", "observation.image.front", "action", "reward"):
+            assert rows[key].tolist() == np.asarray(right[key]).reshape(rows[key].shape).tolist(), key
+    assert [bool(rows["terminations"][-1]) for rows in found] == [True, False, False]
+
+
+def test_an_export_refuses_what_it_does_not_know_and_names_what_it_leaves_out(tmp_path: Path) -> None:
+    made = rbtool.convert(LOGS / "json_unicode.mcap", tmp_path / "made", **JSON)
+    result = rbtool.export(made.path, tmp_path / "out", to="mcap")
+    assert {one["key"].split(".")[0] for one in result.dropped_keys} == {"time", "age"}
+    assert any("--episodes-by topic:/episode" in note for note in result.notes)
+    assert rbtool.converters.logs.export.McapExporter.made(result.path)
+    assert not rbtool.converters.logs.export.McapExporter.made(LOGS / "json_unicode.mcap")

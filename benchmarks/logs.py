@@ -1,0 +1,156 @@
+"""Time `rbtool.convert` on a robot log (MCAP, CDR) next to a plain loop over mcap's reader that keeps the same values.
+
+    python benchmarks/logs.py [--gigabytes 2] [--episodes 8] [--rounds 3] [--folder DIR] [--limit 1.0]
+
+The log has joints and commands at 200 Hz, raw pictures of 320 x 240 at 30 Hz, and a laser that nobody asks for. The
+other side decodes with mcap-ros2-support, holds the newest values at 30 steps a second and writes them to one file.
+Rounds are interleaved: the plain loop, one process, two processes. Prints medians in seconds, the ratios (how many
+times faster than the plain loop), and the most memory that this process needed. Exits with 1 if a ratio is below its
+limit: `--limit` with one process, 1.6 times that with two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mcap.reader import make_reader
+from mcap.writer import Writer
+from mcap_ros2.decoder import DecoderFactory
+from rosbags.typesys import Stores, get_typestore
+
+import rbtool
+from rbtool.core.format import fs
+
+NS = 10**9
+HEIGHT, WIDTH, FPS, RATE = 240, 320, 30, 200
+MAP = {
+    "observation.state": "/joint_states.position",
+    "action": "/command.data",
+    "observation.image": "/camera/image_raw",
+}
+
+
+def build(path: Path, size: int, episodes: int) -> int:
+    """Write a log of about `size` bytes, in which episodes are apart by 5 s of silence; return its seconds."""
+    store = get_typestore(Stores.ROS2_HUMBLE)
+    draw = np.random.default_rng(0)
+    kinds = store.types
+    layout = kinds["std_msgs/msg/MultiArrayLayout"](dim=[], data_offset=0)
+    names = [f"joint_{number}" for number in range(7)]
+    noise = draw.integers(0, 256, (8, HEIGHT * WIDTH * 3), dtype=np.uint8)
+    seconds = max(1, round(size / episodes / (FPS * HEIGHT * WIDTH * 3)))
+
+    def header(at: int) -> Any:
+        stamp = kinds["builtin_interfaces/msg/Time"](sec=at // NS, nanosec=at % NS)
+        return kinds["std_msgs/msg/Header"](stamp=stamp, frame_id="base")
+
+    with path.open("wb") as file:
+        writer = Writer(file)
+        writer.start(profile="ros2", library="benchmark")
+        channels = {}
+        for topic, kind in (
+            ("/joint_states", "sensor_msgs/msg/JointState"), ("/command", "std_msgs/msg/Float64MultiArray"),
+            ("/camera/image_raw", "sensor_msgs/msg/Image"), ("/scan", "std_msgs/msg/Float64MultiArray"),
+        ):  # fmt: skip
+            text, _ = store.generate_msgdef(kind, ros_version=2)
+            schema = writer.register_schema(kind, "ros2msg", text.encode())
+            channels[topic] = kind, writer.register_channel(topic, "cdr", schema)
+
+        def add(topic: str, at: int, message: Any) -> None:
+            kind, channel = channels[topic]
+            writer.add_message(channel, at, bytes(store.serialize_cdr(message, kind)), at)
+
+        values = draw.normal(size=(1024, 7))
+        for episode in range(episodes):
+            begin = 1_700_000_000 * NS + episode * (seconds + 5) * NS
+            for tick in range(seconds * RATE):
+                at = begin + tick * NS // RATE
+                row = values[tick % 1024]
+                none = np.zeros(0)
+                joints = kinds["sensor_msgs/msg/JointState"](
+                    header=header(at), name=names, position=row, velocity=none, effort=none
+                )
+                add("/joint_states", at, joints)
+                add("/command", at + 1000, kinds["std_msgs/msg/Float64MultiArray"](layout=layout, data=row))
+                if tick * FPS // RATE != (tick - 1) * FPS // RATE:
+                    picture = kinds["sensor_msgs/msg/Image"](
+                        header=header(at), height=HEIGHT, width=WIDTH, encoding="rgb8", is_bigendian=0, step=WIDTH * 3,
+                        data=noise[tick % 8],
+                    )  # fmt: skip
+                    add("/camera/image_raw", at + 2000, picture)
+                if tick % 10 == 0:
+                    scan = kinds["std_msgs/msg/Float64MultiArray"](layout=layout, data=np.tile(row, 100))
+                    add("/scan", at + 3000, scan)
+        writer.finish()
+    return seconds * episodes
+
+
+def read_plainly(source: Path, target: Path) -> float:
+    """Decode the topics with mcap's reader, and write what holds at each step; return the seconds."""
+    started = time.perf_counter()
+    topics = {text.partition(".")[0]: key for key, text in MAP.items()}
+    newest: dict[str, Any] = {}
+    step = 0
+    with source.open("rb") as file, fs.created(target) as made:
+        reader = make_reader(file, decoder_factories=[DecoderFactory()])
+        for _, channel, message, decoded in reader.iter_decoded_messages(topics=list(topics)):
+            if message.log_time >= step and len(newest) == len(topics):
+                for topic, one in newest.items():
+                    field = one.position if topic == "/joint_states" else one.data
+                    made.write(field if isinstance(field, bytes) else np.asarray(field).tobytes())
+                step = message.log_time + NS // FPS
+            newest[channel.topic] = decoded
+    return time.perf_counter() - started
+
+
+def convert(source: Path, target: Path, workers: int) -> float:
+    """Convert the log; return the seconds."""
+    started = time.perf_counter()
+    rbtool.convert(source, target, map=MAP, fps=float(FPS), episodes_by="gap:2s", layout="packed", num_workers=workers)
+    return time.perf_counter() - started
+
+
+def main() -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=2.0)
+    parser.add_argument("--episodes", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--limit", type=float, default=1.0)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
+        folder = Path(name)
+        seconds = build(folder / "run.mcap", round(asked.gigabytes * 1e9), asked.episodes)
+        found: dict[str, list[float]] = {"plain loop": [], "one process": [], "two processes": []}
+        convert(folder / "run.mcap", folder / "made", 0)  # what is compiled and imported is not timed
+        shutil.rmtree(folder / "made")
+        for _ in range(asked.rounds):
+            found["plain loop"].append(read_plainly(folder / "run.mcap", folder / "plain"))
+            for what, workers in (("one process", 0), ("two processes", 2)):
+                found[what].append(convert(folder / "run.mcap", folder / "made", workers))
+                shutil.rmtree(folder / "made")
+            (folder / "plain").unlink()
+        size = (folder / "run.mcap").stat().st_size
+    medians = {what: statistics.median(times) for what, times in found.items()}
+    ratios = {what: medians["plain loop"] / time for what, time in medians.items() if what != "plain loop"}
+    about = {
+        "bytes": size, "seconds of log": seconds, "medians": medians, "ratios": ratios,
+        "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }  # fmt: skip
+    print(json.dumps(about, indent=1))
+    return int(ratios["one process"] < asked.limit or ratios["two processes"] < 1.6 * asked.limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
