@@ -205,7 +205,7 @@ class _Part:
                 f"{list(self.shape)}",
                 hint="map a part of it, like [0:3], or convert the parts of the log each to a dataset",
             )
-        if numbers.dtype.name != self.dtype:
+        if numbers.dtype != self.dtype:
             raise FormatError(f"{what} is {numbers.dtype.name} in a message, and {self.dtype} in the first one")
         return numbers
 
