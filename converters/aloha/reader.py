@@ -146,7 +146,7 @@ class AlohaReader(GroupReader):
             found.examine(index, path, self.opened)
             progress(1)
         columns = found.survey.finish()
-        mapped = _keys_of(columns, self._layout, found.packed, swaps=self._swaps)
+        mapped = _keys_of(columns, self._layout, found.packed, swapped=self._swaps)
         self.columns = mapped.columns
         self.episodes = found.episodes(_numbers_of(self.opened.paths))
         if not self.episodes:
@@ -498,16 +498,16 @@ def _pictures(parts: Key) -> Key:
 
 
 def _keys_of(
-    found: SurveyedColumns, layout: _Layout, packed: set[ColumnPath], *, swaps: bool
+    found: SurveyedColumns, layout: _Layout, packed: set[ColumnPath], *, swapped: bool
 ) -> MappedColumns:  # fmt: skip
     """Give every column its key."""
     mapped, taken = MappedColumns(), []
     if layout.is_next and found.required:
-        parts = tuple((path, found.required[path]) for path in layout.action if path in found.required)
-        size = sum(int(np.prod(form.shape, dtype=np.int64)) for _, form in parts)
-        dtype = np.result_type(*(form.dtype for _, form in parts)).name
+        joints = tuple((path, found.required[path]) for path in layout.action if path in found.required)
+        size = sum(int(np.prod(form.shape, dtype=np.int64)) for _, form in joints)
+        dtype = np.result_type(*(form.dtype for _, form in joints)).name
         form = ColumnForm("array", dtype, (size,))
-        mapped.columns.append(NextRows(layout.action[0], ACTION, "action", "step", form, parts=parts))
+        mapped.columns.append(NextRows(layout.action[0], ACTION, "action", "step", form, parts=joints))
         taken.append(ACTION)
     for path, form in sorted({**found.required, **found.others}.items()):
         key, role, timing = _key_of(path, layout)
@@ -515,11 +515,11 @@ def _keys_of(
             mapped.dropped.append(Dropped(column_name(path), why))
             continue
         taken.append(key)
-        longer = path in found.longer
+        beyond = path in found.longer
         if path in packed:
-            mapped.columns.append(ImageColumn(path, key, role, timing, form, longer=longer, swaps=swaps))
+            mapped.columns.append(ImageColumn(path, key, role, timing, form, longer=beyond, swaps=swapped))
         else:
-            mapped.columns.append(GroupColumn(path, key, role, timing, form, longer=longer))
+            mapped.columns.append(GroupColumn(path, key, role, timing, form, longer=beyond))
         if key_name(key) != column_name(path):
             mapped.renamed[column_name(path)] = key_name(key)
     return mapped

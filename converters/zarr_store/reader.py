@@ -173,8 +173,8 @@ class ZarrReader(ColumnReader):
             self._found.notes.append(f"{counted(short, 'episode')} of one row without a row after it: no step is left")
         lengths = np.maximum(lengths - 1, 0) if after else lengths
         self.episodes = [
-            ColumnEpisode(length, truncated=True, observed=after, text=text)
-            for length, text in zip(lengths.tolist(), self._found.texts, strict=True)
+            ColumnEpisode(length, truncated=True, observed=after, text=said)
+            for length, said in zip(lengths.tolist(), self._found.texts, strict=True)
         ]
 
     def _take_data(self, arrays: Mapping[str, ZarrArray], ends: Array) -> None:
@@ -314,13 +314,13 @@ class ZarrReader(ColumnReader):
         found = self._found
         name = self._store.path.name.removesuffix(".zip").removesuffix(".zarr")
         notes = [*found.notes, "there are no flags: all episodes end truncated", *self._video_notes()]
-        documents = {}
+        kept = {}
         if types := {name: one for name, one in found.types.items() if one}:
-            documents[META_TYPES] = (dump_json(types, indent=1) + "\n").encode()
+            kept[META_TYPES] = (dump_json(types, indent=1) + "\n").encode()
         if attributes := dict(self._others()):
-            documents["attributes.json"] = (dump_json(attributes, indent=1) + "\n").encode()
+            kept["attributes.json"] = (dump_json(attributes, indent=1) + "\n").encode()
         facts = self.facts_of(
-            "zarr", self.id_or(name), notes, dropped=found.dropped, renamed=found.renamed, documents=documents
+            "zarr", self.id_or(name), notes, dropped=found.dropped, renamed=found.renamed, documents=kept
         )
         return replace(facts, keeps_last=all(column.field.key != REWARD for column in self.columns))
 
@@ -563,12 +563,12 @@ def _joined_action(
         size = int(np.prod(one.shape[1:], dtype=np.int64))
         sizes.append(size)
         parts.append(rows_of(one, (size,), int(asked.is_next)))
-    dtype = np.result_type(*(arrays[name].form.dtype for name in asked.names))
+    common = np.result_type(*(arrays[name].form.dtype for name in asked.names))
 
     def read(number: int, start: int, stop: int) -> Array:
-        return np.concatenate([part(number, start, stop) for part in parts], axis=1, dtype=dtype)
+        return np.concatenate([part(number, start, stop) for part in parts], axis=1, dtype=common)
 
-    return EpisodeColumn(Field(ACTION, dtype.name, (sum(sizes),), role_of(ACTION)), "step", read)
+    return EpisodeColumn(Field(ACTION, common.name, (sum(sizes),), role_of(ACTION)), "step", read)
 
 
 def _no_action(arrays: Mapping[str, ZarrArray]) -> str:

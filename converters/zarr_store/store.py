@@ -538,14 +538,14 @@ def _fill(value: Any, form: ZarrForm) -> Any:
     return value
 
 
-def _finish(stored: np.dtype[Any], native: np.dtype[Any], order: Any) -> Callable[[Any, tuple[int, ...]], Array]:
+def _finish(stored: np.dtype[Any], native: np.dtype[Any], letter: Any) -> Callable[[Any, tuple[int, ...]], Array]:
     """Return what makes elements of the bytes of a chunk, in the order of C or F."""
 
     def made(found: Any, shape: tuple[int, ...]) -> Array:
         flat = _flat(found)
         if flat.nbytes != math.prod(shape) * stored.itemsize:
             raise ValueError(f"it has {flat.nbytes:,} bytes, expected {math.prod(shape) * stored.itemsize:,}")
-        array: Array = flat.view(stored).reshape(shape, order=order)
+        array: Array = flat.view(stored).reshape(shape, order=letter)
         return array.astype(native, copy=False)
 
     return made
