@@ -23,7 +23,7 @@ from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaErr
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.converter import require_trust
 from ...core.format.documents import dump_json
-from ...core.format.files import no_match
+from ...core.format.files import no_match, read_regular
 from ...core.format.language import TASK
 from ...core.format.manifest import Dropped
 from ...core.progress import counted
@@ -173,7 +173,7 @@ class CalvinReader(FileReader):
         prefix, digits = _name_of_frames(folder, recordings)
         statistics = folder / _STATISTICS
         if statistics.is_file() and statistics.stat().st_size <= _MOST_STATISTICS:
-            self._documents[f"{name}_{_STATISTICS}" if name else _STATISTICS] = statistics.read_bytes()
+            self._documents[f"{name}_{_STATISTICS}" if name else _STATISTICS] = read_regular(statistics)
         return _Split(name, folder, prefix, digits, recordings)
 
     def _numbers(self, path: Path) -> Array:
