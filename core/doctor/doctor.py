@@ -31,6 +31,8 @@ _OF_EPISODES = {"mean": "mean", "min": "low", "max": "high", "std": "variance"}
 """Statistics of episodes, and the measures of the rows that they are compared with."""
 _LEAST_ROWS = 100
 """Rows from which on quantiles are compared: some tools estimate them from histograms."""
+_MOST_ALIKE = 256
+"""Episodes of which frames are decoded to find out whether they are copies, unless all are decoded."""
 _MOST_TASKS, _MOST_PAIRS = 10_000, 300
 _ARTICLES = frozenset({"a", "an", "the"})
 
@@ -100,6 +102,17 @@ class Doctor(Rule):
         """Return what takes frames of a video in order, from any thread; None where nothing looks at them."""
         return self._pictures.eye(video) if "robot" in self.profiles else None
 
+    def wanted_frames(self) -> list[tuple[int, int]]:
+        """Return frames of kept videos that have to be decoded, of possible copies: pairs of a video and a frame.
+
+        To be called once all rows were seen.
+        """
+        if "robot" not in self.profiles or "data" not in self.profiles:
+            return []
+        self._rows.finish()
+        alike = [number for same in self._rows.alike for number in same]
+        return self._pictures.wanted(alike[:_MOST_ALIKE])
+
     @property
     def most_pictures(self) -> int:
         """How many decoded frames can be looked at, for about 90 bytes each."""
@@ -136,7 +149,8 @@ class Doctor(Rule):
             self._rows.report(report, robot="robot" in self.profiles)
             if "robot" in self.profiles:
                 self._pictures.report(report, self._rows, whole=whole and self._is_raw)
-            self._rows.report_copies(self._splits())
+            tasks = {number: tuple(tasks_of(text)) for number, text in texts.items()}
+            self._rows.report_copies(self._splits(), tasks, self._pictures.are_same)
         if "data" not in self.profiles:
             report.findings = [one for one in report.findings if BY_ID[one.rule].profile == "robot"]
             return report.findings

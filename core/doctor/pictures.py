@@ -8,7 +8,7 @@ do not belong to its states.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
@@ -32,6 +32,8 @@ _FOLDS = 12
 _MOST_POSES = 32
 _RIDGE = 3e-4
 _LONGEST_GLITCH = 4
+_COMPARED = 5
+"""Frames of an episode that are decoded to find out whether it is a copy."""
 
 
 @dataclass
@@ -156,6 +158,8 @@ class PictureRules:
         self._missed = 0
         self._frames: dict[int, int] = {}
         self._uses: dict[Key, list[_Use]] = defaultdict(list)
+        self._by_episode: dict[Key, dict[int, list[_Use]]] = {}
+        self._seen: dict[Key, dict[int, _Shots]] = {}
         self.brightness: dict[str, float] = {}
         """The mean brightness of each camera, of 255, once it is reported."""
 
@@ -240,11 +244,58 @@ class PictureRules:
                 found[key] = by_episode
         return found
 
+    def wanted(self, numbers: Collection[int]) -> list[tuple[int, int]]:
+        """Return frames of episodes that are to be compared with each other: pairs of a video and a frame."""
+        found: list[tuple[int, int]] = []
+        for key in self._references:
+            parts = self._parts(key)
+            for number in numbers:
+                places = [
+                    (use.place[0], frame) for use in parts.get(number, ()) for frame in use.frames.array().tolist()
+                ]
+                found += [places[at] for at in np.linspace(0, len(places) - 1, _COMPARED).astype(int)] if places else []
+        return found
+
+    def _parts(self, key: Key) -> dict[int, list[_Use]]:
+        found: dict[int, list[_Use]] = defaultdict(list)
+        for use in self._uses[key]:
+            found[use.number].append(use)
+        return found
+
+    def are_same(self, one: int, other: int) -> bool | None:
+        """Tell whether two episodes have the same frames of kept videos; None where none of both was decoded.
+
+        Frames that were encoded again differ a little.
+        """
+        found: bool | None = True
+        for key in self._references:
+            if key not in self._by_episode:
+                self._by_episode[key] = self._parts(key)
+            first, second = (
+                [(use.place, use.frames.array().tobytes()) for use in self._by_episode[key].get(number, ())]
+                for number in (one, other)
+            )
+            if first and first == second:
+                continue
+            seen = self._seen.get(key, {})
+            if one not in seen or other not in seen:
+                found = None
+                continue
+            _, at, to = np.intersect1d(seen[one].steps, seen[other].steps, return_indices=True)
+            if not len(at):
+                found = None
+                continue
+            for name in ("small", "color"):
+                apart = getattr(seen[one], name)[at].astype(np.float32) - getattr(seen[other], name)[to]
+                if np.abs(apart).max() > self._limits.view:
+                    return False
+        return found
+
     def report(self, report: Report, rows: RowRules, *, whole: bool) -> None:
         """Report what is unusual; of a source that was seen as a `whole`, also frames that belong to no row."""
         if whole:
             self._surplus(report)
-        shots = self._shots()
+        shots = self._seen = self._shots()
         self.brightness = {
             self._called(key): float(np.mean(np.concatenate([part.light for part in one.values()])))
             for key, one in shots.items()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,17 @@ import numpy as np
 from ..format.contracts import Array
 from ..progress import counted
 from ..ted.rules import Rows
-from ..ted.schema import ACTION, NEXT, NEXT_REWARD, NEXT_TERMINATED, Field, as_numbers, key_name
+from ..ted.schema import (
+    ACTION,
+    NEXT,
+    NEXT_REWARD,
+    NEXT_TERMINATED,
+    Field,
+    Role,
+    as_numbers,
+    key_name,
+    state_keys,
+)
 from .rules import BY_ID, Report, Thresholds, of_episodes, robust
 
 _INDEX = ("info", "index")
@@ -40,10 +50,14 @@ _MOST_SUMMED = 1 << 20
 """Rows whose rewards and returns are kept for comparison."""
 _MOST_PICKED = 1 << 23
 """Numbers that are kept to find nearly equal episodes."""
+_RICH = 64
+"""Bytes of a row from which on equal rows are no accident, as they are in worlds of few states."""
 _MOST_COPIES = 8
 """Copies that are reported one by one."""
 _MOST_PLACES = 4
 """Components that a finding names."""
+KEPT_REST = 3
+"""Steps of rest that stay where `clean` cuts off an end."""
 _AGREED = 0.9
 """The correlation of actions and states above which no better model is looked for."""
 
@@ -204,6 +218,16 @@ class RowRules:
         self.places: list[Array] = []
         self._each: dict[str, list[Array]] = defaultdict(list)
         self._held: list[tuple[dict[str, Array], Array, Array, int]] = []
+        in_signals = {key for _, signal in self._signals() for key, dtype in signal.keys if dtype != "float64"}
+        states = state_keys(fields)
+        after = {(NEXT, *key) for key in states}
+        self._beside = [
+            _Beside.of(one, is_last=one.key in after) for one in fields
+            if one.role != "id" and one.key != ("timestamp",) and one.key not in in_signals
+        ]  # fmt: skip
+        self._recognised = bool(self.states.names or self.actions.names) or any(
+            one.field.row_bytes >= _RICH for one in self._beside
+        )
         self._digests: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._anchors: list[Array] = []
         self._anchored, self._apart = 0, 1
@@ -253,6 +277,10 @@ class RowRules:
         ):  # fmt: skip
             if key in rows.columns and rows.columns[key].size == len(rows):
                 found[name] = as_numbers(rows.columns[key], self._fields[key].dtype).reshape(-1).astype(np.float64)
+        if self._recognised:
+            found["beside"] = np.zeros((len(rows), 2), np.uint64)  # pictures, and all else
+            for one in self._beside:
+                one.add(rows, found["beside"])
         if NEXT_TERMINATED in rows.columns:
             found["terminated"] = np.asarray(rows.columns[NEXT_TERMINATED].reshape(len(rows), -1).any(1))
         return found
@@ -298,8 +326,8 @@ class RowRules:
             moving = self._measure(signal, columns[name], batch, moving)
         if self.states.names and self.actions.names:
             self._compare(columns["state"], columns["action"], batch)
-        if self.states.names or self.actions.names:
-            self._look_for_copies([columns[name] for name, _ in self._signals()], batch)
+        if self._recognised:
+            self._look_for_copies([columns[name] for name, _ in self._signals()], columns["beside"].T, batch)
         if "time" in columns:
             self._measure_time(columns["time"], batch)
         if "reward" in columns:
@@ -410,26 +438,29 @@ class RowRules:
         one, other = by_action @ np.abs(action), by_state @ np.abs(batch.changes(state))
         self._each["lags"].append(lag_correlations(one[None], other[None], batch))
 
-    def _look_for_copies(self, signals: list[Array], batch: _Batch) -> None:
-        """Take a digest of each episode, a few of its rows, and anchors by which parts of others are recognised."""
+    def _look_for_copies(self, signals: list[Array], beside: Array, batch: _Batch) -> None:
+        """Take digests of each episode, a few of its rows, and anchors by which parts of others are recognised.
+
+        One digest is of states and actions, if there are any; the others are of the rest.
+        """
         numbers = self.numbers[-1]
+        pictures, rest = (np.ascontiguousarray(one) for one in beside)
+        self._each["beside"].append(np.column_stack((_digests(pictures, batch), _digests(rest, batch))))
+        joined = pictures + rest
+        self._each["beside_varies"].append(batch.largest(joined) > batch.least(joined))
         code = np.zeros(batch.rows, np.uint64)
         for at, one in enumerate(signals):
             factors = np.random.default_rng(at).integers(1, 1 << 32, (2, len(one)), np.uint32) | np.uint32(1)
             low, high = (np.einsum("cr,c->r", one.view(np.uint32), few).astype(np.uint64) for few in factors)
             code = code * np.uint64(0x9E3779B97F4A7C15) + (low | high << np.uint64(32))
-        code ^= code >> np.uint64(29)
-        code *= np.uint64(0xBF58476D1CE4E5B9)
-        code ^= code >> np.uint64(32)
-        within = np.arange(batch.rows, dtype=np.uint64) - batch.spread(batch.starts).astype(np.uint64)
-        ordered = (code ^ (within + np.uint64(1)) * np.uint64(0xD6E8FEB86659FD93)) * np.uint64(0x9E3779B97F4A7C15)
-        digests = batch.sum(ordered ^ ordered >> np.uint64(31))
+        code = _mixed(code if signals else joined)
+        digests = _digests(code, batch)
         for at, number, length in zip(digests.tolist(), numbers.tolist(), batch.lengths.tolist(), strict=True):
             if length >= self._limits.least:
                 self._digests[at, length].append(number)
-        picks = (batch.starts[:, None] + (batch.lengths - 1)[:, None] * np.array([0, 0.3, 0.5, 0.8, 1])).astype(int)
-        whole = np.concatenate([one.T[picks].reshape(len(picks), -1) for one in signals], axis=1)
-        if self._picked < _MOST_PICKED:
+        if signals and self._picked < _MOST_PICKED:
+            picks = (batch.starts[:, None] + (batch.lengths - 1)[:, None] * np.array([0, 0.3, 0.5, 0.8, 1])).astype(int)
+            whole = np.concatenate([one.T[picks].reshape(len(picks), -1) for one in signals], axis=1)
             self._picked += whole.size
             self._each["picks"].append(whole)
         self._keep_anchors(code, batch, numbers)
@@ -656,8 +687,24 @@ class RowRules:
                 parts=["next.reward"],
             )
 
-    def report_copies(self, splits: Mapping[str, Sequence[int]]) -> None:
-        """Report copies of episodes, after all else: of equal ones, one stays about which nothing was found."""
+    @property
+    def alike(self) -> list[list[int]]:
+        """Groups of the numbers of episodes that have the same states and actions, once all rows were taken."""
+        return [same for same in self._digests.values() if len(same) > 1]
+
+    def report_copies(
+        self,
+        splits: Mapping[str, Sequence[int]],
+        tasks: Mapping[int, Sequence[str]],
+        has_same_pictures: Callable[[int, int], bool | None],
+    ) -> None:
+        """Report copies of episodes, after all else: of equal ones, one stays about which nothing was found.
+
+        Args:
+            splits: the episodes of each split.
+            tasks: the tasks of each episode.
+            has_same_pictures: tells of two episodes whether frames of kept videos are the same; None where it cannot.
+        """
         if not self.numbers:
             return
         spoiled = {
@@ -672,13 +719,26 @@ class RowRules:
         varied = varies & ~np.isin(self._number, self._number[~self._begins])  # parts are no episodes
         for same in self._digests.values():
             same = sorted((one for one in same if one in where and varied[where[one]]), key=spoiled.__contains__)
-            if len(same) > 1:
-                equal |= set(same)
-                names = {of_split.get(one, "") for one in same}
+            if len(same) < 2:
+                continue
+            equal |= set(same)
+            first = dict[tuple[Any, ...], list[int]]()  # by what is stored besides pictures in videos
+            copies_of = defaultdict[int, list[int]](list)
+            for number in same:
+                beside = *self.array("beside")[where[number]].tolist(), *tasks.get(number, ())
+                others = first.setdefault(beside, [])
+                original = next((one for one in others if has_same_pictures(one, number)), None)
+                if original is not None:
+                    copies_of[original].append(number)
+                    continue
+                others.append(number)
+                if number != same[0]:
+                    differing = self._differing(where[same[0]], where[number], tasks, has_same_pictures)
+                    found["EPI009"].append(([number], f"the motion of episode {same[0]}, {differing}", 1))
+            for original, numbers in copies_of.items():
+                names = {of_split.get(one, "") for one in (original, *numbers)}
                 across = f", and they are in the splits {' and '.join(sorted(names))}" if len(names) > 1 else ""
-                found["EPI001"].append(
-                    (same[1:], f"the same states and actions as episode {same[0]}{across}", len(same))
-                )
+                found["EPI001"].append((numbers, f"the same as episode {original}{across}", len(numbers) + 1))
         near = self._near(equal, varied, spoiled)
         for number, (other, apart) in near.items():
             found["EPI002"].append(
@@ -690,7 +750,7 @@ class RowRules:
                     ([one], f"about {share:.0%} of the steps are in episode {other}, bit for bit", share)
                 )
         for rule, copies in found.items():
-            limit = {"EPI001": 1.0, "EPI002": self._limits.near, "EPI003": self._limits.contained}[rule]
+            limit = {"EPI001": 1.0, "EPI009": 1.0, "EPI002": self._limits.near, "EPI003": self._limits.contained}[rule]
             if len(copies) > _MOST_COPIES:  # one finding, with the words for the first
                 copies.sort(key=lambda one: "splits" not in one[1])
                 numbers = [number for one, _, _ in copies for number in one]
@@ -698,9 +758,26 @@ class RowRules:
             for numbers, text, figure in copies:
                 self._add(rule, f"{{}}: {text}", np.isin(self._number, numbers), figure, limit)
 
+    def _differing(
+        self,
+        at: int,
+        other: int,
+        tasks: Mapping[int, Sequence[str]],
+        has_same_pictures: Callable[[int, int], bool | None],
+    ) -> str:
+        """Say in what the episodes in two places differ whose states and actions are the same."""
+        one, another = int(self._number[at]), int(self._number[other])
+        pictures, rest = self.array("beside")[at] != self.array("beside")[other]
+        alike = False if pictures else has_same_pictures(one, another)
+        names = ["other pictures"] * (alike is False)
+        names += ["another task"] * (tasks.get(one, ()) != tasks.get(another, ()))
+        names += ["other rewards, flags or further values"] * bool(rest)
+        found = f"with {' and '.join(names)}" if names else ""
+        return "; ".join(filter(None, (found, "pictures were not compared" * (alike is None))))
+
     def _varied(self) -> Array:
         """Whether anything varies in each episode."""
-        found = np.zeros(len(self._number), bool)
+        found = self.array("beside_varies") if self._recognised and not [*self._signals()] else self._begins & False
         for _, signal in self._signals():
             found |= (signal.array("high") > signal.array("low")).any(1)
         return found
@@ -990,14 +1067,10 @@ class RowRules:
         moves = np.zeros(len(self._number), bool)
         for _, signal in self._signals():
             moves |= (signal.array("high") > signal.array("low")).any(1)
+        rests = {name: np.asarray(self.array(name)) for name in ("lead", "tail")}
+        idle, left = self._idle(rests, moves)
         for name, words in (("lead", "begins"), ("tail", "ends")):
-            rest = self.array(name)
-            odd = (
-                whole
-                & (rest > np.maximum(limits.idle_steps, limits.idle * self._length))
-                & moves
-                & (rest < self._length - 2)
-            )
+            rest, odd = rests[name], idle[name]
             if odd.any():
                 most = int(rest[odd].max())
                 text = f"{{}}: {words} with up to {counted(most, 'step')} of rest"
@@ -1006,7 +1079,7 @@ class RowRules:
                 else:
                     end = (self._start + self._length)[odd]
                     steps = [(stop - one, stop) for stop, one in zip(end, rest[odd], strict=True)]
-                share = float((rest / self._length)[odd].max())
+                share = float((rest / left[name])[odd].max())
                 self._add("MOT006", text, odd, share, limits.idle, steps, parts=self._first(2, 1))
         run, at = self.array("repeated"), self.array("repeated_at")
         inside = (at > 1) & (at + run < self._length - 1)
@@ -1018,6 +1091,23 @@ class RowRules:
         self._lag()
         if self.has("agree"):
             self._agreement()
+
+    def _idle(self, rests: Mapping[str, Array], moves: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return which episodes have too long a rest at each end, and the lengths that it was compared with.
+
+        Once one end is cut off, the other one is a larger share of what is left: both are reported at once.
+        """
+        limits, length = self._limits, self._length.astype(np.int64)
+        short = self._whole & moves
+        idle = {name: np.zeros_like(short) for name in rests}
+        left = dict.fromkeys(rests, length)
+        for name, other in (("lead", "tail"), ("tail", "lead"), ("lead", "tail")):
+            rest = rests[name]
+            cut = np.where(idle[other], np.maximum(rests[other] - KEPT_REST, 0), 0)
+            left[name] = np.where(idle[name], left[name], length - cut)
+            found = short & (rest > np.maximum(limits.idle_steps, limits.idle * left[name])) & (rest < length - 2)
+            idle[name] = idle[name] | found
+        return idle, left
 
     def _lags(self) -> tuple[Array, int, float]:
         """Return the correlations by lag of each episode, the place of the family's lag, and its correlation."""
@@ -1297,6 +1387,57 @@ def least_length(length: Array, limits: Thresholds, *, robot: bool) -> float:
     least = max(limits.short * middle, limits.fewest)
     usual = middle - limits.outlier * max(deviation, limits.level * middle)
     return max(least, min(limits.shorter * middle, usual)) if robot else least
+
+
+_PICTURE_ROLES: frozenset[Role] = frozenset({"observation", "state"})
+
+
+@dataclass
+class _Beside:
+    """A field that is neither a state nor an action in numbers: what makes codes of its bytes, one a row.
+
+    What follows from the row after it, such as `next.observation`, counts in the last rows of episodes.
+    """
+
+    field: Field
+    is_last: bool
+    factors: Array
+
+    @classmethod
+    def of(cls, field: Field, *, is_last: bool) -> _Beside:
+        seed = np.frombuffer(field.name.encode().ljust(4, b"."), np.uint8)
+        width = field.row_bytes if field.row_bytes % 4 else field.row_bytes // 4
+        factors = np.random.default_rng(seed.tolist()).integers(
+            1, 1 << 32, (1 if width > _RICH else 2, width), np.uint32
+        )
+        return cls(field, is_last, factors | np.uint32(1))
+
+    def add(self, rows: Rows, codes: Array) -> None:
+        """Add codes to those of the pictures or of all else, uint64 `[rows, 2]`."""
+        values = rows.columns.get(self.field.key)
+        which = rows.last if self.is_last else slice(None)
+        if values is None or not self.field.row_bytes or not len(x := np.ascontiguousarray(values[which])):
+            return
+        data = x.reshape(len(x), -1).view(np.uint8)
+        words = data.astype(np.uint32) if data.shape[1] % 4 else data.view(np.uint32)
+        low, *more = (np.einsum("rc,c->r", words, one).astype(np.uint64) for one in self.factors)
+        code = low | more[0] << np.uint64(32) if more else low
+        is_picture = self.field.dtype == "uint8" and len(self.field.shape) == 3 and self.field.role in _PICTURE_ROLES
+        codes[which, 0 if is_picture else 1] += _mixed(code + np.uint64(self.factors[0, 0]))
+
+
+def _mixed(code: Array) -> Array:
+    """Spread what differs over all bits, uint64."""
+    code = code ^ code >> np.uint64(29)
+    code *= np.uint64(0xBF58476D1CE4E5B9)
+    return np.asarray(code ^ code >> np.uint64(32))
+
+
+def _digests(code: Array, batch: _Batch) -> Array:
+    """Return a digest of each episode, given a code of each row: the order of rows counts."""
+    within = np.arange(batch.rows, dtype=np.uint64) - batch.spread(batch.starts).astype(np.uint64)
+    ordered = (code ^ (within + np.uint64(1)) * np.uint64(0xD6E8FEB86659FD93)) * np.uint64(0x9E3779B97F4A7C15)
+    return batch.sum(ordered ^ ordered >> np.uint64(31))
 
 
 def _inverse(scale: Array) -> Array:

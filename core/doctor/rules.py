@@ -58,9 +58,9 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
 """Names of like rules of other tools."""
 
 _DECIDE: Mapping[str, tuple[str, ...]] = {
-    "EPI001": ("least",), "EPI002": ("least", "near"), "EPI003": ("least", "contained"),
+    "EPI001": ("least", "view"), "EPI002": ("least", "near"), "EPI003": ("least", "contained"),
     "EPI004": ("length", "fewest", "short", "shorter", "outlier", "level", "few"), "EPI005": ("least", "few"),
-    "EPI006": ("long", "outlier", "level"), "EPI007": ("outlier", "few"),
+    "EPI006": ("long", "outlier", "level"), "EPI007": ("outlier", "few"), "EPI009": ("least", "view"),
     "MET001": ("mean", "quantile", "extreme", "episode", "picture"),
     "MOT001": ("spike", "jump", "spike_range", "several", "few"),
     "MOT002": ("stuck", "still", "held", "regular", "resting", "few"),
@@ -86,7 +86,7 @@ _ABOUT: Mapping[str, Any] = {
 
 ENTRIES: tuple[BehaviourEntry, ...] = (
     _entry(
-        "EPI001", "duplicate episodes", "No episode has the states and actions of another one.",
+        "EPI001", "duplicate episodes", "No episode is the same as another one, in all that is stored.",
         "a copy counts twice, and one in another split makes the evaluation too good", "leave out", "duplicate",
     ),
     _entry(
@@ -116,6 +116,10 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
     _entry(
         "EPI008", "no success", "Where success is recorded, some episode has it.",
         "nothing shows what the task is", "look",
+    ),
+    _entry(
+        "EPI009", "equal motion", "No episode has the states and actions of another one with other pictures or tasks.",
+        "pictures or texts are of another recording, unless episodes were varied on purpose", "look", "equal-motion",
     ),
     _entry(
         "MET001", "statistics", "The stored statistics agree with the data, and no field lacks them.",
@@ -310,7 +314,7 @@ class Thresholds:
         equal: the difference of pictures of two cameras that show the same, of 255.
         brightness: how far the brightness of an episode may be from the others', of 255.
         colours: the same for colours.
-        view: the same for the parts of a picture.
+        view: the same for the parts of a picture, also of two episodes that may be copies.
         grain: the same for noise, as a share of the sharpness.
         fit: the share of the variance of states that pictures predict, below which they are not compared.
         motion: the correlation of changes of pictures with speed, below which they are not compared.

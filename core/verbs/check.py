@@ -580,14 +580,18 @@ class VideoRule(Rule):
             else:
                 parts.append(self._groups(video, index))
         groups = np.concatenate(parts)
-        chosen = groups if self._full else _spread(groups, self._budget(indexes))
+        wanted = _holding(groups, [] if self._doctor is None else self._doctor.wanted_frames())
+        some = np.ones(len(groups), bool) if self._full else _marked(groups, self._budget(indexes)) | wanted
+        chosen = groups[some]
         try:
             if len(chosen):
                 require_pyav()
         except UsageError as error:
             self.notes.append(f"frames of kept videos were not decoded: {error}; {error.hint}")
             return found
-        seen = np.zeros(len(chosen), bool) if self._doctor is None else _marked(chosen, self._doctor.most_pictures)
+        seen = np.zeros(len(chosen), bool)
+        if self._doctor is not None:
+            seen = _marked(chosen, self._doctor.most_pictures) | wanted[some]
         chosen = np.column_stack((chosen, seen))
         frames, total = _frames(chosen), _frames(groups)
         self._progress.start("decoding", frames, "frames")
@@ -682,9 +686,16 @@ def _frames(groups: Array) -> int:
     return int((groups[:, 2] - groups[:, 1]).sum())
 
 
-def _spread(groups: Array, most: int) -> Array:
-    """Choose groups with about `most` frames, from the first to the last; all where there are no more."""
-    return groups[_marked(groups, most)]
+def _holding(groups: Array, frames: Sequence[tuple[int, int]]) -> Array:
+    """Mark the groups that hold some of these frames, which are pairs of a video and a frame, bool `[n]`."""
+    found, by_video = np.zeros(len(groups), bool), defaultdict[int, list[int]](list)
+    for video, frame in frames:
+        by_video[video].append(frame)
+    for video, wanted in by_video.items():
+        at = np.flatnonzero(groups[:, 0] == video)
+        place = np.searchsorted(groups[at, 1], wanted, side="right") - 1
+        found[at[place[place >= 0]]] = True
+    return found
 
 
 def _marked(groups: Array, most: int) -> Array:

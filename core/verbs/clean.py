@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..doctor.rows import least_length
+from ..doctor.rows import KEPT_REST, least_length
 from ..doctor.rules import BY_ID, DROPS, Thresholds, ranges_without
 from ..engine.workspace import RESULT, require_same_run
 from ..errors import CorruptDataError, RbtoolError, UsageError, did_you_mean
@@ -44,8 +44,6 @@ from .check import CheckResult, check
 from .convert import convert, digest_of_inputs
 from .options import CleanOptions
 
-_KEPT_REST = 3
-"""Steps of rest that stay at the end of an episode."""
 FIXES: Mapping[str, tuple[str, ...]] = {
     "stats": ("MET001",), "totals": ("MET002",), "retime": ("TIM002", "TIM003", "TIM004", "TIM005"),
 }  # fmt: skip
@@ -359,7 +357,7 @@ class _Cleaning:
         table, found = self._table, dict[int, tuple[int, int]]()
         for start, stop in (place for what, one in self._judged[0] if what == "trim" for place in one.steps):
             row = int(table.index_of_step(np.array([start]))[0])
-            number, rest = int(table.episode[row]), max(0, stop - start - _KEPT_REST)
+            number, rest = int(table.episode[row]), max(0, stop - start - KEPT_REST)
             lead, tail = found.get(number, (0, 0))
             if start == table.start[row]:
                 found[number] = rest, tail

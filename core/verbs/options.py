@@ -105,8 +105,8 @@ class CleanOptions(RawOptions):
     drop: str | Sequence[str] | None = option(
         None,
         "Leave out episodes with findings of these rules, by id (MOT002) or by name: unreadable, nan, duplicate, "
-        "near-duplicate, contained, short, constant, long, return, task, spike, stuck, frozen-state, limit, chatter, "
-        "lag, unit, rough, disagreement, frozen-picture, black, glitch, blur, exposure, equal-cameras, "
+        "near-duplicate, contained, short, constant, long, return, equal-motion, task, spike, stuck, frozen-state, "
+        "limit, chatter, lag, unit, rough, disagreement, frozen-picture, black, glitch, blur, exposure, equal-cameras, "
         "swapped-cameras, late-picture, foreign-picture, look, gap.",
         "NAME,NAME",
         values=list[str],

@@ -421,13 +421,94 @@ def test_clean_leaves_no_statistics_and_totals_of_other_rows(tmp_path: Path) -> 
     assert rbtool.check(tmp_path / "ted", profile="form").errors == 0
 
 
+def _with_copy(**kind: Any) -> tuple[robot_sets.RobotSet, robot_sets.Episode, robot_sets.Episode]:
+    """Make a set whose episode 5 is a copy of episode 1."""
+    made = make(Kind(**kind))
+    one = made.episodes[1]
+    pictures = {name: array.copy() for name, array in one.pictures.items()}
+    made.episodes[5] = robot_sets.Episode(
+        {name: array.copy() for name, array in one.columns.items()}, pictures, one.task
+    )
+    return made, one, made.episodes[5]
+
+
 def test_clean_keeps_the_copy_about_which_nothing_is_found(tmp_path: Path) -> None:
-    made = make(Kind(cameras=1))
-    one, camera = made.episodes[1], robot_sets.CAMERAS[0]
-    made.episodes[5] = robot_sets.Episode(one.columns, {camera: one.pictures[camera].copy()}, one.task)
-    one.pictures[camera][20:40] = 0
+    made, one, _ = _with_copy(cameras=0)
+    one.columns["timestamp"][40:] += 0.5
     done = rbtool.clean(write(made, tmp_path / "set"), tmp_path / "clean", dry_run=True)
-    assert done.dropped == {"EPI001": (1,), "PIC002": (1,)}
+    assert done.dropped == {"EPI001": (1,), "TIM001": (1,)}
+
+
+@pytest.mark.parametrize("is_raw", [True, False])
+@pytest.mark.parametrize(
+    ("cameras", "change", "said"),
+    [
+        (1, lambda one: [array.__iadd__(np.uint8(9)) for array in one.pictures.values()], "with other pictures"),
+        (1, lambda one: setattr(one, "task", "wave to the camera"), "with another task"),
+        (0, lambda one: one.columns["next.reward"].__imul__(2), "with other rewards, flags or further values"),
+        (1, lambda one: None, ""),
+    ],
+)
+def test_a_copy_is_the_same_in_all_that_is_stored(
+    tmp_path: Path, cameras: int, change: Any, said: str, is_raw: bool
+) -> None:
+    made, _, copy = _with_copy(cameras=cameras, rewards=not cameras)
+    change(copy)
+    path = write(made, tmp_path / "set")
+    if not is_raw:
+        rbtool.convert(path, tmp_path / "ted")
+        path = tmp_path / "ted"
+    (found,) = rbtool.check(path).findings
+    assert (found.rule, found.episodes) == ("EPI009" if said else "EPI001", [5])
+    assert said in found.message
+    assert rbtool.clean(path, tmp_path / "clean", dry_run=True).dropped == ({} if said else {"EPI001": (5,)})
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_copies_are_found_by_pictures_and_whole_numbers(tmp_path: Path, images: bool) -> None:
+    draw = np.random.default_rng(0)
+    shape = (20, 24, 3) if images else (2,)
+    fields = [Field(("observation",), "uint8", shape, "observation"), Field(("action",), "int64", (), "action")]
+    rules = RowRules(fields, Thresholds(), rate=None, names={})
+    for number in range(6):
+        draw = np.random.default_rng(number % 4)  # 4 and 5 are copies
+        columns = {
+            ("observation",): draw.integers(0, 255, (30, *shape), np.uint8),
+            ("action",): draw.integers(0, 4, 30),
+        }
+        columns["action",][7] += number == 5  # but for an action
+        at = np.arange(30)
+        rules.see(Rows(30 * number, columns, at == 0, at == 29, at * 0 + number, at < 0))
+    rules.finish()
+    report = Report(Path("set"), is_raw=False)
+    rules.report(report, robot=False)
+    rules.report_copies({}, {}, lambda one, other: True)
+    assert [(one.rule, *one.episodes) for one in report.findings] == [("EPI001", 4), ("EPI003", 1)] * images
+
+
+@pytest.mark.parametrize("profile", ["all", "data"])
+def test_frames_of_possible_copies_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: Any) -> None:
+    monkeypatch.setattr("rbtool.core.verbs.check._SAMPLED_FRAMES", 0)
+    monkeypatch.setattr("rbtool.core.verbs.check._SAMPLED_PIXELS", 0)
+    path = write(_with_copy(cameras=1)[0], tmp_path / "set")
+    found = [one for one in rbtool.check(path, profile=profile).findings if one.rule.startswith("EPI")]
+    assert [one.rule for one in found] == ["EPI001" if profile == "all" else "EPI009"]
+    assert ("pictures were not compared" in found[0].message) == (profile == "data")
+
+
+@pytest.mark.parametrize(("lead", "tail"), [(30, 21), (21, 30), (28, 28)])
+def test_both_ends_are_cut_off_at_once(tmp_path: Path, lead: int, tail: int) -> None:
+    made = make(Kind(cameras=0, episodes=12))
+    columns = made.episodes[2].columns
+    for name in robot_sets.FEATURES:
+        columns[name] = columns[name][:90]
+        columns[name][:lead], columns[name][-tail:] = columns[name][lead], columns[name][-tail]
+    columns["timestamp"] = columns["timestamp"][:90]
+    done = rbtool.clean(write(made, tmp_path / "set"), tmp_path / "clean", trim_idle=True)
+    (step,) = [one for one in rbtool.inspect(tmp_path / "clean").provenance if one.verb == "clean"]
+    assert done.steps == sum(map(len, made.episodes)) - sum(step.arguments["trimmed"]["2"])
+    assert min(step.arguments["trimmed"]["2"]) > 15
+    assert "MOT006" not in _rules(rbtool.check(tmp_path / "clean"))
 
 
 @pytest.mark.parametrize(("every", "gap"), [(2.0, 0.0), (1.0, 0.05)])
