@@ -330,12 +330,12 @@ class Doctor(Rule):
         """Compare the statistics of single episodes with those episodes; `required` if there are no others."""
         wrong: dict[tuple[str, str], list[int]] = defaultdict(list)
         lacking: dict[str, list[int]] = defaultdict(list)
-        rows = {number: at for at, number in enumerate(report.numbers)}
+        numbers, each = self._rows.of_each()
+        rows = {number: at for at, number in enumerate(numbers)}
         name_of = {key: name for name, key in self._key_of.items()}
         measures = {
-            name_of[key]: {name: one.array(where)[:, place] for name, where in _OF_EPISODES.items()}
-            for one in (self._rows.states, self._rows.actions) if one.names
-            for key, place in one.components.items() if key in name_of
+            name_of[key]: {name: found[where] for name, where in _OF_EPISODES.items()}
+            for key, found in each.items() if key in name_of
         }  # fmt: skip
         span = {name: np.median(one["max"] - one["min"], axis=0) for name, one in measures.items()}
         none = True

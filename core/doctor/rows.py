@@ -1330,6 +1330,28 @@ class RowRules:
 
     # Statistics ----------------------------------------------------------------------------------------------
 
+    def of_each(self) -> tuple[list[int], dict[str, dict[str, Array]]]:
+        """Return the numbers of all episodes, and `low`, `high`, `mean` and `variance` of their fields by name.
+
+        A very long episode was taken in parts, and is one here.
+        """
+        numbers, length = np.concatenate(self.numbers), np.concatenate(self.lengths)[:, None].astype(np.float64)
+        starts = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1]))
+        total = np.add.reduceat(length, starts)
+        found: dict[str, dict[str, Array]] = {}
+        for _, signal in self._signals():
+            mean, variance = (signal.array(name).astype(np.float64) for name in ("mean", "variance"))
+            whole = np.add.reduceat(mean * length, starts) / total
+            apart = mean - np.repeat(whole, np.diff(np.append(starts, len(numbers))), axis=0)
+            each = {
+                "low": np.minimum.reduceat(signal.array("low"), starts),
+                "high": np.maximum.reduceat(signal.array("high"), starts), "mean": whole,
+                "variance": np.add.reduceat((variance + apart**2) * length, starts) / total,
+            }  # fmt: skip
+            for name, place in signal.components.items():
+                found[name] = {measure: values[:, place] for measure, values in each.items()}
+        return numbers[starts].tolist(), found
+
     def moments(self) -> dict[str, dict[str, Any]]:
         """Return statistics of each field by its name: of its rows, extremes, mean, deviation, and bounds of quantiles.
 

@@ -549,8 +549,9 @@ class _Cleaning:
         """Correct the metadata that were kept from the source, and record this run in place of the parts of it."""
         manifest = Manifest.load(folder)
         with open_steps(folder) as made:
-            documents = made.documents()
-        changed = dict(self._mended(documents, manifest))
+            documents, table = made.documents(), made.episodes
+            lengths = dict(zip(table.episode.tolist(), table.length.tolist(), strict=True))
+        changed = dict(self._mended(documents, manifest, lengths))
         touched = {name for name in documents if changed.get(name) != documents[name]}
         for name in touched:  # the file may be another dataset's as well
             fs.remove(folder / SOURCE_DOCUMENTS / name)
@@ -563,7 +564,9 @@ class _Cleaning:
         manifest.save(folder, at_once=True)
         return manifest
 
-    def _mended(self, documents: Mapping[str, bytes], manifest: Manifest) -> Iterable[tuple[str, bytes]]:
+    def _mended(
+        self, documents: Mapping[str, bytes], manifest: Manifest, lengths: Mapping[int, int]
+    ) -> Iterable[tuple[str, bytes]]:
         """Yield the metadata of the source that hold for the result; statistics and totals are of other rows."""
         is_other = bool(self._operations or self._unread or {"stats", "totals"}.intersection(self._fixes))
         for name, data in documents.items():
@@ -574,8 +577,21 @@ class _Cleaning:
                 stated = {"total_episodes": manifest.episodes, "total_frames": manifest.steps}
                 about |= {key: value for key, value in stated.items() if key in about}
                 yield name, dump_json(about).encode()
+            elif is_other and name.endswith(".jsonl"):
+                yield name, _of_episodes(data, name, lengths)
             else:
                 yield name, data
+
+
+def _of_episodes(data: bytes, name: str, lengths: Mapping[int, int]) -> bytes:
+    """Leave out the lines about other episodes, and state the lengths of these; what is not about episodes stays."""
+    rows = [parse_json(line, name) for line in data.splitlines() if line.strip()]
+    if not all(isinstance(row, dict) and "episode_index" in row for row in rows):
+        return data
+    kept = [row for row in rows if row["episode_index"] in lengths]
+    for row in kept:
+        row |= {"length": lengths[row["episode_index"]]} if "length" in row else {}
+    return "".join(f"{dump_json(row)}\n" for row in kept).encode()
 
 
 _INFO = "meta/info.json"

@@ -432,6 +432,58 @@ def _with_copy(**kind: Any) -> tuple[robot_sets.RobotSet, robot_sets.Episode, ro
     return made, one, made.episodes[5]
 
 
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_clean_states_the_episodes_that_are_left(tmp_path: Path, is_raw: bool) -> None:
+    made = make(Kind(cameras=0, episodes=6, version="v2.1"))
+    DEFECTS["idle end"].change(made)
+    source = write(made, tmp_path / "set")
+    if not is_raw:
+        rbtool.convert(source, tmp_path / "ted")
+        source = tmp_path / "ted"
+    done = rbtool.clean(source, tmp_path / "clean", min_length=min(map(len, made.episodes)) + 1, trim_idle=True)
+    assert done.dropped["EPI004"]
+    text = (tmp_path / "clean/.rbtool/source/meta/episodes.jsonl").read_text()
+    stated = {row["episode_index"]: (row["length"], row["tasks"]) for row in map(json.loads, text.splitlines())}
+    numbers, lengths = rbtool.load_dataset(tmp_path / "clean")[:]["episode"].unique(return_counts=True)
+    assert stated == {
+        number: (length, [made.episodes[number].task])
+        for number, length in zip(numbers.tolist(), lengths.tolist(), strict=True)
+    }
+    assert rbtool.check(tmp_path / "clean").errors == 0
+
+
+@pytest.mark.parametrize("wrong", [None, 2])
+def test_statistics_of_long_episodes_are_compared_as_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: int | None
+) -> None:
+    monkeypatch.setattr("rbtool.core.doctor.rows._MOST_HELD", 40)
+    see = RowRules.see
+
+    def cut(rules: RowRules, rows: Rows) -> None:
+        for start in range(0, len(rows), 16):
+            part = slice(start, start + 16)
+            columns = {key: values[part] for key, values in rows.columns.items()}
+            marks = (one[part] for one in (rows.first, rows.last, rows.episode, rows.explicit))
+            see(rules, Rows(rows.start + start, columns, *marks))
+
+    monkeypatch.setattr(RowRules, "see", cut)
+    made = make(Kind(cameras=0, episodes=6, version="v2.1"))
+    path = write(made, tmp_path / "set")
+    (path / "meta/stats.json").unlink()
+    lines = [
+        {
+            "episode_index": at,
+            "stats": {name: robot_sets._statistics(one.columns[name]) for name in robot_sets.FEATURES},
+        }
+        for at, one in enumerate(made.episodes)
+    ]
+    if wrong is not None:
+        lines[wrong]["stats"]["action"]["mean"][0] += 1
+    (path / "meta/episodes_stats.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = [one for one in rbtool.check(path).findings if one.rule == "MET001"]
+    assert [[*one.episodes] for one in found] == [[wrong]] * (wrong is not None)
+
+
 def test_clean_keeps_the_copy_about_which_nothing_is_found(tmp_path: Path) -> None:
     made, one, _ = _with_copy(cameras=0)
     one.columns["timestamp"][40:] += 0.5
