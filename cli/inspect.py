@@ -99,6 +99,7 @@ def _spread(title: str, spread: Spread) -> Line:
     return [
         Styled(f"{title:<7}", "dim"),
         f"mean {number(spread.mean)}",
+        f"median {number(spread.median)}",
         f"min {number(spread.min)}",
         f"max {number(spread.max)}",
         Styled(sparkline(spread.histogram), "cyan"),

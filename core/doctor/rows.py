@@ -663,13 +663,14 @@ class RowRules:
             short &= ~np.logical_or.reduceat(self.array("terminated"), starts)  # an agent may fail at once
         if short.any() and (limits.length or short.mean() < limits.few):
             found = int(length[short].min())
-            self._add(
-                "EPI004", f"{{}}: {counted(found, 'step')}, the median is {middle:.0f}", short[part_of], found, least
-            )
+            down = "down to " * (int(short.sum()) > 1)
+            text = f"{{}}: {down}{counted(found, 'step')}, the median is {middle:.0f}"
+            self._add("EPI004", text, short[part_of], found, least)
         most = max(limits.long * middle, middle + limits.outlier * max(float(deviation), limits.level * middle))
         if len(length) >= 5 and middle >= 5 and (long := length > most).any():
             found = int(length[long].max())
-            self._add("EPI006", f"{{}}: {found:,} steps, the median is {middle:.0f}", long[part_of], found, most)
+            up = "up to " * (int(long.sum()) > 1)
+            self._add("EPI006", f"{{}}: {up}{found:,} steps, the median is {middle:.0f}", long[part_of], found, most)
         if not self.has("return") or len(length) < 8:
             return
         value = np.add.reduceat(self.array("return"), starts)

@@ -290,7 +290,8 @@ def _check_mixture(path: Path, asked: _Asked, started: float) -> CheckResult:
     steps, episodes = (sum(getattr(result, count) for _, result in results) for count in ("steps", "episodes"))
     skipped = list(dict.fromkeys(rule for _, result in results for rule in result.skipped))
     notes = tuple(f"{name}: {note}" for name, result in results for note in result.notes)
-    return replace(_result(path, findings, steps, episodes, skipped, started), notes=notes)
+    ran = max((result.rules for _, result in results), default=1)
+    return replace(_result(path, findings, steps, episodes, skipped, started), rules=ran, notes=notes)
 
 
 def _check_raw(

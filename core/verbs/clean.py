@@ -572,9 +572,10 @@ class _Cleaning:
         for name, data in documents.items():
             if is_other and name in _STATISTICS:
                 continue
-            if is_other and name == _INFO:
+            if is_other and name in _WITH_TOTALS:
                 about = {key: value for key, value in parse_json(data, name).items() if key not in _OTHER_TOTALS}
-                stated = {"total_episodes": manifest.episodes, "total_frames": manifest.steps}
+                stated = {"total_episodes": manifest.episodes}
+                stated |= dict.fromkeys(("total_frames", "total_steps"), manifest.steps)
                 about |= {key: value for key, value in stated.items() if key in about}
                 yield name, dump_json(about).encode()
             elif is_other and name.endswith(".jsonl"):
@@ -594,6 +595,7 @@ def _of_episodes(data: bytes, name: str, lengths: Mapping[int, int]) -> bytes:
     return "".join(f"{dump_json(row)}\n" for row in kept).encode()
 
 
-_INFO = "meta/info.json"
+_WITH_TOTALS = frozenset({"meta/info.json", "metadata.json"})
+"""Where LeRobot and Minari state how many episodes and steps there are."""
 _STATISTICS = frozenset({"meta/stats.json", "meta/stats.jsonl", "meta/episodes_stats.jsonl"})
 _OTHER_TOTALS = frozenset({"total_videos", "total_tasks", "total_chunks"})

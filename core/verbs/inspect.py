@@ -182,10 +182,11 @@ _NO_RETURNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Minimum, mean and maximum of a number per episode, and a histogram of ten equal bins."""
+    """Minimum, mean, median and maximum of a number per episode, and a histogram of ten equal bins."""
 
     min: float
     mean: float
+    median: float
     max: float
     histogram: tuple[int, ...]
 
@@ -199,9 +200,18 @@ class Spread:
         return cls(
             min=numbers.min().item(),
             mean=mean_of(numbers),
+            median=_median(numbers.astype(np.float64)),
             max=numbers.max().item(),
             histogram=tuple(counts.tolist()),
         )
+
+
+def _median(numbers: np.ndarray[Any, Any]) -> float:
+    """Return the median, of numbers whose sum may overflow as well."""
+    ordered, half = np.sort(numbers), len(numbers) // 2
+    with np.errstate(invalid="ignore"):  # between -inf and inf
+        middle = ordered[half] if len(ordered) % 2 else ordered[half - 1] / 2 + ordered[half] / 2
+    return math.nan if math.isnan(ordered[-1]) else float(middle)
 
 
 def _counts(finite: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -6,6 +6,7 @@ streams as well.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from ..datasets.mixtures import open_mixture
+from ..encodings.video import require_pyav
 from ..errors import MissingKeyError, UsageError
 from ..format.contracts import Array, StepReader
 from ..format.episodes import SCORE, EpisodeTable
@@ -180,8 +182,12 @@ def _buffer(reader: StepReader, options: SampleOptions, batch_size: int | None =
     import torch  # lazy: takes seconds, and an invalid request fails before
 
     from ..buffers.tensordict import TensorDictReplayBuffer
+    from ..transforms.video import with_frames
     from ..writers.base import ImmutableDatasetWriter
 
+    with contextlib.suppress(UsageError):  # without PyAV, a batch has references to frames
+        require_pyav()
+        transform = with_frames(reader, transform)
     buffer = TensorDictReplayBuffer(
         storage=_storage(reader),
         sampler=make_sampler(options, reader),

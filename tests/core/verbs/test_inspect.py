@@ -43,7 +43,8 @@ def test_the_summary_is_that_of_the_data(walks: Path, tmp_path: Path) -> None:
     assert (result.length.min, result.length.mean, result.length.max) == (1, 6.25, 10)
     assert sum(result.length.histogram) == 4
     with TedReader(walks) as reader:
-        returns = reader.episodes.total_reward
+        returns, lengths = reader.episodes.total_reward, reader.episodes.length
+    assert (result.length.median, result.returns.median) == (np.median(lengths), pytest.approx(np.median(returns)))
     assert (result.returns.min, result.returns.max) == (returns.min(), returns.max())
     assert result.returns.mean == pytest.approx(returns.mean())
     assert (
@@ -118,7 +119,18 @@ def test_an_empty_dataset_has_no_spread(tmp_path: Path) -> None:
 def test_returns_of_any_size_are_summarised(size: float) -> None:
     found = Spread.of(np.array([-size, size, size / 2]))
     assert found.mean == pytest.approx(size / 6, rel=1e-14)
+    assert found.median == size / 2
     assert (found.min, found.max, found.histogram) == (-size, size, (1, 0, 0, 0, 0, 0, 0, 1, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "median"),
+    [([2, 9], 5.5), ([1.7e308, 1.7e308], 1.7e308), ([7, 1, 3], 3), ([-np.inf, np.inf], np.nan), ([1, np.nan], np.nan)],
+)
+def test_the_median_is_between_the_middle_numbers(numbers: list[float], median: float) -> None:
+    found = Spread.of(np.array(numbers))
+    assert found is not None
+    np.testing.assert_equal(found.median, median)
 
 
 def test_returns_that_differ_in_the_last_digit_have_a_histogram() -> None:

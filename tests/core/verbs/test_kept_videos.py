@@ -154,11 +154,21 @@ def test_references_and_padded_trajectories_are_there_on_demand(kept: Path, sour
 
 
 @pytest.mark.parametrize("av", [True, False], ids=["with PyAV", "without"])
-def test_sample_takes_no_statistics_of_references(kept: Path, monkeypatch: pytest.MonkeyPatch, av: bool) -> None:
+def test_sample_shows_frames_or_references_without_statistics(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, av: bool
+) -> None:
     if not av:
         monkeypatch.setitem(sys.modules, "av", None)
     found = {one.key: one for one in rbtool.sample(kept, 8, seed=0).fields}
-    for one in (found["video.observation.image.top"], found["next.video.observation.image.top"]):
+    image = "observation.image.top"
+    assert {name for name in found if name.endswith(image)} == (
+        {image, f"next.{image}"} if av else {f"video.{image}", f"next.video.{image}"}
+    )
+    if av:
+        frames = rbtool.load_dataset(kept, 8, seed=0).sample()[IMAGE]
+        assert (found[image].dtype, found[image].shape) == ("uint8", frames.shape)
+        assert found[image].mean == pytest.approx(frames.float().mean().item())
+    for one in () if av else (found[f"video.{image}"], found[f"next.video.{image}"]):
         assert (one.dtype, one.shape, one.min, one.mean, one.max) == ("int64", (8, 2), None, None, None)
     assert found["observation.state"].mean is not None
 
