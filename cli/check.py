@@ -117,8 +117,10 @@ def check(
         return 0
     from ..core.verbs.check import check as run
 
+    if form in _WRITERS and out.as_json:
+        raise UsageError(f"--format {form.value} and --json are two forms", hint="leave one of them out")
     out.as_json = out.as_json or form is Format.JSON
-    results: dict[str, CheckResult] = {}
+    results: dict[str, CheckResult | Exception] = {}
     chosen: dict[str, Any] = {
         "profile": profile and profile.value, "full": full, "data": not no_data, "thresholds": thresholds,
         "baseline": baseline, "root": root,
@@ -128,17 +130,24 @@ def check(
         with out.progress() as progress:
             result = run(dataset, format=source_format, progress=progress, **chosen, **raw)
         failed = result.failed("warn" if fail_on is FailOn.WARN else "error")
-        if form in _WRITERS and not out.as_json:
+        if form in _WRITERS:
             results[dataset] = result
             return 3 if failed else 0
         names = [dataset] * failed if out.is_part else dict.fromkeys(finding.rule for finding in result.findings)
         out.show(result, names, lambda width: lines(result, width))
         return 3 if failed else 0
 
-    code = of_each("check", require_datasets(datasets), root, out, check_one)
-    if results:
-        out.end_progress()
-        out.text(_WRITERS[form](results, fail_on is FailOn.WARN))
+    def written() -> None:
+        if form in _WRITERS and results:
+            out.end_progress()
+            out.text(_WRITERS[form](results, fail_on is FailOn.WARN))
+
+    try:
+        code = of_each("check", require_datasets(datasets), root, out, check_one, failed=results.__setitem__)
+    except Exception:  # a server that reads the document learns why nothing was checked
+        written()
+        raise
+    written()
     return code
 
 
@@ -210,12 +219,21 @@ def _sentence(one: Finding) -> str:
     return clean(_joined("; ".join(filter(None, (one.message, one.why))), one.mend))
 
 
-def _junit(results: Mapping[str, CheckResult], warnings_fail: bool) -> str:
+def _failure(error: Exception) -> str:
+    return clean("; ".join(filter(None, (str(error), getattr(error, "hint", "")))))
+
+
+def _junit(results: Mapping[str, CheckResult | Exception], warnings_fail: bool) -> str:
     """Write a suite a dataset, and a case a rule with findings; those that do not fail are output of a case."""
     from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
     suites = Element("testsuites", name="rbtool check")
     for dataset, result in results.items():
+        if isinstance(result, Exception):
+            suite = SubElement(suites, "testsuite", name=dataset, tests="1", failures="0", errors="1")
+            case = SubElement(suite, "testcase", classname="rbtool", name="check")
+            SubElement(case, "error", type=type(result).__name__, message=_failure(result))
+            continue
         suite = SubElement(suites, "testsuite", name=dataset, time=str(result.seconds))
         for (severity, rule, title), same in groupby(result.findings, key=_kind):
             case = SubElement(suite, "testcase", classname=rule, name=f"{rule} {title}")
@@ -232,7 +250,7 @@ def _junit(results: Mapping[str, CheckResult], warnings_fail: bool) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(suites, encoding="unicode")}'
 
 
-def _sarif(results: Mapping[str, CheckResult], warnings_fail: bool) -> str:
+def _sarif(results: Mapping[str, CheckResult | Exception], warnings_fail: bool) -> str:
     """Write SARIF 2.1.0: one run, with the rules that have findings; a location is the path of a dataset."""
     import json
     from urllib.parse import quote
@@ -240,7 +258,8 @@ def _sarif(results: Mapping[str, CheckResult], warnings_fail: bool) -> str:
     from ..core import __version__
     from ..core.ted.rules import known_rules
 
-    found = [(result.path, one) for result in results.values() for one in result.findings]
+    checked = [result for result in results.values() if not isinstance(result, Exception)]
+    found = [(result.path, one) for result in checked for one in result.findings]
     used = {one.rule for _, one in found}
     rules = [
         {"id": entry.rule, "name": entry.name, "shortDescription": {"text": entry.checks}}
@@ -258,21 +277,39 @@ def _sarif(results: Mapping[str, CheckResult], warnings_fail: bool) -> str:
         for path, one in found
     ]
     driver = {"name": "rbtool check", "version": __version__, "rules": rules}
-    document = {"version": "2.1.0", "$schema": _SARIF, "runs": [{"tool": {"driver": driver}, "results": listed}]}
+    run: dict[str, Any] = {"tool": {"driver": driver}, "results": listed}
+    failures = [
+        {
+            "level": "error",
+            "message": {"text": _failure(error)},
+            "descriptor": {"id": type(error).__name__},
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": quote(name)}}}],
+        }
+        for name, error in results.items()
+        if isinstance(error, Exception)
+    ]
+    if failures:
+        run["invocations"] = [{"executionSuccessful": False, "toolExecutionNotifications": failures}]
+    document = {"version": "2.1.0", "$schema": _SARIF, "runs": [run]}
     return json.dumps(document, indent=1)
 
 
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def _github(results: Mapping[str, CheckResult], warnings_fail: bool) -> str:
+def _github(results: Mapping[str, CheckResult | Exception], warnings_fail: bool) -> str:
     """Write a workflow command a finding."""
-    return "\n".join(
-        f"::{one.severity} file={_escaped(str(result.path), ':,')},title={one.rule} {one.name}"
-        f"::{_escaped(_sentence(one))}"
-        for result in results.values()
-        for one in result.findings
-    )
+    lines = []
+    for name, result in results.items():
+        if isinstance(result, Exception):
+            lines.append(f"::error file={_escaped(name, ':,')},title=rbtool check::{_escaped(_failure(result))}")
+            continue
+        file = _escaped(str(result.path), ":,")
+        lines += [
+            f"::{one.severity} file={file},title={one.rule} {one.name}::{_escaped(_sentence(one))}"
+            for one in result.findings
+        ]
+    return "\n".join(lines)
 
 
 def _escaped(text: str, more: str = "") -> str:
@@ -280,10 +317,13 @@ def _escaped(text: str, more: str = "") -> str:
     return "".join(f"%{ord(letter):02X}" if letter in f"%\r\n{more}" else letter for letter in text)
 
 
-def _markdown(results: Mapping[str, CheckResult], warnings_fail: bool) -> str:
+def _markdown(results: Mapping[str, CheckResult | Exception], warnings_fail: bool) -> str:
     """Write a heading a dataset, and a table of its findings."""
     parts = []
     for name, result in results.items():
+        if isinstance(result, Exception):
+            parts.append(f"## {name}\n\nnot checked: {_failure(result)}")
+            continue
         text = [f"## {name}", "", f"{counted(result.errors, 'error')}, {counted(result.warnings, 'warning')}"]
         rows = [
             f"| {' | '.join(map(_cell, (one.severity, one.rule, one.name, one.message, one.why, one.mend)))} |"
@@ -298,6 +338,6 @@ def _cell(text: str) -> str:
     return clean(text).replace("|", "\\|")
 
 
-_WRITERS: Mapping[Format, Callable[[Mapping[str, CheckResult], bool], str]] = {
+_WRITERS: Mapping[Format, Callable[[Mapping[str, CheckResult | Exception], bool], str]] = {
     Format.JUNIT: _junit, Format.SARIF: _sarif, Format.GITHUB: _github, Format.MARKDOWN: _markdown,
 }  # fmt: skip

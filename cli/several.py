@@ -30,14 +30,21 @@ def of_each(
     run: Callable[[str, Output], int],
     *,
     named: bool = True,
+    failed: Callable[[str, Exception], None] = lambda name, error: None,
 ) -> int:
     """Call `run` with each dataset and return the highest exit code; a failure is reported, and the others follow.
+
+    `failed` is told the errors of datasets by name.
 
     A single name that is not a pattern has the output of `run` as it is. Of several the text of each follows an empty
     line and, with `named`, its name; `--json` gives one document with the document or the error of each by its name.
     """
     if len(datasets) == 1 and not _is_pattern(datasets[0]):
-        return run(datasets[0], out)
+        try:
+            return run(datasets[0], out)
+        except Exception as error:
+            failed(datasets[0], error)
+            raise
     codes: dict[str, int] = {}
     documents: dict[str, Any] = {}
     shown = False
@@ -47,14 +54,15 @@ def of_each(
         try:
             codes[name] = run(_existing(name), part)
         except Exception as error:
+            failed(name, error)
             codes[name] = report(_with_name(error, name), part)
         shown = shown or part.shown
     if out.as_json:
         from ..core.results import DatasetsResult, entries_of
 
         out.document(entries_of(DatasetsResult(verb=verb, datasets=documents)))
-    elif (failed := [name for name, code in codes.items() if code]) and len(codes) > 1:
-        out.summary(f"{len(failed):,} of {counted(len(codes), 'dataset')} failed: {', '.join(failed)}")
+    elif (not_zero := [name for name, code in codes.items() if code]) and len(codes) > 1:
+        out.summary(f"{len(not_zero):,} of {counted(len(codes), 'dataset')} failed: {', '.join(not_zero)}")
     return max(codes.values())
 
 

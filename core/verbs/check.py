@@ -251,7 +251,7 @@ def _checked(path: Path, format: str | None, given: Mapping[str, Any], asked: _A
         data_findings, episodes, skipped = _data_findings(reader, asked.progress, videos, doctor, damaged=damaged)
         if proven is not None:
             findings += _episodes_found(reader.episodes, ~proven, "do not match their digests", _DIGESTS)
-        findings = _proposing([*data_findings, *findings], path)
+        findings = _proposing([*data_findings, *findings], path, reader.manifest.episodes)
         result = _result(path, findings, reader.manifest.steps, episodes, skipped, started)
         ran = result.rules + (0 if doctor is None or skipped else doctor.count)
         notes = [] if reader.has_digests else [NO_DIGESTS]
@@ -262,10 +262,24 @@ def _checked(path: Path, format: str | None, given: Mapping[str, Any], asked: _A
         return replace(result, rules=ran, unfinished=0 if skipped else _unfinished(reader), notes=tuple(notes))
 
 
-def _proposing(findings: Sequence[Finding], path: Path) -> list[Finding]:
-    """Add the command that leaves out the episodes with numbers that are not finite."""
-    command = f"rbtool clean {shlex.quote(str(path))} DEST --drop nan" if "doctor" in LEAVES else ""
-    return [replace(one, mend=command) if one.rule == "TED007" and one.episodes else one for one in findings]
+_DAMAGE = frozenset({"TED011", "TED012", "TED013", "TED014", "TED017"})
+
+
+def _proposing(findings: Sequence[Finding], path: Path, episodes: int) -> list[Finding]:
+    """Add the commands that leave out episodes with numbers that are not finite, and those that are damaged."""
+    place = shlex.quote(str(path))
+    damaged = [one for one in findings if one.rule in _DAMAGE and one.severity == "error"]
+    named = {number for one in damaged for number in one.episodes}
+    mends = {"TED007": "nan"} | (dict.fromkeys(_DAMAGE, "unreadable") if 0 < len(named) < episodes else {})
+    found = []
+    for one in findings:
+        mend = ""
+        if one.rule in mends and (one.episodes or one.rule in _DAMAGE) and "doctor" in LEAVES:
+            mend = f"rbtool clean {place} DEST --drop {mends[one.rule]}"
+        elif one in damaged and one.rule != "TED014":
+            mend = f"make the dataset again, or take what breaks no rule: rbtool convert {place} DEST --skip-bad"
+        found.append(replace(one, mend=mend) if mend and not one.mend else one)
+    return found
 
 
 def _check_mixture(path: Path, asked: _Asked, started: float) -> CheckResult:
@@ -301,7 +315,7 @@ def _check_raw(
         if not asked.data:
             return _check_metadata(reader, asked, started)
         report = check_source(reader, asked)
-    findings = _proposing(report.findings, path)
+    findings = _proposing(report.findings, path, report.episodes + report.unread)
     result = _result(path, findings, report.steps, report.episodes, [], started)
     ran = len(DATA_RULES) + 2 + report.behaviour
     return replace(result, rules=ran, notes=report.notes, boundary=report.boundary.to_dict())
@@ -716,7 +730,7 @@ _READS = RULE_BY_ID["TED014"].named
 class SourceReport:
     """What the rules found, how many steps and episodes a conversion would have, and how those end.
 
-    `behaviour` is how many rules about behaviour ran.
+    `behaviour` is how many rules about behaviour ran, and `unread` how many episodes cannot be read.
     """
 
     findings: tuple[Finding, ...]
@@ -725,6 +739,7 @@ class SourceReport:
     boundary: BoundaryCounts
     notes: tuple[str, ...]
     behaviour: int = 0
+    unread: int = 0
 
 
 def check_source(reader: Reader, asked: _Asked) -> SourceReport:
@@ -757,7 +772,8 @@ def check_source(reader: Reader, asked: _Asked) -> SourceReport:
         )
         notes = (*notes, *doctor.notes)
     ran = 0 if doctor is None else doctor.count
-    return SourceReport(tuple(findings), table.steps, len(table), table.counts(), (*notes, *videos.notes), ran)
+    notes = (*notes, *videos.notes)
+    return SourceReport(tuple(findings), table.steps, len(table), table.counts(), notes, ran, len(run.unread))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

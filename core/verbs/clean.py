@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +23,7 @@ import numpy as np
 from ..doctor.rows import KEPT_REST, least_length
 from ..doctor.rules import BY_ID, DROPS, Thresholds, ranges_without
 from ..engine.workspace import RESULT, require_same_run
-from ..errors import CorruptDataError, RbtoolError, UsageError, did_you_mean
+from ..errors import CorruptDataError, OutOfSpaceError, RbtoolError, UsageError, did_you_mean
 from ..format import fs
 from ..format.contracts import StepReader
 from ..format.converter import Reader
@@ -263,7 +265,10 @@ class _Cleaning:
         damaged = [one for one in self.found.findings if one.rule in DROPS["unreadable"] and one.severity == "error"]
         found = {number for one in damaged for number in one.episodes}
         if damaged and not found:
-            raise CorruptDataError(f"{self.path} cannot be read: {damaged[0].message}")
+            takes = f"rbtool convert {shlex.quote(str(self.path))} DEST --skip-bad"
+            raise CorruptDataError(
+                f"{self.path} is damaged: {damaged[0].message}", hint=f"{takes} takes the episodes that break no rule"
+            )
         reader = self.reader
         there = len(reader.stated().episode_numbers if isinstance(reader, Reader) else reader.episodes)
         asked_for = self.chosen.rules.issuperset(one.rule for one in damaged)
@@ -443,6 +448,7 @@ class _Cleaning:
         return provenance_step("clean", {name: value for name, value in arguments.items() if value}, inputs)
 
     def run(self, started: float) -> CleanResult:
+        _ = self._unread  # what is damaged in no episode that can be named is refused before anything is written
         changes = [
             Change(what=what, rule=one.rule, name=one.name, episodes=one.episodes, message=one.message)
             for what, one in self._done
@@ -514,6 +520,10 @@ class _Cleaning:
         except BaseException as error:
             finished = any(staging.path.glob(f".{RESULT}.*")) and not isinstance(error, UsageError)
             staging.kept = finished or staging.taken_up
+            if isinstance(error, OutOfSpaceError):  # the folders of the parts of a run are no places that a user knows
+                place = str(staging.path)
+                error.message = error.message.replace(f"{place} has ", f"{self.destination.parent} has ")
+                error.message = re.sub(rf"{re.escape(place)}/(source|{RESULT})\b", str(self.destination), error.message)
             raise
         staging.kept = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,42 @@ def test_junit_has_a_suite_a_dataset_and_fails_as_the_exit_code_does(
     assert {one.get("type") for one in bad.iter("failure")} == failures
     assert int(bad.get("failures", "")) == len([*bad.iter("failure")])
     assert int(bad.get("tests", "")) == len(bad)
+
+
+def _errors_of_junit(text: str) -> list[str]:
+    return [one.get("message", "") for one in ElementTree.fromstring(text).iter("error")]
+
+
+def _errors_of_sarif(text: str) -> list[str]:
+    ((invocation,),) = (run["invocations"] for run in json.loads(text)["runs"])
+    assert not invocation["executionSuccessful"]
+    return [one["message"]["text"] for one in invocation["toolExecutionNotifications"]]
+
+
+@pytest.mark.parametrize("names", ["missing", "missing {walks}", "miss*", "{walks} miss*"])
+@pytest.mark.parametrize(
+    ("form", "read"),
+    [
+        ("junit", _errors_of_junit), ("sarif", _errors_of_sarif),
+        ("github", lambda text: [line for line in text.splitlines() if "title=rbtool check::" in line]),
+        ("markdown", lambda text: re.findall("^not checked: .*", text, re.MULTILINE)),
+    ],
+)  # fmt: skip
+def test_forms_for_machines_have_the_errors_of_datasets(
+    shell: Any, walks: Path, names: str, form: str, read: Any
+) -> None:
+    done = shell(f"rbtool check {names.format(walks=walks)} --format {form}")
+    (found,) = read(done.stdout)
+    said = "not found" if "missing" in names else "matches no dataset"
+    assert said in found
+    assert (done.returncode, said in done.stderr) == (4, True)
+
+
+def test_two_forms_at_once_are_refused(shell: Any, walks: Path) -> None:
+    done = shell(f"rbtool check {walks} --format junit --json")
+    assert (done.returncode, json.loads(done.stdout)["error"]["message"]) == (
+        2, "--format junit and --json are two forms",
+    )  # fmt: skip
 
 
 def test_a_schema_describes_what_is_printed(shell: Any, walks: Path) -> None:

@@ -19,7 +19,7 @@ import robot_sets
 from robot_sets import CLEAN, DEFECTS, Kind, make, write, write_defect
 
 import rbtool
-from rbtool import UsageError
+from rbtool import CorruptDataError, UsageError
 from rbtool.core.doctor.pictures import Eye, Frames
 from rbtool.core.doctor.rows import _MOST_HELD, RowRules
 from rbtool.core.doctor.rules import BY_ID, DROPS, ENTRIES, Report, Thresholds, ranges_without
@@ -632,6 +632,38 @@ def test_clean_refuses_what_makes_no_sense(stuck: Path, tmp_path: Path, asked: A
     with pytest.raises(UsageError, match=said):
         rbtool.clean(stuck, tmp_path / "clean", **asked)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_full_disk_is_reported_with_a_path_that_is_there(
+    several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rbtool.core.format.fs.free_space", lambda path: 1_000)
+    with pytest.raises(rbtool.OutOfSpaceError, match=rf"^{tmp_path} has 1,000 bytes free"):
+        rbtool.clean(several, tmp_path / "clean")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_clean_refuses_damage_that_no_episode_is_named_for(tmp_path: Path, dry_run: bool) -> None:
+    write_walks(tmp_path / "walks", [(30, "terminated")] * 3)
+    path = tmp_path / "walks/action.memmap"
+    data = bytearray(path.read_bytes())
+    path.chmod(0o644)
+    path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    (found,) = [one for one in rbtool.check(tmp_path / "walks").findings if one.rule == "TED013"]
+    assert found.mend.endswith(f"rbtool convert {tmp_path}/walks DEST --skip-bad")
+    with pytest.raises(CorruptDataError, match="is damaged") as caught:
+        rbtool.clean(tmp_path / "walks", tmp_path / "clean", dry_run=dry_run)
+    assert "--skip-bad takes" in caught.value.hint
+    assert not (tmp_path / "clean").exists()
+
+
+def test_damaged_episodes_can_be_left_out(tmp_path: Path) -> None:
+    source = write(make(Kind(cameras=0, episodes=4, length=30, version="v2.1")), tmp_path / "set")
+    (source / "data/chunk-000/episode_000002.parquet").write_bytes(b"no rows")
+    (found,) = rbtool.check(source).findings
+    assert (found.rule, found.mend) == ("TED014", f"rbtool clean {source} DEST --drop unreadable")
+    assert rbtool.clean(source, tmp_path / "clean", drop="unreadable").episodes == 3
 
 
 def test_clean_names_are_in_its_help() -> None:
