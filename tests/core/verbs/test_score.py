@@ -172,6 +172,13 @@ def test_a_dataset_without_the_scores_is_another_one(scored: Path, walks: Path, 
         rbtool.convert(scored, tmp_path / "packed", layout="packed")
 
 
+def test_an_export_says_that_scores_are_not_read_back(scored: Path, walks: Path, tmp_path: Path) -> None:
+    notes = {name: rbtool.export(name, tmp_path / f"{name.name}.npz").notes for name in (scored, walks)}
+    assert {name: any("scores of episodes" in note for note in said) for name, said in notes.items()} == {
+        scored: True, walks: False,
+    }  # fmt: skip
+
+
 def test_steps_are_drawn_by_the_score_of_their_episode(scored: Path, walks: Path) -> None:
     buffer = rbtool.load_dataset(scored, 20_000, weights="score.quality", seed=0)
     drawn = np.bincount(buffer.sample()["episode"].reshape(-1).numpy(), minlength=12)
