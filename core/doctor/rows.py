@@ -991,6 +991,10 @@ class RowRules:
             ratio = np.maximum(span / np.maximum(usual, 1e-12), usual / np.maximum(span, 1e-12))
             common = ((ratio > 40) & (ratio < 75)) | ((ratio > 700) & (ratio < 1400))
             common &= np.quantile(span[self._whole], 0.1, axis=0) > 0.2 * usual if self._whole.any() else False
+            rough = signal.array("rough")  # noise changes with the unit, and not with the size of a move
+            noisier = rough / np.maximum(self._family(rough), 1e-12)
+            by = np.log(np.maximum(noisier, 1e-12)) - np.log(np.maximum(span, 1e-12) / np.maximum(usual, 1e-12))
+            common &= np.abs(by) < np.log(4)
             found[few] &= common[few]
         return np.asarray(found)
 
@@ -1019,9 +1023,8 @@ class RowRules:
         always = np.quantile(span[self._whole], 0.1, axis=0) > limits.regular * usual
         share_of = span / np.maximum(usual, 1e-12)
         moving = np.median(share_of, axis=1, keepdims=True) > limits.regular
-        held |= (
-            (share_of > 0) & (share_of < limits.held) & always & moving & (usual > 0)
-        )  # but for the noise of a sensor
+        noise = np.sqrt(signal.array("variance")) < signal.array("rough")  # a small move is larger than its noise
+        held |= (share_of > 0) & (share_of < limits.held) & always & moving & (usual > 0) & noise
         held &= ~signal.is_gripper()
         share, whole = signal.array("limits"), self._whole
         joints = ~signal.is_gripper() & (self._family(span) > 0)

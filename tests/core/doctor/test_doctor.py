@@ -65,6 +65,16 @@ def test_clean_sets_of_all_kinds_raise_no_alarm(name: str, tmp_path: Path) -> No
     assert rbtool.check(write(make(CLEAN[name]), tmp_path / "set"), full=True).findings == ()
 
 
+def test_a_joint_may_move_little_in_one_episode(tmp_path: Path) -> None:
+    made = make(Kind(cameras=0, episodes=12, noise=1e-3))
+    for name in robot_sets.FEATURES:
+        values = made.episodes[4].columns[name]
+        noise = made.draw.normal(0, 1e-3, len(values))
+        smooth = np.convolve(np.pad(values[:, 1], 8, mode="edge"), np.ones(17) / 17, "valid")
+        values[:, 1] = smooth[0] + (smooth - smooth[0]) / 55 + noise
+    assert rbtool.check(write(made, tmp_path / "set")).findings == ()
+
+
 @pytest.fixture(scope="module")
 def stuck(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A set without cameras in which a joint is stuck in episode 3."""
