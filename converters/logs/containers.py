@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,11 +33,12 @@ from .messages import Buffer, Codec, Schema, codec_of
 _MCAP, _SQLITE, _ROS1, _ZSTD = b"\x89MCAP0\r\n", b"SQLite format 3\0", b"#ROSBAG V", b"\x28\xb5\x2f\xfd"
 _YAML = "metadata.yaml"
 _BAG = "rosbag2_bagfile_information"
+_NAMED = (".mcap", ".db3", ".bag", ".mcap.zstd", ".db3.zstd", ".bag.active")
 _SUFFIXES = (".mcap", ".db3", ".bag", ".zstd", ".active")
 _CACHED_BYTES = 64 << 20
 _MOST_BYTES = 1 << 31
 """The most bytes that a chunk or a message has: more is damage, and would take all memory."""
-_MOST_TEXT = 4096
+_MOST_TEXT, _MOST_ATTACHED = 4096, 1 << 20
 _LOOKED_AT, _DEPTH = 4096, 3
 _MESSAGE_HEAD = struct.Struct("<HIQQ")
 _RECORD_HEAD = struct.Struct("<BQ")
@@ -311,7 +312,7 @@ class McapLog(Log):
         ):
             self._schemas, self._channels = {}, {}
             return False
-        self._counts = counts.channel_message_counts
+        self._counts = counts.channel_message_counts or None  # an empty map says that they were not counted
         for one in sorted(chunks, key=lambda one: one.chunk_start_offset):
             channels = frozenset(one.message_index_offsets) or None
             self._chunks.append(_Chunk(one.chunk_start_offset, one.chunk_length, one.message_index_length, channels))
@@ -319,7 +320,7 @@ class McapLog(Log):
             head = self._bytes(place.offset, 9)
             if head[0] != opcode - 1:
                 self.damaged("its index names records that are not there")
-            self._take_more(head[0], self._bytes(place.offset + 9, _RECORD_HEAD.unpack(head)[1]))
+            self._take_more(head[0], place.offset + 9, _RECORD_HEAD.unpack(head)[1])
         return True
 
     def _records_in(self, data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -344,15 +345,18 @@ class McapLog(Log):
         if had != found:
             self.damaged(f"channel {found.id} is both {had.topic} and {found.topic}")
 
-    def _take_more(self, opcode: int, content: bytes) -> None:
+    def _take_more(self, opcode: int, at: int, length: int) -> None:
         """Take a record of metadata or an attachment."""
         if opcode == 12:
-            found = self._parsed("Metadata", content)
+            found = self._parsed("Metadata", self._bytes(at, length))
             texts = _custom_data(found.metadata) if found.name == "rosbag2" else found.metadata
             self.texts.update(_short_texts(texts))
-        elif opcode == 9 and len(content) <= 1 << 20:
-            found = self._parsed("Attachment", content)
-            self.attachments.setdefault(found.name, bytes(found.data))
+        elif length > _MOST_ATTACHED:
+            self.notes.append(f"{self.name}: an attachment of {length:,} bytes is left out, which is too large")
+        else:
+            found = self._parsed("Attachment", self._bytes(at, length))
+            name = found.name if found.name not in self.attachments else f"{len(self.attachments)}-{found.name}"
+            self.attachments[name] = bytes(found.data)
 
     def _scan(self) -> None:
         """Look at all records, where there is no index."""
@@ -379,7 +383,7 @@ class McapLog(Log):
             elif opcode == 4:
                 self._take_channel(self._bytes(at + 9, length))
             elif opcode in (9, 12):
-                self._take_more(opcode, self._bytes(at + 9, length))
+                self._take_more(opcode, at + 9, length)
             elif opcode == 15:
                 at += length + 9
                 break
@@ -524,8 +528,12 @@ class McapLog(Log):
         opcode, length = _RECORD_HEAD.unpack_from(data, offset)
         if opcode != 5 or length < 22 or length > len(data) - offset - 9:
             self.damaged("its index names a message that is not there")
-        _, _, _, published = _MESSAGE_HEAD.unpack_from(data, offset + 9)
-        return published, memoryview(data)[offset + 31 : offset + 9 + length]
+        channel, _, _, published = _MESSAGE_HEAD.unpack_from(data, offset + 9)
+        found: Buffer = memoryview(data)[offset + 31 : offset + 9 + length]
+        # ROS 2 may compress each message; what begins so is no CDR
+        if found[:4] == _ZSTD and channel in self._channels and self._channels[channel].message_encoding == "cdr":
+            found = _unzstd(found, None, self)
+        return published, found
 
     def close(self) -> None:
         self._file.close()
@@ -751,11 +759,15 @@ class SplitLog(Log):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The files of a recording, in order: of a ROS 2 bag those of its folder, `about` its `metadata.yaml`."""
+    """The files of a recording, in order: of a ROS 2 bag those of its folder, `about` its `metadata.yaml`.
+
+    `notes` say what its files leave open.
+    """
 
     name: str
     files: tuple[Path, ...]
     about: Path | None = None
+    notes: tuple[str, ...] = ()
 
     def open(self) -> Log:
         """Open the recording; FormatError or CorruptDataError for files that cannot be read."""
@@ -763,8 +775,13 @@ class Recording:
             parts = [stack.enter_context(_opened(path)) for path in self.files]
             name = self.name if self.about is None else str(self.about.parent)
             log = parts[0] if len(parts) == 1 else SplitLog(name, parts)
+            log.notes += self.notes
             if self.about is not None:
                 log.texts.update(_short_texts(_custom_data_of(self.about)))
+                stated, counts = _about(self.about).get("message_count"), [one.count for one in log.topics.values()]
+                known = sum(one for one in counts if one is not None)
+                if isinstance(stated, int) and None not in counts and stated != known:
+                    log.notes.append(f"{self.about} states {stated:,} messages, and the files have {known:,}")
             stack.pop_all()
         return log
 
@@ -837,19 +854,21 @@ def is_log(path: Path) -> bool:
     return magic.startswith((_MCAP, _ROS1)) or (magic.startswith(_SQLITE) and path.suffix == ".db3")
 
 
-def recordings(path: Path, depth: int = _DEPTH) -> Iterator[Recording]:
+def recordings(path: Path, depth: int = _DEPTH, most: int | None = None) -> Iterator[Recording]:
     """Yield the recordings at a path: a file, a ROS 2 bag in a folder, or those in a folder and the folders in it.
 
-    CorruptDataError for a bag that lacks a file which it names.
+    Of a folder the first `most` files are looked at. CorruptDataError for a bag that lacks a file which it names.
     """
     if path.is_file():
         if is_log(path):
             yield Recording(path.name, (path,))
         return
-    entries = sorted(path.iterdir(), key=lambda one: natural_order(one.name))[:_LOOKED_AT]
+    entries = sorted(path.iterdir(), key=lambda one: natural_order(one.name))[:most]
     about = path / _YAML
     named = _named_files(about) if about.is_file() else None
     files = [one for one in entries if one.name.endswith(_SUFFIXES) and one.is_file() and is_log(one)]
+    there = {one.name for one in files}  # what was unpacked and kept is there twice
+    files = [one for one in files if not (one.suffix == ".zstd" and one.name.removesuffix(".zstd") in there)]
     if named is not None:
         for name in named:
             if not any(one.name in {name, f"{name}.zstd", name.removesuffix(".zstd")} for one in files):
@@ -857,20 +876,35 @@ def recordings(path: Path, depth: int = _DEPTH) -> Iterator[Recording]:
                     f"{path} lacks {name}, or has something else in its place, which its {_YAML} names",
                     hint="copy the bag again",
                 )
-        ordered = [one for name in named for one in files if one.name == name]
-        files = ordered + [one for one in files if one not in ordered]
-        yield Recording(path.name, tuple(files), about)
+        ordered = [
+            one for name in named for one in files
+            if name in {one.name, f"{one.name}.zstd", one.name.removesuffix(".zstd")}
+        ]  # fmt: skip
+        more = [one for one in files if one not in ordered]
+        notes = [f"{one} is taken as a part of the bag, though its {_YAML} does not name it" for one in more]
+        yield Recording(path.name, (*ordered, *more), about, tuple(notes))
         return
     split = [one for one in files if one.name.startswith(f"{path.name}_") and one.suffix in {".db3", ".mcap"}]
     if len(split) > 1 and split == files:
-        yield Recording(path.name, tuple(split))
+        note = f"{path}: {split[0].name} to {split[-1].name} are taken as parts of one recording, as ROS 2 names them"
+        yield Recording(path.name, tuple(split), notes=(note,))
         return
     for one in entries:
         if one in files:
             yield Recording(one.name, (one,))
         elif depth and one.is_dir() and not one.is_symlink() and not one.name.startswith("."):
-            for inner in recordings(one, depth - 1):
-                yield Recording(f"{one.name}/{inner.name}", inner.files, inner.about)
+            for inner in recordings(one, depth - 1, most):
+                yield replace(inner, name=f"{one.name}/{inner.name}")
+
+
+def left_out(path: Path, depth: int = _DEPTH) -> Iterator[Path]:
+    """Yield the files in a folder, as deep as `recordings` looks, that have the names of logs and are none."""
+    if path.is_dir():
+        for one in sorted(path.iterdir(), key=lambda one: natural_order(one.name)):
+            if one.name.endswith(_NAMED) and one.is_file() and not is_log(one):
+                yield one
+            elif depth and one.is_dir() and not one.is_symlink() and not one.name.startswith("."):
+                yield from left_out(one, depth - 1)
 
 
 def _about(path: Path) -> Mapping[str, Any]:
@@ -928,7 +962,8 @@ def require_recordings(path: Path) -> list[Recording]:
 def has_recordings(path: Path) -> bool:
     """Whether a robot log is at a path."""
     try:
-        return next(iter(recordings(path)), None) is not None if path.is_dir() else path.is_file() and is_log(path)
+        found = recordings(path, most=_LOOKED_AT)
+        return next(found, None) is not None if path.is_dir() else path.is_file() and is_log(path)
     except CorruptDataError:
         return True
     except (OSError, RbtoolError):

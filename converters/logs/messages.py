@@ -40,7 +40,8 @@ _STAMPED = "header"
 _STAMPS = (("header", "stamp"), ("timestamp",), ("stamp",))
 """Where messages have the time at which they were measured, as seconds and nanoseconds."""
 _SECONDS = (("sec", "nanosec"), ("sec", "nsec"), ("secs", "nsecs"), ("seconds", "nanos"))
-_NAMES = ("name", "names", "joint_names")
+_JOINTS = ("joint_names",)
+_NAMES = ("name", "names", *_JOINTS)
 _PLAIN = frozenset({"header", "layout", "timestamp", "stamp", "structure_needs_at_least_one_member"})
 """Fields that say something about a message, and are not its value."""
 _MOST_NESTED = 32
@@ -98,6 +99,11 @@ class Codec:
     def is_assumed(self) -> bool:
         """Whether the log lacks the definition, and that of all distributions of ROS is taken."""
         return False
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether a definition says in which order fields are; otherwise each message may have another one."""
+        return True
 
     def require_whole(self, sample: Buffer) -> None:
         """Raise CorruptDataError for a message that does not end where its definition says."""
@@ -436,6 +442,10 @@ def _string_walker(order: str, *, aligned: bool, kept: bool) -> _Walk:
 class _JsonCodec(Codec):
     """JSON objects. A schema of JSON is not needed."""
 
+    @property
+    def is_defined(self) -> bool:
+        return False
+
     def _load(self, data: Buffer) -> Any:
         try:
             return json.loads(bytes(data))
@@ -659,6 +669,18 @@ def _parts_of(value: Any, what: str) -> Iterator[Array]:
         yield one
 
 
+def keys_of(value: Any, name: str = "") -> Iterator[str]:
+    """Yield the dotted name of each number of an object of JSON, in the order in which `numbers_of` has them."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key not in _PLAIN:
+                yield from keys_of(inner, f"{name}.{key}" if name else key)
+    elif isinstance(value, list):
+        yield from (f"{name}[{at}]" for at in range(len(value)))
+    else:
+        yield name
+
+
 def value_path(fields: Mapping[str, str], path: Path, what: str) -> Path:
     """Return the path of the value of a message where a map names the topic or a struct: its one field with a value.
 
@@ -687,15 +709,20 @@ def value_path(fields: Mapping[str, str], path: Path, what: str) -> Path:
 
 
 def names_path(fields: Mapping[str, str], path: Path) -> Path | None:
-    """Return where messages have the names of the elements of a list, such as joints; None where they have none."""
-    parts = [part for part in path if isinstance(part, str)]
-    if len(parts) != len(path) or not path_text(path):
+    """Return where messages have the names of the elements of a list, such as joints; None where they have none.
+
+    Names of structs in a list are not those of the elements of one of them; those of joints are, as for the points of
+    a `JointTrajectory`.
+    """
+    if not path_text(path):
         return None
-    for depth in range(len(parts) - 1, -1, -1):
-        for name in _NAMES:
-            found = ".".join((*parts[:depth], name))
-            if fields.get(found) == "string[]" and found != path_text(path):
-                return (*parts[:depth], name)
+    is_inner = any(not isinstance(part, str) for part in path)
+    for depth in range(len(path) - 1, -1, -1):
+        for name in _JOINTS if is_inner else _NAMES:
+            made = (*path[:depth], name)
+            found = path_text(tuple(0 if isinstance(part, int) else part for part in made))
+            if fields.get(found, "").startswith("string[") and found != path_text(path):
+                return made
     return None
 
 

@@ -27,7 +27,7 @@ from ...core.ted.schema import ACTION, NEXT, REWARD, Field, Key, Timing, key_nam
 from ..files.images import ImageForm, image_form, is_image, require_images
 from ..files.readers import SurveyedReader
 from ..table.mapping import STATES, parse_map, require_ted_key
-from .containers import Index, Log, Recording, has_recordings, require_recordings, schema_names
+from .containers import Index, Log, Recording, has_recordings, left_out, require_recordings, schema_names
 from .messages import (
     VIDEO_FORMATS,
     Buffer,
@@ -37,6 +37,7 @@ from .messages import (
     changed_size,
     file_pixels,
     is_key_frame,
+    keys_of,
     names_path,
     numbers_of,
     parse_path,
@@ -52,9 +53,12 @@ from .messages import Path as FieldPath
 
 _NS = 10**9
 _HOUR = 3600 * _NS
+_STEADY, _NEAR = _NS, _NS // 5
 _UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": _NS, "min": 60 * _NS}
 _CLOCKS = ("log", "header", "publish")
 _STARTS = frozenset({"start", "started", "begin", "record", "recording", "episode_start"})
+_STATED = frozenset({"recording"})
+"""Words that say how it is, and may come again and again; other words say that it changes."""
 _STOPS = frozenset({"stop", "stopped", "end", "ended", "finish", "finished", "done", "save", "episode_end"})
 _SUCCESSES = {"success": True, "succeeded": True, "failure": False, "failed": False, "fail": False, "abort": False}
 _EVENTS = ("event", "type", "action", "command", "cmd", "status", "state")
@@ -160,7 +164,8 @@ class _Part:
     """What a key takes of the messages of a topic: the field at `path`, of it the elements `take` if that is set.
 
     `names` is where the messages name its elements, which then have the order of `order`. `picture` says how messages
-    are pictures, `codec` is the codec of a video. `size` is the number of values.
+    are pictures, `codec` is the codec of a video. `keyed` is set where the value is an object of JSON, whose
+    keys are the names of its elements.
     """
 
     topic: str
@@ -172,6 +177,7 @@ class _Part:
     codec: str | None
     shape: tuple[int, ...]
     dtype: str
+    keyed: bool = False
 
     @property
     def paths(self) -> list[FieldPath]:
@@ -196,7 +202,8 @@ class _Part:
         what = f"{what}.{path_text(self.path)}" if self.path else what
         numbers = numbers_of(values[0], what)
         if self.order is not None:
-            numbers = _in_order(numbers, list(map(str, values[1])), self.order, what)
+            names = list(keys_of(values[0]) if self.keyed else map(str, values[1]))
+            numbers = _in_order(numbers, names, self.order, what)
         if self.take is not None:
             numbers = _element(numbers, self.take, what)
         if numbers.shape != self.shape:
@@ -238,7 +245,7 @@ class LogMapping:
         self._log, self._images = log, images
         self._first: dict[str, Buffer] = {}
         self._codecs: dict[str, Codec] = {}
-        self._order: tuple[str, ...] | None = None
+        self._order: tuple[str, ...] = ()
         self.notes: list[str] = []
         found = []
         for key, texts in given.items():
@@ -318,25 +325,37 @@ class LogMapping:
         values = codec.chosen([bare] if names is None else [bare, names])(sample)
         what = f"{codec.what}.{path_text(bare)}" if bare else codec.what
         numbers = numbers_of(values[0], what)
-        if names is not None and len(values[1]) == len(numbers) > 0:
+        keyed = isinstance(values[0], Mapping) and not codec.is_defined
+        if keyed:
+            names, order = None, self._ordered(list(keys_of(values[0])), what)
+        elif names is not None and numbers.size and len(values[1]) in {0, len(numbers)}:
             order = self._ordered(list(map(str, values[1])), what)
+        if order:
+            numbers = _in_order(numbers, list(keys_of(values[0]) if keyed else map(str, values[1])), order, what)
         if not numbers.size:
             raise FormatError(f"{what} is empty: it was not measured", hint="map another field, or leave it out")
         if take is not None:
             numbers = _element(numbers, take, what)
         return _Part(
             topic, bare, take, names if order is not None else None, order, None, None, numbers.shape,
-            numbers.dtype.name,
+            numbers.dtype.name, keyed,
         )  # fmt: skip
 
     def _ordered(self, names: list[str], what: str) -> tuple[str, ...]:
-        """Return the order in which named elements are put: that of the first topic with names, as far as it goes."""
+        """Return the order in which named elements are put: the one in which topics name them first."""
         if len(set(names)) != len(names):
             raise FormatError(f"{what}: a message names {_twice(names)} twice")
-        if self._order is None:
-            self._order = tuple(names)
-        known = [name for name in self._order if name in names]
-        return (*known, *(name for name in names if name not in known))
+        self._order += tuple(name for name in names if name not in self._order)
+        order = tuple(name for name in self._order if name in names)
+        if order != tuple(names):
+            self.notes.append(f"{what}: its elements are put in the order of other topics: {', '.join(order)}")
+        return order
+
+    def fields_in(self, part: _Part) -> list[str]:
+        """Return the names of the fields of messages that a part of a key takes."""
+        text = path_text(tuple(0 if isinstance(one, int) else one for one in part.path))
+        fields = self._codecs[part.topic].fields(self._first[part.topic])
+        return [one for one in fields if not text or one == text or one.startswith((f"{text}.", f"{text}["))]
 
     def _picture_part(self, topic: str, path: FieldPath, picture: PictureKind, codec: Codec, sample: Buffer) -> _Part:
         values = codec.chosen(list(picture.paths))(sample)
@@ -366,6 +385,13 @@ class LogMapping:
 def _in_order(numbers: Array, names: Sequence[str], order: tuple[str, ...], what: str) -> Array:
     """Put elements in an order by their names; FormatError where a message has others."""
     if tuple(names) == order and len(numbers) == len(order):
+        return numbers
+    if not order:
+        if len(names) == len(numbers):
+            raise FormatError(
+                f"{what}: the first message does not name its elements, and a later one names {', '.join(names)}",
+                hint="begin the log after the messages without names, or map another topic",
+            )
         return numbers
     if len(numbers) != len(names):
         raise FormatError(f"{what}: a message has {len(names)} names and {len(numbers)} values")
@@ -444,8 +470,21 @@ class OpenLog:
 
     def _take_clock(self, clock: str) -> None:
         stamps = self._published() if clock == "publish" else self._headers()
-        offsets = {name: int((line.index.log - stamps[name]).min()) for name, line in self.lines.items()
-                   if name in stamps and len(line.times)}  # fmt: skip
+        stated = {name: np.flatnonzero(found) for name, found in stamps.items() if len(found)}
+        offsets = {}
+        for name, numbers in stated.items():
+            if not len(numbers):
+                raise FormatError(f"{self.log.name}: the stamps of {name} are all 0", hint="use --clock log")
+            if without := len(stamps[name]) - len(numbers):
+                self.notes.append(f"{counted(without, 'message')} of {name} {_are(without)} left out: the stamp is 0")
+            self._require_steady(name, stamps[name][numbers])
+            delays = self.lines[name].index.log[numbers] - stamps[name][numbers]
+            offsets[name] = int(delays.min())
+            if int(delays.max()) - offsets[name] > _STEADY:
+                self.notes.append(
+                    f"{name}: the delay between stamp and log goes from {offsets[name] / _NS:.3f} to "
+                    f"{int(delays.max()) / _NS:.3f} s: messages waited, or a clock was set or drifts"
+                )
         if not offsets:
             raise UsageError(f"{self.log.name}: no topic that is mapped has a time of its own", hint="use --clock log")
         low, high = (choose(offsets, key=offsets.__getitem__) for choose in (min, max))
@@ -456,6 +495,11 @@ class OpenLog:
                 hint="use --clock log",
             )
         least = offsets[low]
+        if offsets[high] - least > _NEAR:
+            self.notes.append(
+                f"the least delay between stamp and log is {least / _NS:.3f} s for {low}, and "
+                f"{offsets[high] / _NS:.3f} s for {high}: where that is not transport, their clocks differ"
+            )
         for name, line in self.lines.items():
             times = stamps.get(name)
             if times is None and len(line.times):
@@ -471,10 +515,20 @@ class OpenLog:
                     "stamp and log of the other topics"
                 )
             if times is not None:
-                if back := int((np.diff(times) < 0).sum()):
-                    self.notes.append(f"the stamps of {name} step back {back:,} times: they are sorted")
-                order = np.argsort(times, kind="stable")
+                numbers = stated.get(name, line.numbers)
+                if back := int((np.diff(times[numbers]) < 0).sum()):
+                    self.notes.append(f"the stamps of {name} step back {counted(back, 'time')}: they are sorted")
+                order = numbers[np.argsort(times[numbers], kind="stable")]
                 self.lines[name] = Line(line.index, times[order], order)
+
+    def _require_steady(self, name: str, stamps: Array) -> None:
+        """Raise FormatError for stamps that begin again: what was before and after that would be mixed."""
+        if (back := -int(np.diff(stamps).min(initial=0))) > _STEADY:
+            raise FormatError(
+                f"{self.log.name}: the stamps of {name} step back by {back / _NS:.3f} s, as where a device restarts or "
+                "its clock is set: they are not one clock",
+                hint="use --clock log",
+            )
 
     def _published(self) -> dict[str, Array]:
         found = {name: np.zeros(len(line.times), np.int64) for name, line in self.lines.items()}
@@ -503,10 +557,12 @@ class OpenLog:
         asked = [(self.lines[name].index, np.arange(len(self.lines[name].times))) for name in names]
         for at, number, _, data in self.log.read(asked):
             seconds, nanos = decoders[at](data)
+            if int(seconds) != seconds or int(nanos) != nanos:
+                raise FormatError(
+                    f"{self.log.name}: a stamp of {names[at]} is {seconds} s and {nanos} ns, expected whole numbers",
+                    hint="use --clock log",
+                )
             found[names[at]][number] = int(seconds) * _NS + int(nanos)
-        for name in names:
-            if not found[name].any():
-                raise FormatError(f"{self.log.name}: the stamps of {name} are all 0", hint="use --clock log")
         return found
 
     def decoder(self, part: _Part) -> VideoDecoder:
@@ -606,7 +662,10 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """What a marker says: an episode starts, or ends, or has the number `number`."""
+    """What a marker says: an episode starts, or ends, or has the number `number`.
+
+    A flag is a number, too: messages with the same one are about the same episode.
+    """
 
     starts: bool
     number: Any = None
@@ -617,7 +676,7 @@ class _Mark:
 def _mark(value: Any, what: str) -> _Mark:
     """Understand a marker; FormatError for one that says neither that an episode starts nor that it ends."""
     if isinstance(value, bool):
-        return _Mark(value)
+        return _Mark(value, number=value)
     if isinstance(value, int | float):
         return _Mark(value >= 0, number=value)
     texts: dict[str, str] = {}
@@ -641,7 +700,8 @@ def _mark(value: Any, what: str) -> _Mark:
             "--episodes-by gap:2s",
         )
     text = str(word).strip().lower()
-    return _Mark(said, None, texts, _SUCCESSES.get(text, success))
+    state = word if isinstance(word, bool) else text if text in _STATED else None
+    return _Mark(said, state, texts, _SUCCESSES.get(text, success))
 
 
 def _word(value: Any) -> bool | None:
@@ -651,24 +711,26 @@ def _word(value: Any) -> bool | None:
     return True if text in _STARTS else False if text in _STOPS or text in _SUCCESSES else None
 
 
-def _marked(marks: Iterable[tuple[int, _Mark]]) -> tuple[list[_Segment], int]:
-    """Return what lies between starts and stops, and the number of stops of nothing."""
+def _marked(marks: Iterable[tuple[int, _Mark]]) -> tuple[list[_Segment], int, int]:
+    """Return what lies between starts and stops, the number of stops of nothing, and that of starts without a stop."""
     found: list[_Segment] = []
     opened: tuple[int, _Mark] | None = None
-    idle = 0
+    idle = endless = 0
     for time, mark in marks:
         if mark.number is not None and opened is not None and opened[1].number == mark.number:
             continue
         if opened is not None:
             texts = {**opened[1].texts, **({} if mark.starts else mark.texts)}
             success = mark.success if not mark.starts else None
+            endless += mark.starts and mark.number is None
             found.append(_Segment(start=opened[0], stop=time, texts=texts, success=success))
         elif not mark.starts:
             idle += mark.number is None
         opened = (time, mark) if mark.starts else None
     if opened is not None:
         found.append(_Segment(start=opened[0], texts=opened[1].texts))
-    return found, idle
+        endless += 1
+    return found, idle, endless
 
 
 def _silences(lines: Iterable[Line], gap: int) -> list[_Segment]:
@@ -712,11 +774,15 @@ class _Grid:
 
 @dataclass(slots=True)
 class _Tally:
-    """What became of the messages of a topic: `rows` have its values, of which so many repeat the one before."""
+    """What became of the messages of a topic: `rows` have its values, of which so many repeat the one before.
+
+    `unused` messages are between those of rows, `outside` ones before, between and after episodes.
+    """
 
     rows: int = 0
     repeated: int = 0
     unused: int = 0
+    outside: int = 0
     late: int = 0
     oldest: int = 0
 
@@ -730,13 +796,20 @@ class _Tally:
         self.late += 0 if late is None else int(late.sum())
 
     def note(self, topic: str, tolerance: int | None) -> str:
-        """Say it in a sentence."""
+        """Say it in a sentence; there are no rows of rewards, which are added up."""
+        outside = counted(self.outside, "message")
+        if not self.rows:
+            return f"{topic}: {outside} {_are(self.outside)} in no step, and not added up"
         late = "" if tolerance is None else f", {self.late:,} are late by more than {tolerance / 10**6:g} ms"
         return (
             f"{topic}: of {counted(self.rows, 'row')} {self.repeated:,} repeat the value before{late}; "
-            f"{counted(self.unused, 'message')} between steps {'is' if self.unused == 1 else 'are'} in none; values "
-            f"are up to {self.oldest / _NS:.3f} s old"
+            f"{counted(self.unused, 'message')} between steps and {self.outside:,} outside episodes are in none; "
+            f"values are up to {self.oldest / _NS:.3f} s old"
         )
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 # The reader ---------------------------------------------------------------------------------------------
@@ -815,6 +888,7 @@ class LogReader(SurveyedReader[_Found]):
     def look(self, progress: Callable[[int], None]) -> _Found:
         """Find the episodes in all recordings; no message is decoded but the first of each topic, and markers."""
         columns, notes, dropped = self._columns()
+        notes += [f"{one} is left out: it is named as a log, and is none" for one in left_out(self.path)]
         episodes: list[_Episode] = []
         tallies: dict[str, _Tally] = {}
         documents: dict[str, bytes] = {}
@@ -823,13 +897,15 @@ class LogReader(SurveyedReader[_Found]):
             found = list(self._episodes(number, opened, columns, tallies, notes))
             episodes += found
             notes += opened.notes
+            dropped += self._unmapped(opened.log, columns, dropped)
             for name, data in opened.log.attachments.items():
                 documents[f"attachments/{safe_part(recording.name)}/{safe_part(name)}"] = data
             progress(len(found))
         if not episodes:
             why = next(iter(notes), "no two times have values of all topics")
             raise FormatError(f"{self.path} has no steps: {why}", hint=f"rbtool inspect {self.path} shows its topics")
-        notes += [tally.note(name, self._rules.tolerance) for name, tally in tallies.items()]
+        notes += [tally.note(name, self._rules.tolerance) for name, tally in tallies.items()
+                  if tally.rows or tally.outside]  # fmt: skip
         if self._rules.rate is not None:
             documents["alignment_info.json"] = json.dumps(self._described()).encode()
         return _Found(
@@ -849,18 +925,13 @@ class LogReader(SurveyedReader[_Found]):
         log = self._recordings[0].open()
         try:
             mapping = LogMapping(log, self._given, self._images)
-            mapped = {part.topic for column in mapping.columns for part in column.parts}
             kinds = schema_names(log.topics.values())
-            dropped = [
-                Dropped(name, f"it is not mapped ({kind})" if kind else "it is not mapped")
-                for name, kind in kinds.items()
-                if name not in mapped and name != self._marker(log)[0]
-            ]
+            dropped = self._unmapped(log, mapping.columns, ())
             if clocks := [name for name, kind in kinds.items() if kind.endswith("/Clock")]:
                 mapping.notes.append(
                     f"{clocks[0]} was recorded: nodes may have used simulated time, which header stamps then count"
                 )
-            self._require_alignable(mapping.columns)
+            self._require_alignable(mapping)
         finally:
             log.close()
         self._refuse_next(mapping.columns)
@@ -868,13 +939,20 @@ class LogReader(SurveyedReader[_Found]):
             mapping.notes.append("no action is mapped: the dataset has none (--action next:KEY takes observations)")
         return mapping.columns, mapping.notes, dropped
 
-    def _require_alignable(self, columns: Sequence[_Column]) -> None:
+    def _unmapped(self, log: Log, columns: Sequence[_Column], known: Iterable[Dropped]) -> list[Dropped]:
+        used = {part.topic for column in columns for part in column.parts} | {one.key for one in known}
+        return [
+            Dropped(name, f"it is not mapped ({kind})" if kind else "it is not mapped")
+            for name, kind in schema_names(log.topics.values()).items()
+            if name not in used and name != self._marker(log)[0]
+        ]
+
+    def _require_alignable(self, mapping: LogMapping) -> None:
         if self._rules.align != "linear":
             return
-        for column in columns:
-            for part in column.parts:
-                text = f"{part.topic}.{path_text(part.path)}".lower()
-                if any(word in text for word in ("orientation", "rotation", "quaternion")):
+        for part in (part for column in mapping.columns for part in column.parts if part.is_numbers):
+            for text in (f"{part.topic}.{name}" for name in (path_text(part.path), *mapping.fields_in(part))):
+                if any(word in text.lower() for word in ("orientation", "rotation", "quat")):
                     raise UsageError(
                         f"--align linear: {text} is a rotation, whose numbers are not those of a rotation between two",
                         hint="use --align hold or nearest",
@@ -932,11 +1010,16 @@ class LogReader(SurveyedReader[_Found]):
         topic, field = self._marker(opened.log)
         assert topic is not None
         what = f"{opened.log.name}: {topic}"
-        found, idle = _marked((time, _mark(value, what)) for time, value in _markers(opened, topic, field))
+        found, idle, endless = _marked((time, _mark(value, what)) for time, value in _markers(opened, topic, field))
         if not found:
             notes.append(f"{what} marks no start: there is no episode in the recording")
         if idle:
             notes.append(f"{what} has {counted(idle, 'stop')} without a start")
+        if endless:
+            notes.append(
+                f"{what} has {counted(endless, 'start')} without a stop: the episode goes on to the next start, or to "
+                "the end of the log"
+            )
         texts.pop("success", None)
         return [
             replace(
@@ -951,6 +1034,9 @@ class LogReader(SurveyedReader[_Found]):
     ) -> Iterator[_Episode]:
         """Yield the episodes of a recording, and count what becomes of its messages."""
         several = len(self._recordings) > 1
+        inside = {
+            part.topic: np.zeros(len(opened.lines[part.topic].times), bool) for one in columns for part in one.parts
+        }
         for at, segment in enumerate(self._segments(opened, columns, notes)):
             name = f"{self._recordings[number].name}, part {at}"
             spread = self._spread(opened, columns, segment, name, notes)
@@ -958,12 +1044,14 @@ class LogReader(SurveyedReader[_Found]):
                 continue
             origin, first, rows = spread
             texts = {**({"recording": self._recordings[number].name} if several else {}), **segment.texts}
-            late = self._tallied(opened, columns, spread, segment, tallies)
+            late = self._tallied(opened, columns, spread, segment, tallies, inside)
             for low, high in _runs(late) if self._rules.drop_late else [(0, rows - 1)]:
                 yield _Episode(
                     number, origin, first + low, high - low + 1, segment,
                     segment.success is True and high == rows - 1, texts,
                 )  # fmt: skip
+        for topic, used in inside.items():
+            tallies.setdefault(topic, _Tally()).outside += int((~used).sum())
 
     def _spread(
         self, opened: OpenLog, columns: Sequence[_Column], segment: _Segment, name: str, notes: list[str]
@@ -984,8 +1072,9 @@ class LogReader(SurveyedReader[_Found]):
         stop = last + 1 if segment.stop is None else segment.stop
         first = max(grid.before(origin, origin), grid.before(origin, max(begins.values())))
         steps = grid.before(origin, stop) - first
-        if (count := grid.count()) is not None and first + steps >= count:
-            steps = count - first - 1
+        if (count := grid.count()) is not None:
+            count = count if segment.until is None else grid.before(origin, segment.until)
+            steps = min(steps, count - first - 1)
         if steps < 1:
             notes.append(f"{name} is left out: it has no step with a value of every topic")
             return None
@@ -1017,17 +1106,21 @@ class LogReader(SurveyedReader[_Found]):
 
     def _tallied(
         self, opened: OpenLog, columns: Sequence[_Column], spread: tuple[int, int, int], segment: _Segment,
-        tallies: dict[str, _Tally],
+        tallies: dict[str, _Tally], inside: Mapping[str, Array],
     ) -> Array:  # fmt: skip
-        """Count what becomes of messages; return which steps have a value beyond the tolerance."""
+        """Count what becomes of messages, mark those `inside`; return which steps have a value beyond the tolerance."""
         times = self._grid(opened).times(*spread)
         late = np.zeros(len(times) - 1, bool)
         seen = set()
+        for part in (part for one in columns if one.timing == "result" for part in one.parts):
+            bounds = self._read_rewards(opened.lines[part.topic], times, segment)
+            inside[part.topic][bounds[0] : bounds[-1]] = True
         for column in (one for one in columns if one.timing != "result"):
             rows = times if column.timing == "state" else times[:-1]
             for part in column.parts:
                 line = opened.lines[part.topic]
                 positions = self._positions(line, rows, segment)
+                inside[part.topic][positions[0] : positions[-1] + 1] = True
                 ages = rows - line.times[positions]
                 bad = None if self._rules.tolerance is None else self._rules.late(ages)
                 if part.topic not in seen:
@@ -1112,11 +1205,15 @@ class LogReader(SurveyedReader[_Found]):
             found[ACTION] = found[self._rules.next_of][1:]
         return found | ages
 
+    def _read_rewards(self, line: Line, times: Array, segment: _Segment) -> Array:
+        """Return the position of the first message after each time: those of a step come after its begin."""
+        found: Array = np.clip(np.searchsorted(line.times, times, "right"), *line.between(segment.since, segment.until))
+        return found
+
     def _read_of(self, opened: OpenLog, column: _Column, part: _Part, times: Array, segment: _Segment) -> _Read:
         line = opened.lines[part.topic]
         if column.timing == "result":
-            low, high = line.between(segment.since, segment.until)
-            bounds = np.clip(np.searchsorted(line.times, times, "right"), low, high)
+            bounds = self._read_rewards(line, times, segment)
             return _Read(part, line, np.arange(bounds[0], bounds[-1]), None, bounds)
         positions = self._positions(line, times if column.timing == "state" else times[:-1], segment)
         if self._rules.align != "linear" or not part.is_numbers:

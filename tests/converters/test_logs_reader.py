@@ -416,6 +416,9 @@ def test_silence_cuts_episodes(tmp_path: Path) -> None:
         ([0, 0, 1, -1], [False, False]),
         ([{"event": "start"}, {"event": "stop", "success": True}, {"event": "begin"}, {"event": "end"}], [True, False]),
         (["stop", "start", "start", "stop"], [False, False]),
+        ([True, True, False, True], [False, False]),
+        (["recording", "recording", "success", "recording"], [True, False]),
+        ([{"state": True}, {"state": True}, {"state": False}, {"state": False}], [False]),
     ],
 )
 def test_markers_are_words_flags_numbers_and_documents(values: list[Any], wanted: list[bool], tmp_path: Path) -> None:
@@ -440,10 +443,113 @@ def test_the_order_of_keys_says_which_topic_leads(tmp_path: Path) -> None:
     assert lengths == [5, 10]
 
 
+def test_steps_of_a_reference_do_not_go_beyond_a_silence(tmp_path: Path) -> None:
+    times = [at * 50_000_000 for at in (*range(10), *range(60, 75))]
+    topics = {name: [(BEGIN + time, {"x": float(time)}) for time in times] for name in ("/q", "/r")}
+    log = json_log(tmp_path / "gap.mcap", topics)
+    found, _ = rows_of(log, {"map": "observation=/q.x", "align": "reference:/r", "episodes_by": "gap:2s"})
+    assert [rows["observation"].tolist() for rows in found] == [times[:10], times[10:]]
+    assert not any(rows["age.observation"].any() for rows in found)
+
+
+def test_messages_in_no_step_are_counted(tmp_path: Path) -> None:
+    """Of 40 states five are before the first action; of four rewards one is then, and one after the last state."""
+    states = [(BEGIN + at * 100_000_000, {"x": float(at)}) for at in range(40)]
+    actions = [(BEGIN + 500_000_000 + at * 100_000_000, {"x": 0.0}) for at in range(50)]
+    rewards = [(BEGIN + at * 100_000_000, {"x": 1.0}) for at in (5, 10, 20, 60)]
+    log = json_log(tmp_path / "r.mcap", {"/q": states, "/a": actions, "/r": rewards})
+    (rows,), facts = rows_of(log, {"map": "observation=/q.x action=/a.x reward=/r.x", "fps": 10.0})
+    assert rows["reward"].sum() == 2.0
+    assert "/r: 2 messages are in no step, and not added up" in facts.notes
+    assert any(note.startswith("/q: of 36 rows") and "and 5 outside episodes" in note for note in facts.notes)
+    assert any(note.startswith("/a: of 35 rows") and "and 15 outside episodes" in note for note in facts.notes)
+
+
+def stamped(*stamps: int, delay: int = 0) -> list[tuple[int, Any]]:
+    """Messages ten a second, with these stamps in nanoseconds."""
+    return [
+        (
+            BEGIN + at * 100_000_000 + delay,
+            {"header": {"stamp": {"sec": one // NS, "nanosec": one % NS}}, "x": float(at)},
+        )
+        for at, one in enumerate(stamps)
+    ]
+
+
+def test_messages_without_a_stamp_are_left_out(tmp_path: Path) -> None:
+    stamps = [BEGIN + at * 100_000_000 for at in range(6)]
+    log = json_log(tmp_path / "z.mcap", {"/q": stamped(*stamps), "/s": stamped(stamps[0], 0, *stamps[2:])})
+    pairs = "observation.a=/q.x observation.b=/s.x"
+    (rows,), facts = rows_of(log, {"map": pairs, "fps": 10.0, "clock": "header"})
+    assert rows["observation.b"].tolist()[:6] == [0.0, 0.0, 2.0, 3.0, 4.0, 5.0]
+    assert "1 message of /s is left out: the stamp is 0" in facts.notes
+
+
+def test_clocks_that_may_differ_are_noted(tmp_path: Path) -> None:
+    stamps = [BEGIN + at * 100_000_000 for at in range(6)]
+    other = [one - 600 * NS for one in stamps]
+    log = json_log(tmp_path / "c.mcap", {"/q": stamped(*stamps, stamps[-1]), "/s": stamped(*other, *stamps[:2])})
+    _, facts = rows_of(log, {"map": "observation.a=/q.x", "fps": 10.0, "clock": "header"})
+    assert not any("clock" in note for note in facts.notes)
+    _, facts = rows_of(log, {"map": "observation.b=/s.x", "fps": 1.0, "clock": "header"})
+    assert any("/s: the delay between stamp and log goes from 0.600 to 600.000 s" in note for note in facts.notes)
+    log = json_log(tmp_path / "d.mcap", {"/q": stamped(*other), "/s": stamped(*other, delay=NS)})
+    _, facts = rows_of(log, {"map": "observation.a=/q.x observation.b=/s.x", "fps": 1.0, "clock": "header"})
+    assert any("is 600.000 s for /q, and 601.000 s for /s" in note for note in facts.notes)
+
+
+# Names --------------------------------------------------------------------------------------------------
+
+
+def test_joints_have_one_order_on_all_topics(tmp_path: Path) -> None:
+    """A gripper is named first: the arm and its commands, which name the joints in reverse, still have one order."""
+    topics = {
+        "/grip": [{"name": ["g"], "q": [9.0]}],
+        "/arm": [{"name": ["a", "b"], "q": [1.0, 2.0]}, {"name": ["b", "a"], "q": [2.0, 1.0]}],
+        "/goal": [{"name": ["b", "a"], "q": [2.0, 1.0]}, {"name": ["a", "b"], "q": [1.0, 2.0]}],
+        "/objects": [{"arm": {"a": 1.0, "b": 2.0}}, {"arm": {"b": 2.0, "a": 1.0}}],
+        "/plan": [
+            {"joint_names": ["b", "a"], "points": [{"q": [2.0, 1.0]}]},
+            {"joint_names": ["a", "b"], "points": [{"q": [1.0, 2.0]}]},
+        ],
+    }
+    log = json_log(
+        tmp_path / "j.mcap",
+        {
+            name: [(BEGIN + at * 100_000_000, messages[at % len(messages)]) for at in range(6)]
+            for name, messages in topics.items()
+        },
+    )
+    pairs = (
+        "observation.grip=/grip.q observation.arm=/arm.q action.goal=/goal.q action.objects=/objects.arm "
+        "action.plan=/plan.points[0].q action.last=/goal.q[1]"
+    )
+    (rows,), facts = rows_of(log, {"map": pairs, "fps": 10.0})
+    for key in ("observation.arm", "action.goal", "action.objects", "action.plan"):
+        assert np.unique(rows[key], axis=0).tolist() == [[1.0, 2.0]], key
+    assert set(rows["action.last"].tolist()) == {2.0}
+    assert any("/goal.q: its elements are put in the order of other topics: a, b" in note for note in facts.notes)
+
+
+def test_names_in_an_array_are_names(tmp_path: Path) -> None:
+    def message(*names: bytes) -> bytes:
+        body = b"".join(struct.pack("<I2s2x", 2, name + b"\0") for name in names)
+        return b"\0\1\0\0" + body + struct.pack("<2d", *(float(name[0]) for name in names))
+
+    log = cdr_log(
+        tmp_path / "n.mcap", "lab/msg/Arm", [message(b"a", b"b"), message(b"b", b"a"), message(b"a", b"b")],
+        definition="string[2] name\nfloat64[2] position\n",
+    )  # fmt: skip
+    (rows,), _ = rows_of(log, {"map": "observation=/t.position", "fps": 10.0})
+    assert rows["observation"].tolist() == [[97.0, 98.0]] * 4
+
+
 # Containers ---------------------------------------------------------------------------------------------
 
 
-def json_log(path: Path, topics: dict[str, list[tuple[int, Any]]], **how: Any) -> Path:
+def json_log(
+    path: Path, topics: dict[str, list[tuple[int, Any]]], published: int | None = None, **how: Any
+) -> Path:  # fmt: skip
     """Write messages of JSON in the order of topics, not of times."""
     with path.open("wb") as file:
         writer = Writer(file, **how)
@@ -451,7 +557,7 @@ def json_log(path: Path, topics: dict[str, list[tuple[int, Any]]], **how: Any) -
         for topic, messages in topics.items():
             channel = writer.register_channel(topic, "json", 0)
             for time, value in messages:
-                writer.add_message(channel, time, json.dumps(value).encode(), time)
+                writer.add_message(channel, time, json.dumps(value).encode(), time if published is None else published)
         writer.finish()
     return path
 
@@ -561,6 +667,12 @@ def _written_ahead(folder: Path) -> Path:
     return folder / "killed"
 
 
+def _packed_and_kept(folder: Path) -> Path:
+    bag = _sqlite(folder, lambda base: None)
+    (bag / "rosbag2_sqlite.db3.zstd").write_bytes(zstandard.compress((bag / "rosbag2_sqlite.db3").read_bytes()))
+    return bag
+
+
 def _packed(folder: Path) -> Path:
     bag = _sqlite(folder, lambda base: None)
     file = bag / "rosbag2_sqlite.db3"
@@ -573,9 +685,11 @@ def _packed(folder: Path) -> Path:
     "made",
     [
         lambda folder: _sqlite(folder, _without_definitions), lambda folder: _sqlite(folder, _compressed),
-        _split, _written_ahead, _packed,
+        _split, _written_ahead, _packed, _packed_and_kept,
     ],
-    ids=["without definitions", "messages compressed", "split", "written ahead", "file compressed"],
+    ids=[
+        "without definitions", "messages compressed", "split", "written ahead", "file compressed", "both are there",
+    ],
 )  # fmt: skip
 def test_bags_of_all_kinds_have_the_same_rows(made: Callable[[Path], Path], tmp_path: Path) -> None:
     bag = made(tmp_path)
@@ -585,8 +699,8 @@ def test_bags_of_all_kinds_have_the_same_rows(made: Callable[[Path], Path], tmp_
     for key, values in right.items():
         assert rows[key].tolist() == np.asarray(values).tolist(), key
     assert {path: path.read_bytes() for path in bag.iterdir()} == before
-    if made.__name__ == "<lambda>" and "message_definitions" not in str(before):
-        assert facts.steps == 40
+    assert any("and 0 outside" in note for note in facts.notes if note.startswith("/joint_states: of 41 rows"))
+    assert any("are taken as parts of one recording" in note for note in facts.notes) == (made is _split)
 
 
 def test_definitions_that_all_distributions_share_are_named(tmp_path: Path) -> None:
@@ -816,6 +930,35 @@ REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
         lambda folder: cdr_log(folder / "j.mcap", "sensor_msgs/msg/JointState", _joints([["a", "a"]] * 2)),
         {"map": "observation=/t.position", "fps": 10.0}, FormatError, "names a twice",
     ),
+    "joints named later": (
+        lambda folder: cdr_log(
+            folder / "j.mcap", "sensor_msgs/msg/JointState", _joints([[], ["b", "a"], ["a", "b"]], [2, 2, 2])
+        ),
+        {"map": "observation=/t.position", "fps": 10.0}, FormatError, "the first message does not name its elements",
+    ),
+    "keys that change": (
+        lambda folder: json_log(
+            folder / "k.mcap", {"/a": [(BEGIN, {"q": {"a": 1, "b": 2}}), (BEGIN + NS, {"q": {"a": 1, "c": 2}})]}
+        ),
+        {"map": "observation=/a.q", "fps": 1.0}, FormatError, "messages name different elements, a, b and a, c",
+    ),
+    "a device that restarts": (
+        lambda folder: json_log(
+            folder / "d.mcap", {"/a": stamped(*(BEGIN + at * NS for at in (0, 1, 2, 3, 0, 1, 2, 3)))}
+        ),
+        {"map": "observation=/a.x", "fps": 1.0, "clock": "header"}, FormatError, "step back by 3.000 s",
+    ),
+    "no times of publishing": (
+        lambda folder: json_log(folder / "p.mcap", {"/a": [(BEGIN + at, {"x": 1.0}) for at in range(3)]}, published=0),
+        {"map": "observation=/a.x", "fps": 1.0, "clock": "publish"}, FormatError, "are all 0",
+    ),
+    "a rotation in a struct": (
+        lambda folder: json_log(
+            folder / "r.mcap",
+            {"/a": [(BEGIN + at * NS, {"pose": {"x": 1.0, "orientation": {"w": 1.0}}}) for at in range(3)]},
+        ),
+        {"map": "observation=/a.pose", "fps": 1.0, "align": "linear"}, UsageError, "pose.orientation.w is a rotation",
+    ),
     "no definition": (
         lambda folder: cdr_log(folder / "x.mcap", "lab_msgs/msg/Grip", [b"\0\1\0\0"], definition=""),
         {"map": "observation=/t.x", "fps": 1.0}, FormatError, "has no definition of the type lab_msgs/msg/Grip",
@@ -877,6 +1020,51 @@ def test_a_bag_that_lacks_a_file_is_refused(tmp_path: Path) -> None:
     (bag / "metadata.yaml").write_text(yaml.safe_dump(about))
     with pytest.raises(CorruptDataError, match="lacks episode_1"):
         LogReader(bag, options=BAGS)
+
+
+def test_messages_of_mcap_may_be_compressed_one_by_one(tmp_path: Path) -> None:
+    store, kind = get_typestore(Stores.ROS2_HUMBLE), "sensor_msgs/msg/JointState"
+    packed = [zstandard.compress(bytes(store.serialize_cdr(one, kind))) for one in _joints([["a", "b"]] * 3)]
+    (rows,), _ = rows_of(cdr_log(tmp_path / "p.mcap", kind, packed), {"map": "observation=/t.position", "fps": 10.0})
+    assert rows["observation"].tolist() == [[0.0, 1.0]] * 4
+
+
+def test_files_and_topics_that_are_not_read_are_named(tmp_path: Path) -> None:
+    bag = tmp_path / "runs" / "bag"
+    shutil.copytree(LOGS / "rosbag2_mcap_episodes" / "episode_0", bag)
+    shutil.copy(LOGS / "rosbag2_mcap_episodes" / "episode_1" / "episode_1.mcap", bag / "more.mcap")
+    (tmp_path / "runs" / "killed.mcap").touch()
+    _, facts = rows_of(tmp_path / "runs", {"map": "observation=/joint_states.position", "fps": 30.0})
+    notes = " ".join(facts.notes)
+    assert "killed.mcap is left out: it is named as a log, and is none" in notes
+    assert "more.mcap is taken as a part of the bag, though its metadata.yaml does not name it" in notes
+    assert "metadata.yaml states" in notes
+
+
+def test_topics_of_all_recordings_and_large_attachments_are_named(tmp_path: Path) -> None:
+    messages = [(BEGIN + at * 100_000_000, {"x": 0.0}) for at in range(3)]
+    json_log(tmp_path / "a.mcap", {"/q": messages})
+    json_log(tmp_path / "b.mcap", {"/q": messages, "/new": messages})
+    with (tmp_path / "c.mcap").open("wb") as file:
+        writer = Writer(file)
+        writer.start(profile="", library="test")
+        channel = writer.register_channel("/q", "json", 0)
+        for time, value in messages:
+            writer.add_message(channel, time, json.dumps(value).encode(), time)
+        for data in (b"one", b"two", bytes(1 << 21)):
+            writer.add_attachment(BEGIN, BEGIN, "calibration", "text/plain", data)
+        writer.finish()
+    _, facts = rows_of(tmp_path, {"map": "observation=/q.x", "fps": 10.0})
+    assert [one.key for one in facts.dropped_keys] == ["/new"]
+    assert sorted(data for name, data in facts.documents.items() if "attachments" in name) == [b"one", b"two"]
+    assert any("an attachment of 2,097,2" in note for note in facts.notes)
+
+
+def test_all_recordings_of_a_large_folder_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rbtool.converters.logs.containers._LOOKED_AT", 2)
+    for at in range(4):
+        json_log(tmp_path / f"{at}.mcap", {"/q": [(BEGIN + one * NS, {"x": 1.0}) for one in range(3)]})
+    assert len(rows_of(tmp_path, {"map": "observation=/q.x", "fps": 1.0})[0]) == 4
 
 
 def test_a_chunk_is_only_read_for_its_topics(tmp_path: Path) -> None:
