@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from rbtool.core.format.manifest import MANIFEST
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.reader import PackedReader
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement
-from rbtool.core.testing.datasets import write_mixture, write_packed
+from rbtool.core.testing.datasets import WALK_FIELDS, walk_pieces, write_mixture, write_packed, write_pieces
 from rbtool.core.writers.base import ImmutableDatasetWriter
 
 DOOR = "minari:D4RL/door/human-v2"
@@ -240,8 +241,13 @@ def test_other_names_are_looked_up_as_before() -> None:
 
 
 def test_steps_of_a_mixture_have_the_texts_of_all_its_datasets(walks: Path, tmp_path: Path) -> None:
-    told = rbtool.preprocess(walks, dest=tmp_path / "told", operations={"task": "0:=pick"}, num_workers=0).path
-    write_mixture(tmp_path / "both.toml", told, walks)
+    pieces = walk_pieces([(9, "truncated"), (4, "terminated")])
+    write_pieces(
+        tmp_path / "told",
+        WALK_FIELDS,
+        (replace(one, text={**one.text, "language_instruction": "pick"}) for one in pieces),
+    )
+    write_mixture(tmp_path / "both.toml", tmp_path / "told", walks)
     buffer = load_dataset(tmp_path / "both.toml", 16, seed=0, texts=True)
     for opened in (buffer, pickle.loads(pickle.dumps(buffer))):
         batch = opened.sample()
