@@ -89,7 +89,7 @@ def _found(folder: Path) -> dict[str, str]:
 def test_a_sound_dataset_breaks_no_rule(walks: Path) -> None:
     result = rbtool.check(walks)
     assert result.findings == ()
-    assert (result.steps, result.episodes, result.rules, result.skipped) == (31, 4, 35, ())
+    assert (result.steps, result.episodes, result.rules, result.skipped) == (31, 4, 36, ())
     assert not result.failed("warn")
 
 
@@ -246,7 +246,7 @@ def test_a_cut_checkpoint_is_a_finding_and_a_sound_one_is_none(walks: Path, tmp_
     result = rbtool.check(tmp_path / "saved")
     whole = [("TED014", ())] if form == "h5" else [("TED012", ()), ("TED014", (3,))]
     assert [(finding.rule, finding.episodes) for finding in result.findings] == whole
-    assert (result.errors, result.rules, len(result.skipped)) == ((1, 1, 16) if form == "h5" else (2, 35, 0))
+    assert (result.errors, result.rules, len(result.skipped)) == ((1, 1, 16) if form == "h5" else (2, 36, 0))
     assert result.failed()
 
 
