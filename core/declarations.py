@@ -158,9 +158,9 @@ class ReaderOptions(TypedDict, total=False):
     images: str | None
     jpeg: str | None
     trust_pickle: bool
-    episodes_by: str | None
     rlds_last: str | None
     fps: float | None
+    episodes_by: str | None
     align: str | None
     clock: str | None
     tolerance: str | None

@@ -7,8 +7,9 @@ files in v3.0.
 from __future__ import annotations
 
 import os
+import re
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,9 @@ from ..files.images import Images
 
 INFO = "meta/info.json"
 VERSIONS = ("v2.0", "v2.1", "v3.0")
+FRAMES_TABLE, VIDEOS_TABLE, META_TABLE = "frames.lance", "videos.lance", "meta.lance"
+"""Lance tables in place of the files of rows, of videos, and of metadata."""
+_IN_LANCE = re.compile(rb'"storage_format"\s*:\s*"lance"')
 IMAGE, VIDEO, SPOKEN = "image", "video", "language"
 _POINTER = b"version https://git-lfs"
 _LARGEST_POINTER = 1024
@@ -76,6 +80,12 @@ class DatasetInfo:
     chunk_size: int
     episodes: int | None
     frames: int | None
+    videos: Callable[[str], Path] | None = None
+    """Gives the file of a video by its path in the dataset, where it is not there."""
+
+    def video(self, path: str) -> Path:
+        """Return the file of a video, given its path in the dataset."""
+        return self.root / path if self.videos is None else self.videos(path)
 
     @property
     def shares_files(self) -> bool:
@@ -106,13 +116,21 @@ class DatasetInfo:
         return not (self.root / usual).is_dir() and (self.root / other).is_dir()
 
 
-def looks_like_lerobot(folder: Path) -> bool:
-    """Return whether a folder has `meta/info.json` as LeRobot writes it, or an empty one next to LeRobot's files."""
+def looks_like_lerobot(folder: Path, *, in_lance: bool = False) -> bool:
+    """Return whether a folder has `meta/info.json` as LeRobot writes it, or an empty one next to LeRobot's files.
+
+    `in_lance` asks for a dataset whose rows are in a Lance table, as `storage_format` states; else for any other.
+    """
     info = folder / INFO
     if not info.is_file():
-        return False
+        return in_lance and all((folder / name).is_dir() for name in (FRAMES_TABLE, META_TABLE))
     with os.fdopen(open_regular(info), "rb") as file:
         head = file.read(1 << 20)
+    states_lance = _IN_LANCE.search(head) is not None or (
+        (folder / FRAMES_TABLE).is_dir() and not (folder / "data").is_dir()
+    )
+    if states_lance != in_lance:
+        return False
     if b'"codebase_version"' in head:
         return True
     # Recorders that were interrupted leave an empty file, and git-lfs a pointer.

@@ -284,7 +284,7 @@ class VideoSurvey:
         longer, spans, fps, short = [], [], self._info.fps, False
         for column in self._columns:
             place = episode.videos[column.name]
-            path = self._info.root / place.path
+            path = self._info.video(place.path)
             found = self._look_at(place.path, column)
             if isinstance(found, FormatError):
                 raise type(found)(f"{found.message}; episode {episode.number} needs it", hint=found.hint)
@@ -317,7 +317,7 @@ class VideoSurvey:
             for first, stop, other in sorted(spans)[1:]:
                 if first < furthest:
                     error = FormatError(
-                        f"{self._info.root / path}: frame {first:,} would be of a row of episode {one} and of one of "
+                        f"{self._info.video(path)}: frame {first:,} would be of a row of episode {one} and of one of "
                         f"episode {other}, by the times in the metadata",
                         hint=WITHOUT_IMAGES,
                     )
@@ -329,7 +329,7 @@ class VideoSurvey:
     def _look_at(self, path: str, column: FeatureColumn) -> FoundVideo | FormatError:
         if path not in self._looked:
             try:
-                self._looked[path] = self._found(self._info.root / path, column)
+                self._looked[path] = self._found(self._info.video(path), column)
             except FormatError as error:
                 self._looked[path] = error
         return self._looked[path]
@@ -367,7 +367,7 @@ def frames_of(episode: FrameEpisode, name: str, index: VideoIndex, info: Dataset
     """Return the frames of the rows of an episode in its video: int64 `[rows]`; FormatError where there are none."""
     place = episode.videos[name]
     times = place.start + (episode.frame + np.arange(len(episode))) / info.fps
-    return index.frames_at(times, info.fps, info.root / place.path)
+    return index.frames_at(times, info.fps, info.video(place.path))
 
 
 def kept_contents(info: DatasetInfo, videos: Mapping[str, FoundVideo]) -> dict[str, Path | bytes]:
@@ -375,7 +375,7 @@ def kept_contents(info: DatasetInfo, videos: Mapping[str, FoundVideo]) -> dict[s
     found: dict[str, Path | bytes] = {}
     for path, video in videos.items():
         if video.index is not None:
-            found[video_name(video.number)] = info.root / path
+            found[video_name(video.number)] = info.video(path)
             found[index_name(video.number)] = video.index.to_bytes()
     return found
 
@@ -386,7 +386,7 @@ class EpisodeVideos(Closing):
     def __init__(self, info: DatasetInfo, known: Mapping[str, FoundVideo]) -> None:
         self._info = info
         self._known = known
-        self._open: dict[str, VideoFile] = {}
+        self._open: dict[str, tuple[str, VideoFile]] = {}
         self._frames: dict[str, tuple[int, Array]] = {}
 
     def read(self, episode: FrameEpisode, column: FeatureColumn, start: int, stop: int) -> Array:
@@ -399,12 +399,14 @@ class EpisodeVideos(Closing):
         if found.index is not None:
             frames = self._frames_of(episode, column.name, found.index)[start:stop]
             return np.stack((np.full(len(frames), found.number), frames), axis=1)
-        video = self._open.get(column.name)
-        if video is None or video.path != self._info.root / path:
+        file = self._info.video(path)
+        opened, video = self._open.pop(column.name, ("", None))
+        if video is None or opened != path:
             if video is not None:
                 video.close()
-            video = self._open[column.name] = VideoFile(self._info.root / path)
+            video = VideoFile(file)
             self._frames.pop(column.name, None)
+        self._open[column.name] = path, video
         as_stated(np.empty((0, *video.shape), np.uint8), column, str(video.path))
         frames = self._frames_of(episode, column.name, video.index)
         images, depth = video.read(frames[start:stop]), column.feature.depth
@@ -419,7 +421,7 @@ class EpisodeVideos(Closing):
     def close(self) -> None:
         """Close all videos."""
         while self._open:
-            self._open.popitem()[1].close()
+            self._open.popitem()[1][1].close()
         self._frames.clear()
 
 
@@ -471,8 +473,7 @@ class DatasetSurvey:
         self._info = info
         self._images = images
         self._flags = EndFlags(ends_terminated)
-        self._entries = read_episodes(info)
-        self._tasks = read_tasks(info)
+        self._entries, self._tasks = self.entries(), self.tasks()
         self._stored: dict[str, str] | None = None
         self._first = ""
         self._others: Counter[str] = Counter()  # columns that the first file lacks, and how many files have them
@@ -484,7 +485,7 @@ class DatasetSurvey:
     def find(self, progress: Callable[[int], None]) -> FoundDataset:
         """Find the episodes; `progress` takes how many more were looked at. Raises where no file can be read."""
         info = self._info
-        paths = self._paths()
+        paths = self.paths()
         for path in paths:
             try:
                 self._examine(path)
@@ -505,7 +506,19 @@ class DatasetSurvey:
         found.notes += self._notes(found)
         return found
 
-    def _paths(self) -> list[str]:
+    def entries(self) -> dict[int, EpisodeEntry]:
+        """What the metadata state about each episode."""
+        return read_episodes(self._info)
+
+    def tasks(self) -> dict[int, str]:
+        """The texts of tasks by number."""
+        return read_tasks(self._info)
+
+    def open_rows(self, path: str) -> RowsFile:
+        """Open a file of rows."""
+        return RowsFile(self._info.root / path)
+
+    def paths(self) -> list[str]:
         """The files of rows that are there, and those that are named."""
         info = self._info
         folder = info.root / "data"
@@ -526,7 +539,7 @@ class DatasetSurvey:
 
     def _examine(self, path: str) -> None:
         info = self._info
-        with RowsFile(info.root / path) as file:
+        with self.open_rows(path) as file:
             known = info.features.keys()
             stored = {one.name: stored_form(one.type) for one in file.schema}
             stored |= self._special_forms(file)
@@ -640,7 +653,7 @@ class DatasetSurvey:
                 f"{info.root / runs[0].path} has rows of episode {number}, which the metadata do not name"
             )
         if not runs:
-            raise self._why_absent(entry)
+            raise self.why_absent(entry)
         run = runs[0]
         if len(runs) > 1:
             raise FormatError(
@@ -659,7 +672,8 @@ class DatasetSurvey:
             self._text(entry, run), entry.videos,
         )  # fmt: skip
 
-    def _why_absent(self, entry: EpisodeEntry) -> RbtoolError:
+    def why_absent(self, entry: EpisodeEntry) -> RbtoolError:
+        """Return what is wrong with an episode of which no rows were found."""
         path = self._info.root / entry.data
         if entry.data in self._unreadable:
             return self._unreadable[entry.data]
@@ -812,6 +826,7 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
     """
 
     option_names = frozenset({"id", "images", "ends"})
+    _survey: type[DatasetSurvey] = DatasetSurvey
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
@@ -824,11 +839,14 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
     def on_open(self) -> None:
         """Read `info.json`."""
         self._images = require_images(self.options.get("images"), known=("keep", "decode", "skip"))
-        self._info: DatasetInfo = read_info(self.path)
+        self._info = self._read_info()
         self._meaning = self._meaning_of_ends()
         self._end_flags = EndFlags(self._meaning.terminated)
         self._files: dict[str, RowsFile] = {}
         self._open_videos: EpisodeVideos | None = None
+
+    def _read_info(self) -> DatasetInfo:
+        return read_info(self.path)
 
     def _meaning_of_ends(self) -> EndMeaning:
         names = self._info.features.keys()
@@ -844,7 +862,7 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
 
     def look(self, progress: Callable[[int], None]) -> FoundDataset:
         """Read the small columns of all files and find the episodes."""
-        return DatasetSurvey(self._info, self._images, ends_terminated=self._meaning.terminated).find(progress)
+        return self._survey(self._info, self._images, ends_terminated=self._meaning.terminated).find(progress)
 
     @property
     def _videos(self) -> EpisodeVideos:
@@ -898,7 +916,7 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
         return found
 
     def _metadata(self) -> list[Path]:
-        known = (path for path in (self.path / "meta").rglob("*") if path.suffix in _METADATA and path.is_file())
+        known = (path for path in (self._info.root / "meta").rglob("*") if path.suffix in _METADATA and path.is_file())
         return sorted(known)
 
     def stated_metadata(self, *, files: bool = False) -> SourceMetadata:
@@ -1049,9 +1067,12 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
         found = self._files.pop(path, None)
         if found is None:
             self._close_files()
-            found = RowsFile(self.path / path)
+            found = self._open_rows(path)
         self._files[path] = found
         return found
+
+    def _open_rows(self, path: str) -> RowsFile:
+        return RowsFile(self.path / path)
 
     def _close_files(self) -> None:
         while self._files:

@@ -611,7 +611,7 @@ StartMethod: TypeAlias = Literal["fork", "forkserver", "spawn"]
 
 START_METHODS: tuple[StartMethod, ...] = get_args(StartMethod)
 
-_THREADED = ("jaxlib", "ray", "tensorflow")
+_THREADED = ("jaxlib", "lance", "ray", "tensorflow")
 """Libraries with threads that do not survive a fork."""
 
 

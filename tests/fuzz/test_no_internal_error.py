@@ -35,7 +35,7 @@ SMALL = {
 }  # fmt: skip
 KINDS = (
     "ted", "packed", "flat", "nested", "h5", "torchrl", "plain", "d4rl", "isaac", "roboset",
-    "ogbench", "vd4rl", "calvin", "atari", "gen_dgrl", "openx", "rlds", *TABLES, *MINARI, *SMALL,
+    "ogbench", "vd4rl", "calvin", "lance", "atari", "gen_dgrl", "openx", "rlds", *TABLES, *MINARI, *SMALL,
 )  # fmt: skip
 IN, OUT = "IN", "OUT"
 AS_TABLE = "--map observation=obs,action=act,reward=r --ends dead,late"
@@ -72,6 +72,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shutil.copytree(DATA.parent / "roboset" / "DAPG(expert)" / "door_v2d-v1", folder / "roboset")
     shutil.copytree(DATA.parent / "ogbench", folder / "ogbench", ignore=shutil.ignore_patterns("*.md"))
     shutil.copytree(DATA.parent / "vd4rl" / "64px", folder / "vd4rl")
+    shutil.copytree(DATA.parent / "lance" / "lerobot_lance", folder / "lance")
     shutil.copytree(DATA.parent / "calvin", folder / "calvin", ignore=shutil.ignore_patterns("*.md"))
     write_run(folder / "atari", random_rows((5, 3), tail=4), (4,))
     write_dgrl(folder / "gen_dgrl", random_archive((3, 2)))

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from damage import strike, strike_in_folder
 from demonstration_files import imitation_table, random_episodes, write_parquet_folder
-from lerobot_files import random_takes, write_dataset
+from lerobot_files import dataset_in_lance, random_takes, write_dataset
 
 from rbtool.converters.d3rlpy.reader import D3rlpyReader
 from rbtool.converters.dapg.reader import DapgReader
 from rbtool.converters.imitation.reader import ImitationReader
+from rbtool.converters.lance.reader import LanceReader
 from rbtool.converters.lerobot.reader import LerobotReader
 from rbtool.converters.logs.reader import LogReader
 from rbtool.converters.rllib.reader import RllibReader
@@ -117,3 +118,14 @@ def test_mutations_of_one_file_of_lerobot(name: str, count: int, tmp_path: Path)
 def test_mutations_of_lerobot_s_images_in_columns(count: int, tmp_path: Path) -> None:
     folder = write_dataset(tmp_path / "made", random_takes((3, 2)), images="image")
     strike_in_folder(LerobotReader, folder, ["data/chunk-000/episode_000000.parquet"], tmp_path, count)
+
+
+@pytest.mark.parametrize("batch", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 6))])
+def test_mutations_of_lance_tables(batch: int, tmp_path: Path) -> None:
+    """Of each file 60 in every slow batch: a process is started for each."""
+    pytest.importorskip("lance")
+    plain = write_dataset(tmp_path / "plain", random_takes((3, 2, 4)), version="v3.0")
+    folder = dataset_in_lance(plain, tmp_path / "made", meta="table")
+    tables = (*folder.rglob("*.manifest"), *folder.glob("*/data/*.lance"))
+    files = sorted(path.relative_to(folder).as_posix() for path in tables)
+    strike_in_folder(LanceReader, folder, files, tmp_path, 60 if batch else 2, batch=batch)

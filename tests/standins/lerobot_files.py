@@ -254,3 +254,62 @@ def plain_rows(folder: Path) -> list[dict[str, Any]]:
                 videos[path] = decoded(path)
             row[key] = videos[path][first + row["frame_index"]]
     return rows
+
+
+def table_in_lance(path: Path, table: Any, *, version: str = "2.2", parts: int = 1, **options: Any) -> Path:
+    """Write a Lance table, a version and a fragment for each of its `parts`."""
+    import lance
+
+    size = max(1, -(-table.num_rows // parts))
+    for start in range(0, max(1, table.num_rows), size):
+        mode = "append" if start else "create"
+        lance.write_dataset(
+            table.slice(start, size), str(path), mode=mode, data_storage_version=version, **options
+        )  # fmt: skip
+    return path
+
+
+def dataset_in_lance(
+    folder: Path, target: Path, *, version: str = "2.2", parts: int = 1, meta: str = "both", apart: bool = True
+) -> Path:
+    """Write a dataset of v3 as Lance tables; `meta` is in the folder, in its `table`, or `both`.
+
+    With `apart`, bytes of videos are blobs: of the second kind from version 2.2 of the files on, else of the first.
+    """
+    import lance
+
+    rows = pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("data/*/*.parquet"))])
+    rows = rows.rename_columns([name.replace(".", "_") for name in rows.column_names])
+    table_in_lance(target / "frames.lance", rows.replace_schema_metadata(None), version=version, parts=parts)
+    videos = sorted(folder.glob("videos/*/*/*.mp4"))
+    if videos:
+        names = [path.relative_to(folder / "videos").parts for path in videos]
+        contents = [path.read_bytes() for path in videos]
+        columns = {
+            "video_key": pa.array([key for key, *_ in names]),
+            "chunk_index": pa.array([int(chunk.removeprefix("chunk-")) for _, chunk, _ in names]),
+            "file_index": pa.array([int(file.removeprefix("file-").removesuffix(".mp4")) for *_, file in names]),
+        }
+        if apart and version >= "2.2":
+            fields, values = lance.blob_field("video_bytes"), lance.blob_array(contents)
+        else:
+            kind = {b"lance-encoding:blob": b"true"} if apart else None
+            fields, values = (
+                pa.field("video_bytes", pa.large_binary(), metadata=kind),
+                pa.array(contents, pa.large_binary()),
+            )
+        schema = pa.schema([*pa.table(columns).schema, fields])
+        table = pa.Table.from_arrays([*columns.values(), values], schema=schema)
+        table_in_lance(target / "videos.lance", table, version=version)
+    files = {path.relative_to(folder / "meta").as_posix(): path for path in sorted((folder / "meta").rglob("*.*"))}
+    documents = {name: path.read_bytes() for name, path in files.items()}
+    info = json.loads(documents["info.json"]) | {"storage_format": "lance"}
+    documents["info.json"] = json.dumps(info, indent=4).encode()
+    if meta != "table":
+        for name, data in documents.items():
+            (target / "meta" / name).parent.mkdir(parents=True, exist_ok=True)
+            (target / "meta" / name).write_bytes(data)
+    if meta != "folder":
+        content = {"path": list(documents), "data": pa.array(documents.values(), pa.large_binary())}
+        table_in_lance(target / "meta.lance", pa.table(content), version=version)
+    return target

@@ -75,6 +75,7 @@ def test_chosen_episodes_and_long_ones(source: Path, layout: str, tmp_path: Path
     [
         *("minari/cartpole/scripted-v0", "minari/tuple/trunc-v0", "minari/pendulum/random-v0"),
         *("tianshou/vector_dict_obs.hdf5", "tianshou/last_frames.hdf5", "calvin/task_D_D"),
+        *("lance/lerobot_lance", "lance/frames_jpeg.lance"),
     ],
 )
 def test_sources_of_other_formats(name: str, layout: str, tmp_path: Path) -> None:

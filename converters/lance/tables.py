@@ -1,0 +1,183 @@
+"""Lance tables, read by pylance in a process of its own.
+
+pylance ends its process where a damaged file makes it panic, and its threads do not survive a fork. So this process
+never imports it: one that does answers requests, and where it ends, the table is named as damaged.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ...core.errors import CorruptDataError, FormatError, not_installed
+from ...core.format import fs
+from ...core.format.contracts import Closing
+from ...core.format.files import FETCH_AGAIN
+
+_VERSIONS, _MANIFEST = "_versions", ".manifest"
+_PIECE = 4 << 20
+_SECONDS = 120.0
+_LONGEST_LINE = 256 << 20
+_RUST = re.compile(r",? ?/[^ ,]*\.rs:\d+(:\d+)?")
+
+
+def require_pylance() -> None:
+    """Raise UsageError if pylance is not installed."""
+    if importlib.util.find_spec("lance") is None:
+        raise not_installed("Lance tables need pylance", "lance", ImportError("No module named 'lance'"))
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a folder is a Lance table: it has manifests of versions. Raises OSError."""
+    folder = path / _VERSIONS
+    return folder.is_dir() and any(one.suffix == _MANIFEST for one in folder.iterdir())
+
+
+class LanceProcess(Closing):
+    """A process that reads tables; it is started for the first request, and again after one that ended it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def ask(self, path: Path, do: str, *arguments: Any) -> tuple[dict[str, Any], bytes]:
+        """Have something done with a table; CorruptDataError where it is damaged, FormatError where it is refused."""
+        with self._lock:
+            answer, data = self._exchange({"path": str(path.absolute()), "do": do, "with": arguments}, path)
+        if "refused" in answer:
+            raise FormatError(f"{path}: {answer['refused']}")
+        if "broken" in answer:
+            raise _damaged(path, _RUST.sub("", answer["broken"])[:300])
+        return answer, data
+
+    def _exchange(self, request: dict[str, Any], path: Path) -> tuple[dict[str, Any], bytes]:
+        process = self._process = self._process or self._started()
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        watch = threading.Timer(_SECONDS, end)
+        watch.daemon = True
+        watch.start()
+        whole = False
+        try:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            answer = json.loads(_taken(process, int.from_bytes(_taken(process, 8), "little"), _LONGEST_LINE))
+            data = _taken(process, answer["bytes"])
+            whole = True
+            return answer, data
+        except (BrokenPipeError, EOFError) as error:
+            how = f"took more than {_SECONDS:.0f} s" if late.is_set() else "ended"
+            raise _damaged(path, f"the process that reads it {how}") from error
+        finally:
+            watch.cancel()
+            if not whole:
+                self.close()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        program = Path(__file__).with_name("table_process.py")
+        return subprocess.Popen(
+            [sys.executable, "-P", str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, env={**os.environ, "RUST_BACKTRACE": "0"},
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the process; another request starts another one."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except OSError:  # flushing what was still to be written
+                    continue
+        process.wait()
+
+
+def _taken(process: subprocess.Popen[bytes], size: int, most: int = 1 << 40) -> bytes:
+    assert process.stdout is not None
+    data = process.stdout.read(size) if size <= most else b""
+    if len(data) < size:
+        raise EOFError
+    return data
+
+
+def _damaged(path: Path, why: str) -> CorruptDataError:
+    return CorruptDataError(f"{path} cannot be read, it is damaged or was cut: {why}", hint=FETCH_AGAIN)
+
+
+class LanceTable:
+    """The newest version of a table; rows come in order, and deleted ones are not there.
+
+    Raises CorruptDataError for a damaged table, FormatError for one that refers to files outside of its folder.
+    """
+
+    def __init__(self, process: LanceProcess, path: Path) -> None:
+        if not is_table(path):
+            raise CorruptDataError(f"{path} is no Lance table: it has no {_VERSIONS}", hint=FETCH_AGAIN)
+        self.path = path
+        self._process = process
+        found, schema = process.ask(path, "describe")
+        self.rows = int(found["rows"])
+        self.schema = pa.ipc.read_schema(pa.py_buffer(schema))
+        self._blobs, self._files, self._version = set(found["blobs"]), found["files"], int(found["version"])
+
+    def read(self, names: Sequence[str], start: int, stop: int) -> Any:
+        """Read rows `[start, stop)` of these columns as an Arrow table; of bytes kept apart, the bytes."""
+        found, data = self._process.ask(self.path, "read", list(names), start, stop)
+        if found["rows"] != stop - start:
+            raise CorruptDataError(f"{self.path} ends before its row {stop:,}", hint=FETCH_AGAIN)
+        return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+
+    def copy_bytes(self, name: str, row: int, target: Path) -> None:
+        """Write the bytes of one row to a new file, a part at a time where they are kept apart."""
+        if name not in self._blobs:
+            value = self.read([name], row, row + 1).column(0)[0].as_py()
+            fs.write_file(target, bytes_of(value, f"{self.path}: {name!r}, row {row}"), synced=False)
+            return
+        descriptor, start, size = fs.create(target), 0, 1
+        try:
+            while start < size:
+                answer, data = self._process.ask(self.path, "blob", name, row, start, _PIECE)
+                size = int(answer["size"])
+                if not start:
+                    fs.require_space(target.parent, size)
+                if not data and size:
+                    raise CorruptDataError(f"{self.path}: {name!r} has fewer bytes in row {row} than it states")
+                fs.write(descriptor, memoryview(data), target)
+                start += len(data)
+        finally:
+            fs.close(descriptor, target)
+
+    def files(self) -> Iterator[Path]:
+        """The files of this version: its manifest, those of its rows, and those that state which were deleted."""
+        for name in (f"{(1 << 64) - 1 - self._version:020}{_MANIFEST}", f"{self._version}{_MANIFEST}"):
+            if (self.path / _VERSIONS / name).is_file():
+                yield self.path / _VERSIONS / name
+        for name in self._files:
+            yield self.path / name
+            apart = (self.path / name).with_suffix("")  # bytes of blobs in files of their own
+            yield from (file for file in sorted(apart.rglob("*")) if file.is_file())
+
+
+def bytes_of(value: Any, what: str) -> bytes:
+    """Return a value that has to be bytes; FormatError for another one."""
+    if not isinstance(value, bytes):
+        raise FormatError(f"{what} has no bytes")
+    return value

@@ -1,0 +1,358 @@
+"""`LanceReader`: LeRobot's datasets in Lance equal those in Parquet, samples a plain reading; what else there is."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from lerobot_files import as_png, dataset_in_lance, decoded, picture, random_takes, table_in_lance, write_dataset
+from PIL import Image
+
+import rbtool
+from rbtool.converters.lance.reader import LanceReader
+from rbtool.converters.lerobot.reader import LerobotReader
+from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
+from rbtool.core.format.converter import Reader
+from rbtool.core.open_steps import open_steps
+from rbtool.core.testing.readers import ReaderTests
+
+lance = pytest.importorskip("lance")
+DATA = Path(__file__).parents[1] / "data" / "lance"
+LENGTHS = (5, 1, 6, 9)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of LeRobot v3 in Parquet, with videos."""
+    folder = tmp_path_factory.mktemp("lerobot") / "d"
+    return write_dataset(folder, random_takes(LENGTHS), version="v3.0")
+
+
+class _Contract(ReaderTests):
+    choice = "decode"
+
+    @pytest.fixture(autouse=True)
+    def made(self, source: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.folder = self.write(source, tmp_path_factory.mktemp("lance") / "d")
+
+    def write(self, source: Path, target: Path) -> Path:
+        return dataset_in_lance(source, target, parts=3, meta="folder")
+
+    def source(self) -> Path:
+        return self.folder
+
+    def reader(self) -> type[Reader]:
+        return LanceReader
+
+    def open(self) -> Reader:
+        return LanceReader(self.folder, options={"images": self.choice})
+
+    def with_small_pieces(self) -> Reader:
+        size = 700 if self.choice == "keep" else 40_000
+        return type("Small", (LanceReader,), {"piece_bytes": size})(self.folder, options={"images": self.choice})
+
+
+class TestReader(_Contract):
+    """A dataset whose videos are decoded."""
+
+
+class TestReaderOfKeptVideos(_Contract):
+    """A dataset whose videos are kept, with its metadata in a table."""
+
+    choice = "keep"
+
+    def write(self, source: Path, target: Path) -> Path:
+        return dataset_in_lance(source, target, meta="table")
+
+
+class TestReaderOfTables(_Contract):
+    """A table of frames."""
+
+    def write(self, source: Path, target: Path) -> Path:
+        return frames_table(target.with_suffix(".lance"))
+
+
+def frames_table(path: Path, **changed: Any) -> Path:
+    """Write a table of frames in several fragments; `changed` are columns, None is left out."""
+    numbers = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
+    draw, rows = np.random.default_rng(0), len(numbers)
+    columns: dict[str, Any] = {
+        "observation_state": vectors(draw.normal(size=(rows, 5)).astype("f4")),
+        "action": vectors(draw.normal(size=(rows, 3)).astype("f4")),
+        "next_reward": draw.normal(size=rows).astype("f4"),
+        "episode_index": numbers, "frame_index": np.concatenate([np.arange(length) for length in LENGTHS]),
+        "index": np.arange(rows), "observation_images_top": [as_png(picture(row)) for row in range(rows)],
+    } | changed  # fmt: skip
+    table = pa.table({name: values for name, values in columns.items() if values is not None})
+    return table_in_lance(path, table, parts=3)
+
+
+def vectors(values: Any) -> Any:
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+
+
+def columns_of(path: Path) -> tuple[dict[str, Any], Any]:
+    with open_steps(path) as reader:
+        found = {field.name: reader.read(field.key, 0, reader.manifest.steps) for field in reader.fields}
+        return found, (reader.episodes, reader.episode_text, reader.documents())
+
+
+@pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("images", ["keep", "decode"])
+def test_a_dataset_is_the_one_in_parquet(source: Path, version: str, apart: bool, images: str, tmp_path: Path) -> None:
+    folder = dataset_in_lance(source, tmp_path / "lance", version=version, apart=apart, parts=4)
+    results = [rbtool.convert(one, tmp_path / f"out{at}", images=images) for at, one in enumerate((source, folder))]
+    assert len({result.content_digest for result in results}) == 1
+    (_, (_, texts, _)), (_, (_, others, documents)) = (columns_of(result.path) for result in results)
+    assert texts == others
+    assert "storage_format" not in json.loads(documents["meta/info.json"])
+    assert not LerobotReader.recognises(folder)
+    assert not LanceReader.recognises(source)
+
+
+@pytest.mark.parametrize("meta", ["table", "folder"])
+def test_metadata_are_read_from_the_folder_or_from_their_table(source: Path, meta: str, tmp_path: Path) -> None:
+    folder = dataset_in_lance(source, tmp_path / "lance", meta=meta)
+    for workers in (0, 2):
+        for images in ("keep", "decode"):
+            digests = {
+                rbtool.convert(
+                    one, tmp_path / f"{one.name}{workers}{images}", images=images, num_workers=workers
+                ).content_digest
+                for one in (source, folder)
+            }
+            assert len(digests) == 1
+
+
+def test_pictures_in_columns_and_half_precision_equal_parquet(tmp_path: Path) -> None:
+    takes = random_takes(LENGTHS)
+    for take in takes:
+        take.columns["observation.half"] = np.arange(len(take) * 4, dtype="f2").reshape(-1, 4) / 3
+    plain = write_dataset(tmp_path / "plain", takes, version="v3.0", images="image")
+    folder = dataset_in_lance(plain, tmp_path / "lance")
+    digests = {rbtool.convert(one, tmp_path / f"{one.name}_out").content_digest for one in (plain, folder)}
+    assert len(digests) == 1
+    assert columns_of(tmp_path / "lance_out")[0]["observation.half"].dtype == np.float16
+
+
+def test_a_sample_equals_a_plain_reading(tmp_path: Path) -> None:
+    folder = DATA / "lerobot_lance"
+    rows = lance.dataset(str(folder / "frames.lance")).to_table().to_pylist()
+    [video] = lance.dataset(str(folder / "videos.lance")).take_blobs("video_bytes", indices=[0])
+    (tmp_path / "video.mp4").write_bytes(video.readall())
+    pixels = decoded(tmp_path / "video.mp4")
+    found, (episodes, texts, _) = columns_of(rbtool.convert(folder, tmp_path / "out", images="decode").path)
+    assert episodes.length.tolist() == [8, 1, 11]
+    assert [text["language_instruction"] for text in texts] == ["pick", "ouvrir la porte", "pick"]
+    for key, name in (("observation.state", "observation_state"), ("action", "action"), ("timestamp", "timestamp")):
+        assert found[key].tobytes() == np.array([row[name] for row in rows], "f4").tobytes()
+    assert found["next.reward"][:, 0].tolist() == [np.float32(row["next_reward"]) for row in rows]
+    assert found["next.terminated"][:, 0].tolist() == [row["next_done"] for row in rows]
+    assert found["observation.image.top"].tobytes() == np.stack(pixels[:20]).tobytes()
+    numbers = found["observation.image.top"][:, 3, 2::4, 0] > 127
+    assert (numbers @ (1 << np.arange(8))).tolist() == list(range(20))
+
+
+def test_a_table_of_frames_equals_a_plain_reading(tmp_path: Path) -> None:
+    path = DATA / "frames_jpeg.lance"
+    rows = lance.dataset(str(path)).to_table().to_pylist()
+    result = rbtool.convert(path, tmp_path / "out")
+    found, (episodes, _, _) = columns_of(result.path)
+    assert episodes.length.tolist() == [8, 1, 11]
+    for key, name in (("observation.state", "observation_state"), ("action", "action")):
+        assert found[key].tobytes() == np.array([row[name] for row in rows], "f4").tobytes()
+    pictures = [np.asarray(Image.open(io.BytesIO(row["observation_images_top"]))) for row in rows]
+    assert found["observation.image.top"].tobytes() == np.stack(pictures).tobytes()
+    assert any("dots are put back in names of columns" in note for note in result.notes)
+
+
+def test_tables_with_other_columns(tmp_path: Path) -> None:
+    rows = sum(LENGTHS)
+    structs = pa.array([{"bytes": as_png(picture(row)), "path": None} for row in range(rows)])
+    path = frames_table(
+        tmp_path / "a.lance", frame_index=None, observation_images_top=structs, words=["a"] * rows,
+        noise=[b"\x00\x01"] * rows, ragged=[[1.0] * (1 + row % 2) for row in range(rows)],
+        half=vectors(np.arange(rows * 2, dtype="f2").reshape(-1, 2)), observation_more=np.arange(rows),
+    )  # fmt: skip
+    with pytest.raises(FormatError, match=r"'ragged' has lists of"):
+        rbtool.convert(path, tmp_path / "no")
+    lance.dataset(str(path)).drop_columns(["ragged"])
+    result = rbtool.convert(path, tmp_path / "out", final_step="repeat")
+    found, (episodes, texts, _) = columns_of(result.path)
+    assert episodes.length.tolist() == list(LENGTHS)
+    assert found["frame"].tolist() == [row for length in LENGTHS for row in range(length)]
+    assert found["half"].dtype == np.float16
+    assert found["observation.more"].tolist() == list(range(rows))
+    assert texts == [{"words": "a"}] * 4
+    assert [one["key"] for one in result.dropped_keys] == ["noise"]
+    assert found["observation.image.top"][7].tobytes() == picture(7).tobytes()
+
+
+def test_the_newest_version_is_read_and_deleted_rows_are_not(source: Path, tmp_path: Path) -> None:
+    path = frames_table(tmp_path / "a.lance")
+    table = lance.dataset(str(path))
+    table.delete("episode_index = 1")
+    result = rbtool.convert(path, tmp_path / "out", final_step="repeat")
+    found, (episodes, _, _) = columns_of(result.path)
+    assert episodes.episode.tolist() == [0, 2, 3]
+    assert found["info.index"].tolist() == [*range(5), *range(6, 21)]
+    assert any("row 5 of a.lance has index 6: rows were deleted or moved" in note for note in result.notes)
+    table.delete("index = 8")
+    with pytest.raises(FormatError, match="frame_index goes from 1 to 3"):
+        rbtool.convert(path, tmp_path / "no")
+    folder = dataset_in_lance(source, tmp_path / "d", parts=3)
+    lance.dataset(str(folder / "frames.lance")).delete("episode_index = 2")
+    with pytest.raises(FormatError, match="has no rows of episode 2, which the metadata name"):
+        rbtool.convert(folder, tmp_path / "no")
+    kept = rbtool.convert(folder, tmp_path / "kept", skip_bad=True, images="decode")
+    assert columns_of(kept.path)[1][0].episode.tolist() == [0, 1, 3]
+    plain = rbtool.convert(source, tmp_path / "plain", episodes="0,1,3", images="decode")
+    assert plain.content_digest == kept.content_digest
+
+
+def test_copies_of_videos_are_removed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    folder = dataset_in_lance(source, tmp_path / "d", meta="table")
+    for workers in (0, 2):
+        for images in ("keep", "decode", "skip"):
+            rbtool.convert(folder, tmp_path / f"{images}{workers}", images=images, num_workers=workers)
+    assert not list(tmp_path.glob("rbtool-lance-*"))
+
+
+def test_an_export_to_parquet_is_no_lance(source: Path, tmp_path: Path) -> None:
+    folder = dataset_in_lance(source, tmp_path / "d")
+    rbtool.convert(folder, tmp_path / "out")
+    rbtool.export(tmp_path / "out", tmp_path / "back", to="lerobot")
+    assert "storage_format" not in json.loads((tmp_path / "back" / "meta" / "info.json").read_text())
+    again = rbtool.convert(tmp_path / "back", tmp_path / "again")
+    assert again.content_digest == rbtool.convert(source, tmp_path / "plain").content_digest
+
+
+def _without(*names: str) -> Any:
+    return lambda folder: [shutil.rmtree(folder / name) for name in names]
+
+
+def _stated(**changed: Any) -> Any:
+    def change(folder: Path) -> None:
+        path = folder / "meta" / "info.json"
+        content = json.loads(path.read_text())
+        content["features"] |= changed
+        path.write_text(json.dumps(content))
+
+    return change
+
+
+def _videos(**columns: Any) -> Any:
+    def change(folder: Path) -> None:
+        shutil.rmtree(folder / "videos.lance")
+        table_in_lance(folder / "videos.lance", pa.table(columns))
+
+    return change
+
+
+def _metadata(*names: str) -> Any:
+    def change(folder: Path) -> None:
+        shutil.rmtree(folder / "meta")
+        shutil.rmtree(folder / "meta.lance")
+        data = pa.array([b"{}"] * len(names), pa.large_binary())
+        table_in_lance(folder / "meta.lance", pa.table({"path": list(names), "data": data}))
+
+    return change
+
+
+VECTOR = {"dtype": "float32", "shape": [5], "names": None}
+TWO = {"chunk_index": [0, 0], "file_index": [0, 0], "video_bytes": [b"a", b"b"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_without("frames.lance"), r"frames\.lance is missing: it has the rows .* interrupted"),
+        (_without("videos.lance"), r"videos\.lance is missing"),
+        (_without("frames.lance/_versions"), r"frames\.lance is missing"),
+        (_without("frames.lance/data"), "cannot be read, it is damaged or was cut"),
+        (_stated(observation_state=VECTOR), "are both the column 'observation_state'"),
+        (_stated(**{"observation.more": VECTOR}), "the files of rows have no column"),
+        (_videos(video_key=["x"], file_index=[0]), "has no columns video_key, chunk_index, file_index and video_bytes"),
+        (_videos(video_key=["x", "x"], **TWO), r"has the video videos/x/chunk-000/file-000\.mp4 twice"),
+        (_videos(video_key=["../../x", "y"], **TWO), "outside the dataset"),
+        (_videos(video_key=[None, "y"], **TWO), "row 0 does not name a video"),
+        (_videos(video_key=["x", "y"], **TWO), "is missing: it has frames of"),
+        (_metadata("info.json", "../x.json"), r"has a file '\.\./x\.json', which would be outside"),
+        (_metadata("/etc/x.json"), "which would be outside"),
+        (_metadata("meta/../../x"), "which would be outside"),
+        (_metadata("info.json", "info.json"), "has the file 'info.json' twice"),
+    ],
+)  # fmt: skip
+def test_contradictions_are_refused(source: Path, change: Any, message: str, tmp_path: Path) -> None:
+    folder = dataset_in_lance(source, tmp_path / "d")
+    change(folder)
+    with pytest.raises(FormatError, match=message):
+        rbtool.convert(folder, tmp_path / "out", format="lance")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"episode_index": None}, "has no episode_index with frame_index or index"),
+        ({"frame_index": None, "index": None}, "has no episode_index with frame_index or index"),
+        ({"frame_index": None, "index": np.arange(21) * 2}, "frame_index goes from 0 to 2"),
+        ({"episode_index": np.arange(21) % 3}, "are in 7 places"),
+        ({"next_reward": pa.array([None, *np.arange(20.0)])}, "missing values"),
+        ({"observation_images_top": [as_png(picture(0))] * 20 + [b""]}, "has no bytes of an image"),
+    ],
+)
+def test_odd_tables_are_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = frames_table(tmp_path / "a.lance", **changed)
+    with pytest.raises(FormatError, match=message):
+        rbtool.convert(path, tmp_path / "out")
+
+
+def test_files_outside_of_a_table_are_not_read(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    folder = dataset_in_lance(source, tmp_path / "d")
+    shutil.rmtree(folder / "videos.lance")
+    blobs = lance.blob_array([f"file://{tmp_path}/secret"])
+    schema = pa.schema(
+        [
+            pa.field("video_key", pa.string()), pa.field("chunk_index", pa.int64()), pa.field("file_index", pa.int64()),
+            lance.blob_field("video_bytes"),
+        ]
+    )  # fmt: skip
+    name = next(iter(path.name for path in (source / "videos").iterdir()))
+    table = pa.Table.from_arrays([pa.array([name]), pa.array([0]), pa.array([0]), blobs], schema=schema)
+    table_in_lance(folder / "videos.lance", table, allow_external_blob_outside_bases=True)
+    with pytest.raises(FormatError, match="refers to the file 'file://"):
+        rbtool.convert(folder, tmp_path / "out")
+
+
+def test_without_pylance_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "lance", None)
+    with pytest.raises(UsageError, match="Lance tables need pylance") as raised:
+        rbtool.convert(DATA / "frames_jpeg.lance", tmp_path / "out")
+    assert "rbtool[lance]" in str(raised.value.hint)
+
+
+def test_damaged_tables_are_named(source: Path, tmp_path: Path) -> None:
+    folder = dataset_in_lance(source, tmp_path / "d")
+    for path in (*folder.rglob("*.manifest"), *folder.glob("*/data/*.lance")):
+        sound = path.read_bytes()
+        for changed in (b"", sound[:7], sound[: len(sound) // 2], bytes(len(sound)), sound[::-1]):
+            path.write_bytes(changed)
+            if "meta.lance" in str(path):
+                continue
+            with pytest.raises(RbtoolError) as raised:
+                rbtool.convert(folder, tmp_path / "out", images="decode")
+            assert isinstance(raised.value, CorruptDataError | FormatError)
+            assert "\n" not in str(raised.value)
+            assert ".rs:" not in str(raised.value)
+        path.write_bytes(sound)
