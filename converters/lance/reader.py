@@ -230,9 +230,9 @@ class _CopiedVideos(Closing):
             self._table.copy_bytes("video_bytes", self.rows[name], target)
             return target, -1
         with tempfile.TemporaryDirectory(prefix="rbtool-lance-") as folder:
-            target = Path(folder) / "video"
-            self._table.copy_bytes("video_bytes", self.rows[name], target)
-            descriptor = open_regular(target)
+            unnamed = Path(folder) / "video"
+            self._table.copy_bytes("video_bytes", self.rows[name], unnamed)
+            descriptor = open_regular(unnamed)
         return _DESCRIPTORS / str(descriptor), descriptor
 
     def _remove(self, path: Path, descriptor: int) -> None:

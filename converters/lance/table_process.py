@@ -7,6 +7,7 @@ the length of a line of JSON, the line, and so many bytes as its `bytes` states.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -72,7 +73,7 @@ class Table:
         found.seek(start)
         return {"size": int(found.size())}, found.read(size)
 
-    def _scan(self, names: list[str], start: int, stop: int, blobs: str) -> Any:
+    def _scan(self, names: list[str], start: int, stop: int, blobs: Any) -> Any:
         return self._table.scanner(
             columns=names, offset=start, limit=stop - start, scan_in_order=True, blob_handling=blobs,
             batch_size=max(1, min(stop - start, 1024)),
@@ -120,7 +121,7 @@ def answers(requests: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 def serve() -> None:
     """Answer requests on the standard input until there are no more."""
-    replies = os.fdopen(os.dup(1), "wb")
+    replies = io.BufferedWriter(io.FileIO(os.dup(1), "w"))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the library prints is no answer
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
