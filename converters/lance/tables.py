@@ -151,17 +151,22 @@ class LanceTable:
             value = self.read([name], row, row + 1).column(0)[0].as_py()
             fs.write_file(target, bytes_of(value, f"{self.path}: {name!r}, row {row}"), synced=False)
             return
-        descriptor, start, size = fs.create(target), 0, 1
+        answer, data = self._process.ask(self.path, "blob", name, row, 0, _PIECE)
+        start, size = 0, int(answer["size"])
+        fs.require_space(target.parent, size)
+        descriptor = fs.create(target)
         try:
-            while start < size:
-                answer, data = self._process.ask(self.path, "blob", name, row, start, _PIECE)
-                size = int(answer["size"])
-                if not start:
-                    fs.require_space(target.parent, size)
-                if not data and size:
-                    raise CorruptDataError(f"{self.path}: {name!r} has fewer bytes in row {row} than it states")
+            while True:
                 fs.write(descriptor, memoryview(data), target)
                 start += len(data)
+                if start >= size:
+                    return
+                data = self._process.ask(self.path, "blob", name, row, start, _PIECE)[1]
+                if not data:
+                    raise CorruptDataError(f"{self.path}: {name!r} has fewer bytes in row {row} than it states")
+        except BaseException:
+            fs.remove(target)
+            raise
         finally:
             fs.close(descriptor, target)
 

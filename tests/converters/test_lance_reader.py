@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import shutil
@@ -224,6 +225,7 @@ def test_copies_of_videos_are_removed(source: Path, tmp_path: Path, monkeypatch:
     for workers in (0, 2):
         for images in ("keep", "decode", "skip"):
             rbtool.convert(folder, tmp_path / f"{images}{workers}", images=images, num_workers=workers)
+    gc.collect()
     assert not list(tmp_path.glob("rbtool-lance-*"))
 
 
