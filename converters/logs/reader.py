@@ -1071,6 +1071,9 @@ class LogReader(SurveyedReader[_Found]):
         grid = self._grid(opened)
         stop = last + 1 if segment.stop is None else segment.stop
         first = max(grid.before(origin, origin), grid.before(origin, max(begins.values())))
+        skipped = first - grid.before(origin, origin)
+        if skipped == 1:  # the value comes within the first step: its age is negative, and says so
+            first -= 1
         steps = grid.before(origin, stop) - first
         if (count := grid.count()) is not None:
             count = count if segment.until is None else grid.before(origin, segment.until)
@@ -1085,14 +1088,12 @@ class LogReader(SurveyedReader[_Found]):
                 hint="cut it with --episodes-by gap:10s",
             )
         latest = max(begins, key=begins.__getitem__)
-        skipped = first - grid.before(origin, origin)
-        if skipped == 1:  # the value comes within the first step: its age is negative, and says so
-            first -= 1
+        if skipped == 1:
             early = (begins[latest] - int(grid.times(origin, first, 1)[0])) / 10**6
             notes.append(f"{name}: the first row has the first value of {latest}, which comes {early:.3f} ms later")
         elif skipped:
             notes.append(f"{name}: the first {counted(skipped, 'step')} have no value of {latest}, and are left out")
-        return origin, first, steps + (skipped == 1) + 1
+        return origin, first, steps + 1
 
     def _grid(self, opened: OpenLog) -> _Grid:
         reference = self._rules.reference

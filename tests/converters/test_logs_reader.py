@@ -452,6 +452,13 @@ def test_steps_of_a_reference_do_not_go_beyond_a_silence(tmp_path: Path) -> None
     assert not any(rows["age.observation"].any() for rows in found)
 
 
+def test_an_episode_of_one_step_may_begin_with_the_value_that_comes_next(tmp_path: Path) -> None:
+    topics = {"/q": [(BEGIN, {"x": 1.0}), (BEGIN + 50_000_000, {"x": 2.0})], "/c": [(BEGIN + 30_000_000, {"x": 3.0})]}
+    (rows,), _ = rows_of(json_log(tmp_path / "o.mcap", topics), {"map": "observation.q=/q.x info.c=/c.x", "fps": 10.0})
+    assert (rows["observation.q"].tolist(), rows["info.c"].tolist()) == ([1.0, 2.0], [3.0])
+    assert rows["age.info.c"].tolist() == [-0.03]
+
+
 def test_messages_in_no_step_are_counted(tmp_path: Path) -> None:
     """Of 40 states five are before the first action; of four rewards one is then, and one after the last state."""
     states = [(BEGIN + at * 100_000_000, {"x": float(at)}) for at in range(40)]
