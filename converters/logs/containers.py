@@ -119,8 +119,11 @@ class Log(Closing, ABC):
         """Find the messages of these topics."""
 
     @abstractmethod
-    def message(self, place: Sequence[int]) -> tuple[int | None, Buffer]:
-        """Return when a message was published, None where that is not known, and its bytes."""
+    def message(self, place: Sequence[int], log: int | None = None) -> tuple[int | None, Buffer]:
+        """Return when a message was published, None where that is not known, and its bytes.
+
+        CorruptDataError where it was logged at another time than `log`, which an index states.
+        """
 
     def read(self, asked: Sequence[tuple[Index, Array]]) -> Iterator[tuple[int, int, int | None, Buffer]]:
         """Yield messages in the order in which the files have them, so that no part of a file is read twice.
@@ -134,8 +137,9 @@ class Log(Closing, ABC):
         owner = np.concatenate([np.full(len(numbers), at) for at, (_, numbers) in enumerate(asked)])
         number = np.concatenate([numbers for _, numbers in asked])
         order = np.lexsort((places[:, 2], places[:, 1], places[:, 0]))
+        logs = np.concatenate([index.log[numbers] for index, numbers in asked])
         for at in order.tolist():
-            published, data = self.message(places[at].tolist())
+            published, data = self.message(places[at].tolist(), int(logs[at]))
             yield int(owner[at]), int(number[at]), published, data
 
     def topic(self, name: str) -> Topic:
@@ -514,7 +518,7 @@ class McapLog(Log):
             for name in names
         }
 
-    def message(self, place: Sequence[int]) -> tuple[int | None, Buffer]:
+    def message(self, place: Sequence[int], log: int | None = None) -> tuple[int | None, Buffer]:
         _, at, offset = place
         data: Buffer
         if at < 0:
@@ -528,7 +532,9 @@ class McapLog(Log):
         opcode, length = _RECORD_HEAD.unpack_from(data, offset)
         if opcode != 5 or length < 22 or length > len(data) - offset - 9:
             self.damaged("its index names a message that is not there")
-        channel, _, _, published = _MESSAGE_HEAD.unpack_from(data, offset + 9)
+        channel, _, logged, published = _MESSAGE_HEAD.unpack_from(data, offset + 9)
+        if log is not None and logged != log:
+            self.damaged(f"its index has a message at {log} ns, which was logged at {logged} ns")
         found: Buffer = memoryview(data)[offset + 31 : offset + 9 + length]
         # ROS 2 may compress each message; what begins so is no CDR
         if found[:4] == _ZSTD and channel in self._channels and self._channels[channel].message_encoding == "cdr":
@@ -607,7 +613,7 @@ class SqliteLog(Log):
                 found[name] = Index.of(pairs[:, 0].copy(), places)
         return found
 
-    def message(self, place: Sequence[int]) -> tuple[int | None, Buffer]:
+    def message(self, place: Sequence[int], log: int | None = None) -> tuple[int | None, Buffer]:
         with reading("the bag", self._path, sqlite3.Error):
             row = self._base.execute("SELECT data FROM messages WHERE id = ?", (place[2],)).fetchone()
         if row is None or not isinstance(row[0], bytes):
@@ -680,7 +686,7 @@ class Ros1Log(Log):
             self._cache.put(at, kept)
         return kept
 
-    def message(self, place: Sequence[int]) -> tuple[int | None, Buffer]:
+    def message(self, place: Sequence[int], log: int | None = None) -> tuple[int | None, Buffer]:
         with reading("the bag", self._path, *self._errors):
             data, at = self._content(place[1]), place[2]
             while True:
@@ -689,7 +695,10 @@ class Ros1Log(Log):
                 at += 4 + length
                 (size,) = struct.unpack_from("<I", data, at)
                 kind = _ros1_field(head, b"op")
+                seconds, nanos = struct.unpack("<II", _ros1_field(head, b"time") or bytes(8))
                 at += 4
+                if kind == b"\x02" and log is not None and seconds * 10**9 + nanos != log:
+                    self.damaged(f"its index has a message at {log} ns, which was logged at another time")
                 if kind == b"\x02" and at + size <= len(data):
                     return None, memoryview(data)[at : at + size]
                 if kind != b"\x07" or at + size > len(data):
@@ -749,8 +758,8 @@ class SplitLog(Log):
             found[name] = Index.of(np.concatenate(logs), np.concatenate(places))
         return found
 
-    def message(self, place: Sequence[int]) -> tuple[int | None, Buffer]:
-        return self._parts[place[0]].message([0, *place[1:]])
+    def message(self, place: Sequence[int], log: int | None = None) -> tuple[int | None, Buffer]:
+        return self._parts[place[0]].message([0, *place[1:]], log)
 
     def close(self) -> None:
         for part in self._parts:
@@ -876,6 +885,7 @@ def recordings(path: Path, depth: int = _DEPTH, most: int | None = None) -> Iter
                     f"{path} lacks {name}, or has something else in its place, which its {_YAML} names",
                     hint="copy the bag again",
                 )
+        files = [one for one in files if one.with_suffix("") not in files]  # not what was compressed once more
         ordered = [
             one for name in named for one in files
             if name in {one.name, f"{one.name}.zstd", one.name.removesuffix(".zstd")}

@@ -1019,6 +1019,31 @@ def test_an_encoding_that_is_not_read_is_named(tmp_path: Path) -> None:
         rows_of(tmp_path / "x.mcap", {"map": "observation=/a.x", "fps": 1.0})
 
 
+def test_an_index_that_names_other_times_is_refused(tmp_path: Path) -> None:
+    """The index of a chunk has no checksum: a time that is not that of the message would move it in silence."""
+    data = bytearray((LOGS / "ros2_markers.mcap").read_bytes())
+    with (LOGS / "ros2_markers.mcap").open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    chunk = summary.chunk_indexes[3]
+    at = chunk.message_index_offsets[1] + 9 + 6
+    (time,) = struct.unpack_from("<Q", data, at)
+    struct.pack_into("<Q", data, at, time + 3_000_000)
+    (tmp_path / "moved.mcap").write_bytes(data)
+    with pytest.raises(CorruptDataError, match="which was logged at"):
+        rows_of(tmp_path / "moved.mcap", MARKED)
+
+
+def test_a_file_beside_its_compressed_copy_is_read_once(tmp_path: Path) -> None:
+    bag = _sqlite(tmp_path, lambda base: None)
+    file = bag / "rosbag2_sqlite.db3"
+    (bag / "rosbag2_sqlite.db3.zstd").write_bytes(zstandard.compress(file.read_bytes()))
+    (rows,), _ = rows_of(bag, SQLITE)
+    (right,) = expected("rosbag2_sqlite")
+    assert rows["action"].tolist() == np.asarray(right["action"]).tolist()
+    assert [one.messages for one in rbtool.inspect(bag).topics] == [20, 7, 41]  # type: ignore[union-attr]
+
+
 def test_a_bag_that_lacks_a_file_is_refused(tmp_path: Path) -> None:
     bag = tmp_path / "bag"
     shutil.copytree(LOGS / "rosbag2_mcap_episodes" / "episode_0", bag)
