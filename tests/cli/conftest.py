@@ -44,6 +44,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "prep.py").write_text(PREP)
     (folder / "train.py").write_text("from torchrl.data import ReplayBuffer\n")
     (folder / "log.csv").write_text("obs_0,obs_1,force,r,done\n" + "0.5,-1,0.25,1,0\n0.75,2,-0.5,1,1\n" * 3)
+    shutil.copy(DATA.parent / "logs" / "ros2_markers.mcap", folder / "run.mcap")
     rbtool.convert(folder / "minari/cartpole/scripted-v0", folder / "cartpole")
     rbtool.checkpoint.save(folder / "cartpole", folder / "cartpole.h5", form="h5")
     rbtool.checkpoint.save(folder / "cartpole", folder / "torchrl", form="nested", for_library="torchrl")
