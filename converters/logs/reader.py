@@ -62,7 +62,8 @@ _STATED = frozenset({"recording"})
 _STOPS = frozenset({"stop", "stopped", "end", "ended", "finish", "finished", "done", "save", "episode_end"})
 _SUCCESSES = {"success": True, "succeeded": True, "failure": False, "failed": False, "fail": False, "abort": False}
 _EVENTS = ("event", "type", "action", "command", "cmd", "status", "state")
-_TRUE = frozenset({"true", "1", "yes", "success", "succeeded"})
+_TRUE = frozenset({"true", "1", "1.0", "yes", "success", "succeeded"})
+_FALSE = frozenset({"false", "0", "0.0", "no", "failure", "failed", "fail"})
 TIME, AGE, LATE = "time", "age", "late"
 """The first parts of the keys that say, for each key, when its value was measured, how long before the step, and
 whether that is longer than the tolerance."""
@@ -636,19 +637,26 @@ def _markers(opened: OpenLog, topic: str, field: str) -> Iterator[tuple[int, Any
     sample = bytes(opened.log.message(line.index.places[0].tolist())[1])
     fields = codec.fields(sample)
     path = parse_path(field) if field else ()
-    if not path:
+    if not path and codec.is_defined:
         tops = {name.partition(".")[0] for name in fields} - {"header", "stamp", "timestamp"}
         path = (tops.pop(),) if len(tops) == 1 else ()
     decode = codec.chosen([path])
     for time, number in zip(line.times.tolist(), line.numbers.tolist(), strict=True):
         (value,) = decode(opened.log.message(line.index.places[number].tolist())[1])
-        yield time, _plain(value)
+        value = _plain(value)
+        if not path and not codec.is_defined and isinstance(value, Mapping):  # each message may have other keys
+            inner = [one for one in value if one not in {"header", "stamp", "timestamp"}]
+            if len(inner) == 1 and (inner[0] not in _EVENTS or _word(value[inner[0]]) is None):
+                value = _plain(value[inner[0]])
+        yield time, value
 
 
 def _plain(value: Any) -> Any:
     descriptor = getattr(value, "DESCRIPTOR", None)
     if descriptor is not None:
         return {one.name: getattr(value, one.name) for one in descriptor.fields}
+    if isinstance(value, Mapping):
+        return {name: inner.item() if isinstance(inner, np.generic) else inner for name, inner in value.items()}
     if isinstance(value, np.ndarray | np.generic):
         return value.item() if value.size == 1 else value.tolist()
     if isinstance(value, str) and value.lstrip()[:1] == "{":
@@ -690,7 +698,7 @@ def _mark(value: Any, what: str) -> _Mark:
             for one, inner in value.items()
             if one != name and isinstance(inner, str | int | float)
         }
-        success = None if "success" not in value else str(value["success"]).lower() in _TRUE
+        success = _succeeded(value.get("success"))
     said = _word(word)
     if said is None:
         shown = str(value)
@@ -702,6 +710,12 @@ def _mark(value: Any, what: str) -> _Mark:
     text = str(word).strip().lower()
     state = word if isinstance(word, bool) else text if text in _STATED else None
     return _Mark(said, state, texts, _SUCCESSES.get(text, success))
+
+
+def _succeeded(value: Any) -> bool | None:
+    """Understand what states success; None for what says neither."""
+    text = str(value).strip().lower()
+    return True if text in _TRUE else False if text in _FALSE else None
 
 
 def _word(value: Any) -> bool | None:
@@ -1005,8 +1019,7 @@ class LogReader(SurveyedReader[_Found]):
             found = _silences((opened.lines[name] for name in mapped), self._rules.gap)
             return [replace(one, texts=texts) for one in found]
         if self._rules.marker is None:
-            stated = texts.get("success")
-            return [_Segment(texts=texts, success=None if stated is None else stated.strip().lower() in _TRUE)]
+            return [_Segment(texts=texts, success=_succeeded(texts.get("success")))]
         topic, field = self._marker(opened.log)
         assert topic is not None
         what = f"{opened.log.name}: {topic}"

@@ -429,6 +429,24 @@ def test_markers_are_words_flags_numbers_and_documents(values: list[Any], wanted
     assert [bool(rows["terminations"][-1]) for rows in found] == wanted
 
 
+@pytest.mark.parametrize(
+    ("stated", "ends", "text"),
+    [
+        (True, True, "true"), (1.0, True, "true"), ("yes", True, "true"), (0, False, "false"), (None, False, None),
+        ("unknown", False, "unknown"), (0.7, False, "0.7"),
+    ],
+)  # fmt: skip
+def test_success_is_what_a_stop_states(stated: Any, ends: bool, text: str | None, tmp_path: Path) -> None:
+    """The first marker has fewer keys than the one that states success."""
+    states = [(BEGIN + at * 50_000_000, {"q": [float(at)]}) for at in range(45)]
+    marks = [(BEGIN, {"event": "start"}), (BEGIN + NS, {"event": "stop", "success": stated})]
+    log = json_log(tmp_path / "s.mcap", {"/q": states, "/m": marks})
+    with LogReader(log, options={"map": "observation=/q.q", "fps": 20.0, "episodes_by": "topic:/m"}) as reader:
+        reader.facts()
+        (piece,) = reader.pieces()
+    assert (bool(piece.terminated[-1]), piece.text.get("success")) == (ends, text)
+
+
 def test_the_order_of_keys_says_which_topic_leads(tmp_path: Path) -> None:
     slow = [(BEGIN + at * 100_000_000, {"x": float(at)}) for at in range(5)]
     fast = [(BEGIN + 30_000_000 + at * 10_000_000, {"x": float(at)}) for at in range(100)]
