@@ -62,6 +62,7 @@ _VECTOR: ColumnPath = ("joint_action", "vector")
 _JOINTS: tuple[ColumnPath, ...] = tuple(
     ("joint_action", name) for name in ("left_arm", "left_gripper", "right_arm", "right_gripper")
 )
+_JOINT_STATES: tuple[ColumnPath, ...] = (("qpos",), ("qvel",), ("effort",))
 _NUMBER = re.compile(r"(\d{1,18})$")
 _SINGLE = "it is a single value, not one a step"
 _SHOWN = _LOOKED_AT = 8
@@ -187,9 +188,8 @@ class AlohaReader(GroupReader):
 
     def _texts(self) -> dict[str, Path]:
         """The files with RoboTwin's instructions, by the names of the files of episodes without suffix."""
-        if not self.path.is_dir():
-            return {}
-        folder = self.path / "instructions"
+        beside = self.opened.paths[0].parent
+        folder = (beside.parent if beside.name == "data" else beside) / "instructions"
         return {file.stem: file for file in sorted(folder.glob("*.json")) if file.is_file()}
 
     def files(self) -> list[Path]:
@@ -317,24 +317,41 @@ class _Files:
             if column.form.kind == "array" and (not column.rows or 0 in column.form.shape):
                 self._dropped.setdefault(name, f"it is empty in {path.name}")
                 continue
-            if _is_picture(name, column, self._layout):
+            if _is_of_camera(name, self._layout):
                 if not self._images:
                     self._dropped[name] = "images are left out (--images skip)"
                     continue
-                column = self._decoded(group, name, column, path)
+                if _is_picture(column):
+                    column = self._decoded(group, name, column, path)
             found[name] = column
+        return self._of_steps(found, path)
+
+    def _of_steps(self, columns: dict[ColumnPath, StoredColumn], path: Path) -> dict[ColumnPath, StoredColumn]:
+        """Leave out arrays beside the observations that have no row a step, such as one matrix of a camera."""
+        known = {column.rows for name, column in columns.items() if _counts(name, self._layout) and _has_rows(column)}
+        known |= {count - 1 for count in known if self._layout.is_next}
+        found = {}
+        for name, column in columns.items():
+            is_other = _is_state(name, self._layout) and not _counts(name, self._layout) and _has_rows(column)
+            if is_other and column.rows not in known:
+                self._dropped[name] = f"it has {counted(column.rows, 'row')} in {path.name}, not one a step"
+            else:
+                found[name] = column
         return found
 
     def _decoded(self, group: StoredGroup, name: ColumnPath, column: StoredColumn, path: Path) -> StoredColumn:
         if column.form.kind == "array" and len(column.form.shape) > 1:
             return column
-        rows = group.encoded(name, 0, 1) if column.rows else []
-        what = f"{column_name(name)!r} of {path.name}, row 0"
-        if not rows:
+        what = f"{column_name(name)!r} of {path.name}"
+        if not column.rows:
             raise FormatError(f"{what} has no picture")
-        if not is_image(rows[0]) and column.form.kind == "array":
+        at, (data,) = 0, group.encoded(name, 0, 1)
+        if column.form.kind == "array" and not is_image(data):
             return column
-        form = image_form(rows[0], what)
+        while not is_image(data) and at + 1 < column.rows:  # some frames of RoboMIND were never encoded
+            at += 1
+            (data,) = group.encoded(name, at, at + 1)
+        form = image_form(data, f"{what}, row {at:,}")
         self.packed.add(name)
         shape = form.shape if form.shape[2] > 1 else form.shape[:2]
         return StoredColumn(ColumnForm("array", form.dtype, shape), column.rows)
@@ -345,15 +362,14 @@ class _Files:
         for path in layout.action:
             if path not in columns:
                 raise FormatError(f"{name} has no {column_name(path)!r}")
-        states = [column.rows for path, column in columns.items() if _is_state(path, layout) and _has_rows(column)]
         if layout.is_next:
             return max(columns[layout.action[0]].rows - 1, 0)
-        if layout is not _ACT:
-            return min(states, default=0)
-        actions = columns[_ACTION].rows
-        if states and set(states) == {actions + 1}:
-            return actions
-        return min([actions, *states])
+        rows = {path: one.rows for path, one in columns.items() if _counts(path, layout) and _has_rows(one)}
+        states = {count for path, count in rows.items() if _is_state(path, layout)}
+        actions = {count for path, count in rows.items() if not _is_state(path, layout)}
+        if len(actions) == 1 and states == {min(actions) + 1}:
+            return min(actions)
+        return min(states | actions, default=0)
 
     def _even(
         self, name: str, columns: Mapping[ColumnPath, StoredColumn], steps: int
@@ -361,8 +377,9 @@ class _Files:
         """Leave rows out that other columns of an episode do not have; a note counts them."""
         if self._layout.is_next:
             return columns
-        rows = {path: one.rows for path, one in columns.items() if _is_required(path, self._layout) and _has_rows(one)}
-        if all(count == steps + 1 for path, count in rows.items() if _is_state(path, self._layout)):
+        layout = self._layout
+        rows = {path: one.rows for path, one in columns.items() if _is_required(path, layout) and _has_rows(one)}
+        if all(count == steps + _is_state(path, layout) for path, count in rows.items()):
             return columns
         longest = max(rows.values(), default=steps)
         if longest > steps:
@@ -442,18 +459,30 @@ def _has_rows(column: StoredColumn) -> bool:
 
 
 def _is_required(path: ColumnPath, layout: _Layout) -> bool:
-    return path == _BASE_ACTION or path in layout.action or _key_of(path, layout)[2] == "state" or path[0] == "action"
+    return _key_of(path, layout)[1] in ("action", "observation")
 
 
 def _is_state(path: ColumnPath, layout: _Layout) -> bool:
     return _key_of(path, layout)[2] == "state"
 
 
-def _is_picture(path: ColumnPath, column: StoredColumn, layout: _Layout) -> bool:
-    """Whether a column has pictures, encoded or not."""
-    if column.form.kind in ("text", "bytes") or (column.form.dtype == "uint8" and len(column.form.shape) in (1, 3)):
-        return _key_of(path, layout)[0][:2] in (("observation", "image"), ("observation", _DEPTH))
-    return False
+def _counts(path: ColumnPath, layout: _Layout) -> bool:
+    """Whether the rows of a column are those of the episode: joints, actions and pictures."""
+    if _is_of_camera(path, layout) or path in layout.action:
+        return True
+    if layout is _ACT:
+        return path == _BASE_ACTION or (path[0] == "observations" and path[1:] in _JOINT_STATES)
+    return path[0] in ("joint_action", "state", "action", "puppet", "master")
+
+
+def _is_of_camera(path: ColumnPath, layout: _Layout) -> bool:
+    """Whether a column has pictures of a camera or maps of depths."""
+    return _key_of(path, layout)[0][:2] in (("observation", "image"), ("observation", _DEPTH))
+
+
+def _is_picture(column: StoredColumn) -> bool:
+    """Whether a column of a camera may be encoded, or has colors."""
+    return column.form.kind in ("text", "bytes") or (column.form.dtype == "uint8" and len(column.form.shape) in (1, 3))
 
 
 def _key_of(path: ColumnPath, layout: _Layout) -> tuple[Key, Role, Timing]:

@@ -186,7 +186,8 @@ class ZarrExporter(RowSink):
             field = field_named(self.chosen.fields, (NEXT, *key) if timing == "result" else key)
             rows = _even(self.chosen.chunks(field.key, field.row_bytes), _rows_of_chunk(field.row_bytes))
             shape = (self.chosen.steps, *field.shape)
-            target.put(f"{DATA}{name}/{ATTRIBUTES_2}", _document({OURS: {"key": list(key), "timing": timing}}))
+            stated = {"key": list(key), "role": field.role, "timing": timing}
+            target.put(f"{DATA}{name}/{ATTRIBUTES_2}", _document({OURS: stated}))
             _write_array(target, f"{DATA}{name}", field.numpy, shape, rows, progress)
 
     def _write(self, target: _Target, name: str, values: Array, progress: Callable[[int], None]) -> None:

@@ -45,8 +45,10 @@ from .store import ENDS, StoreFiles, ZarrArray, arrays_of, is_store
 
 DATA = "data/"
 OURS = "rbtool"
-"""The attribute of an array that rbtool wrote: the parts of its key under `key`, when its rows are known as `timing`.
+"""The attribute of an array that rbtool wrote: the parts of its key under `key`, its `role`, when its rows are known as
+`timing`.
 """
+_ROLES: tuple[Role, ...] = ("observation", "action", "info", "state")
 META = "meta/"
 META_TYPES = "meta.json"
 """The document with the types of the arrays of `meta` that became texts."""
@@ -236,7 +238,9 @@ class ZarrReader(ColumnReader):
             taken.append(key)
             shape = () if key == REWARD else one.shape[1:]
             found.columns.append(
-                EpisodeColumn(Field(key, one.form.dtype.name, shape, _role(key)), timing, self._rows_of(one, shape))
+                EpisodeColumn(
+                    Field(key, one.form.dtype.name, shape, _role(key, one)), timing, self._rows_of(one, shape)
+                )
             )
             if key_name(key) != name:
                 found.renamed[name] = key_name((NEXT, *key)) if timing == "result" else key_name(key)
@@ -499,8 +503,13 @@ def _ends_of(array: ZarrArray, path: Path) -> Array:
     return ends
 
 
-def _role(key: Key) -> Role:
-    return "info" if key == _TIME else role_of(key)
+def _role(key: Key, one: ZarrArray) -> Role:
+    """Return the role of a key: the one that rbtool wrote with the array, where its name does not fix it."""
+    usual: Role = "info" if key == _TIME else role_of(key)
+    stated = one.attributes.get(OURS)
+    if key in (ACTION, REWARD) or not isinstance(stated, dict):
+        return usual
+    return next((role for role in _ROLES if role == stated.get("role")), usual)
 
 
 def _why_not(one: ZarrArray) -> str:

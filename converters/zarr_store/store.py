@@ -65,11 +65,16 @@ def is_store(path: Path) -> bool:
 
 
 def _prefix(names: Iterable[str]) -> str | None:
-    """Return what is before the names of the store in a zip file: a file manager puts the folder's name there."""
+    """Return what is before the names of the store in a zip file: a file manager puts the folder's name there.
+
+    None where there is no store, or more than one.
+    """
     ends = tuple(f"{ENDS}/{name}" for name in (ARRAY_2, NODE_3))
     found = [name.removesuffix(end) for name in names for end in ends if name.endswith(end)]
     whole = [prefix for prefix in found if not prefix or prefix.endswith("/")]
-    return min(whole, key=lambda prefix: (prefix.count("/"), prefix)) if whole else None
+    least = min((prefix.count("/") for prefix in whole), default=0)
+    outermost = {prefix for prefix in whole if prefix.count("/") == least}
+    return outermost.pop() if len(outermost) == 1 else None
 
 
 @contextmanager
@@ -392,7 +397,8 @@ class StoreArrays:
 def arrays_of(files: StoreFiles) -> StoreArrays:
     """Read the metadata of all nodes; FormatError for a file of metadata that is damaged."""
     found = StoreArrays()
-    for name in files.metadata():
+    # attributes of format 2 are in a file of their own, whose name comes after the array's
+    for name in sorted(files.metadata(), key=lambda name: not name.endswith(ATTRIBUTES_2)):
         node, _, file = name.rpartition("/")
         document = files.document(name)
         if file == ATTRIBUTES_2 and document:
@@ -702,6 +708,8 @@ class _Chain:
             raise FormatError("its codecs have no bytes")
         if self._arrays and self._axes:
             raise FormatError("it has transpose beside other codecs of arrays, which rbtool does not know")
+        if self._arrays and not self._bytes.isnative:
+            raise FormatError("it has big-endian bytes of what other codecs of arrays made, which rbtool does not know")
 
     def finish(self, found: Any, shape: tuple[int, ...]) -> Array:
         """Make the elements of a chunk."""

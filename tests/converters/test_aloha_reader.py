@@ -230,7 +230,8 @@ def test_images_may_be_left_out_and_pictures_may_be_stored_in_any_way(tmp_path: 
     assert episodes[7]["observation.depth.cam_depth"][:5].tolist() == depth.tolist()
     skipped, episodes, _ = read(path, images="skip")
     assert not any(".image." in key for key in episodes[7])
-    assert len(skipped.dropped_keys) == 6
+    assert not any(".depth." in key for key in episodes[7])
+    assert len(skipped.dropped_keys) == 7
     assert facts.steps == 5
 
 
@@ -292,6 +293,60 @@ def test_robotwin_of_2026_and_robomind(tmp_path: Path) -> None:
     assert episodes[0]["observation.puppet.joint_position"][:4].tolist() == arm.tolist()
     assert episodes[0]["observation.image.top"][3].tolist() == frames(4, 1)[3].tolist()
     assert any("master" in note for note in facts.notes)
+
+
+def aligned(steps: int = 4) -> Rows:
+    pictures = [jpeg(one) for one in frames(steps, 1)]
+    arm = np.arange(steps * 6.0).reshape(steps, 6)
+    return {"state/arm": arm, "action/arm": arm + 6, "vision/cam_head/colors": np.array(pictures, f"S{2_000}")}
+
+
+def robomind(steps: int = 4) -> Rows:
+    arm = np.arange(steps * 6.0).reshape(steps, 6)
+    pictures = [jpeg(one) for one in frames(steps, 1)]
+    return {"puppet/joint": arm, "master/joint": arm + 1, "observations/rgb_images/top": pictures}
+
+
+@pytest.mark.parametrize(
+    ("rows", "more"),
+    [
+        (act(4), ["observations/matrix"]), (aligned(), ["vision/cam_head/shape", "vision/cam_head/intrinsic_matrix"]),
+        (robotwin(5), ["observation/head_camera/matrix"]), (robomind(), ["puppet_names", "observations/matrix"]),
+    ],
+)  # fmt: skip
+def test_arrays_without_a_row_a_step_shorten_nothing(rows: Rows, more: list[str], tmp_path: Path) -> None:
+    path = write(tmp_path / "episode_0.hdf5", rows | {name: np.ones((2, 3)) for name in more})
+    facts, _, _ = read(path)
+    assert facts.lengths == [4]
+    assert set(more) <= {one.key for one in facts.dropped_keys}
+
+
+@pytest.mark.parametrize(
+    ("rows", "name"), [(act(4) | {"base_action": np.ones((4, 2))}, "base_action"), (aligned(), "action/arm"),
+                       (robomind(), "master/joint")],
+)  # fmt: skip
+def test_actions_that_were_cut_in_one_file_are_kept(rows: Rows, name: str, tmp_path: Path) -> None:
+    write(tmp_path / "d" / "episode_0.hdf5", rows)
+    write(tmp_path / "d" / "episode_1.hdf5", rows | {name: rows[name][:2]})
+    facts, episodes, _ = read(tmp_path / "d")
+    assert facts.lengths == [4, 2]
+    key = name.replace("/", ".").replace("master", "action")
+    assert [one[key].tolist() for one in episodes.values()] == [rows[name].tolist(), rows[name][:2].tolist()]
+    assert any("left out (2 rows of episode_1.hdf5)" in note for note in facts.notes)
+
+
+def test_pictures_of_robomind_that_were_never_encoded_may_be_the_first(tmp_path: Path) -> None:
+    rows = robomind()
+    rows["observations/rgb_images/top"][:2] = [one.tobytes() for one in frames(2, 1)]
+    _, episodes, _ = read(write(tmp_path / "trajectory.hdf5", rows))
+    assert episodes[0]["observation.image.top"][:2].tolist() == frames(2, 1).tolist()
+
+
+@pytest.mark.parametrize("name", ["", "data", "data/episode1.hdf5"])
+def test_instructions_of_robotwin_are_beside_the_folder_of_files(name: str) -> None:
+    _, _, texts = read(DATA / "robotwin2" / name)
+    stated = json.loads((DATA / "robotwin2" / "instructions" / "episode1.json").read_text())
+    assert texts[-1]["language_instruction"] == stated["seen"][0]
 
 
 def other_file(path: Path) -> None:

@@ -493,6 +493,29 @@ def test_text_of_any_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dest", ["out.zarr", "out.zarr.zip"])
+def test_exports_of_other_datasets_have_the_same_keys_again(dest: str, tmp_path: Path) -> None:
+    rbtool.convert(Path("tests/data/aloha/mobile_aloha"), tmp_path / "ted")
+    rbtool.export(tmp_path / "ted", tmp_path / dest)
+    rbtool.convert(tmp_path / dest, tmp_path / "again")
+    given, found = (
+        json.loads((tmp_path / one / ".rbtool" / "manifest.json").read_text()) for one in ("ted", "again")
+    )  # fmt: skip
+    assert ["base_action"] in [one["key"] for one in found["fields"]]
+    assert found["content_digest"] == given["content_digest"]
+
+
+def test_two_stores_in_a_zip_file_are_not_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("left.zarr", "right.zarr"):
+            source = write(tmp_path / name, some(), [4, 11])
+            for file in sorted(source.rglob("*")):
+                if file.is_file():
+                    archive.write(file, file.relative_to(tmp_path).as_posix())
+    assert not ZarrReader.recognises(path)
+
+
+@pytest.mark.parametrize("dest", ["out.zarr", "out.zarr.zip"])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_exports_are_the_store_that_was_read(name: str, dest: str, tmp_path: Path) -> None:
     data, stops = plain(DATA / name)
