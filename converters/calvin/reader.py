@@ -49,6 +49,9 @@ _MOST_NUMBERS = 64 << 20
 _MOST_STATISTICS = 1 << 20
 _MOST_FRAME = 1 << 30
 _MOST_EPISODES = 1 << 24
+_MOST_FRAMES = 1 << 61
+_MOST_MISSING = 1000
+"""Missing frames of an episode that are counted: a damaged list may state any number of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +164,7 @@ class CalvinReader(FileReader):
             raise FormatError(f"{path} has shape {list(edges.shape)}, expected a first and a last frame a recording")
         recordings = tuple((int(first), int(last)) for first, last in edges)
         for first, last in recordings:
-            if not 0 <= first <= last:
+            if not 0 <= first <= last < _MOST_FRAMES:
                 raise FormatError(f"{path} has a recording from frame {first} to {last}")
         in_order = sorted(recordings)
         if shared := sum(first <= last for (_, last), (first, _) in itertools.pairwise(in_order)):
@@ -366,9 +369,11 @@ class CalvinReader(FileReader):
             if span.problem:
                 raise FormatError(f"{self.path}: annotation {number}: {span.problem}")
             frames = range(span.first, span.last + 1)
-            missing = [frame for frame in frames if not span.split.file(frame).is_file()]
+            absent = (frame for frame in frames if not span.split.file(frame).is_file())
+            missing = list(itertools.islice(absent, _MOST_MISSING))
             if missing:
-                more = f", and {len(missing) - 1:,} more of its frames" if len(missing) > 1 else ""
+                least = "at least " if len(missing) == _MOST_MISSING else ""
+                more = f", and {least}{len(missing) - 1:,} more of its frames" if len(missing) > 1 else ""
                 where = f"{self._by} {number} ({span.first} to {span.last})"
                 raise CorruptDataError(
                     f"{self.path}: {span.split.file(missing[0]).name} of {where} is missing{more}",
@@ -416,9 +421,19 @@ class CalvinReader(FileReader):
         for split in self._splits:
             frames = {
                 frame for span in self._spans if span.split is split and not span.problem
-                for frame in range(span.first, span.last + 1 + span.is_followed)
+                for frame in _frames_there(span)
             }  # fmt: skip
-            yield from (file for frame in sorted(frames) if (file := split.file(frame)).is_file())
+            yield from (split.file(frame) for frame in sorted(frames))
+
+
+def _frames_there(span: _Span) -> Iterator[int]:
+    """Yield the frames of a span that there are, up to a place where many are missing."""
+    missing = 0
+    for frame in range(span.first, span.last + 1 + span.is_followed):
+        if span.split.file(frame).is_file():
+            yield frame
+        elif (missing := missing + 1) == _MOST_MISSING:
+            return
 
 
 def _folders(path: Path) -> list[tuple[str, Path]]:

@@ -224,6 +224,15 @@ def test_a_missing_frame_is_named_and_its_recording_can_be_left_out(tmp_path: Pa
     assert rows_of(found.path)[1].episodes.episode.tolist() == [1]
 
 
+def test_a_list_that_states_more_frames_than_there_can_be_takes_no_time(tmp_path: Path) -> None:
+    folder = write_calvin(tmp_path / "d", RECORDINGS)
+    np.save(folder / "ep_start_end_ids.npy", np.array([[20, 25], [40, 1 << 60]]))
+    with pytest.raises(CorruptDataError, match="at least 999 more of its frames"):
+        rbtool.convert(folder, tmp_path / "out")
+    result = rbtool.convert(folder, tmp_path / "out", skip_bad=True)
+    assert rows_of(result.path)[1].episodes.length.tolist() == [6]
+
+
 def _other(frame: int, **more: Any) -> Any:
     return lambda folder: np.savez(folder / f"episode_{frame:07d}.npz", **calvin_frame(frame, **more))
 
