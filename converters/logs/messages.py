@@ -750,6 +750,8 @@ _RAW_FIELDS = ("height", "width", "encoding", "step", "data")
 VIDEO_FORMATS = {"h264": "h264", "libx264": "h264", "h264_nvenc": "h264", "h265": "hevc", "hevc": "hevc"}
 """The names that messages have for codecs, and FFmpeg's."""
 _DEPTH_HEAD = 12
+_DEEP_COLOURS = (b"\x10\x02", b"\x10\x04", b"\x10\x06")
+"""Bits and kind of pixels of the PNG files that Pillow would cut to 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -787,6 +789,8 @@ def picture_bytes(values: Sequence[Any], what: str) -> tuple[str, bytes]:
         if stated.lower().startswith("32fc1"):
             raise FormatError(f"{what}: its pictures are {stated!r}, quantised inverse depth, which is not read")
         data = data[_DEPTH_HEAD:]
+    if data.startswith(b"\x89PNG") and data[24:26] in _DEEP_COLOURS:
+        raise FormatError(f"{what}: its pictures have colours of 16 bits ({stated}), which PNG is not read with")
     return stated, data
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import math
 import shutil
 import sqlite3
 import struct
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -864,6 +866,17 @@ def _damaged_chunk(folder: Path) -> Path:
     return folder / "d.mcap"
 
 
+def _png(*parts: tuple[bytes, bytes]) -> str:
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )
+    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
+
+
+DEEP_PNG = _png(
+    (b"IHDR", struct.pack(">2I5B", 1, 1, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(bytes([0, 1, 2, 3, 4, 5, 6]))),
+    (b"IEND", b""),
+)  # fmt: skip
 Made = Path | Callable[[Path], Path]
 REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
     "no map": (LOGS / "ros2_markers.mcap", {}, FormatError, "does not state what its topics are"),
@@ -926,6 +939,12 @@ REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
     "a mosaic": (
         lambda folder: cdr_log(folder / "b.mcap", "sensor_msgs/msg/Image", [image("bayer_rggb8", PIXELS[:, :, 0])] * 2),
         {"map": "observation=/t", "fps": 1.0}, FormatError, "the encoding 'bayer_rggb8' has the colours",
+    ),
+    "colours of 16 bits": (
+        lambda folder: json_log(
+            folder / "p.mcap", {"/a": [(BEGIN + at * NS, {"format": "png", "data": DEEP_PNG}) for at in range(2)]}
+        ),
+        {"map": "observation=/a", "fps": 1.0}, FormatError, "have colours of 16 bits",
     ),
     "yuv422": (
         lambda folder: cdr_log(folder / "b.mcap", "sensor_msgs/msg/Image", [image("yuv422", PIXELS)] * 2),
