@@ -41,6 +41,11 @@ def test_pages_can_be_read_without_a_build_and_are_in_the_navigation(page: Path)
         assert f": {page.relative_to(DOCS)}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
+def test_pages_and_hints_name_the_destination_of_preprocess_by_its_option() -> None:
+    for file in [*WRITTEN, *(ROOT / "converters").rglob("*.py")]:
+        assert not re.search(r"rbtool preprocess [A-Z]+ DEST", file.read_text(encoding="utf-8")), file
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_examples_are_included_short_and_use_no_private_name(example: Path) -> None:
     source = example.read_text(encoding="utf-8")

@@ -99,7 +99,7 @@ def only_leaf(fields: tuple[Field, ...], role: Role, what: str) -> Field:
         names = ", ".join(field.name for field in found)
         raise SchemaError(
             f"{what} has one array of {role}s, and there are {names}",
-            hint="make one vector of them: rbtool preprocess SRC DEST "
+            hint="make one vector of them: rbtool preprocess SRC --dest DEST "
             + ("--flatten" if role == "observation" else f"--cat {role}={names.replace(' ', '')}"),
         )
     return found[0]

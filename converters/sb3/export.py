@@ -66,7 +66,7 @@ class Sb3Exporter(RowSink):
             names = ", ".join(field.name for field in observations)
             raise SchemaError(
                 f"Stable-Baselines3 has one level of observations, and there are {names}",
-                hint="rename fields first: rbtool preprocess SRC DEST --rename OLD=NEW",
+                hint="rename fields first: rbtool preprocess SRC --dest DEST --rename OLD=NEW",
             )
         self._action = only_leaf(self.chosen.fields, "action", "Stable-Baselines3")
         after = [(NEXT, *field.key) for field in observations]

@@ -124,7 +124,7 @@ class ZarrExporter(RowSink):
             if name in self._names:
                 raise SchemaError(
                     f"{field.name} and {'.'.join(self._names[name][0])} would both be called {name!r} in the store",
-                    hint="rename one of them: rbtool preprocess SRC DEST --rename OLD=NEW",
+                    hint="rename one of them: rbtool preprocess SRC --dest DEST --rename OLD=NEW",
                 )
             self._names[name] = inner, timing
         if not any(key == ACTION for key, _ in self._names.values()):
