@@ -6,13 +6,28 @@ import gc
 import io
 import json
 import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from lerobot_files import as_png, dataset_in_lance, decoded, picture, random_takes, table_in_lance, write_dataset
+from lerobot_files import (
+    as_png,
+    change_in_lance,
+    dataset_in_lance,
+    decoded,
+    end_lance,
+    lance_blob,
+    lance_rows,
+    picture,
+    random_takes,
+    table_in_lance,
+    table_of_a_file,
+    write_dataset,
+)
 from PIL import Image
 
 import rbtool
@@ -23,9 +38,15 @@ from rbtool.core.format.converter import Reader
 from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.readers import ReaderTests
 
-lance = pytest.importorskip("lance")
+pytestmark = pytest.mark.skipif(find_spec("lance") is None, reason="pylance is not installed")
 DATA = Path(__file__).parents[1] / "data" / "lance"
 LENGTHS = (5, 1, 6, 9)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    end_lance()
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +166,8 @@ def test_pictures_in_columns_and_half_precision_equal_parquet(tmp_path: Path) ->
 
 def test_a_sample_equals_a_plain_reading(tmp_path: Path) -> None:
     folder = DATA / "lerobot_lance"
-    rows = lance.dataset(str(folder / "frames.lance")).to_table().to_pylist()
-    [video] = lance.dataset(str(folder / "videos.lance")).take_blobs("video_bytes", indices=[0])
-    (tmp_path / "video.mp4").write_bytes(video.readall())
+    rows = lance_rows(folder / "frames.lance")
+    (tmp_path / "video.mp4").write_bytes(lance_blob(folder / "videos.lance", "video_bytes"))
     pixels = decoded(tmp_path / "video.mp4")
     found, (episodes, texts, _) = columns_of(rbtool.convert(folder, tmp_path / "out", images="decode").path)
     assert episodes.length.tolist() == [8, 1, 11]
@@ -163,7 +183,7 @@ def test_a_sample_equals_a_plain_reading(tmp_path: Path) -> None:
 
 def test_a_table_of_frames_equals_a_plain_reading(tmp_path: Path) -> None:
     path = DATA / "frames_jpeg.lance"
-    rows = lance.dataset(str(path)).to_table().to_pylist()
+    rows = lance_rows(path)
     result = rbtool.convert(path, tmp_path / "out")
     found, (episodes, _, _) = columns_of(result.path)
     assert episodes.length.tolist() == [8, 1, 11]
@@ -184,7 +204,7 @@ def test_tables_with_other_columns(tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(FormatError, match=r"'ragged' has lists of"):
         rbtool.convert(path, tmp_path / "no")
-    lance.dataset(str(path)).drop_columns(["ragged"])
+    change_in_lance(path, "drop_columns", ["ragged"])
     result = rbtool.convert(path, tmp_path / "out", final_step="repeat")
     found, (episodes, texts, _) = columns_of(result.path)
     assert episodes.length.tolist() == list(LENGTHS)
@@ -198,18 +218,17 @@ def test_tables_with_other_columns(tmp_path: Path) -> None:
 
 def test_the_newest_version_is_read_and_deleted_rows_are_not(source: Path, tmp_path: Path) -> None:
     path = frames_table(tmp_path / "a.lance")
-    table = lance.dataset(str(path))
-    table.delete("episode_index = 1")
+    change_in_lance(path, "delete", "episode_index = 1")
     result = rbtool.convert(path, tmp_path / "out", final_step="repeat")
     found, (episodes, _, _) = columns_of(result.path)
     assert episodes.episode.tolist() == [0, 2, 3]
     assert found["info.index"].tolist() == [*range(5), *range(6, 21)]
     assert any("row 5 of a.lance has index 6: rows were deleted or moved" in note for note in result.notes)
-    table.delete("index = 8")
+    change_in_lance(path, "delete", "index = 8")
     with pytest.raises(FormatError, match="frame_index goes from 1 to 3"):
         rbtool.convert(path, tmp_path / "no")
     folder = dataset_in_lance(source, tmp_path / "d", parts=3)
-    lance.dataset(str(folder / "frames.lance")).delete("episode_index = 2")
+    change_in_lance(folder / "frames.lance", "delete", "episode_index = 2")
     with pytest.raises(FormatError, match="has no rows of episode 2, which the metadata name"):
         rbtool.convert(folder, tmp_path / "no")
     kept = rbtool.convert(folder, tmp_path / "kept", skip_bad=True, images="decode")
@@ -323,16 +342,8 @@ def test_files_outside_of_a_table_are_not_read(source: Path, tmp_path: Path) -> 
     (tmp_path / "secret").write_bytes(b"secret")
     folder = dataset_in_lance(source, tmp_path / "d")
     shutil.rmtree(folder / "videos.lance")
-    blobs = lance.blob_array([f"file://{tmp_path}/secret"])
-    schema = pa.schema(
-        [
-            pa.field("video_key", pa.string()), pa.field("chunk_index", pa.int64()), pa.field("file_index", pa.int64()),
-            lance.blob_field("video_bytes"),
-        ]
-    )  # fmt: skip
     name = next(iter(path.name for path in (source / "videos").iterdir()))
-    table = pa.Table.from_arrays([pa.array([name]), pa.array([0]), pa.array([0]), blobs], schema=schema)
-    table_in_lance(folder / "videos.lance", table, allow_external_blob_outside_bases=True)
+    table_of_a_file(folder / "videos.lance", name, f"file://{tmp_path}/secret")
     with pytest.raises(FormatError, match="refers to the file 'file://"):
         rbtool.convert(folder, tmp_path / "out")
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
-from collections.abc import Sequence
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 
 CAMERA = "observation.images.top"
 FPS = 10
@@ -256,6 +262,68 @@ def plain_rows(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+_lance: list[ProcessPoolExecutor] = []
+
+
+def in_lance(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+    """Have a function run in a process of its own: one that has imported pylance cannot fork, and tests do."""
+
+    @functools.wraps(function)
+    def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _Made:
+        if multiprocessing.parent_process() is not None:
+            return function(*args, **kwargs)
+        if not _lance:
+            _lance.append(ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")))
+        return _lance[0].submit(call, *args, **kwargs).result()
+
+    return call
+
+
+def end_lance() -> None:
+    """End the process of `in_lance`, if there is one."""
+    while _lance:
+        _lance.pop().shutdown()
+
+
+@in_lance
+def lance_rows(path: Path) -> list[dict[str, Any]]:
+    """Read all rows of a Lance table."""
+    import lance
+
+    rows: list[dict[str, Any]] = lance.dataset(str(path)).to_table().to_pylist()
+    return rows
+
+
+@in_lance
+def lance_blob(path: Path, column: str) -> bytes:
+    """Read the blob of the first row of a Lance table."""
+    import lance
+
+    [blob] = lance.dataset(str(path)).take_blobs(column, indices=[0])
+    data: bytes = blob.readall()
+    return data
+
+
+@in_lance
+def change_in_lance(path: Path, change: str, *arguments: Any) -> None:
+    """Call a method of a Lance table, such as `delete`."""
+    import lance
+
+    getattr(lance.dataset(str(path)), change)(*arguments)
+
+
+@in_lance
+def table_of_a_file(path: Path, video: str, address: str) -> None:
+    """Write a table of videos with one whose bytes are in another file."""
+    import lance
+
+    columns = {"video_key": pa.array([video]), "chunk_index": pa.array([0]), "file_index": pa.array([0])}
+    schema = pa.schema([*pa.table(columns).schema, lance.blob_field("video_bytes")])
+    table = pa.Table.from_arrays([*columns.values(), lance.blob_array([address])], schema=schema)
+    table_in_lance(path, table, allow_external_blob_outside_bases=True)
+
+
+@in_lance
 def table_in_lance(path: Path, table: Any, *, version: str = "2.2", parts: int = 1, **options: Any) -> Path:
     """Write a Lance table, a version and a fragment for each of its `parts`."""
     import lance
@@ -269,6 +337,7 @@ def table_in_lance(path: Path, table: Any, *, version: str = "2.2", parts: int =
     return path
 
 
+@in_lance
 def dataset_in_lance(
     folder: Path, target: Path, *, version: str = "2.2", parts: int = 1, meta: str = "both", apart: bool = True
 ) -> Path:
