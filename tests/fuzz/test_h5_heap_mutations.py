@@ -96,7 +96,7 @@ FILES: dict[str, tuple[type[Reader], Callable[..., None], dict[str, Any], dict[s
     "table": (TableReader, table, EARLIEST, TABLE),
     "table-latest": (TableReader, table, LATEST, TABLE),
     "d3rlpy": (D3rlpyReader, sample("d3rlpy/vector.h5"), {}, {}),
-    "tianshou": (TianshouReader, sample("tianshou/vector_dict_obs.hdf5"), {}, {}),
+    "tianshou": (TianshouReader, sample("tianshou/objects.hdf5"), {}, {}),
     "low_dim": (RobomimicReader, sample("robomimic/low_dim_v15.hdf5"), {}, {}),
     "isaac": (RobomimicReader, sample("robomimic/isaac_stack_cube.hdf5"), {}, {}),
 }  # fmt: skip
