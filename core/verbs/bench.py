@@ -14,6 +14,7 @@ machine that becomes slower does so for all of them. Each is a process of its ow
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import statistics
@@ -40,7 +41,7 @@ from ..open_steps import open_steps
 from ..options import takes
 from ..progress import Progress
 from ..results import Result
-from .bench_libraries import LIBRARIES, ROW, joined, row_digests
+from .bench_libraries import LIBRARIES, ROW, following, joined, row_digests
 from .options import BENCH_JOBS, BenchOptions
 
 _COMPARED, _SEED, _MOST_BATCHES = 4, 20_261_130, 1000
@@ -165,9 +166,9 @@ def bench(options: BenchOptions) -> BenchResult:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rbtool-bench-")))
         else:
             fs.make_folder(folder := Path(options.folder))
+        found, missing = contenders(options.libraries, stack)
         with open_steps(path) as reader:
             rows = PlainRows(reader, folder)
-        found, missing = contenders(options.libraries, folder, stack)
         progress.start("preparing", len(found), "peers")
         for one in found:
             make_form(one, rows, path)
@@ -230,19 +231,22 @@ class PlainRows:
         self.types = {name: (one.dtype, [*one.shape]) for name, one in self.fields.items()}
         self.action, self.image = actions[0], max(states, key=lambda one: one.row_bytes).name
         self.count, self.lengths = reader.manifest.steps, reader.episodes.length
-        self.digest = reader.manifest.content_digest
-        self.folder = folder / _PLAIN
-        if not self.folder.exists():
+        # By content: a folder that is kept may have the forms of other datasets, or of this one as it was before.
+        self.forms = folder / reader.manifest.content_digest.rpartition(":")[2][:16]
+        self._folder = self.forms / _PLAIN
+        self.lengths_file = str(self._folder / "lengths.npy")
+        if not Path(self.lengths_file).exists():  # it is written last
+            fs.remove(self._folder)
             self._write(reader)
         self.arrays = {name: np.load(path, mmap_mode="r") for name, path in self.files.items()}
 
     @property
     def files(self) -> dict[str, str]:
         """The file of each key."""
-        return {name: str(self.folder / f"{name}.npy") for name in (*self.types, ROW)}
+        return {name: str(self._folder / f"{name}.npy") for name in (*self.types, ROW)}
 
     def _write(self, reader: StepReader) -> None:
-        fs.make_folder(self.folder)
+        fs.make_folder(self._folder)
         for name, path in self.files.items():
             field = self.fields.get(name)
             shape, dtype = ((), np.dtype(np.int64)) if field is None else (field.shape, field.numpy)
@@ -254,18 +258,18 @@ class PlainRows:
                     stop = min(start + 1024, self.count)
                     rows = np.arange(start, stop) if field is None else reader.read(field.key, start, stop)
                     file.write(np.ascontiguousarray(rows, dtype).data.cast("B"))
-        with fs.created(self.folder / "lengths.npy") as file:
+        with fs.created(unfinished := self._folder / "unfinished.npy") as file:
             np.lib.format.write_array(file, np.asarray(self.lengths, np.int64))
+        fs.rename(unfinished, Path(self.lengths_file))
 
     def read(self, job: str, index: Array, steps: int) -> dict[str, Array]:
         """Return what a batch of a job has to hold."""
         if job == "frames":
             return {name: self.arrays[name][index] for name in self.types}
-        stops = np.cumsum(self.lengths)
-        last = stops[np.searchsorted(stops, index, side="right")] - 1
-        rows = np.minimum(index[:, None] + np.arange(steps), last[:, None])
+        rows = following(np.cumsum(self.lengths), index, steps)
         return {self.action: self.arrays[self.action][rows], self.image: self.arrays[self.image][index]}
 
+    @functools.cached_property
     def content(self) -> str:
         """Return the digest of all rows, in any order."""
         parts: list[bytes] = []
@@ -326,7 +330,7 @@ class Contender:
     name: str
     python: str
     process: LibraryProcess
-    folder: Path
+    folder: Path = Path()
     seconds: float = 0.0
     shuffled: float | None = None
 
@@ -341,8 +345,7 @@ class Contender:
 
     def opened(self, rows: PlainRows) -> LibraryProcess:
         """Return the process with the form opened."""
-        lengths = str(rows.folder / "lengths.npy")
-        self.process.ask("open", str(self.folder), rows.types, lengths, rows.action, rows.image)
+        self.process.ask("open", str(self.folder), rows.types, rows.lengths_file, rows.action, rows.image)
         return self.process
 
     def close(self) -> None:
@@ -356,7 +359,7 @@ class Contender:
         return self.opened(rows)
 
 
-def contenders(asked: Sequence[str], folder: Path, stack: ExitStack) -> tuple[list[Contender], list[str]]:
+def contenders(asked: Sequence[str], stack: ExitStack) -> tuple[list[Contender], list[str]]:
     """Start the libraries that are asked for, or all that are installed here, and name those that are not.
 
     Their processes end with the stack.
@@ -369,7 +372,7 @@ def contenders(asked: Sequence[str], folder: Path, stack: ExitStack) -> tuple[li
     found: list[Contender] = []
     missing: list[str] = []
     for name, python in wanted.items():
-        one = Contender(name, python or sys.executable, LibraryProcess(name, python or sys.executable), folder / name)
+        one = Contender(name, python or sys.executable, LibraryProcess(name, python or sys.executable))
         stack.callback(one.close)
         one.versions = one.process.ask("versions")
         if one.versions:
@@ -389,12 +392,12 @@ def make_form(one: Contender, rows: PlainRows, dataset: Path) -> None:
     if not LIBRARIES[one.name].form:
         one.folder = dataset
         return
+    one.folder = rows.forms / one.name
     done = one.folder / "seconds.json"
     if not done.exists():
         fs.remove(one.folder)
         fs.make_folder(one.folder)
-        lengths = str(rows.folder / "lengths.npy")
-        one.seconds = one.process.ask("prepare", rows.files, lengths, str(one.folder))
+        one.seconds = one.process.ask("prepare", rows.files, rows.lengths_file, str(one.folder))
         fs.write_file(done, json.dumps(one.seconds).encode())
     one.seconds = json.loads(read_regular(done))
 
@@ -406,7 +409,6 @@ class Race:
         self._rows, self._options = rows, options
         self._jobs = tuple(options.jobs or BENCH_JOBS)
         self._random = np.random.default_rng(_SEED)
-        self._content = rows.content() if "epoch" in self._jobs else ""
         self._half = max(1, -(-rows.count // options.batch_size) // 2)
 
     def _index(self) -> list[int]:
@@ -435,7 +437,7 @@ class Race:
         whole = list(range(self._rows.count))
         if job == "epoch":
             found = process.ask("epoch", _SEED, size, len(whole))
-            if sorted(found["order"]) != whole or found["content"] != self._content:
+            if sorted(found["order"]) != whole or found["content"] != self._rows.content:
                 raise CorruptDataError(f"an epoch of {one.name} has other rows than the dataset")
             one.shuffled = float(np.abs(np.diff(found["order"])).mean() / (len(whole) / 3)) if len(whole) > 1 else 1.0
             return

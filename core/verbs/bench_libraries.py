@@ -35,6 +35,15 @@ ROW = "row_number"
 """The key with the number of a row in the dataset, int64, which `prepare` stores beside the keys that are read."""
 
 
+def following(stops: Any, index: Any, steps: int) -> Any:
+    """Return the rows `[anchors, steps]` from each of some rows on, clamped at the end of the episode.
+
+    `stops` are the rows behind the episodes, in order.
+    """
+    last = stops[np.searchsorted(stops, index, side="right")] - 1
+    return np.minimum(index[:, None] + np.arange(steps), last[:, None])
+
+
 class Library:
     """One library: its form of a dataset, and its way to read it.
 
@@ -84,11 +93,6 @@ class Library:
     def state(self, batches: int) -> Any:
         """Return from where the epoch goes on, after so many batches of `epoch`."""
         raise NotImplementedError("cannot go on in the middle of an epoch")
-
-    def following(self, index: Any, steps: int) -> Any:
-        """Return the rows `[anchors, steps]` from each of some rows on, clamped at the end of the episode."""
-        last = self.stops[np.searchsorted(self.stops, index, side="right")] - 1
-        return np.minimum(index[:, None] + np.arange(steps), last[:, None])
 
 
 class Rbtool(Library):
@@ -192,7 +196,7 @@ class Torchrl(Library):
         """Index the memory-mapped entries."""
         import torch
 
-        rows = torch.from_numpy(self.following(index, steps))
+        rows = torch.from_numpy(following(self.stops, index, steps))
         return {action: self._rows[action][rows], image: self._rows[image][torch.from_numpy(index)]}
 
     def epoch(self, seed: int, size: int, start: Any = None) -> Iterator[Batch]:
@@ -270,7 +274,7 @@ class Datasets(Library):
         """Index columns by themselves."""
         for key in (action, image):
             self._columns.setdefault(key, self._rows.select_columns([key]))
-        rows = self.following(index, steps)
+        rows = following(self.stops, index, steps)
         actions = self._arrays(self._columns[action][rows.reshape(-1).tolist()])[action]
         images = self._arrays(self._columns[image][index.tolist()])
         return {action: actions.reshape(*rows.shape, *actions.shape[1:]), **images}
@@ -363,7 +367,7 @@ class Grain(Library):
 
     def chunks(self, index: Any, steps: int, action: str, image: str) -> Batch:
         """Read the records of actions and of images, where these are in files of their own."""
-        rows, found = self.following(index, steps), {}
+        rows, found = following(self.stops, index, steps), {}
         for keys, source in self._sources.values():
             if action in keys:
                 actions = self._parsed(source.__getitems__(rows.reshape(-1).tolist()), keys)[action]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def test_libraries_are_compared_timed_and_ranked(walks: Path, tmp_path: Path) ->
     for job in ("frames", "chunks", "epoch", "resume"):
         assert sorted(one.jobs[job].rank for one in result.libraries) == [1, 2]
     assert (tmp_path / "bench.svg").read_bytes().startswith(b"<?xml")
-    made = tmp_path / "forms" / "datasets" / "seconds.json"
+    [made] = (tmp_path / "forms").glob("*/datasets/seconds.json")
     before = made.stat().st_mtime_ns
     again = rbtool.bench(walks, libraries=["datasets"], folder=tmp_path / "forms", prepare=True)
     assert made.stat().st_mtime_ns == before
@@ -108,10 +109,26 @@ def test_what_a_library_lacks_is_said_and_the_rest_timed(walks: Path, tmp_path: 
 
 
 def test_a_form_that_was_not_finished_is_made_again(walks: Path, tmp_path: Path) -> None:
-    half = tmp_path / "forms" / "datasets"
-    half.mkdir(parents=True)
+    asked: dict[str, Any] = {"libraries": ["datasets"], "folder": tmp_path / "forms", "jobs": ["frames"], **QUICK}
+    rbtool.bench(walks, **asked)
+    [half] = (tmp_path / "forms").glob("*/datasets")
+    (half / "seconds.json").unlink()
+    (half.parent / "plain" / "lengths.npy").unlink()
+    (half.parent / "plain" / "action.npy").write_text("half")
+    shutil.rmtree(half / "rows")
     (half / "rows").write_text("half")
-    (one,) = rbtool.bench(walks, libraries=["datasets"], folder=tmp_path / "forms", jobs=["frames"], **QUICK).libraries
+    (one,) = rbtool.bench(walks, **asked).libraries
     assert one.jobs["frames"].rate
     assert json.loads((half / "seconds.json").read_text()) == one.seconds
     assert np.isfinite(one.seconds)
+
+
+def test_a_folder_keeps_the_forms_of_several_datasets(walks: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    write_walks(other, EPISODES, seed=1)
+    for dataset in (walks, other, walks):
+        result = rbtool.bench(
+            dataset, libraries=["rbtool", "datasets"], folder=tmp_path / "forms", jobs=["frames"], **QUICK
+        )
+        assert all(one.jobs["frames"].rate for one in result.libraries)
+    assert len(list((tmp_path / "forms").iterdir())) == 2
