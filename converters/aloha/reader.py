@@ -73,7 +73,7 @@ _DEPTH = "depth"
 class _Layout:
     """A family of files.
 
-    `action` are the columns of which the action is joined. With `is_next` it is that of the next row, and a file has a
+    `action` are the columns that are joined to the action. With `is_next` it comes from the next row, and a file has a
     row more than steps.
     """
 
@@ -418,7 +418,7 @@ class _Files:
             yield Dropped(column_name(path), why)
 
     def episodes(self, numbers: Sequence[int]) -> dict[int, GroupEpisode]:
-        """The episodes by number; `numbers` are those of the files."""
+        """The episodes by number; `numbers` are the numbers of the files."""
         found = {}
         for one in sorted(self._found, key=lambda one: numbers[one.index]):
             name = self._names[one.index]
@@ -439,7 +439,7 @@ class _Files:
             )
         elif self._layout is _ROBOMIND:
             yield (
-                "actions are those of the master, where there is one; the authors train some robots on the puppet of "
+                "actions come from the master, where there is one; the authors train some robots on the puppet of "
                 "the next row"
             )
         if self._cut:
@@ -467,7 +467,7 @@ def _is_state(path: ColumnPath, layout: _Layout) -> bool:
 
 
 def _counts(path: ColumnPath, layout: _Layout) -> bool:
-    """Whether the rows of a column are those of the episode: joints, actions and pictures."""
+    """Whether a column has a row for each step: joints, actions and pictures do."""
     if _is_of_camera(path, layout) or path in layout.action:
         return True
     if layout is _ACT:

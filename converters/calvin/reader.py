@@ -244,7 +244,7 @@ class CalvinReader(FileReader):
             return []
         others = [folder.name for folder in folders[1:]]
         if others:
-            self._notes.append(f"annotations are those of {shown}; not read: {', '.join(others)}")
+            self._notes.append(f"annotations come from {shown}; not read: {', '.join(others)}")
         self._drop(f"{shown}: language.emb", "embeddings depend on a model, and can be made of the texts")
         self._lists.append(path)
         with PickleReader(str(path), path.stat().st_size) as reader:

@@ -253,11 +253,11 @@ class _CopiedVideos(Closing):
 class LanceReader(LerobotReader):
     """A dataset of LeRobot whose rows are in `frames.lance`, or a Lance table with a row a frame.
 
-    A dataset is read as one of LeRobot v3: its videos are kept, or decoded, its keys are those of `LerobotReader`. Of a
+    A dataset is read as one of LeRobot v3: its videos are kept, or decoded, its keys are as in `LerobotReader`. Of a
     table, `episode_index` and `frame_index`, or `index`, state the episodes; bytes of images are decoded, and the dots
     that names have lost are put back after `observation`, `observation.images` and `next`.
 
-    The newest version of a table is read. Options are those of `LerobotReader`.
+    The newest version of a table is read. It takes the options of `LerobotReader`.
 
     Raises UsageError without pylance, FormatError for what contradicts itself, CorruptDataError for damage.
     """
@@ -342,7 +342,7 @@ class LanceReader(LerobotReader):
             features[name] = self._feature(table, name, one)
         if EPISODE_INDEX not in features or not {FRAME_INDEX, INDEX} & features.keys():
             raise FormatError(
-                f"{self.path} has no {EPISODE_INDEX} with {FRAME_INDEX} or {INDEX}: its rows are no frames of episodes",
+                f"{self.path} has no {EPISODE_INDEX} with {FRAME_INDEX} or {INDEX}: its rows are not frames of episodes",
                 hint="a dataset of LeRobot is the folder of its tables",
             )
         features.setdefault(FRAME_INDEX, Feature(FRAME_INDEX, "int64", ()))

@@ -122,7 +122,7 @@ def answers(requests: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes]]:
 def serve() -> None:
     """Answer requests on the standard input until there are no more."""
     replies = io.BufferedWriter(io.FileIO(os.dup(1), "w"))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the library prints is no answer
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the library prints must not mix with answers
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -130,7 +130,7 @@ class LanceTable:
 
     def __init__(self, process: LanceProcess, path: Path) -> None:
         if not is_table(path):
-            raise CorruptDataError(f"{path} is no Lance table: it has no {_VERSIONS}", hint=FETCH_AGAIN)
+            raise CorruptDataError(f"{path} is not a Lance table: it has no {_VERSIONS}", hint=FETCH_AGAIN)
         self.path = path
         self._process = process
         found, schema = process.ask(path, "describe")
@@ -171,7 +171,7 @@ class LanceTable:
             fs.close(descriptor, target)
 
     def files(self) -> Iterator[Path]:
-        """The files of this version: its manifest, those of its rows, and those that state which were deleted."""
+        """The files of this version: its manifest, its rows, and the lists of deleted rows."""
         for name in (f"{(1 << 64) - 1 - self._version:020}{_MANIFEST}", f"{self._version}{_MANIFEST}"):
             if (self.path / _VERSIONS / name).is_file():
                 yield self.path / _VERSIONS / name

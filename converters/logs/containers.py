@@ -1,6 +1,6 @@
 """The files of robot logs: MCAP, ROS 2 bags in SQLite and ROS 1 bags, as messages of topics in order of log time.
 
-A `Log` tells where the messages of chosen topics are, without reading those of others, and brings their bytes.
+A `Log` tells where the messages of chosen topics are, without reading other topics, and brings their bytes.
 """
 
 from __future__ import annotations
@@ -536,7 +536,7 @@ class McapLog(Log):
         if log is not None and logged != log:
             self.damaged(f"its index has a message at {log} ns, which was logged at {logged} ns")
         found: Buffer = memoryview(data)[offset + 31 : offset + 9 + length]
-        # ROS 2 may compress each message; what begins so is no CDR
+        # ROS 2 may compress each message; what begins so is not CDR
         if found[:4] == _ZSTD and channel in self._channels and self._channels[channel].message_encoding == "cdr":
             found = _unzstd(found, None, self)
         return published, found
@@ -768,7 +768,7 @@ class SplitLog(Log):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The files of a recording, in order: of a ROS 2 bag those of its folder, `about` its `metadata.yaml`.
+    """The files of a recording, in order: for a ROS 2 bag the files in its folder, and `about`, its `metadata.yaml`.
 
     `notes` say what its files leave open.
     """

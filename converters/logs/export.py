@@ -37,7 +37,7 @@ _KINDS = {
     "uint64": ("Uint64s", 4), "int8": ("Int32s", 5), "int16": ("Int32s", 5), "int32": ("Int32s", 5),
     "uint8": ("Uint32s", 13), "uint16": ("Uint32s", 13), "uint32": ("Uint32s", 13), "bool": ("Bools", 8),
 }  # fmt: skip
-"""The message for each element type, and the number that Protobuf has for that of its values."""
+"""The message for each element type, and the number by which Protobuf knows the type of its values."""
 _MADE = frozenset({"time", "age", "late"})
 
 
@@ -89,7 +89,7 @@ class McapExporter(Sink):
                 self.notes.append(f"{field.name} is {field.dtype}, and has 32 bits there")
         if (count := int(table.explicit_next.sum())) > 0:
             self.notes.append(
-                f"{count:,} episodes have next observations that are not those of the next step: only the last is there"
+                f"{count:,} episodes have next observations that differ from the next step: only the last is there"
             )
         if table.has_seed.any():
             self.notes.append("seeds of episodes have no place there")

@@ -62,7 +62,7 @@ class Schema:
 class _Type:
     """A type of ROS: `kind` is the name of a number, `string`, `struct`, or the two kinds of lists of `item`.
 
-    `count` is the length of an array, 0 for a sequence; `fields` those of a struct.
+    `count` is the length of an array, 0 for a sequence; `fields` are the fields of a struct.
     """
 
     kind: str
@@ -97,7 +97,7 @@ class Codec:
 
     @property
     def is_assumed(self) -> bool:
-        """Whether the log lacks the definition, and that of all distributions of ROS is taken."""
+        """Whether the log lacks the definition, so that the one that all distributions of ROS share is taken."""
         return False
 
     @property
@@ -131,7 +131,7 @@ def _damaged(what: str, why: object) -> NoReturn:
 
 
 class _RosCodec(Codec):
-    """CDR and ROS 1: fields one after the other, those of CDR aligned to their size."""
+    """CDR and ROS 1: fields one after the other; CDR aligns them to their size."""
 
     def __init__(self, schema: Schema, what: str) -> None:
         super().__init__(schema, what)
@@ -247,7 +247,7 @@ def _parsed_types(data: bytes, name: str, language: str, what: str) -> tuple[Map
         raise FormatError(f"{what}: the definition of {name} cannot be read ({type(error).__name__}: {why})") from error
     full = next((one for one in found if one in {name, name.replace("/", "/msg/", 1)}), None)
     if full is None:
-        raise FormatError(f"{what}: the definition in the log is not that of {name}")
+        raise FormatError(f"{what}: the definition in the log does not define {name}")
     return found, full
 
 
@@ -711,7 +711,7 @@ def value_path(fields: Mapping[str, str], path: Path, what: str) -> Path:
 def names_path(fields: Mapping[str, str], path: Path) -> Path | None:
     """Return where messages have the names of the elements of a list, such as joints; None where they have none.
 
-    Names of structs in a list are not those of the elements of one of them; those of joints are, as for the points of
+    Names of structs in a list do not name the elements of one of them. Names of joints do, as for the points of
     a `JointTrajectory`.
     """
     if not path_text(path):

@@ -726,7 +726,7 @@ def _word(value: Any) -> bool | None:
 
 
 def _marked(marks: Iterable[tuple[int, _Mark]]) -> tuple[list[_Segment], int, int]:
-    """Return what lies between starts and stops, the number of stops of nothing, and that of starts without a stop."""
+    """Return what lies between starts and stops, and count stops without a start and starts without a stop."""
     found: list[_Segment] = []
     opened: tuple[int, _Mark] | None = None
     idle = endless = 0
@@ -758,7 +758,7 @@ _MOST_ROWS = 10_000_000
 
 
 class _Grid:
-    """The times of steps: the `k`-th is `floor(k / rate)` after the first, or that of the `k`-th message of a topic."""
+    """The times of steps: the `k`-th is `floor(k / rate)` after the first, or the time of message `k` of a topic."""
 
     def __init__(self, rate: Fraction | None, reference: Line | None) -> None:
         self._rate, self._reference = rate, reference
@@ -790,7 +790,7 @@ class _Grid:
 class _Tally:
     """What became of the messages of a topic: `rows` have its values, of which so many repeat the one before.
 
-    `unused` messages are between those of rows, `outside` ones before, between and after episodes.
+    `unused` messages lie between the ones that rows take, `outside` ones before, between and after episodes.
     """
 
     rows: int = 0
@@ -968,7 +968,7 @@ class LogReader(SurveyedReader[_Found]):
             for text in (f"{part.topic}.{name}" for name in (path_text(part.path), *mapping.fields_in(part))):
                 if any(word in text.lower() for word in ("orientation", "rotation", "quat")):
                     raise UsageError(
-                        f"--align linear: {text} is a rotation, whose numbers are not those of a rotation between two",
+                        f"--align linear: {text} is a rotation, and numbers between two rotations are not one",
                         hint="use --align hold or nearest",
                     )
 
@@ -1220,7 +1220,7 @@ class LogReader(SurveyedReader[_Found]):
         return found | ages
 
     def _read_rewards(self, line: Line, times: Array, segment: _Segment) -> Array:
-        """Return the position of the first message after each time: those of a step come after its begin."""
+        """Return the position of the first message after each time: the rewards of a step come after it begins."""
         found: Array = np.clip(np.searchsorted(line.times, times, "right"), *line.between(segment.since, segment.until))
         return found
 
@@ -1269,8 +1269,8 @@ class LogReader(SurveyedReader[_Found]):
 class _Read:
     """The messages that a part of a column takes, by their positions on the time line.
 
-    `after` are the messages after them, where values between two are taken. `bounds` are those of each step, of which
-    the values are added up.
+    `after` are the messages after them, where values between two are taken. Where values of a step are added up,
+    `bounds` are the positions at which the messages of each step begin.
     """
 
     part: _Part

@@ -55,7 +55,7 @@ META_TYPES = "meta.json"
 _MOST_EPISODES = 1 << 26
 _REWARDS = frozenset({"reward", "rewards"})
 _STEPS = re.compile(r"timestamp|stage|robot\d+_demo_(start|end)_pose")
-"""Arrays of the families that are known with each row, and are no observations."""
+"""Arrays of the families that are known with each row, and are not observations."""
 _POSES = re.compile(r"robot(\d+)_(eef_pos|eef_rot_axis_angle|gripper_width)")
 _POSE_PARTS = ("eef_pos", "eef_rot_axis_angle", "gripper_width")
 _TASKS = frozenset({"task", "instruction", "language", TASK})
@@ -491,7 +491,7 @@ def _ends_of(array: ZarrArray, path: Path) -> Array:
     stored = array.whole()
     ends: Array = stored.astype(np.int64)
     if stored.dtype == np.uint64 and (ends < 0).any():
-        raise FormatError(f"{path}: {ENDS} has {int(stored.max()):,}, which is no number of rows")
+        raise FormatError(f"{path}: {ENDS} has {int(stored.max()):,}, which is not a number of rows")
     down = np.flatnonzero(np.diff(ends, prepend=0) < 0)
     if len(down):
         at = int(down[0])

@@ -1439,7 +1439,7 @@ class _Beside:
         return cls(field, is_last, factors | np.uint32(1))
 
     def add(self, rows: Rows, codes: Array) -> None:
-        """Add codes to those of the pictures or of all else, uint64 `[rows, 2]`."""
+        """Add codes, uint64 `[rows, 2]`, to the codes of the pictures, or of all else."""
         values = rows.columns.get(self.field.key)
         which = rows.last if self.is_last else slice(None)
         if values is None or not self.field.row_bytes or not len(x := np.ascontiguousarray(values[which])):
