@@ -41,7 +41,7 @@ from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaErr
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.files import no_match
 from ...core.format.manifest import Dropped
-from ...core.ted.episodes import Final
+from ...core.ted.episodes import Final, ranges_of
 from ...core.ted.schema import (
     ACTION,
     REWARD,
@@ -588,7 +588,7 @@ class RllibReader(FileReader):
                 ends = _ends(path, block)
                 new = ~repeated[rows : rows + block.rows] if len(repeated) else np.ones(block.rows, bool)
                 ended += int((ends & new).sum())
-                for start, stop in _stretches(new):
+                for start, stop in ranges_of(new):
                     for run in runs_of(block.part(start, stop), ends[start:stop], rows + start, number):
                         runs.add(run)
                 self._blocks.append((number, place))
@@ -791,12 +791,6 @@ class _BlockRows:
 
     def __init__(self, block: RowBlock, start: int, stop: int, at: int) -> None:
         self.block, self.start, self.stop, self.at = block, start, stop, at
-
-
-def _stretches(rows: Array) -> Iterator[tuple[int, int]]:
-    """Yield the ranges in which a mask is true."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], rows, [False])).astype(np.int8))).tolist()
-    yield from zip(edges[::2], edges[1::2], strict=True)
 
 
 def _ends(path: Path, block: RowBlock) -> Array:

@@ -18,6 +18,7 @@ import numpy as np
 from ..format.contracts import Array
 from ..format.videos import image_key, reference_keys
 from ..progress import counted
+from ..ted.episodes import ranges_of
 from ..ted.rules import Rows
 from ..ted.schema import NEXT, Field, Key, key_name
 from .rows import RowRules
@@ -633,9 +634,8 @@ class _Camera:
             return
         still = (change < self.limits.calm * max(self._calm, 0.2)) & ~flat & known
         steps, quiet, small = one.steps[known], still[known], one.small[known].astype(np.int16)
-        edges = np.diff(np.concatenate(([0], quiet.astype(np.int8), [0])))
         runs: list[tuple[int, int]] = []
-        for begin, end in zip(np.flatnonzero(edges == 1).tolist(), np.flatnonzero(edges == -1).tolist(), strict=True):
+        for begin, end in ranges_of(quiet):
             joins = runs and begin - runs[-1][1] == 1 and min(end - begin, runs[-1][1] - runs[-1][0]) >= 4
             if (
                 joins and np.abs(small[begin] - small[runs[-1][1] - 1]).mean() < 1

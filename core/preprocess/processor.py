@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..format.contracts import Array
 from ..format.episodes import EpisodeTable
+from ..ted.episodes import ranges_of
 from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, Numbers, as_numbers
 
 
@@ -74,7 +75,7 @@ class Pieces:
             self.episode.tolist(), self.starts.tolist(), self.rows.tolist(), self.begins.tolist(), self.ends.tolist(),
             strict=True,
         ):  # fmt: skip
-            found = _runs(keep[start : start + length])
+            found = ranges_of(keep[start : start + length])
             if not found:
                 runs.append((episode, 0, begins, ends))
             for first, last in found:
@@ -85,12 +86,6 @@ class Pieces:
                     cut.append(rows - 1)
         columns = zip(*runs, strict=True) if runs else ((), (), (), ())
         return Pieces.of(*columns), np.array(cut, np.int64)
-
-
-def _runs(keep: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Half-open ranges of True."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], keep, [False])).astype(np.int8)))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,12 @@ class BoundaryCounts:
         return {name: count for name, count in counts.items() if count or not name.startswith("final_")}
 
 
+def ranges_of(chosen: Array) -> list[tuple[int, int]]:
+    """Return the half-open ranges in which a mask, bool `[n]`, is true."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], chosen, [False])).astype(np.int8)))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
 def rows_equal(one: Array, other: Array) -> Array:
     """Return for each row whether two arrays have the same bits; bool `[n]`.
 

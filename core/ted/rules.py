@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, overload
 import numpy as np
 
 from ..declarations import LEAVES, from_leaf
-from .episodes import Continuity, rows_equal
+from .episodes import Continuity, ranges_of, rows_equal
 from .schema import (
     ACTION,
     FLAGS,
@@ -751,8 +751,7 @@ def _elements(field: Field, same: Array) -> str:
     """Describe elements: `observation[27:29]`, or their number if there are many dimensions or runs."""
     if same.all():
         return field.name
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], same.reshape(-1), [False])).astype(np.int8)))
-    runs = list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+    runs = ranges_of(same.reshape(-1))
     if same.ndim > 1 or len(runs) > 8:
         return f"{int(same.sum()):,} of {same.size:,} elements of {field.name}: each"
     parts = (str(start) if stop == start + 1 else f"{start}:{stop}" for start, stop in runs)
