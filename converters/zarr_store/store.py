@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import zstandard
 
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError, not_installed
 from ...core.format.contracts import Array, Closing
@@ -811,26 +812,17 @@ def _blosc(codec: Any, data: Any, most: int) -> Any:
 
 def _zstd(codec: Any, data: Any, most: int) -> Any:
     data = _bytes(data)
-    stated = _zstd_size(data)
-    if stated is None:
+    try:
+        stated = zstandard.frame_content_size(data)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
+    if stated < 0:  # the header states no size
         with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
             found: bytes = stream.read(most + 1)
         return _bounded(found, most)
     if stated > most:
         raise ValueError(f"its header states {stated:,} bytes, at most {most:,} are expected")
     return codec.decode(data)
-
-
-def _zstd_size(data: bytes) -> int | None:
-    """Return the size that the header of a frame states, None where it states none."""
-    if len(data) < 6 or not data.startswith(b"\x28\xb5\x2f\xfd"):
-        raise ValueError("it is no frame of Zstandard")
-    flags = data[4]
-    at = 5 + (not flags & 0x20) + (0, 1, 2, 4)[flags & 3]
-    width = (1 if flags & 0x20 else 0, 2, 4, 8)[flags >> 6]
-    if not width:
-        return None
-    return int.from_bytes(data[at : at + width], "little") + 256 * (width == 2)
 
 
 def _lz4(codec: Any, data: Any, most: int) -> Any:
@@ -846,17 +838,8 @@ def _gunzip(data: Any, most: int) -> bytes:
         return _bounded(file.read(most + 1), most)
 
 
-def _unzlib(codec: Any, data: bytes, most: int) -> bytes:
-    inflate = zlib.decompressobj()
-    found = inflate.decompress(data, most + 1)
-    if not inflate.eof:
-        raise ValueError(f"it is cut, or has more than {most:,} bytes")
-    return found
-
-
-def _unbz2(codec: Any, data: bytes, most: int) -> bytes:
-    inflate = bz2.BZ2Decompressor()
-    found = inflate.decompress(data, most + 1)
+def _inflated(inflate: Any, data: bytes, most: int) -> bytes:
+    found: bytes = inflate.decompress(data, most + 1)
     if not inflate.eof:
         raise ValueError(f"it is cut, or has more than {most:,} bytes")
     return found
@@ -868,7 +851,11 @@ def _unlzma(codec: Any, data: bytes, most: int) -> bytes:
     return _bounded(found, most)
 
 
-_UNPACKED: Mapping[str, Callable[[Any, bytes, int], bytes]] = {"zlib": _unzlib, "bz2": _unbz2, "lzma": _unlzma}
+_UNPACKED: Mapping[str, Callable[[Any, bytes, int], bytes]] = {
+    "zlib": lambda codec, data, most: _inflated(zlib.decompressobj(), data, most),
+    "bz2": lambda codec, data, most: _inflated(bz2.BZ2Decompressor(), data, most),
+    "lzma": _unlzma,
+}
 
 
 def _bounded(found: bytes, most: int) -> bytes:
