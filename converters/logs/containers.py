@@ -14,16 +14,17 @@ import tempfile
 import zlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import numpy as np
 import yaml
+import zstandard
 
-from ...core.errors import CorruptDataError, FormatError, RbtoolError, UsageError, did_you_mean
+from ...core.errors import CorruptDataError, FormatError, RbtoolError, UsageError, did_you_mean, not_installed
 from ...core.format import fs
 from ...core.format.contracts import Array, Closing
 from ...core.format.files import open_regular
@@ -50,10 +51,7 @@ def library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UsageError(
-            f"robot logs need the package {name.partition('.')[0]}, which is not installed",
-            hint="pip install 'rbtool[logs]'",
-        ) from error
+        raise not_installed(f"robot logs need {name.partition('.')[0]}", "logs", error) from error
 
 
 @dataclass(slots=True)
@@ -184,7 +182,6 @@ class _Chunks:
 
 
 def _unzstd(data: Buffer, size: int | None, log: Log) -> bytes:
-    zstandard = library("zstandard")
     try:
         stated = zstandard.frame_content_size(data) if size is None else size
         if stated > _MOST_BYTES:
@@ -627,9 +624,11 @@ class SqliteLog(Log):
             self._folder.cleanup()
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path, unpack: Callable[[IO[bytes]], Any] = lambda file: file) -> None:
+    """Copy a file, or what `unpack` makes of it, a part at a time."""
     with os.fdopen(open_regular(source), "rb") as given, fs.created(target) as made:
-        while part := given.read(1 << 20):
+        opened = unpack(given)
+        while part := opened.read(1 << 20):
             made.write(part)
 
 
@@ -823,18 +822,11 @@ class _UnpackedLog(SplitLog):
 
 
 def _unpacked(path: Path) -> Log:
-    zstandard = library("zstandard")
     folder = tempfile.TemporaryDirectory(prefix="rbtool-log-")
     target = Path(folder.name) / path.name.removesuffix(".zstd")
     try:
-        with (
-            os.fdopen(open_regular(path), "rb") as given,
-            fs.created(target) as made,
-            reading("the log", path, zstandard.ZstdError),
-        ):
-            opened = zstandard.ZstdDecompressor().stream_reader(given)
-            while part := opened.read(1 << 20):
-                made.write(part)
+        with reading("the log", path, zstandard.ZstdError):
+            _copy(path, target, zstandard.ZstdDecompressor().stream_reader)
         if target.name.endswith(".db3"):
             return _UnpackedLog(path, SqliteLog(target, str(path)), folder)
         return _UnpackedLog(path, McapLog(target, name=str(path)), folder)

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
+from ...core.encodings.video import require_pyav
 from ...core.errors import CorruptDataError, FormatError, UsageError, did_you_mean
 from ...core.format.contracts import Array
 from ..files.images import ImageForm, decode_image, image_form
@@ -863,13 +864,7 @@ class VideoDecoder:
     """
 
     def __init__(self, codec: str, packet: Callable[[int], bytes], what: str) -> None:
-        try:
-            self._av = importlib.import_module("av")
-        except ImportError as error:
-            raise UsageError(
-                f"{what} has packets of video ({codec}), and the package av, which decodes them, is not installed",
-                hint="pip install 'rbtool[video]', or leave the topic out of the map",
-            ) from error
+        self._av = require_pyav()
         self._codec, self._packet, self.what = codec, packet, what
         self._context: Any = None
         self._next = 0

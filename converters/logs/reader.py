@@ -6,6 +6,7 @@ episodes, lays a grid over each, and takes for every key the value that holds at
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -23,6 +24,7 @@ from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.locate import OptionNeededError, Overview, overview_of
 from ...core.format.manifest import Dropped
 from ...core.progress import counted
+from ...core.ted.episodes import ranges_of
 from ...core.ted.schema import ACTION, NEXT, REWARD, Field, Key, Timing, key_name, role_of, safe_part
 from ..files.images import ImageForm, image_form, is_image, require_images
 from ..files.readers import SurveyedReader
@@ -958,7 +960,7 @@ class LogReader(SurveyedReader[_Found]):
         return [
             Dropped(name, f"it is not mapped ({kind})" if kind else "it is not mapped")
             for name, kind in schema_names(log.topics.values()).items()
-            if name not in used and name != self._marker(log)[0]
+            if name not in used and name != self._marker[0]
         ]
 
     def _require_alignable(self, mapping: LogMapping) -> None:
@@ -985,18 +987,20 @@ class LogReader(SurveyedReader[_Found]):
                 f"--action is next:{key_name(wanted)}, which --map does not have", hint=f"observations are {names}"
             )
 
-    def _marker(self, log: Log) -> tuple[str | None, str]:
+    @functools.cached_property
+    def _marker(self) -> tuple[str | None, str]:
+        """The topic that marks episodes, and its field: a name may have dots, so the topics of the log decide."""
         if self._rules.marker is None:
             return None, ""
-        return split_topic(self._rules.marker, log.topics)
+        with self._recordings[0].open() as log:
+            return split_topic(self._rules.marker, log.topics)
 
     def _topics(self, columns: Sequence[_Column]) -> list[str]:
         names = dict.fromkeys(part.topic for column in columns for part in column.parts)
         if self._rules.reference is not None:
             names[self._rules.reference] = None
-        if self._rules.marker is not None:
-            with self._recordings[0].open() as log:
-                names[self._marker(log)[0] or ""] = None
+        if self._marker[0] is not None:
+            names[self._marker[0]] = None
         return list(names)
 
     def _fields(self, columns: Sequence[_Column]) -> Iterator[tuple[Field, Timing]]:
@@ -1020,7 +1024,7 @@ class LogReader(SurveyedReader[_Found]):
             return [replace(one, texts=texts) for one in found]
         if self._rules.marker is None:
             return [_Segment(texts=texts, success=_succeeded(texts.get("success")))]
-        topic, field = self._marker(opened.log)
+        topic, field = self._marker
         assert topic is not None
         what = f"{opened.log.name}: {topic}"
         found, idle, endless = _marked((time, _mark(value, what)) for time, value in _markers(opened, topic, field))
@@ -1058,7 +1062,7 @@ class LogReader(SurveyedReader[_Found]):
             origin, first, rows = spread
             texts = {**({"recording": self._recordings[number].name} if several else {}), **segment.texts}
             late = self._tallied(opened, columns, spread, segment, tallies, inside)
-            for low, high in _runs(late) if self._rules.drop_late else [(0, rows - 1)]:
+            for low, high in ranges_of(~late) if self._rules.drop_late else [(0, rows - 1)]:
                 yield _Episode(
                     number, origin, first + low, high - low + 1, segment,
                     segment.success is True and high == rows - 1, texts,
@@ -1316,12 +1320,6 @@ def _piece(number: int, episode: _Episode, columns: Mapping[Key, Array], start: 
 def _form_of(pixels: Array) -> ImageForm:
     height, width, channels = pixels.shape
     return ImageForm(pixels.dtype.name, (height, width, channels))
-
-
-def _runs(late: Array) -> Iterator[tuple[int, int]]:
-    """Yield the first step and the one after the last of each run of steps that are not late."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([True], late, [True])).astype(np.int8)))
-    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
 def _few(notes: Sequence[str]) -> Iterator[str]:
