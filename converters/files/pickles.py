@@ -99,6 +99,35 @@ Value: TypeAlias = (
 )
 
 
+def framed_answer(process: subprocess.Popen[bytes], longest: int, most: int) -> tuple[dict[str, Any], bytes]:
+    """Read an answer of a process: the length of a line of JSON, the line, and as many bytes as its `bytes` states.
+
+    EOFError where the process ends before, and for a line of more than `longest` or data of more than `most` bytes.
+    """
+
+    def take(size: int, limit: int) -> bytes:
+        assert process.stdout is not None
+        data = process.stdout.read(size) if size <= limit else b""
+        if len(data) < size:
+            raise EOFError
+        return data
+
+    answer: dict[str, Any] = json.loads(take(int.from_bytes(take(8, 8), "little"), longest))
+    return answer, take(answer.get("bytes", 0), most)
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """End a process that was asked through pipes, and close them."""
+    process.kill()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            try:
+                stream.close()
+            except OSError:  # flushing what was still to be written
+                continue
+    process.wait()
+
+
 @functools.lru_cache(maxsize=256)
 def _element_type(text: str) -> np.dtype[Any]:
     return np.dtype(text)
@@ -196,15 +225,7 @@ class PickleReader(Closing):
         if self._process is None:
             return
         process, self._process = self._process, None
-        if process.poll() is None:
-            process.kill()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except OSError:  # flushing what was still to be written
-                    continue
-        process.wait()
+        end_process(process)
 
     def _sound(self, array: Array) -> Array:
         if array.dtype.kind == "b" and odd_truths(array).any():
@@ -245,8 +266,8 @@ class PickleReader(Closing):
         watch.start()
         try:
             self._send(process, request, file, size)
-            answer = json.loads(self._take(process, int.from_bytes(self._take(process, 8), "little")))
-            data = self._take(process, answer["bytes"]) if "bytes" in answer else b""
+            most = max(_LONGEST_ANSWER, self._memory)
+            answer, data = framed_answer(process, most, most)
             whole = True
         except (BrokenPipeError, EOFError) as error:
             raise self._ended(process) from error
@@ -270,16 +291,6 @@ class PickleReader(Closing):
             pipe.write(part)
             size -= len(part)
         pipe.flush()
-
-    def _take(self, process: subprocess.Popen[bytes], size: int) -> bytes:
-        pipe = process.stdout
-        assert pipe is not None
-        if size > max(_LONGEST_ANSWER, self._memory):
-            raise EOFError
-        data = pipe.read(size)
-        if len(data) < size:
-            raise EOFError
-        return data
 
     def _end_late(self, process: subprocess.Popen[bytes]) -> None:
         self._late = True

@@ -10,6 +10,7 @@ folder of their own as long as the reader is open.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
@@ -27,7 +28,7 @@ from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format import fs
 from ...core.format.contracts import Array, Closing, SourceFacts
 from ...core.format.documents import dump_json, parse_json
-from ...core.format.files import FETCH_AGAIN, no_match, open_regular
+from ...core.format.files import FETCH_AGAIN, no_match
 from ...core.format.manifest import is_inside
 from ...core.progress import counted
 from ..files.images import image_form, is_image
@@ -227,12 +228,19 @@ class _CopiedVideos(Closing):
             target = _Copy(self._folder.path / VIDEOS_TABLE / name)
             target.folder = self._folder
             fs.make_folder(target.parent)
-            self._table.copy_bytes("video_bytes", self.rows[name], target)
+            descriptor = fs.create(target)
+            try:
+                self._table.copy_bytes("video_bytes", self.rows[name], descriptor, target)
+            except BaseException:
+                fs.remove(target)
+                raise
+            finally:
+                fs.close(descriptor, target)
             return target, -1
-        with tempfile.TemporaryDirectory(prefix="rbtool-lance-") as folder:
-            unnamed = Path(folder) / "video"
-            self._table.copy_bytes("video_bytes", self.rows[name], unnamed)
-            descriptor = open_regular(unnamed)
+        # Not a file in a temporary folder: a worker that is ended before it has removed the folder leaves it.
+        with tempfile.TemporaryFile() as file:
+            self._table.copy_bytes("video_bytes", self.rows[name], file.fileno(), Path(tempfile.gettempdir()) / "video")
+            descriptor = os.dup(file.fileno())
         return _DESCRIPTORS / str(descriptor), descriptor
 
     def _remove(self, path: Path, descriptor: int) -> None:
@@ -299,12 +307,8 @@ class LanceReader(LerobotReader):
         return info
 
     def _info_of_dataset(self, table: LanceTable) -> DatasetInfo:
-        root = self.path
-        if not (root / INFO).is_file():
-            self._folder = _Folder()
-            root = self._folder.path
-            self._unpack_metadata(root)
-        info = read_info(root)
+        rows = {} if (self.path / INFO).is_file() else self._packed_metadata()
+        info = read_info(self.path, self._metadata_in(rows[INFO]) if INFO in rows else None)
         names = set(table.schema.names)
 
         def as_stored(feature: Feature) -> Feature:
@@ -315,22 +319,43 @@ class LanceReader(LerobotReader):
         features = {name: as_stored(one) for name, one in info.features.items()}
         return replace(info, features=features)
 
-    def _unpack_metadata(self, root: Path) -> None:
-        """Write the files that `meta.lance` has to a folder."""
+    @functools.cached_property
+    def _metadata_table(self) -> LanceTable:
         table = LanceTable(self._process, self.path / META_TABLE)
         if not {"path", "data"} <= set(table.schema.names):
             raise FormatError(f"{table.path} has no columns path and data, which have the files of meta")
-        for row in range(table.rows):
-            found = table.read(["path", "data"], row, row + 1).to_pylist()[0]
-            name, data = found["path"], bytes_of(found["data"], f"{table.path}: 'data', row {row}")
-            inside = isinstance(name, str) and is_inside(name.removeprefix("meta/"))
-            if not inside or len(data) > _MOST_METADATA:
+        return table
+
+    def _packed_metadata(self) -> dict[str, int]:
+        """Return the files in `meta.lance`, by their paths in the dataset, with their rows."""
+        table, found = self._metadata_table, dict[str, int]()
+        for row, name in enumerate(table.read(["path"], 0, table.rows).column("path").to_pylist()):
+            if not isinstance(name, str) or not is_inside(name.removeprefix("meta/")):
                 raise FormatError(f"{table.path} has a file {str(name)[:200]!r}, which would be outside of its folder")
-            target = root / "meta" / name.removeprefix("meta/")
-            if target.exists():
+            if found.setdefault(f"meta/{name.removeprefix('meta/')}", row) != row:
                 raise FormatError(f"{table.path} has the file {name!r} twice")
-            fs.make_folder(target.parent)
-            fs.write_file(target, data, synced=False)
+        return found
+
+    def _metadata_in(self, row: int) -> bytes:
+        table = self._metadata_table
+        value = table.read(["data"], row, row + 1).column("data")[0].as_py()
+        data = bytes_of(value, f"{table.path}: 'data', row {row}")
+        if len(data) > _MOST_METADATA:
+            raise FormatError(f"{table.path}: row {row} has a file of {len(data):,} bytes, too large for metadata")
+        return data
+
+    def _unpack_metadata(self) -> None:
+        """Write the metadata to a folder, if they are in their table alone.
+
+        Only the survey needs them: a worker, which may be ended at any time, makes no folder that it could leave.
+        """
+        if not self._is_dataset or (self.path / INFO).is_file():
+            return
+        self._folder = _Folder()
+        for name, row in self._packed_metadata().items():
+            fs.make_folder((self._folder.path / name).parent)
+            fs.write_file(self._folder.path / name, self._metadata_in(row), synced=False)
+        self._info = replace(self._info, root=self._folder.path)
 
     def _info_of_table(self, table: LanceTable) -> DatasetInfo:
         """Describe the columns as features."""
@@ -342,7 +367,8 @@ class LanceReader(LerobotReader):
             features[name] = self._feature(table, name, one)
         if EPISODE_INDEX not in features or not {FRAME_INDEX, INDEX} & features.keys():
             raise FormatError(
-                f"{self.path} has no {EPISODE_INDEX} with {FRAME_INDEX} or {INDEX}: its rows are not frames of episodes",
+                f"{self.path} has no {EPISODE_INDEX} with {FRAME_INDEX} or {INDEX}, "
+                "so its rows are not frames of episodes",
                 hint="a dataset of LeRobot is the folder of its tables",
             )
         features.setdefault(FRAME_INDEX, Feature(FRAME_INDEX, "int64", ()))
@@ -389,6 +415,7 @@ class LanceReader(LerobotReader):
 
     def look(self, progress: Callable[[int], None]) -> FoundDataset:
         """Look at the table of frames, and at the videos."""
+        self._unpack_metadata()
         self._find_videos()
         kind = _DatasetInLance if self._is_dataset else _TableOfFrames
         survey = type("Survey", (kind,), {"columns": self._columns, "table": self._table})
@@ -433,7 +460,6 @@ class LanceReader(LerobotReader):
     def take_survey(self, state: Any) -> None:
         """Take over what was found; videos that are decoded are copied one by one, to files that vanish with them."""
         self._found = state
-        self._folder = None  # metadata, of which all is known
         if self._images == "decode":
             self._find_videos(named=not _DESCRIPTORS.is_dir())
 

@@ -23,6 +23,7 @@ from ...core.errors import CorruptDataError, FormatError, not_installed
 from ...core.format import fs
 from ...core.format.contracts import Closing
 from ...core.format.files import FETCH_AGAIN
+from ..files.pickles import end_process, framed_answer
 
 _VERSIONS, _MANIFEST = "_versions", ".manifest"
 _PIECE = 4 << 20
@@ -76,8 +77,7 @@ class LanceProcess(Closing):
             assert process.stdin is not None
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
-            answer = json.loads(_taken(process, int.from_bytes(_taken(process, 8), "little"), _LONGEST_LINE))
-            data = _taken(process, answer["bytes"])
+            answer, data = framed_answer(process, _LONGEST_LINE, 1 << 40)
             whole = True
             return answer, data
         except (BrokenPipeError, EOFError) as error:
@@ -98,24 +98,8 @@ class LanceProcess(Closing):
     def close(self) -> None:
         """End the process; another request starts another one."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except OSError:  # flushing what was still to be written
-                    continue
-        process.wait()
-
-
-def _taken(process: subprocess.Popen[bytes], size: int, most: int = 1 << 40) -> bytes:
-    assert process.stdout is not None
-    data = process.stdout.read(size) if size <= most else b""
-    if len(data) < size:
-        raise EOFError
-    return data
+        if process is not None:
+            end_process(process)
 
 
 def _damaged(path: Path, why: str) -> CorruptDataError:
@@ -145,30 +129,23 @@ class LanceTable:
             raise CorruptDataError(f"{self.path} ends before its row {stop:,}", hint=FETCH_AGAIN)
         return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
 
-    def copy_bytes(self, name: str, row: int, target: Path) -> None:
-        """Write the bytes of one row to a new file, a part at a time where they are kept apart."""
+    def copy_bytes(self, name: str, row: int, descriptor: int, target: Path) -> None:
+        """Write the bytes of one row to an open file, a part at a time where they are kept apart."""
         if name not in self._blobs:
             value = self.read([name], row, row + 1).column(0)[0].as_py()
-            fs.write_file(target, bytes_of(value, f"{self.path}: {name!r}, row {row}"), synced=False)
+            fs.write(descriptor, memoryview(bytes_of(value, f"{self.path}: {name!r}, row {row}")), target)
             return
         answer, data = self._process.ask(self.path, "blob", name, row, 0, _PIECE)
         start, size = 0, int(answer["size"])
         fs.require_space(target.parent, size)
-        descriptor = fs.create(target)
-        try:
-            while True:
-                fs.write(descriptor, memoryview(data), target)
-                start += len(data)
-                if start >= size:
-                    return
-                data = self._process.ask(self.path, "blob", name, row, start, _PIECE)[1]
-                if not data:
-                    raise CorruptDataError(f"{self.path}: {name!r} has fewer bytes in row {row} than it states")
-        except BaseException:
-            fs.remove(target)
-            raise
-        finally:
-            fs.close(descriptor, target)
+        while True:
+            fs.write(descriptor, memoryview(data), target)
+            start += len(data)
+            if start >= size:
+                return
+            data = self._process.ask(self.path, "blob", name, row, start, _PIECE)[1]
+            if not data:
+                raise CorruptDataError(f"{self.path}: {name!r} has fewer bytes in row {row} than it states")
 
     def files(self) -> Iterator[Path]:
         """The files of this version: its manifest, its rows, and the lists of deleted rows."""

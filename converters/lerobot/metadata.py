@@ -149,11 +149,16 @@ def require_content(path: Path, what: str, *, hint: str = FETCH_AGAIN) -> None:
     refuse_pointer(path)
 
 
-def read_info(root: Path) -> DatasetInfo:
-    """Read `info.json`; raises FormatError for a version that is not known and for entries of another kind."""
+def read_info(root: Path, data: bytes | None = None) -> DatasetInfo:
+    """Read `info.json`; raises FormatError for a version that is not known and for entries of another kind.
+
+    Its content is `data`, where it is not a file yet.
+    """
     path = root / INFO
-    require_content(path, "it states what the dataset has")
-    content = parse_json(read_regular(path), str(path))
+    if data is None:
+        require_content(path, "it states what the dataset has")
+        data = read_regular(path)
+    content = parse_json(data, str(path))
     if not isinstance(content, dict):
         raise FormatError(f"{path} is {type(content).__name__}, expected an object")
     version = content.get("codebase_version")
