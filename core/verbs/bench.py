@@ -36,7 +36,7 @@ from ..format.contracts import Array, StepReader
 from ..format.files import read_regular
 from ..format.locate import find_dataset
 from ..format.staging import FileStaging, require_suffix
-from ..format.videos import reference_keys
+from ..format.videos import refuse_videos
 from ..open_steps import open_steps
 from ..options import takes
 from ..progress import Progress
@@ -217,11 +217,7 @@ class PlainRows:
     """Observations and actions of a dataset as npy files: what libraries make their forms of, and what is compared."""
 
     def __init__(self, reader: StepReader, folder: Path) -> None:
-        if kept := reference_keys(reader.fields):
-            raise UsageError(
-                f"{reader.path} keeps videos ({'.'.join(kept[0])}), which other libraries cannot read as they are",
-                hint="convert it again with --images decode",
-            )
+        refuse_videos(reader, "the forms of other libraries")
         fields = {one.name: one for one in reader.fields if one.role in ("observation", "action")}
         self.fields = {name: one for name, one in fields.items() if one.key[0] != "next"}
         actions = [name for name, one in self.fields.items() if one.role == "action"]
