@@ -204,7 +204,7 @@ OPERATION_OPTIONS = (
         "Give a task another text, in all episodes that have it.",
     ),
     OperationOption(
-        "retime", "rbtool.core.robots.times:Retime", float, "FPS",
+        "retime", "rbtool.core.robots.episodes:Retime", float, "FPS",
         "Set timestamp to frame / FPS, where it was measured with jitter.",
     ),
     OperationOption(

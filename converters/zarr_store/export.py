@@ -38,8 +38,19 @@ from ...core.ted.schema import (
 )
 from ..files.exports import RowSink
 from ..files.hdf5 import MARK
-from .reader import DATA, META, META_TYPES, OURS
-from .store import ARRAY_2, ATTRIBUTES_2, ENDS, GROUP_2, StoreFiles, is_store, made_codec
+from .store import (
+    ARRAY_2,
+    ATTRIBUTES_2,
+    DATA,
+    ENDS,
+    GROUP_2,
+    META,
+    META_TYPES,
+    OURS,
+    StoreFiles,
+    is_store,
+    made_codec,
+)
 
 _FORMAT = "zarr"
 _CHUNK_BYTES = 2 << 20

@@ -41,17 +41,9 @@ from ...core.ted.schema import (
 from ..files.hdf5 import MARK
 from ..files.images import require_images
 from ..files.readers import ColumnEpisode, ColumnReader, EpisodeColumn, ReadRows, natural_order, why_no_key
-from .store import ENDS, StoreFiles, ZarrArray, arrays_of, is_store
+from .store import DATA, ENDS, META, META_TYPES, OURS, StoreFiles, ZarrArray, arrays_of, is_store
 
-DATA = "data/"
-OURS = "rbtool"
-"""The attribute of an array that rbtool wrote: the parts of its key under `key`, its `role`, when its rows are known as
-`timing`.
-"""
 _ROLES: tuple[Role, ...] = ("observation", "action", "info", "state")
-META = "meta/"
-META_TYPES = "meta.json"
-"""The document with the types of the arrays of `meta` that became texts."""
 _MOST_EPISODES = 1 << 26
 _REWARDS = frozenset({"reward", "rewards"})
 _STEPS = re.compile(r"timestamp|stage|robot\d+_demo_(start|end)_pose")

@@ -38,7 +38,14 @@ from ..files.readers import DAMAGED, reading
 
 GROUP_2, ARRAY_2, ATTRIBUTES_2, NODE_3 = ".zgroup", ".zarray", ".zattrs", "zarr.json"
 _METADATA = frozenset({GROUP_2, ARRAY_2, ATTRIBUTES_2, NODE_3, ".zmetadata"})
-ENDS = "meta/episode_ends"
+DATA, META = "data/", "meta/"
+ENDS = f"{META}episode_ends"
+OURS = "rbtool"
+"""The attribute of an array that rbtool wrote: the parts of its key under `key`, its `role`, when its rows are known as
+`timing`.
+"""
+META_TYPES = "meta.json"
+"""The document with the types of the arrays of `meta` that became texts."""
 _ZIP = b"PK"
 _LARGEST_METADATA = 64 << 20
 LARGEST_CHUNK = 2 << 30

@@ -158,7 +158,7 @@ class _BoundActionSpace(BoundOperation):
             for place, values, how in checks:
                 if (bad := group.flaw(place.of(values), how)).any():
                     numbers = ", ".join(f"{number:.4g}" for number in place.of(values)[int(bad.argmax())])
-                    raise ResultRefused(f"{place} is no {group.kind} in {how} everywhere: {numbers}")
+                    raise ResultRefused(f"{place} is not a {group.kind} in {how} everywhere: {numbers}")
 
 
 _INFO = "meta/info.json"

@@ -703,6 +703,6 @@ class Layout(NamedTuple):
                 found.append(rows[:, part].astype(np.float64))
                 continue
             of_group = None if before is None else part.place.of(before)
-            with np.errstate(divide="ignore", invalid="ignore"):  # NaN stays, and is made of what is no rotation
+            with np.errstate(divide="ignore", invalid="ignore"):  # NaN stays, and is made of what is not a rotation
                 found.append(part.changed(part.place.of(rows), runs, states, of_group))
         return np.concatenate(found, -1)

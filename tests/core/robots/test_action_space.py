@@ -280,7 +280,7 @@ def test_what_makes_no_sense_is_told(texts, words):
 
 def test_numbers_that_are_no_rotation_are_refused():
     rows = np.ones((2, 4))
-    with pytest.raises(ResultRefused, match=r"action\[0:4\] is no rotation in quat-wxyz everywhere: 1, 1, 1, 1"):
+    with pytest.raises(ResultRefused, match=r"action\[0:4\] is not a rotation in quat-wxyz everywhere: 1, 1, 1, 1"):
         made_rows(["0:4=rotation,from=quat-wxyz,to=matrix"], rows, rows, [2])
 
 

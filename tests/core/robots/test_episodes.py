@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,14 +20,14 @@ from rbtool.core.preprocess.operations.built_in import Rename
 from rbtool.core.preprocess.operations.program import Program, ProgramProcessor, pipeline_text, program_of
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context
 from rbtool.core.robots.action_space import ChangeActionSpace
-from rbtool.core.robots.episodes import RenameTask, Resample, SetTask, TrimIdle
+from rbtool.core.robots.episodes import RenameTask, Resample, Retime, SetTask, TrimIdle
 from rbtool.core.robots.representations import between, rotation
-from rbtool.core.robots.times import Retime
 from rbtool.core.ted.episodes import Final
 from rbtool.core.ted.schema import Field, encode_text, role_of, text_fields
 from rbtool.core.testing.datasets import write_pieces, write_walks
 from rbtool.core.testing.operations import OperationTests, sample_block
 
+LEROBOT = Path(__file__).parents[2] / "data" / "lerobot" / "recent"
 TEXTS = [
     {"language_instruction": "pick", "scene": "kitchen"}, {}, {"language_instructions": '{"3": "pick", "1": "place"}'},
     {"language_instruction": "place"},
@@ -552,3 +554,47 @@ def test_what_makes_no_sense_for_an_arm_is_told(tmp_path, operations, words):
         source = tmp_path / "plain"
     with pytest.raises(UsageError, match=words):
         done(source, **operations)
+
+
+class TestRetime(OperationTests):
+    def operation(self):
+        return Retime(30)
+
+    def rows(self):
+        fields, block = sample_block()
+        frames = np.concatenate([np.arange(length) for length in block.pieces.rows])
+        block = replace(block, columns={**block.columns, ("frame",): BlockColumn("int64", frames)})
+        return (*fields, Field(("frame",), "int64", (), "id")), block
+
+
+def test_time_stamps_count_frames(tmp_path):
+    made = rbtool.convert(LEROBOT / "jitter_4ms", tmp_path / "made")
+    assert any("LeRobot needs tolerance_s ≥ 0.0041, its default, 0.0001" in note for note in made.notes)
+    result = rbtool.preprocess(made.path, dest=tmp_path / "out", operations={"retime": 30})
+    with open_steps(result.path) as reader:
+        frames, stamps = (reader.read((name,), 0, 34) for name in ("frame", "timestamp"))
+        assert any("videos are kept" in note for note in reader.manifest.notes)
+    pixels = rbtool.preprocess(made.path, dest=tmp_path / "pixels", operations={"crop": "observation.image.top=8x8"})
+    with open_steps(pixels.path) as reader:
+        assert not any("videos are kept" in note for note in reader.manifest.notes)
+    assert stamps.dtype == np.float32
+    assert np.array_equal(stamps, (frames / 30).astype(np.float32))
+    out = rbtool.export(result.path, tmp_path / "lerobot", to="lerobot").path
+    assert not any("tolerance_s" in note for note in rbtool.convert(out, tmp_path / "again").notes)
+
+
+def test_the_stated_rate_is_that_of_the_time_stamps():
+    documents = {"meta/info.json": b'{"fps": 30}', "meta/stats.json": b"{}"}
+    assert Retime(30).documents(documents) == documents
+    assert json.loads(Retime(20).documents(documents)["meta/info.json"]) == {"fps": 20}
+
+
+@pytest.mark.parametrize(("fps", "message"), [
+    (0, "--retime is 0"),
+    (1e-300, "--retime is 1e-300, expected frames a second, 1e-06 to"),
+    (30, "the number of each row in its episode"),
+])  # fmt: skip
+def test_rates_that_make_no_sense_are_refused(fps, message, tmp_path):
+    write_walks(tmp_path / "walks", [(3, "terminated")])
+    with pytest.raises(UsageError, match=message):
+        rbtool.preprocess(tmp_path / "walks", dest=tmp_path / "out", operations={"retime": fps})
