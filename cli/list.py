@@ -1,4 +1,4 @@
-"""`rbtool list`: what is stored, what can be fetched, and which formats are read."""
+"""`rbtool list`: what is stored, what can be fetched, and which formats are read and written."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .output import Output
 from .text import Cell, Line, Styled, Table, ago, folded
 
 if TYPE_CHECKING:
-    from ..core.verbs.list import ReadableFormat, RemoteEntry, StoredDataset
+    from ..core.verbs.list import ListedFormat, RemoteEntry, StoredDataset
 
 EXAMPLES = (
     Example("rbtool list", "every stored dataset"),
     Example(f"rbtool list '{SOURCE}:cartpole/*'", "those whose name fits a pattern"),
     Example("rbtool list -q | head -1", "the name of the first one"),
     Example(f"rbtool list --remote {SOURCE} door", "what can be fetched, by part of a name"),
-    Example("rbtool list --formats", "what can be read, and what ends an episode there"),
+    Example("rbtool list --formats", "what can be read and written, and what ends an episode there"),
 )
 
 _LIST_RIGHT = frozenset({1, 2, 3})
@@ -51,10 +51,10 @@ def list_datasets(
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Ask the remote again, even if the listing is new.")
     ] = False,
-    formats: Annotated[bool, typer.Option("--formats", help="List the formats that can be read.")] = False,
+    formats: Annotated[bool, typer.Option("--formats", help="List the formats that can be read or written.")] = False,
     root: Root = None,
 ) -> None:
-    """List the stored datasets, those that can be fetched, or the formats that are read."""
+    """List the stored datasets, those that can be fetched, or the formats that are read and written."""
     if formats:
         if remote is not None or pattern is not None:
             raise UsageError("--formats takes no pattern and no --remote", hint="leave them out")
@@ -118,7 +118,7 @@ def _list_formats(out: Output) -> None:
     out.suggest(f"rbtool list --remote {source_example()}, or: rbtool convert PATH DEST")
 
 
-def _format_lines(formats: Sequence[ReadableFormat], width: int | None) -> list[list[Cell]]:
+def _format_lines(formats: Sequence[ListedFormat], width: int | None) -> list[list[Cell]]:
     """A format takes a line, and one below it for each thing about it."""
     lines: list[list[Cell]] = []
     for one in formats:

@@ -8,11 +8,15 @@ __all__ = ["FORMATS"]
 
 _OPENED = {
     "h5": (
-        "h5:H5Exporter", "one dataset a leaf", (".h5", ".hdf5"), "", "import h5py; h5py.File({}).visititems(print)"
+        "HDF5, one dataset a leaf", "h5:H5Exporter", "one dataset a leaf", (".h5", ".hdf5"), "",
+        "import h5py; h5py.File({}).visititems(print)",
     ),
-    "npz": ("reader:NpzExporter", "NumPy", (".npz",), "", "import numpy; print(numpy.load({}).files)"),
+    "npz": (
+        "npz, one array a leaf", "reader:NpzExporter", "NumPy", (".npz",), "",
+        "import numpy; print(numpy.load({}).files)",
+    ),
     "parquet": (
-        "parquet:ParquetExporter", "a row a step", (".parquet",), "/steps.parquet",
+        "Parquet, a row a step", "parquet:ParquetExporter", "a row a step", (".parquet",), "/steps.parquet",
         "import pyarrow.parquet as pq; print(pq.read_table({}))",
     ),
 }  # fmt: skip
@@ -25,8 +29,12 @@ FORMATS = tuple(
         sink=sink,
         steps="reader:ExportedSteps",
         written=written,
+        title=title,
+        found="a file or folder that rbtool export wrote",
+        ends="as in the dataset that was exported",
+        final="yes",
         suffixes=suffixes,
         opened=(inside, code),
     )
-    for order, (name, (sink, written, suffixes, inside, code)) in enumerate(_OPENED.items(), start=1)
+    for order, (name, (title, sink, written, suffixes, inside, code)) in enumerate(_OPENED.items(), start=90)
 )

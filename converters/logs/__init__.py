@@ -22,9 +22,11 @@ FORMATS = (
     FormatDeclaration(
         name="mcap",
         package=__name__,
-        order=81,
+        order=93,
         sink="export:McapExporter",
         written="a log for viewers",
+        title="MCAP for viewers",
+        extra="logs",
         suffixes=(".mcap",),
         opened=("", "from mcap.reader import make_reader; print(make_reader(open({}, 'rb')).get_summary().statistics)"),
     ),

@@ -71,13 +71,13 @@ list = list_datasets  # its public name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadableFormat:
-    """A format that can be read: how files are recognised, what ends an episode, and what it needs.
+class ListedFormat:
+    """A format that can be read or written: how files are recognised, what ends an episode, and what it needs.
 
     `final` states whether files have an observation after the last step (yes, no, where stored), `extra` the extra of
     rbtool that has to be installed, `remote` whether datasets can be downloaded, `streams` whether they come in shards
     that a stream fetches one by one, `exported` whether `export` writes it, `keeps_video` whether videos can be kept.
-    A format that another package adds has a name alone.
+    `read` is False for what is only written. A format that another package adds has a name alone.
     """
 
     name: str
@@ -90,28 +90,29 @@ class ReadableFormat:
     streams: bool = False
     exported: bool = False
     keeps_video: bool = False
+    read: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatsResult(Result):
-    """The formats of raw datasets, and the sources without a format of files."""
+    """The formats of raw datasets and of exports, and the sources without a format of files."""
 
     kind: ClassVar[str] = "list formats"
-    formats: tuple[ReadableFormat, ...]
+    formats: tuple[ListedFormat, ...]
 
 
 def list_formats() -> FormatsResult:
-    """List the formats that are read, with other installed packages' last, and sources that have no files."""
-    ours = {one.name: one for one in declared() if one.reader is not None or one.source is not None}
+    """List the formats that are read or written, with other installed packages' last, and sources without files."""
+    ours = {one.name: one for one in declared()}
     described = [
-        ReadableFormat(
+        ListedFormat(
             name=one.name, title=one.title, found=one.found, ends=one.ends, final=one.final, extra=one.extra,
             remote=one.source is not None, streams=one.streams, exported=one.sink is not None,
-            keeps_video=one.keeps_video,
+            keeps_video=one.keeps_video, read=any((one.reader, one.source, one.steps)),
         )
         for one in ours.values()
     ]  # fmt: skip
-    plugged = [ReadableFormat(name=name) for name in reader_names() if name not in ours]
+    plugged = [ListedFormat(name=name) for name in reader_names() if name not in ours]
     return FormatsResult(formats=(*described, *plugged))
 
 

@@ -343,9 +343,7 @@ def formats_overview() -> str:
     for one in list_formats().formats:
         page = ROOT / "docs/reference" / f"{one.name}.md"
         title = f"[{one.title}](docs/reference/{page.name})" if page.exists() else one.title
-        marks = (
-            "yes" if there else "" for there in (one.found, one.exported, one.remote, one.streams, one.keeps_video)
-        )
+        marks = ("yes" if there else "" for there in (one.read, one.exported, one.remote, one.streams, one.keeps_video))
         text.append(f"| {' | '.join((title, *marks, _cell(one.ends)))} |")
     return "\n".join(text)
 

@@ -480,13 +480,13 @@ def test_the_suffix_of_the_destination_names_the_format(name: str, form: str, wa
         ("out.v2", "the format to export is unclear"),
         ("out.h5/x", "the format to export is unclear"),
         ("h5", "the format to export is unclear"),
-        ("out.csv", "expected one of the suffixes .h5, .hdf5, .npz, .parquet, .zarr, .zarr.zip, .mcap, or --to"),
+        ("out.csv", "expected one of the suffixes .zarr, .zarr.zip, .h5, .hdf5, .npz, .parquet, .mcap, or --to"),
     ],
 )
 def test_without_a_suffix_of_a_format_it_has_to_be_named(name: str, said: str, walks: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=re.escape(said)) as raised:
         export(walks, tmp_path / name)
-    names = "minari, d4rl, h5, npz, robomimic, parquet, rlds, lerobot, zarr, d3rlpy, sb3 or mcap"
+    names = "minari, d4rl, robomimic, rlds, lerobot, zarr, d3rlpy, sb3, h5, npz, parquet or mcap"
     assert raised.value.hint == f"add --to {names}"
     assert [path.name for path in tmp_path.iterdir()] == ["walks"]
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import numpy as np
 import pytest
 import typer.main
 from table_files import flat, random_episodes, write_d4rl
@@ -116,16 +115,18 @@ def test_a_format_can_be_named(tmp_path: Path) -> None:
 
 def test_every_format_describes_itself() -> None:
     formats = {one.name: one for one in list_formats().formats}
+    assert list(formats) == [declaration.name for declaration in declared()]
     for declaration in declared():
-        if declaration.reader is not None:
-            one = formats[declaration.name]
-            assert one.title
+        one = formats[declaration.name]
+        assert one.title
+        assert one.exported == (declaration.sink is not None)
+        assert one.read or one.exported
+        if one.read:
             assert one.found
             assert one.ends
             assert one.final in {"yes", "no", "where stored"}
-            assert one.exported == (declaration.sink is not None)
+        if declaration.reader is not None:
             reader = reader_class(one.name)
             assert one.keeps_video == (reader.videos_of is not Reader.videos_of)
         if declaration.source is not None:
             assert formats[declaration.name].streams == (source_class(declaration.name).shards is not Source.shards)
-    assert np.all([one.name in formats for one in declared() if one.source is not None])
