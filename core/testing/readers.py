@@ -16,6 +16,7 @@ from ..format.converter import FINAL_STEPS, Reader
 from ..format.manifest import Request
 from ..format.memmap.builder import DatasetBuilder, Origin
 from ..format.memmap.reader import TedReader
+from ..format.memmap.tree import as_array
 from ..format.returns import Ingest
 from ..ted.episodes import Final
 from ..ted.schema import NEXT, REWARD, Key, ted_fields
@@ -161,6 +162,16 @@ class ReaderTests(ABC):
                 assert {key: array.tobytes() for key, array in columns.items()} == {
                     key: array.tobytes() for key, array in again[number].items()
                 }
+
+    def test_what_was_given_stays_as_it_is_when_more_is_read(self) -> None:
+        with self.with_small_pieces() as reader:
+            for parts in (reader.pieces(), reader.blocks()):
+                held, then = [], []
+                for part in parts:
+                    arrays = [*part.columns.values(), *part.next.values(), part.terminated, part.truncated]
+                    held.append(arrays)
+                    then.append([as_array(rows).tobytes() for rows in arrays])
+                assert [[as_array(rows).tobytes() for rows in arrays] for arrays in held] == then
 
     def test_facts_table_and_pieces_agree_on_final_steps(self) -> None:
         for choice in FINAL_STEPS:
