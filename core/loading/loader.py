@@ -4,48 +4,29 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
 from ..buffers.draws import arrived, cuda_devices, each_tensor
 from ..errors import UsageError, WorkerDiedError, keywords_of, require_keywords
 from ..storages.lazy_tensor import available_device
-from .torch_dataset import Start, TorchDataset, TorchMapDataset, check_number
+from .torch_dataset import Fed, Feed, check_number
 
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
-class _Numbers(Sampler[Start]):
-    """Asks for the batches of an epoch from `start` on; a new `start` is for the next pass."""
-
-    def __init__(self, dataset: TorchMapDataset, endless: bool) -> None:
-        self.dataset = dataset
-        self.endless = endless
-        self.start = Start(0, 0, 0)
-
-    def __iter__(self) -> Iterator[Start]:
-        return self._from(self.start)
-
-    def _from(self, place: Start) -> Iterator[Start]:
-        while self.endless or place.batch < len(self.dataset):
-            yield place
-            place = place._replace(batch=place.batch + 1)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-
 class TorchLoader(DataLoader[Any]):
-    """A `DataLoader` of a torch dataset, with a state, and with batches on a device.
+    """A `DataLoader` of a torch dataset or a stream, with a state, and with batches on a device.
 
     - `num_workers` and further options are as in `DataLoader`; the data set makes the batches, so that there is no
       `batch_size`, `shuffle` or `sampler`.
     - `state_dict()`: the state after the last batch that was taken, whatever workers have made ahead. A loader with any
       other number of workers continues from it at once, as does a `TorchDataset`; the seed is part of it. Between the
-      last batch of an epoch and the end of the loop over it, the next pass has no batch.
+      last batch of an epoch and the end of the loop over it, the next pass has no batch. The state of a `StreamDataset`
+      is for as many workers; those of all ranks, in a list, are for any number of ranks and workers.
     - `device`, `prefetch`: where batches go, and how many are on their way there while one is used. To CUDA they are
       copied from pinned memory in a stream of their own, so that copies and kernels overlap; `prefetch=0` copies each
       batch when it is asked for.
@@ -70,16 +51,17 @@ class TorchLoader(DataLoader[Any]):
 
     def __init__(
         self,
-        dataset: TorchDataset | TorchMapDataset,
+        dataset: Fed,
         *,
         num_workers: int = 0,
         device: torch.device | str | int | None = None,
         prefetch: int = 2,
         **options: Any,
     ) -> None:
-        if not isinstance(dataset, TorchDataset | TorchMapDataset):
+        if not isinstance(dataset, Fed):
             raise UsageError(
-                f"expected a torch dataset, found a {type(dataset).__name__}", hint="rbtool.torch_dataset(…)"
+                f"expected a torch dataset or a stream, found a {type(dataset).__name__}",
+                hint="rbtool.torch_dataset(…)",
             )
         require_keywords(type(self).__name__, options, keywords_of(type(self)))
         if refused := [name for name in _OURS if options.get(name)]:
@@ -87,42 +69,31 @@ class TorchLoader(DataLoader[Any]):
         if not options.get("in_order", True):
             raise UsageError("in_order is False, expected True: the state counts batches in their order")
         check_number("prefetch", prefetch, 0)
-        if options.get("persistent_workers") and dataset.batches.copied:
-            raise UsageError(
-                "persistent workers would keep a copy of rows that this process can write",
-                hint="share the rows first: buffer.share()",
-            )
-        rows = getattr(dataset.buffer.storage, "device", None)
-        if num_workers and isinstance(rows, torch.device) and rows.type == "cuda":
-            raise UsageError(
-                f"the rows are on {rows}, where the workers of a loader cannot read them", hint="write num_workers=0"
-            )
+        self._feed = dataset.feed(num_workers, persistent=bool(options.get("persistent_workers")))
         self.device = None if device is None else available_device(device)
         self.ahead = prefetch
-        numbered = TorchMapDataset(dataset.batches, dataset.passes, dataset.slots)
-        self._numbers = _Numbers(numbered, dataset.batches.count() is None)
-        self._next: Start | None = None  # the batch after the last one that was taken
+        self._next: Any = None  # the place after the last batch that was taken
         options = {name: value for name, value in options.items() if name not in _OURS}
         if self.device is not None and self.device.type == "cuda":
             # Without workers, `on_device` pins: torch's loader refuses batches with entries on a device.
             options["pin_memory"] = bool(options.get("pin_memory", True) and num_workers)
-        super().__init__(numbered, batch_size=None, sampler=self._numbers, num_workers=num_workers, **options)
+        super().__init__(
+            self._feed.dataset, batch_size=None, sampler=self._feed.sampler, num_workers=num_workers, **options
+        )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Start a pass, and yield its batches."""
-        start = self._numbers.dataset.passes.enter()
-        self._numbers.dataset.batches.begin(start.epoch)
-        self._next = start
-        return _LoaderPass(self._batches_from, self._took, self._failed, start)
+        self._next = self._feed.begin()
+        return _LoaderPass(self._feed, self._batches_from, self._took, self._failed, self._next)
 
-    def _batches_from(self, place: Start) -> Iterator[Any]:
-        """Start the workers, or have persistent ones start, with this batch."""
-        self._numbers.start = place
-        batches: Iterator[Any] = super().__iter__()
+    def _batches_from(self, place: Any) -> Iterator[Any]:
+        """Start the workers, or have persistent ones start, at this place."""
+        self._feed.start(place)
+        batches = self._feed.received(super().__iter__())
         return batches if self.device is None else on_device(batches, self.device, self.ahead)
 
-    def _took(self, following: Start) -> None:
-        """Note the batch after one that was taken."""
+    def _took(self, following: Any) -> None:
+        """Note the place after a batch that was taken."""
         self._next = following
 
     def _failed(self, error: BaseException) -> None:
@@ -135,24 +106,21 @@ class TorchLoader(DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next pass with the first batch of `epoch`."""
-        self._numbers.dataset.set_epoch(epoch)
+        self._feed.dataset.set_epoch(epoch)
         self._next = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last batch that was taken: numbers and texts, few of them."""
-        dataset = self._numbers.dataset
-        return dataset.batches.state(self._next or dataset.passes.next)
+        return self._feed.state(self._next or self._feed.next())
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state with the next pass.
+    def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Continue from a state with the next pass; a stream also from those of all ranks, in a list.
 
         SchemaError (a RuntimeError), with nothing changed, for a state of other batches: of another dataset, batch
         size, sampler or rank.
         """
-        dataset = self._numbers.dataset
-        start = dataset.batches.place_in(state_dict)
-        self._next = None
-        dataset.passes.start_at(start)
+        self._feed.load(state_dict)
+        self._next = self._iterator = None  # persistent workers do not have it
 
 
 class _LoaderPass(Iterator[Any]):
@@ -160,11 +128,13 @@ class _LoaderPass(Iterator[Any]):
 
     def __init__(
         self,
-        batches_from: Callable[[Start], Iterator[Any]],
-        took: Callable[[Start], None],
+        feed: Feed,
+        batches_from: Callable[[Any], Iterator[Any]],
+        took: Callable[[Any], None],
         failed: Callable[[BaseException], None],
-        place: Start,
+        place: Any,
     ) -> None:
+        self._feed = feed
         self._batches_from = batches_from
         self._took = took
         self._failed = failed
@@ -182,7 +152,7 @@ class _LoaderPass(Iterator[Any]):
             batch = next(self._batches)
         except StopIteration:
             self._ended = True
-            self._took(Start(place.seed, place.epoch + 1, 0))
+            self._took(self._feed.next())
             raise
         except BaseException as error:
             self._batches = None
@@ -192,7 +162,7 @@ class _LoaderPass(Iterator[Any]):
                     "a worker of the loader died before its batch arrived", hint="it may have run out of memory"
                 ) from error
             raise
-        self._place = place._replace(batch=place.batch + 1)
+        self._place = self._feed.after(place)
         self._took(self._place)
         return batch
 

@@ -11,6 +11,7 @@ import itertools
 import os
 import secrets
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -457,7 +458,97 @@ class Retried(Iterator[Any]):
         return batch
 
 
-class _Shared:
+class Feed(ABC):
+    """What a `TorchLoader` asks of a data set: the places in a pass, each of which is that of the next batch.
+
+    Attributes:
+        dataset: what workers have.
+        sampler: what it is asked for, in order; None for an iterable data set.
+    """
+
+    dataset: Any
+    sampler: torch.utils.data.Sampler[Any] | None = None
+
+    @abstractmethod
+    def next(self) -> Any:
+        """Return where the next pass begins."""
+
+    @abstractmethod
+    def begin(self) -> Any:
+        """Begin a pass; return where."""
+
+    @abstractmethod
+    def start(self, place: Any) -> None:
+        """Have the workers that start now, or persistent ones, begin at a place of the pass."""
+
+    def received(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return the batches of what workers send."""
+        return batches
+
+    @abstractmethod
+    def after(self, place: Any) -> Any:
+        """Return the place after a batch that the training loop takes."""
+
+    @abstractmethod
+    def state(self, place: Any) -> dict[str, Any]:
+        """Return a place as a state."""
+
+    @abstractmethod
+    def load(self, state: Any) -> None:
+        """Have the next pass begin where a state says; SchemaError, with nothing changed, for one of other batches."""
+
+
+class Fed(ABC):
+    """A data set for `TorchLoader`."""
+
+    @abstractmethod
+    def feed(self, workers: int, *, persistent: bool) -> Feed:
+        """Return what a loader with so many workers asks; UsageError for workers that cannot read the rows."""
+
+
+class _Numbers(Feed, torch.utils.data.Sampler[Start]):
+    """Asks for the batches of an epoch from a place on."""
+
+    dataset: TorchMapDataset
+
+    def __init__(self, dataset: TorchMapDataset) -> None:
+        self.dataset, self.sampler = dataset, self
+        self._endless = dataset.batches.count() is None
+        self._start = Start(0, 0, 0)
+
+    def __iter__(self) -> Iterator[Start]:
+        return self._from(self._start)
+
+    def _from(self, place: Start) -> Iterator[Start]:
+        while self._endless or place.batch < len(self.dataset):
+            yield place
+            place = self.after(place)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def next(self) -> Start:
+        return self.dataset.passes.next
+
+    def begin(self) -> Start:
+        start = self.dataset.passes.enter()
+        self.dataset.batches.begin(start.epoch)
+        return start
+
+    def start(self, place: Start) -> None:
+        self._start = place
+
+    def after(self, place: Start) -> Start:
+        return place._replace(batch=place.batch + 1)
+
+    def state(self, place: Start) -> dict[str, Any]:
+        return self.dataset.batches.state(place)
+
+    def load(self, state: Any) -> None:
+        self.dataset.passes.start_at(self.dataset.batches.place_in(state))
+
+
+class _Shared(Fed):
     """What both kinds of data sets do."""
 
     def __init__(
@@ -491,6 +582,20 @@ class _Shared:
         """Start the next pass with the first batch of `epoch`, also in workers that exist already."""
         check_number("the epoch", epoch, 0)
         self.passes.start_at(Start(self.passes.next.seed, epoch, 0))
+
+    def feed(self, workers: int, *, persistent: bool) -> Feed:
+        """Return what a `TorchLoader` asks; UsageError for workers that cannot read the rows."""
+        if persistent and self.batches.copied:
+            raise UsageError(
+                "persistent workers would keep a copy of rows that this process can write",
+                hint="share the rows first: buffer.share()",
+            )
+        rows = getattr(self.buffer.storage, "device", None)
+        if workers and isinstance(rows, torch.device) and rows.type == "cuda":
+            raise UsageError(
+                f"the rows are on {rows}, where the workers of a loader cannot read them", hint="write num_workers=0"
+            )
+        return _Numbers(TorchMapDataset(self.batches, self.passes, self.slots))
 
     def _serve_loader(self) -> None:
         """Prepare the loader that asks, if one does; SchemaError (a RuntimeError) for one that batches batches."""

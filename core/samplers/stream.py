@@ -9,7 +9,9 @@ over three rounds, and the elements of a round are shuffled together:
     shard C               [C0]  [C1]  [C2]         round 2 is a shuffle of A2, B1 and C0
 
 Batches are taken from one round after another. All orders are functions of (seed, epoch, number of the round or shard),
-so that the state is the place of the next element: epoch, round, and how many elements of it were taken.
+so that the state is the place of the next element: epoch, round, and how many elements of it were taken. A round mixes
+the shards, and keeps the order within each: what is drawn of a shard is the beginning of its order, so that one number
+a shard tells what is left of an epoch, and it can be divided anew.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
@@ -94,6 +97,7 @@ class StreamSampler(Sampler):
         self.seed = seed
         self.part = Part(*part)
         self._given_seed = seed
+        self._left: Numbers | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -109,11 +113,15 @@ class StreamSampler(Sampler):
         self._ran_out = False
         self._start(epoch)
 
-    def _start(self, epoch: int, round_: int = 0, taken: int = 0) -> None:
-        """Go to an element of an epoch."""
-        self.epoch, self._round, self._taken = epoch, round_, taken
-        self._pools: deque[Numbers] = deque()  # rounds from `_round` on; `_taken` elements of the first are drawn
-        self._order: Numbers | None = None
+    def _start(
+        self, epoch: int, round_: int = 0, taken: int = 0, drawn: Mapping[int, int] = MappingProxyType({}),
+        left: Numbers | None = None,
+    ) -> None:  # fmt: skip
+        """Go to an element of an epoch, of which the parts divide `left`, by default all of it."""
+        self.epoch, self._round, self._taken, self._left = epoch, round_, taken, left
+        self._drawn = dict(drawn)  # how many elements of the shards of the present round, by their place in the order
+        self._pools: deque[_Pool] = deque()  # rounds from `_round` on; `_taken` elements of the first are drawn
+        self._order: _Order | None = None
         self._dealt: dict[int, Numbers] = {}
         self._started = bool(round_ or taken)
 
@@ -155,10 +163,12 @@ class StreamSampler(Sampler):
         self._started = True
         found, missing = [], min(count, there)
         while missing:
-            pool = self._pools[0][self._taken :][:missing]
-            found.append(pool)
-            missing -= len(pool)
-            self._taken += len(pool)
+            chosen = slice(self._taken, self._taken + missing)
+            found.append(self._pools[0].elements[chosen])
+            for place, drawn in zip(*np.unique(self._pools[0].places[chosen], return_counts=True), strict=True):
+                self._drawn[int(place)] = self._drawn.get(int(place), 0) + int(drawn)
+            missing -= len(found[-1])
+            self._taken += len(found[-1])
             self._skip_empty()
         self._ran_out = there - sum(map(len, found)) < least
         if self._ran_out:
@@ -168,7 +178,8 @@ class StreamSampler(Sampler):
     @contextlib.contextmanager
     def _whole_or_again(self) -> Iterator[None]:
         """If the block fails, return to the present element, so that what it took is drawn again."""
-        before, ran_out = (self.epoch, self._round, self._taken), self._ran_out
+        before = self.epoch, self._round, self._taken, dict(self._drawn), self._left
+        ran_out = self._ran_out
         try:
             yield
         except BaseException:
@@ -177,7 +188,7 @@ class StreamSampler(Sampler):
             raise
 
     def _refuse(self, stream: StreamStorage, there: int, count: int) -> NoReturn:
-        if there:
+        if there and self.part.of == 1 and self._left is None:
             raise UsageError(
                 f"a batch has {count} elements, expected at most the {there} of an epoch with drop_last=True",
                 hint="use a smaller batch size, or drop_last=False",
@@ -187,9 +198,9 @@ class StreamSampler(Sampler):
     def _fill(self, stream: StreamStorage, count: int) -> int:
         """Prepare rounds until `count` elements are left or the epoch ends; return how many are left."""
         order = self._shard_order(stream)
-        while (left := sum(map(len, self._pools)) - self._taken) < count:
+        while (left := sum(len(pool.elements) for pool in self._pools) - self._taken) < count:
             number = self._round + len(self._pools)
-            if number >= len(order) + self.window - 1:
+            if not len(order.shards) or number >= len(order.shards) + self.window - 1:
                 return left
             self._pools.append(self._round_of(stream, order, number))
             self._skip_empty()
@@ -197,36 +208,45 @@ class StreamSampler(Sampler):
 
     def _skip_empty(self) -> None:
         """Drop rounds whose elements have all been drawn."""
-        while self._pools and self._taken >= len(self._pools[0]):
-            self._taken -= len(self._pools.popleft())
+        while self._pools and self._taken >= len(self._pools[0].elements):
+            self._taken -= len(self._pools.popleft().elements)
             self._round += 1
+            self._drawn.pop(self._round - self.window, None)
 
     # Order -------------------------------------------------------------------------------------------
 
     def shards_of(self, storage: Storage) -> list[int]:
         """Return the shards of this part, in the order of the present epoch."""
-        return list(map(int, self._shard_order(self._stream(storage))))
+        return list(map(int, self._shard_order(self._stream(storage)).shards))
 
-    def _shard_order(self, stream: StreamStorage) -> Numbers:
+    def _shard_order(self, stream: StreamStorage) -> _Order:
         if self._order is None:
             shards = self._shuffled(np.arange(len(stream.shards)), _SHARDS, 0)
-            self._order = shards[self.part.number :: self.part.of]
+            places, drawn = places_left(self._left, len(shards))
+            own = slice(self.part.number, None, self.part.of)
+            self._order = _Order(shards[places[own]], drawn[own])
         return self._order
 
-    def _round_of(self, stream: StreamStorage, order: Numbers, number: int) -> Numbers:
+    def _round_of(self, stream: StreamStorage, order: _Order, number: int) -> _Pool:
         """Return the elements of a round in their order: a part of each shard in its window."""
-        first, stop = max(0, number - self.window + 1), min(number + 1, len(order))
+        shards = order.shards
+        first, stop = max(0, number - self.window + 1), min(number + 1, len(shards))
         # Keep the shard that leaves the window: a batch may still contain its last elements.
-        stream.shards.expect(order[max(0, first - 1) : number + 1 + self.ahead].tolist())
+        stream.shards.expect(shards[max(0, first - 1) : number + 1 + self.ahead].tolist())
         self._dealt = {place: dealt for place, dealt in self._dealt.items() if place >= first}
         lots = []
         for place in range(first, stop):
             if place not in self._dealt:
-                shard = int(order[place])
-                self._dealt[place] = self._shuffled(self._elements(stream, shard), _ELEMENTS, shard)
+                shard = int(shards[place])
+                elements = self._shuffled(self._elements(stream, shard), _ELEMENTS, shard)
+                self._dealt[place] = self._chosen(elements, shard)[order.drawn[place] :]
             dealt, turn = self._dealt[place], number - place
             lots.append(dealt[len(dealt) * turn // self.window : len(dealt) * (turn + 1) // self.window])
-        return self._chosen(self._shuffled(np.concatenate(lots), _ROUND, number), number)
+        places = self._shuffled(np.repeat(np.arange(first, stop), list(map(len, lots))), _ROUND, number)
+        elements = np.concatenate(lots)
+        mixed = np.empty_like(elements)
+        mixed[np.argsort(places, kind="stable")] = elements
+        return _Pool(places, mixed)
 
     def _shuffled(self, elements: Numbers, kind: int, number: int) -> Numbers:
         return elements[permutation(len(elements), self._generator(kind, number))] if self.shuffle else elements
@@ -240,18 +260,24 @@ class StreamSampler(Sampler):
         """Return the elements of a shard, `[n, ...]`; by default their numbers, int64 `[n]`."""
         return stream.numbers(shard, np.arange(stream.take(shard).rows))
 
-    def _chosen(self, elements: Numbers, number: int) -> Numbers:
-        """Return what is drawn for the elements of a round."""
+    def _chosen(self, elements: Numbers, shard: int) -> Numbers:
+        """Return what is drawn for the elements of a shard."""
         return elements
 
     # State -------------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return the place of the next element: a few numbers."""
+        """Return the place of the next element: a few numbers.
+
+        `drawn` has how many elements of the `window` shards that begin last in the round are drawn; `left` is what the
+        parts divide, see `places_left`, and None for a whole epoch.
+        """
+        drawn = [self._drawn.get(self._round - self.window + 1 + turn, 0) for turn in range(self.window)]
         return {
             "seed": self.seed, "epoch": self.epoch, "round": self._round, "taken": self._taken,
             "part": self.part.number, "parts": self.part.of, "shards": self._shards, "window": self.window,
-            "shuffle": self.shuffle, "_ran_out": self._ran_out,
+            "shuffle": self.shuffle, "drawn": torch.tensor(drawn), "_ran_out": self._ran_out,
+            "left": None if self._left is None else torch.from_numpy(self._left),
         }  # fmt: skip
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -263,7 +289,11 @@ class StreamSampler(Sampler):
             if state.get(name) != here.get(name):
                 raise SchemaError(f"the state has {name}={state[name]!r}, this sampler {name}={here[name]!r}")
         self.seed, self._shards, self._ran_out = state["seed"], state["shards"], bool(state["_ran_out"])
-        self._start(int(state["epoch"]), int(state["round"]), int(state["taken"]))
+        round_, left = int(state["round"]), state["left"]
+        first = round_ - self.window + 1
+        drawn = {first + turn: count for turn, count in enumerate(map(int, state["drawn"])) if count}
+        left = None if left is None else np.array(left, np.int64).reshape(-1, 3)
+        self._start(int(state["epoch"]), round_, int(state["taken"]), drawn, left)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the generator, and orders, which can be recomputed."""
@@ -271,6 +301,35 @@ class StreamSampler(Sampler):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shuffle={self.shuffle}, window={self.window}, part={tuple(self.part)})"
+
+
+class _Order(NamedTuple):
+    """The shards of a part, in their order, and how many elements of each were drawn before the parts divided them."""
+
+    shards: Numbers
+    drawn: Numbers
+
+
+class _Pool(NamedTuple):
+    """The elements of a round, in their order, and the places of their shards in the order of the part."""
+
+    places: Numbers
+    elements: Numbers
+
+
+def places_left(left: Numbers | None, shards: int) -> tuple[Numbers, Numbers]:
+    """Return the places of the shards that are left in the order of an epoch, and how many elements of each are drawn.
+
+    Args:
+        left: runs of such shards, int64 `[n, 3]`: the first place, the one after the last, and how many elements of
+            each shard are drawn. None for all shards.
+        shards: how many there are.
+    """
+    if left is None:
+        return np.arange(shards), np.zeros(shards, np.int64)
+    first, stop, drawn = left.T
+    count = stop - first
+    return np.repeat(first - count.cumsum() + count, count) + np.arange(count.sum()), np.repeat(drawn, count)
 
 
 class StreamSliceSampler(StreamSampler):
@@ -321,10 +380,12 @@ class StreamSliceSampler(StreamSampler):
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Draw slices with `batch_size` steps in total, or those that are left."""
         count, slice_len = self.measure.of(batch_size)
-        if self._started and self._slice_len != slice_len:
+        begun = self._started or (self._left is not None and self._slice_len is not None)
+        if begun and self._slice_len != slice_len:
             raise SchemaError(f"slices have {slice_len} steps, expected {self._slice_len} as before in this epoch")
         if self._slice_len != slice_len:
-            self._start(self.epoch)  # discard slices of another length, prepared for a batch that was refused
+            # Discard slices of another length, prepared for a batch that was refused.
+            self._start(self.epoch, left=self._left)
         self._slice_len = slice_len
         with self._whole_or_again():
             return self._slices_of(storage, self._next(self._stream(storage), count), slice_len)
@@ -368,12 +429,12 @@ class StreamSliceSampler(StreamSampler):
             )
         return found[long_enough]
 
-    def _chosen(self, elements: Numbers, number: int) -> Numbers:
+    def _chosen(self, elements: Numbers, shard: int) -> Numbers:
         """Choose a slice in each of these trajectories: its first step and number of steps."""
         rule, first, lengths = self._rule(), elements[:, 0], elements[:, 1]
         place = np.zeros_like(first)
         if self.shuffle:
-            chances = torch.rand(len(elements), generator=self._generator(_STARTS, number), dtype=torch.float64).numpy()
+            chances = torch.rand(len(elements), generator=self._generator(_STARTS, shard), dtype=torch.float64).numpy()
             place = scaled(chances, rule.starts(lengths))
         start, taken = rule.slices(first, lengths, place)
         return np.stack([start, np.full_like(start, rule.length) if taken is None else taken], 1)

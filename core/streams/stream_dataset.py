@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import itertools
+import json
 import secrets
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
-from torch.utils.data import IterableDataset, get_worker_info
+import torch
+from torch.utils.data import IterableDataset, default_convert, get_worker_info
 
 from ..buffers.data_loader import SharedSlots, fetcher_asking, serve
 from ..buffers.replay_buffer import ReplayBuffer
 from ..errors import EmptyPartError, SchemaError, UsageError
-from ..loading.torch_dataset import Passes, Retried, Start, check_number, refuse_batching, shard_of_process
+from ..loading.torch_dataset import Fed, Feed, Passes, Retried, Start, check_number, refuse_batching, shard_of_process
 from ..samplers.stream import Part, StreamSampler
 from ..storages.dataset import StreamStorage
+from .remainders import remainder_of
+
+_WORKERS, _TURN = "workers", "turn"
 
 
-class StreamDataset(IterableDataset[Any]):
-    """An `IterableDataset` of the batches of a stream, for `DataLoader(…, batch_size=None)`.
+class _Saved(NamedTuple):
+    """What was loaded: the states of the workers of a rank, or one of what is left of an epoch, which parts divide."""
+
+    states: Sequence[Mapping[str, Any]]
+    divided: bool = False
+    turn: int = 0
+
+    def of(self, part: Part) -> Mapping[str, Any]:
+        """Return the state of a part; that of another one if there is none."""
+        if self.divided:
+            return {**self.states[0], "part": part.number, "parts": part.of}
+        own = (one for one in self.states if (one.get("part"), one.get("parts")) == part)
+        return next(own, self.states[0])
+
+
+class StreamDataset(Fed, IterableDataset[Any]):
+    """An `IterableDataset` of the batches of a stream, for `TorchLoader` or `DataLoader(…, batch_size=None)`.
 
     The shards of an epoch are divided among the ranks, and the shards of a rank among its workers: together they draw
     every element once. The batches of one worker depend on the seed, the epoch, the number of workers and its own
@@ -30,12 +52,14 @@ class StreamDataset(IterableDataset[Any]):
     - `seed`: without one a fresh seed is drawn; ranks need the same one.
     - `rank`, `world_size`: as for `torch_dataset`.
 
-    `state_dict()` is the place after the last batch that this process took, a few numbers; `load_state_dict` continues
-    there with the next pass. torchdata's `StatefulDataLoader` has the state of all workers, and needs as many of them
-    to continue. After the last batch of an epoch the pass that continues has no batch.
+    `state_dict()` is the place after the last batch that this process took, a few numbers; that of a `TorchLoader` has
+    the places of its workers. `load_state_dict` continues there with the next pass: with one state, the same rank of as
+    many, with as many workers. A list with the state of each rank is for any number of ranks and workers: what is left
+    of the epoch is divided anew, so that every element comes once, in an order that depends on the states. After the
+    last batch of an epoch the pass that continues has no batch.
 
     UsageError (a ValueError) for another buffer, for one without a batch size, for ranks without a seed and for more
-    ranks than there are shards; SchemaError (a RuntimeError) for a state of another part.
+    ranks than there are shards; SchemaError (a RuntimeError) for a state of another part, or for lists that lack one.
     """
 
     def __init__(
@@ -63,43 +87,45 @@ class StreamDataset(IterableDataset[Any]):
             raise UsageError(f"there are {shards} shards for {self._rank.ranks} ranks, one each is needed")
         self.slots = SharedSlots()
         self.passes = Passes(secrets.randbits(63) if seed is None else seed)
-        self._loaded: Mapping[str, Any] | None = None
+        self._loads, self._saved = 0, _Saved(())
+        self._own: Mapping[str, Any] | None = None  # what this very worker loaded
         self._before: Mapping[str, Any] | None = None  # the place of a batch that is being made, or could not be
         self._entered = False
 
     def __iter__(self) -> Iterator[Any]:
         """Start a pass: yield the batches of an epoch, in a worker the batches of its shards."""
-        if (fetcher := fetcher_asking(self)) is not None:
+        return self.enter(fetcher_asking(self), self._next_of)
+
+    def enter(self, fetcher: Any, make: Callable[[Iterator[Any]], Any]) -> Iterator[Any]:
+        """Start a pass for what fetches, if anything does, with `make` for each batch."""
+        if fetcher is not None:
             if fetcher.auto_collation:
                 refuse_batching()
             serve(fetcher, self.slots)
-        loaded, self._loaded = self._loaded, None
         self._entered = True
         self.buffer.settle()  # in a worker it begins an epoch of its own
-        if loaded is None:
+        own, self._own = self._own, None
+        worker, workers = _worker()
+        if own is None:
             start = self.passes.enter()
-            self._go_to(start)
-            return self._pass()
-        self._load(loaded)  # passes since may have been others
-        return iter(()) if self._sampler.ran_out else self._pass()
-
-    @property
-    def _part(self) -> Part:
-        """The part of all shards that this process reads; the part of a rank does not depend on its workers."""
-        worker, rank = get_worker_info(), self._rank
-        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        return Part(rank.rank + rank.ranks * number, rank.ranks * workers)
-
-    def _pass(self) -> Iterator[Any]:
+            self.go_to(start, (worker + self.turn_of(start)) % workers, workers)
+        else:
+            self._load(own, self._part(worker, workers))  # passes since may have been others
+        if self._sampler.ran_out:
+            return iter(())
         batches = iter(self.buffer if self._sampler.part.number < len(self._shards) else ())
-        return Retried(itertools.count, lambda _: self._next_of(batches))
+        return Retried(itertools.count, lambda _: make(batches))
+
+    def _part(self, worker: int, workers: int) -> Part:
+        """Return the part of all shards that a worker reads; the part of a rank does not depend on its workers."""
+        return Part(self._rank.rank + self._rank.ranks * worker, self._rank.ranks * workers)
 
     def _next_of(self, batches: Iterator[Any]) -> Any:
         self._before = self._sampler.state_dict()
         try:
             batch = next(batches, self)
         except EmptyPartError:  # before the first batch: no shard of this part has a step
-            if self._sampler.part.of == 1:
+            if self._sampler.part.of == 1 and self._before["left"] is None:
                 raise
             batch = self
         self._before = None
@@ -107,10 +133,26 @@ class StreamDataset(IterableDataset[Any]):
             raise StopIteration
         return batch
 
-    def _go_to(self, start: Start) -> None:
-        """Go to the beginning of an epoch."""
-        self._forget()
-        self._sampler.go_to(start.seed, start.epoch, self._part)
+    def next_with_place(self, batches: Iterator[Any]) -> tuple[Any, torch.Tensor]:
+        """Return the next batch, and the place after it as uint8 `[n]`."""
+        batch = self._next_of(batches)
+        return batch, torch.frombuffer(bytearray(json.dumps(self._here).encode()), dtype=torch.uint8)
+
+    def go_to(self, start: Start, worker: int = 0, workers: int = 1) -> dict[str, Any]:
+        """Go to where a worker starts a pass: an epoch, or what was loaded; return the state there."""
+        part = self._part(worker, workers)
+        if not start.batch:
+            self._forget()
+            self._sampler.go_to(start.seed, start.epoch, part)
+        elif start.batch == self._loads:
+            self._load(self._saved.of(part), part)
+        else:
+            raise SchemaError("a state was loaded after the workers started, which do not have it")
+        return self._here
+
+    def turn_of(self, start: Start) -> int:
+        """Return which worker has the first batch of a pass."""
+        return self._saved.turn if start.batch else 0
 
     def _forget(self) -> None:
         """Forget a batch that could not be made."""
@@ -129,27 +171,152 @@ class StreamDataset(IterableDataset[Any]):
         if get_worker_info() is None and self.passes.by_workers:
             raise SchemaError(
                 "the workers of a loader are ahead of the training loop: which batches it took is not known here",
-                hint="torchdata's StatefulDataLoader has the state of its workers",
+                hint="take the state_dict() of rbtool.TorchLoader(dataset, num_workers=N), or of StatefulDataLoader",
             )
-        if not self._entered and self._loaded is None:
-            self._go_to(self.passes.next)
-        return {"identity": self._shards.identity, **(self._before or self._sampler.state_dict())}
+        if not self._entered:
+            self.go_to(self.passes.next)
+        return self._here
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state with the next pass; SchemaError for a state of other data, or of another part."""
-        self._load(state_dict)
+    @property
+    def _here(self) -> dict[str, Any]:
+        state = self._before or self._sampler.state_dict()
+        plain = {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+        return {"identity": self._shards.identity, **plain}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Continue with the next pass from a state of this rank, or from the states of all ranks, in a list.
+
+        SchemaError, with nothing changed, for states of other data, of another part, or that are not of all parts.
+        """
+        if get_worker_info() is None:
+            self.load_for(state_dict)
+            return
+        assert isinstance(state_dict, Mapping)  # of torchdata's loader, which has one for each worker
+        self._load(state_dict, self._part(*_worker()))
         epoch = self._sampler.epoch + (not self._sampler.ran_out)
-        self.passes.start_at(Start(int(state_dict["seed"]), epoch, 0), by_workers=get_worker_info() is not None)
-        self._loaded = dict(state_dict)
+        self.passes.start_at(Start(int(state_dict["seed"]), epoch, 0), by_workers=True)
+        self._own, self._entered = dict(state_dict), True
 
-    def _load(self, state: Mapping[str, Any]) -> None:
+    def load_for(self, given: Mapping[str, Any] | Sequence[Mapping[str, Any]], workers: int = 1) -> None:
+        """Load a state, or those of all ranks, for the next pass of a loader with so many workers."""
+        divided = not isinstance(given, Mapping)
+        ranks = [given] if isinstance(given, Mapping) else list(given)
+        states = [dict(state) for rank in ranks for state in rank.get(_WORKERS, [rank])]
+        if not states:
+            raise SchemaError("there is no state to continue from", hint="one state of each rank, in a list")
+        if any(state.get("identity") != self._shards.identity for state in states):
+            raise SchemaError(f"the state belongs to other data than {self._shards.address}")
+        if divided:
+            states = [remainder_of(states, len(self._shards))]
+        elif len(states) != workers:
+            raise SchemaError(
+                f"the state is of {len(states)} workers, this loader has {workers}",
+                hint="the states of all ranks, in a list, are for any number of workers",
+            )
+        saved = _Saved(states, divided, int(ranks[0].get(_TURN, 0)) * (not divided))
+        before, part = self._sampler.state_dict(), self._sampler.part
+        try:
+            for worker in reversed(range(workers)):
+                self._load(saved.of(self._part(worker, workers)), self._part(worker, workers))
+        except SchemaError:
+            self._sampler.part = part
+            self._sampler.load_state_dict(before)
+            raise
+        self._saved, self._loads, self._entered = saved, self._loads + 1, workers == 1
+        epoch = min(int(state["epoch"]) - bool(state["_ran_out"]) for state in states)
+        self.passes.start_at(Start(int(states[0]["seed"]), epoch, self._loads))
+
+    def _load(self, state: Mapping[str, Any], part: Part) -> None:
         if state.get("identity") != self._shards.identity:
             raise SchemaError(f"the state belongs to other data than {self._shards.address}")
         before = self._sampler.part
-        self._sampler.part = self._part
+        self._sampler.part = part
         try:
             self._sampler.load_state_dict({name: value for name, value in state.items() if name != "identity"})
         except SchemaError:
             self._sampler.part = before
             raise
         self._forget()
+
+    def feed(self, workers: int, *, persistent: bool) -> Feed:
+        """Return what a `TorchLoader` asks."""
+        return _Parts(self, max(1, workers))
+
+
+def _worker() -> tuple[int, int]:
+    """Return the number of this worker, and how many there are."""
+    info = get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+class _Place(NamedTuple):
+    """Where a loader is in a pass, of an epoch: the state of each of its workers, and whose batch is next."""
+
+    epoch: int
+    states: tuple[Mapping[str, Any], ...]
+    turn: int
+
+
+class _Placed(IterableDataset[Any]):
+    """Yields the batches of a stream, each with the place of this worker after it."""
+
+    def __init__(self, dataset: StreamDataset) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        fetcher = fetcher_asking(self)
+        if fetcher is not None and fetcher.collate_fn is not default_convert:
+            fetcher.collate_fn = partial(_collated, fetcher.collate_fn)
+        return self.dataset.enter(fetcher, self.dataset.next_with_place)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.dataset.set_epoch(epoch)
+
+
+def _collated(collate: Callable[[Any], Any], found: tuple[Any, torch.Tensor]) -> tuple[Any, torch.Tensor]:
+    return collate(found[0]), found[1]
+
+
+class _Parts(Feed):
+    """Asks the workers of a loader for their parts of a stream."""
+
+    def __init__(self, dataset: StreamDataset, workers: int) -> None:
+        self._stream, self._workers = dataset, workers
+        self.dataset = _Placed(dataset)
+        self._arrived: deque[Mapping[str, Any]] = deque()
+        self._begun: _Place | None = None
+
+    def next(self) -> _Place:
+        start = self._stream.passes.next
+        states = [self._stream.go_to(start, worker, self._workers) for worker in range(self._workers)]
+        return _Place(start.epoch, tuple(states), self._stream.turn_of(start))
+
+    def begin(self) -> _Place:
+        self._begun = self.next()
+        return self._begun
+
+    def start(self, place: _Place) -> None:
+        begun, self._begun = self._begun, None
+        if place is not begun:
+            self.load(self.state(place))
+
+    def received(self, batches: Iterator[Any]) -> Iterator[Any]:
+        self._arrived.clear()
+        for batch, place in batches:
+            self._arrived.append(json.loads(bytes(place.numpy())))
+            yield batch
+
+    def after(self, place: _Place) -> _Place:
+        state = self._arrived.popleft()
+        if state["epoch"] - state["_ran_out"] != place.epoch:
+            raise SchemaError(f"a batch is of another epoch than {place.epoch}: two passes of the loader began at once")
+        parts = [(one["part"], one["parts"]) for one in place.states]
+        number = parts.index((state["part"], state["parts"]))
+        states = (*place.states[:number], state, *place.states[number + 1 :])
+        return _Place(place.epoch, states, (number + 1) % self._workers)
+
+    def state(self, place: _Place) -> dict[str, Any]:
+        return {_WORKERS: list(place.states), _TURN: place.turn}
+
+    def load(self, state: Any) -> None:
+        self._stream.load_for(state, self._workers)

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from streams import EPISODES as RAGGED
-from streams import Fails, Works, contents, rows, taken
+from streams import Fails, Works, contents, rows, stream_buffer, taken
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.worker import WorkerInfo
 
 import rbtool
+from rbtool.core.loading import torch_dataset
 from rbtool.core.remote import shards
+from rbtool.core.streams import stream_dataset
 from rbtool.core.testing.datasets import write_walks
 
 EPISODES: Any = [(6, "terminated"), (1, "truncated"), (9, "open"), (11, "both")] * 4
@@ -150,6 +160,189 @@ def test_a_batch_size_that_slices_do_not_divide_is_refused_when_the_stream_is_op
     sampler = rbtool.StreamSliceSampler(slice_len=3)
     with pytest.raises(rbtool.SchemaError, match="5 is not divisible by slice_len=3"):
         rbtool.load_dataset(tmp_path / "walks", 5, sampler=sampler, streaming=True)
+
+
+# Other numbers of ranks and workers ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def worker(number: int, workers: int) -> Iterator[None]:
+    """Make this process one of the workers of a loader, for as long as the block runs."""
+    info = WorkerInfo(id=number, num_workers=workers, seed=7 + number, dataset=None)
+    asked = mock.Mock(return_value=info)
+    with contextlib.ExitStack() as patches:
+        for module in (stream_dataset, torch_dataset):
+            patches.enter_context(mock.patch.object(module, "get_worker_info", asked))
+        yield
+
+
+class Division(NamedTuple):
+    """How many workers each rank has, and after how many batches each of them ends."""
+
+    workers: list[int]
+    batches: list[int]
+
+
+BEFORE = st.lists(st.integers(1, 3), min_size=1, max_size=4).flatmap(
+    lambda workers: st.builds(
+        Division, st.just(workers), st.lists(st.integers(0, 4), min_size=sum(workers), max_size=sum(workers))
+    )
+)
+SHARDS = st.lists(st.lists(st.integers(1, 6), max_size=3), min_size=4, max_size=12).filter(any)
+
+
+def sampler(options: Any, slices: bool) -> Any:
+    return (
+        rbtool.StreamSliceSampler(slice_len=2, strict_length=False, **options)
+        if slices
+        else rbtool.StreamSampler(**options)
+    )
+
+
+def ranks_of(lengths: Any, division: Division, make: Any) -> list[tuple[int, int, rbtool.StreamDataset]]:
+    """The data sets of all workers of all ranks, each with its number."""
+    return [
+        (number, workers, rbtool.StreamDataset(stream_buffer(lengths, make(), 4), seed=9, rank=rank, world_size=ranks))
+        for ranks in [len(division.workers)]
+        for rank, workers in enumerate(division.workers)
+        for number in range(workers)
+    ]
+
+
+def drawn_by(lengths: Any, divisions: list[Division], make: Any) -> tuple[list[list[int]], Any]:
+    """Draw as the divisions say, one after another, and all that is left; return the batches and the last states."""
+    states: Any = None
+    found: list[list[int]] = []
+    for division in divisions:
+        following = []
+        for (number, workers, dataset), count in zip(ranks_of(lengths, division, make), division.batches, strict=True):
+            if states is not None:
+                dataset.load_state_dict(states)
+            with worker(number, workers):
+                found += [batch["x"].flatten().tolist() for batch in itertools.islice(dataset, count)]
+                following.append(json.loads(json.dumps(dataset.state_dict())))
+        states = following
+    return found, states
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    SHARDS, st.lists(BEFORE, min_size=1, max_size=3), st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    st.fixed_dictionaries({"window": st.integers(1, 5), "shuffle": st.booleans()}), st.booleans(),
+)  # fmt: skip
+def test_any_ranks_and_workers_draw_what_others_left(
+    lengths: Any, before: list[Division], workers: list[int], options: Any, slices: bool
+) -> None:
+    last = Division(workers, [999] * sum(workers))
+    found, states = drawn_by(lengths, [*before, last], lambda: sampler(options, slices))
+    steps = sorted(itertools.chain(*found))
+    if slices:  # the first steps of the slices are of all episodes
+        ends = np.cumsum(list(itertools.chain(*lengths)))
+        assert Counter(np.searchsorted(ends, steps, side="right").tolist()) == Counter(
+            {episode: min(2, length) for episode, length in enumerate(itertools.chain(*lengths))}
+        )
+    else:
+        assert steps == list(range(sum(map(sum, lengths))))
+    assert drawn_by(lengths, [*before, last], lambda: sampler(options, slices))[0] == found
+    one = rbtool.StreamDataset(stream_buffer(lengths, sampler(options, slices), 4))
+    one.load_state_dict(states)
+    whole = rbtool.StreamDataset(stream_buffer(lengths, sampler(options, slices), 4), seed=9)
+    whole.set_epoch(1)
+    assert [*one, *rows(one)] == rows(whole)
+
+
+@pytest.mark.parametrize(("before", "after"), [((4, 2), (3, 1)), ((2, 0), (8, 2)), ((1, 3), (1, 0))])
+def test_loaders_go_on_with_other_ranks_and_workers(
+    stream: Any, before: tuple[int, int], after: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "SHARD_BYTES", 700)
+    found, states = list[int](), []
+    for rank in range(before[0]):
+        made = rbtool.TorchLoader(stream(rank=rank, world_size=before[0]), num_workers=before[1])
+        batches = iter(made)
+        found += steps(itertools.islice(batches, rank % 3))
+        states.append(json.loads(json.dumps(made.state_dict())))
+    later = []
+    for rank in range(after[0]):
+        made = rbtool.TorchLoader(stream(5, rank=rank, world_size=after[0]), num_workers=after[1])
+        made.load_state_dict(states)
+        found += steps(made)
+        later += steps(made)
+    assert sorted(found) == sorted(later) == list(range(STEPS))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loader_of_a_stream_goes_on_with_the_very_next_batch(stream: Any, workers: int, persistent: bool) -> None:
+    def made(seed: int) -> rbtool.TorchLoader:
+        kept = {"persistent_workers": True} if persistent and workers else {}
+        return rbtool.TorchLoader(stream(seed), num_workers=workers, device="cpu", **kept)
+
+    first = made(0)
+    whole = [rows(first) for _ in range(3)]
+    again = made(5)
+    rows(again)
+    for count in (0, 1, 4, len(whole[1])):
+        one = made(0)
+        rows(one)
+        for number, _ in enumerate(iter(one) if count else (), 1):
+            if number == count:
+                break
+        again.load_state_dict(one.state_dict())
+        assert [rows(again), rows(again)] == [whole[1][count:], whole[2]]
+
+
+def test_a_loader_of_a_stream_makes_a_batch_that_failed_again(ragged: Path) -> None:
+    expected = rows(streamed(ragged))
+    assert rows(taken(iter(rbtool.TorchLoader(streamed(ragged, Fails()), device="cpu")))[0]) == expected
+    found, failures = taken(iter(rbtool.TorchLoader(streamed(ragged, Fails()), num_workers=2)))
+    assert failures
+    assert rows(found) == rows(rbtool.TorchLoader(streamed(ragged), num_workers=2))
+
+
+def test_the_collate_function_of_a_loader_is_given_batches(stream: Any) -> None:
+    made = rbtool.TorchLoader(stream(), num_workers=1, collate_fn=len)
+    assert sum(made) == STEPS
+
+
+def test_states_that_are_not_all_of_one_epoch_are_refused(stream: Any, tmp_path: Path) -> None:
+    datasets = [stream(rank=rank, world_size=3) for rank in range(3)]
+    for dataset in datasets:
+        next(iter(dataset))
+    states = [dataset.state_dict() for dataset in datasets]
+    write_walks(tmp_path / "other", EPISODES[1:])
+    other = rbtool.StreamDataset(rbtool.load_dataset(tmp_path / "other", 5, streaming=True), seed=0)
+    ended = stream(rank=2, world_size=3)
+    rows(ended), next(iter(ended))
+    divided = stream(rank=2, world_size=3)
+    divided.load_state_dict(states)
+    for refused, message in (
+        ([], "no state"),
+        (states[:2], r"the states are of part 0 of 3, 1 of 3, expected those of all parts"),
+        ([*states, states[1]], "two states are of the same shards, those of part 1 of 3"),
+        ([*states[:2], stream(seed=1, rank=2, world_size=3).state_dict()], "they have seed=0 and seed=1"),
+        ([*states[:2], ended.state_dict()], "of the epochs 0 and 1"),
+        ([*states[:2], divided.state_dict()], "two divisions of an epoch"),
+        ([*states[:2], other.state_dict()], "belongs to other data"),
+        ([*states[:2], {"identity": states[0]["identity"]}], "is missing in the state of a stream"),
+    ):
+        again = stream()
+        before = again.state_dict()
+        with pytest.raises(rbtool.SchemaError, match=message):
+            again.load_state_dict(refused)
+        assert again.state_dict() == before
+    with pytest.raises(rbtool.SchemaError, match="the state is of 1 workers, this loader has 2"):
+        rbtool.TorchLoader(stream(rank=0, world_size=3), num_workers=2).load_state_dict(states[0])
+
+
+def test_a_state_is_loaded_for_one_pass_of_workers_alone(stream: Any) -> None:
+    dataset, again = stream(), stream()
+    whole = [rows(dataset), rows(dataset)]
+    next(batches := iter(dataset := stream()))
+    again.load_state_dict(dataset.state_dict())
+    made = loader(again, 1)
+    assert [rows(made), rows(made)] == [whole[0][1:], whole[1]]
+    del batches
 
 
 @pytest.fixture
