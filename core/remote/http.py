@@ -5,6 +5,7 @@ Sources may have mirrors: base URLs that the environment names, tried in order.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import re
@@ -38,6 +39,7 @@ from ..format.converter import Advance, Note, RemoteDataset, RemoteFile, Source
 from .fetch import fetch_files
 from .transport import (
     Answer,
+    ChangedMeanwhileError,
     Transient,
     Transport,
     answer_to,
@@ -75,27 +77,38 @@ class HttpTransport(Transport):
         """Headers to send to this address, a token for instance; Authorization does not follow to another host."""
         return {}
 
+    def url(self, address: str) -> str:
+        """Where an address is requested: addresses of http are what they are."""
+        return address
+
+    def refusal(self, response: httpx2.Response, address: str) -> Exception:
+        """Describe an answer without the file at an address, as `failure` does."""
+        return failure(response, name_of(address), hint=self.hint)
+
     @contextlib.contextmanager
     def open(self, address: str, offset: int) -> Iterator[tuple[int, Iterator[bytes]]]:
         with self.open_range(address, offset, None) as opened:
             yield opened
 
     @contextlib.contextmanager
-    def open_range(self, address: str, start: int, stop: int | None) -> Iterator[tuple[int, Iterator[bytes]]]:
-        what = _name_of(address)
-        with self._get(address, start, what, stop=stop) as response:
+    def open_range(
+        self, address: str, start: int, stop: int | None, version: str | None = None
+    ) -> Iterator[tuple[int, Iterator[bytes]]]:
+        what = name_of(address)
+        with self._get(address, start, what, stop=stop, match=version) as response:
             found = _start_of(response, start)
             if found is not None:
                 yield found, self._blocks(response, what)
                 return
-        with self._get(address, 0, what) as response:  # the range was refused, or is not the one asked for
+        # The range was refused, or is not the one asked for.
+        with self._get(address, 0, what, match=version) as response:
             if _start_of(response, 0) is None:
                 raise NetworkError(f"{_host(response)} sends another part of {what} than requested")
             yield 0, self._blocks(response, what)
 
     @contextlib.contextmanager
     def open_version(self, address: str, offset: int, version: str | None = None) -> Iterator[Answer]:
-        what = _name_of(address)
+        what = name_of(address)
         with self._get(address, offset if version else 0, what, version) as response:
             start = _start_of(response, offset)
             if start is not None:
@@ -105,6 +118,14 @@ class HttpTransport(Transport):
             if _start_of(response, 0) is None:
                 raise NetworkError(f"{_host(response)} sends another part of {what} than requested")
             yield _answer(response, 0, self._blocks(response, what), what)
+
+    def look_up(self, address: str) -> tuple[int | None, str | None]:
+        """Return the size and the version of a file, as `Answer` has them, by a request for its first byte."""
+        what = name_of(address)
+        with self._get(address, 0, what, stop=1) as response:
+            if response.status_code == 206:  # the connection can be used again once it is read
+                collections.deque(self._blocks(response, what), 0)
+            return _size_of(response), _version_of(response)
 
     def interrupt(self) -> None:
         with self._lock:
@@ -123,14 +144,18 @@ class HttpTransport(Transport):
 
     @contextlib.contextmanager
     def _get(
-        self, address: str, offset: int, what: str, version: str | None = None, stop: int | None = None
-    ) -> Iterator[httpx2.Response]:
+        self, address: str, offset: int, what: str, version: str | None = None, stop: int | None = None,
+        match: str | None = None,
+    ) -> Iterator[httpx2.Response]:  # fmt: skip
         """Ask for an address from `offset` on, to `stop` or to its end; 200, 206 and, for a range, 416 come back as
         they are.
 
-        With a `version` the range is asked for only of that one.
+        With a `version` the range is asked for only of that one, and with `match` anything is: then another one raises
+        ChangedMeanwhileError.
         """
         headers = {"Accept-Encoding": "identity", **self.headers(address)}
+        if match is not None:
+            headers["If-Match" if match.startswith('"') else "If-Unmodified-Since"] = match
         ranged = bool(offset) or stop is not None
         if ranged:
             headers["Range"] = f"bytes={offset}-" + ("" if stop is None else str(stop - 1))
@@ -139,12 +164,18 @@ class HttpTransport(Transport):
         client = self._connected()
         with contextlib.ExitStack() as stack:
             with _as_network_errors(what, self.hint):
-                request = client.build_request("GET", address, headers=headers, extensions={"trace": self._watch})
+                request = client.build_request(
+                    "GET", self.url(address), headers=headers, extensions={"trace": self._watch}
+                )
                 response = stack.enter_context(answer_to(client, request, self.interrupt))
+            if match is not None and response.status_code == HTTPStatus.PRECONDITION_FAILED:
+                raise _changed(response, what)
             if response.status_code not in (200, 206) and not (
                 ranged and response.status_code == _RANGE_NOT_SATISFIABLE
             ):
-                raise failure(response, what, hint=self.hint)
+                raise self.refusal(response, address)
+            if match is not None and _version_of(response) != match:
+                raise _changed(response, what)
             yield response
 
     def _blocks(self, response: httpx2.Response, what: str) -> Iterator[bytes]:
@@ -194,6 +225,13 @@ def failure(cause: Exception | httpx2.Response, what: str, *, hint: str = "", do
     if isinstance(cause, httpx2.RequestError):
         return _failed_request(cause, what, done)
     return cause
+
+
+def _changed(response: httpx2.Response, what: str) -> ChangedMeanwhileError:
+    return ChangedMeanwhileError(
+        f"{_host(response)} has another version of {what} than before: it has changed meanwhile",
+        hint="open it again to read what is there now",
+    )
 
 
 def _failed_answer(response: httpx2.Response, what: str, hint: str) -> Exception:
@@ -303,8 +341,10 @@ def _answer(response: httpx2.Response, start: int, blocks: Iterator[bytes], what
 
 def _size_of(response: httpx2.Response) -> int | None:
     """The size of the whole file, None where the response does not give it."""
-    if response.status_code == 206:
-        found = re.fullmatch(r"bytes [0-9]+-[0-9]+/([0-9]{1,18})", response.headers.get("Content-Range", "").strip())
+    if response.status_code in (206, _RANGE_NOT_SATISFIABLE):
+        found = re.fullmatch(
+            r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]{1,18})", response.headers.get("Content-Range", "").strip()
+        )
     else:
         found = re.fullmatch(r"([0-9]{1,18})", response.headers.get("Content-Length", "").strip())
     return int(found[1]) if found else None
@@ -323,7 +363,7 @@ def _version_of(response: httpx2.Response) -> str | None:
         return None
 
 
-def _name_of(address: str) -> str:
+def name_of(address: str) -> str:
     """The last part of an address's path, which is what people call the file."""
     try:
         return PurePosixPath(unquote(urlsplit(address).path)).name or "the file"

@@ -63,6 +63,7 @@ from .transport import (
     ERROR_BYTES,
     PAGES,
     Answer,
+    ChangedMeanwhileError,
     Transient,
     answer_to,
     blocks_of,
@@ -264,8 +265,10 @@ class Hub(HttpTransport):
         return self._headers if address.startswith(f"{self._endpoint}/") else {}
 
     @contextlib.contextmanager
-    def open_range(self, address: str, start: int, stop: int | None) -> Iterator[tuple[int, Iterator[bytes]]]:
-        with _asked(address), super().open_range(address, start, stop) as opened:
+    def open_range(
+        self, address: str, start: int, stop: int | None, version: str | None = None
+    ) -> Iterator[tuple[int, Iterator[bytes]]]:
+        with _asked(address), super().open_range(address, start, stop, version) as opened:
             yield opened
 
     @contextlib.contextmanager
@@ -594,10 +597,6 @@ _CONNECT_SECONDS = 10.0
 _COMMIT_TIMES = 10
 """A hub takes its time for a commit of many files: so many times what it may be silent otherwise."""
 _LOGGER = "huggingface_hub"
-
-
-class ChangedMeanwhileError(NetworkError):
-    """A repository has another state than the one that a request was made for."""
 
 
 @dataclass(frozen=True, slots=True)

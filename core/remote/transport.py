@@ -155,6 +155,10 @@ class Transient(Exception):
         self.retry_after = retry_after
 
 
+class ChangedMeanwhileError(NetworkError):
+    """A remote has another state of something than the one that a request was made for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How often something is tried in all, and the seconds to wait between: doubled each time, up to the longest.
@@ -416,8 +420,14 @@ class Transport(Closing, ABC):
         raise Transient for what may pass, and NetworkError, AuthorisationError or DatasetNotFoundError.
         """
 
-    def open_range(self, address: str, start: int, stop: int) -> AbstractContextManager[tuple[int, Iterator[bytes]]]:
-        """Begin to read as `open` does, where nothing from byte `stop` on is needed; more may come."""
+    def open_range(
+        self, address: str, start: int, stop: int, version: str | None = None
+    ) -> AbstractContextManager[tuple[int, Iterator[bytes]]]:
+        """Begin to read as `open` does, where nothing from byte `stop` on is needed; more may come.
+
+        With `version`, which `Answer` describes, bytes of another version raise ChangedMeanwhileError. A transport
+        whose addresses name one version needs none.
+        """
         return self.open(address, start)
 
     @contextlib.contextmanager
@@ -459,12 +469,13 @@ def read_range(
     write: Callable[[memoryview, int], None],
     *,
     what: str,
+    version: str | None = None,
     note: Callable[[str], None] | None = None,
 ) -> None:
     """Pass the bytes `[start, stop)` of a file to `write(bytes, position)` as they come; a cut is resumed.
 
     An attempt that brings nothing is counted, and repeated as `retrying` does. NetworkError, which names `what`, where
-    the file ends before, and what the transport raises.
+    the file ends before, and what the transport raises: ChangedMeanwhileError for another `version` of the file.
     """
     position = start
 
@@ -472,7 +483,7 @@ def read_range(
         nonlocal position
         before = position
         try:
-            with transport.open_range(address, position, stop) as (begin, blocks):
+            with transport.open_range(address, position, stop, version) as (begin, blocks):
                 skip = position - begin
                 if skip < 0:
                     raise NetworkError(f"another part of {what} came than requested")

@@ -1,6 +1,6 @@
-"""The shards of a stream: on this disk, in files on a hub, or converted one by one from another format's source.
+"""The shards of a stream: on this disk, in files at a remote, or converted one by one from another format's source.
 
-`load_dataset(…, streaming=True)` calls `open_stream`. `LocalShards` are read where they are, `HubShards` fetch their
+`load_dataset(…, streaming=True)` calls `open_stream`. `LocalShards` are read where they are, `HostedShards` fetch their
 rows from a dataset's files by range, and `SourceShards` are fetched and converted when their turn comes. `CachedShards`
 fetches them into a folder of bounded size, in the background and in the order of need.
 """
@@ -42,7 +42,7 @@ from ..format.converter import PartsReader, Reader, RemoteFile, RemoteShard, Sou
 from ..format.documents import decode, dump_json, load_json
 from ..format.episodes import parse_episodes, select_episodes
 from ..format.files import digest_file, digest_text, open_regular, read_regular
-from ..format.locate import find_dataset, reader_class, source_class, source_names, streams_folder
+from ..format.locate import find_dataset, is_hub_address, reader_class, source_class, source_names, streams_folder
 from ..format.manifest import MANIFEST, VIDEOS, Manifest, Request
 from ..format.memmap.reader import TedReader
 from ..format.open_files import ListedFiles
@@ -53,10 +53,10 @@ from ..format.videos import ids_of_episodes, index_name, stated_fps, video_name
 from ..open_steps import open_dataset
 from ..options import PathLike
 from ..progress import Silent, readable_size
-from ..remote.fetch import fetch_files
-from ..remote.hub import Hub, HubFile, hub_endpoint
+from ..remote.folders import RemoteFolder, hub_folder, is_web_address, web_folder
+from ..remote.hub_address import HubAddress
 from ..remote.shards import SHARD_DIGESTS, EpisodeShards, Range, ShardDigests, row_files, row_ranges
-from ..remote.transport import read_range
+from ..remote.threads import Watch, run_together
 from ..results import PICKLED
 from ..storages.base import Storage
 from ..storages.dataset import OpenShard, ShardedData, StreamShards, StreamStorage
@@ -540,45 +540,30 @@ def disagreement(reader: TedReader | PackedReader, first: int, stop: int) -> str
 _LOG = logging.getLogger("rbtool.remote")
 _BASE = "base"
 _BASE_LOCK = "base.lock"
+_CONNECTIONS = 4
+"""Files of a shard that are fetched at a time."""
 _PAGE = 8 << 10
 """Bytes by which a range can take more on the disk, at its two ends."""
 
 
-class HubShards(ShardFiles):
-    """The shards of a dataset at a commit of a hub.
+class HostedShards(ShardFiles):
+    """The shards of a dataset in a remote folder: at a commit of a hub, in a bucket or on a web server.
 
     Manifest, episode table and other files without rows are fetched into `folder` once, and compared with the
-    checksums of the hub and the digests of the manifest. Of the files with rows a shard has the ranges of its episodes:
-    they are as long as in the dataset, with holes, and no manifest is next to them. It also has the videos that its
-    rows refer to, whole; several shards that are there share the file of one.
+    checksums of the remote and the digests of the manifest. Of the files with rows a shard has the ranges of its
+    episodes: they are as long as in the dataset, with holes, and no manifest is next to them. It also has the videos
+    that its rows refer to, whole; several shards that are there share the file of one.
 
-    DatasetNotFoundError for a repository without a dataset, UsageError for a dataset without steps, and what a `Hub`
-    raises. A pickle has the commit, and asks the hub for nothing that is there.
+    DatasetNotFoundError for a folder without a dataset, UsageError for a dataset without steps, and what transports
+    raise: ChangedMeanwhileError for files that are others since it was opened. A pickle has the state of the folder,
+    and asks the remote for nothing that is there.
     """
 
-    def __init__(self, repository: str, revision: str | None, folder: Path) -> None:
-        self.repository = repository
-        self._connect()
-        self.commit = self.hub.commit(repository, revision)
-        self.folder = folder / _folder_name(repository, self.commit)
-        self._videos: dict[str, RemoteFile] = {}
+    def __init__(self, remote: RemoteFolder, folder: Path) -> None:
+        self.remote, self.address = remote, remote.address
+        self.folder = folder / f"{remote.name}-{digest_text(remote.key).rpartition(':')[2][:16]}"
         self._fetch_base()
         self._open_base()
-
-    def _connect(self) -> None:
-        self._hub, self._process, self._fetching_videos = Hub(), os.getpid(), threading.Lock()
-
-    @property
-    def hub(self) -> Hub:
-        """The connections of this process; a forked process makes new ones."""
-        if self._process != os.getpid():
-            self._connect()
-        return self._hub
-
-    @property
-    def address(self) -> str:  # type: ignore[override]
-        """The repository at its commit."""
-        return f"hf://{self.repository}@{self.commit[:7]}"
 
     def __len__(self) -> int:
         return len(self._shards.rows)
@@ -592,10 +577,10 @@ class HubShards(ShardFiles):
         lock = fs.open_to_append(self.folder / _BASE_LOCK)
         try:
             fs.lock(lock, fcntl.LOCK_EX, self.folder)
-            files = {file.path: self._remote(file) for file in self.hub.tree(self.repository, self.commit)}
+            files = self.remote.files
             if MANIFEST not in files:
                 raise DatasetNotFoundError(f"{self.address} is not an rbtool dataset: it has no {MANIFEST}")
-            fetch_files([files[MANIFEST]], base, self.hub)
+            self.remote.fetch([MANIFEST], base)
             manifest = Manifest.load(base)
             if missing := {file.path for file in manifest.files} - files.keys():
                 raise CorruptDataError(f"{self.address} has no {min(missing)}, which its manifest lists")
@@ -603,21 +588,28 @@ class HubShards(ShardFiles):
                 if files[file.path].size != file.size:
                     raise CorruptDataError(f"{self.address}: {file.path} has another size than its manifest lists")
             if manifest.layout == "packed":
-                fetch_files([files[SCHEMA]], base, self.hub)
-            later = self._files_of_rows(manifest)
-            videos = {file.path: files[file.path] for file in manifest.files if file.path.startswith(VIDEOS)}
-            later.update(videos)
-            wanted = [files[file.path] for file in manifest.files if file.path not in later]
-            fetch_files([*wanted, *(files[name] for name in files.keys() & {SHARD_DIGESTS})], base, self.hub)
-            self._videos = videos
+                self._fetch_listed({SCHEMA}, manifest)
+            rows = self._files_of_rows(manifest)
+            self._fetch_listed(
+                {file.path for file in manifest.files if not file.path.startswith(VIDEOS)} - rows, manifest
+            )
+            self.remote.fetch([name for name in (SHARD_DIGESTS,) if name in files], base)
         finally:
             os.close(lock)
 
-    def _remote(self, file: HubFile) -> RemoteFile:
-        return RemoteFile(file.path, file.size, file.checksum, (self._address_of(file.path),))
-
-    def _address_of(self, path: str) -> str:
-        return self.hub.address(self.repository, self.commit, path)
+    def _fetch_listed(self, names: set[str], manifest: Manifest) -> None:
+        """Fetch files, and compare with the manifest those of which the remote has no checksum."""
+        base, digests = self.folder / _BASE, {file.path: file.digest for file in manifest.files}
+        for last in (False, True):
+            self.remote.fetch(sorted(names), base)
+            unknown = [name for name in sorted(names) if self.remote.files[name].checksum is None]
+            wrong = [name for name in unknown if digest_file(base / name) != digests[name]]
+            if not wrong:
+                return
+            for name in wrong:  # it was damaged here, or on the way
+                fs.remove(base / name)
+            if last:
+                raise self._is_another(wrong[0])
 
     def _files_of_rows(self, manifest: Manifest) -> set[str]:
         return row_files(manifest, lambda: read_regular(self.folder / _BASE / SCHEMA))
@@ -630,7 +622,9 @@ class HubShards(ShardFiles):
         rows = self._files_of_rows(manifest)
         self._sizes = {file.path: file.size for file in manifest.files if file.path in rows}
         self._digests = {file.path: file.digest for file in manifest.files}
-        self._others = [file.path for file in manifest.files if file.path not in {*rows, *self._videos}]
+        videos = {path for path in self._digests if path.startswith(VIDEOS)}
+        self._videos = {path: self.remote.files[path].known_size for path in videos}
+        self._others = [file.path for file in manifest.files if file.path not in {*rows, *videos}]
         self._reader = self._opened(lambda name: self._hole(self._sizes[name]))
         self._shards = EpisodeShards.of(self._reader)
         self._digests_of_parts = self._read_shard_digests()
@@ -688,8 +682,8 @@ class HubShards(ShardFiles):
     def fetch(self, number: int, folder: Path, more: Callable[[int], None]) -> None:
         """Fetch the ranges of a shard into files with holes; CorruptDataError for other bytes than were announced.
 
-        A hub has checksums of whole files, and the manifest digests of them: they are compared where a shard has all of
-        a file, as it has of videos. Parts are compared with the digests of shards that rbtool uploads. Without these,
+        The manifest has digests of whole files: they are compared where a shard has all of a file, as it has of
+        videos. Parts are compared with the digests of shards that rbtool uploads. Without these,
         rows of a part have to agree with the episode table, which has their numbers, flags and returns.
         """
         self._fetch_ranges(self._ranges(number), folder)
@@ -705,17 +699,10 @@ class HubShards(ShardFiles):
             self._fetch_videos(number, folder, more)
 
     def _fetch_ranges(self, ranges: dict[str, Range], folder: Path) -> None:
-        for name, size in self._sizes.items():
-            path = folder / name
-            fs.make_folder(path.parent)
-            descriptor = fs.create(path)
-            try:
-                fs.truncate(descriptor, size, path)
-                if name in ranges:
-                    self._fetch_range(name, ranges[name], descriptor, path)
-                    fs.fsync(descriptor, path)
-            finally:
-                fs.close(descriptor, path)
+        for name in self._sizes:
+            fs.make_folder((folder / name).parent)
+        jobs = [functools.partial(self._fetch_range, name, ranges.get(name), folder / name) for name in self._sizes]
+        run_together(jobs, Watch(), workers=_CONNECTIONS, interrupt=self.remote.transport.interrupt)
 
     def _verify(self, number: int, folder: Path) -> None:
         known = self._digests_of_parts
@@ -735,12 +722,12 @@ class HubShards(ShardFiles):
     def _fetch_videos(self, number: int, folder: Path, more: Callable[[int], None]) -> None:
         """Fetch the videos that the rows refer to; link to files that other shards have, and compare all."""
         names = self._names_of_videos(number, folder)
-        more(sum(self._videos[name].known_size + _PAGE for name in names))
+        more(sum(self._videos[name] + _PAGE for name in names))
         fs.make_folder(folder / VIDEOS)
-        with self._fetching_videos:  # one shard at a time: the next one has files of it
+        with self.remote.alone:  # one shard at a time: the next one has files of it
             for name in names:
                 _link_to_another(folder, name)
-            fetch_files([self._videos[name] for name in names], folder, self.hub)
+            self.remote.fetch(names, folder)
         for name in names:
             self._verify_file(name, folder)
 
@@ -755,13 +742,26 @@ class HubShards(ShardFiles):
 
     def _verify_file(self, name: str, folder: Path) -> None:
         if digest_file(folder / name) != self._digests[name]:
-            raise CorruptDataError(f"{name} of {self.address} is not what its manifest announced")
+            raise self._is_another(name)
 
-    def _fetch_range(self, name: str, range_: Range, descriptor: int, path: Path) -> None:
+    def _is_another(self, name: str) -> CorruptDataError:
+        return CorruptDataError(f"{name} of {self.address} is not what its manifest announced")
+
+    def _fetch_range(self, name: str, range_: Range | None, path: Path, watch: Watch) -> None:
+        """Make a file with holes that has these bytes."""
+
         def write(data: memoryview, position: int) -> None:
+            watch.check()
             fs.pwrite(descriptor, data, position, path)
 
-        read_range(self.hub, self._address_of(name), *range_, write, what=f"{name} of {self.address}")
+        descriptor = fs.create(path)  # by the thread that writes: one that is left to itself writes to no other file
+        try:
+            fs.truncate(descriptor, self._sizes[name], path)
+            if range_ is not None:
+                self.remote.read(name, *range_, write)
+                fs.fsync(descriptor, path)
+        finally:
+            fs.close(descriptor, path)
 
     def open(self, number: int, folder: Path) -> OpenShard:
         """Map a shard that is in a folder."""
@@ -773,14 +773,13 @@ class HubShards(ShardFiles):
     def close(self) -> None:
         """Close the connections and the files."""
         self._reader.close()
-        self.hub.close()
+        self.remote.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("repository", "commit", "folder", "_videos")}
+        return {name: getattr(self, name) for name in ("remote", "address", "folder")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._connect()
         try:
             self._open_base()
         except (DatasetNotFoundError, FileNotFoundError, CorruptDataError):  # the cache was pruned since
@@ -807,11 +806,6 @@ def _link_to_another(folder: Path, name: str) -> None:
             finally:
                 os.close(place)
             return
-
-
-def _folder_name(repository: str, commit: str) -> str:
-    whole = digest_text(f"{hub_endpoint()}/{repository}@{commit}")
-    return f"{repository.replace('/', '--')}-{whole.rpartition(':')[2][:16]}"
 
 
 _METADATA, _SETTLED, _FILES, _DATASET, _LEFT_OUT = "metadata", "settled", "files", "dataset", "left_out.json"
@@ -1050,7 +1044,6 @@ class SourceShards(ShardFiles):
         self._process, self._guard = os.getpid(), threading.Lock()
 
 
-_HUB = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^@\s]+))?", re.ASCII)
 _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_-]*):(?P<id>[^@]+)(?:@(?P<revision>.+))?")
 _CACHE_SIZE = 8 << 30
 _VARIABLE = "RBTOOL_CACHE_SIZE"
@@ -1066,7 +1059,8 @@ def open_stream(
     *,
     skip_bad: bool = False,
 ) -> StreamStorage:
-    """Open a dataset as a storage of shards: `hf://OWNER/NAME[@REVISION]`, `source:id[@REVISION]` or a path.
+    """Open a dataset as a storage of shards: a path, `hf://OWNER/NAME[@REVISION]`, `source:id[@REVISION]`, or a folder
+    in a bucket or on a web server, `s3://BUCKET/FOLDER`, `gs://BUCKET/FOLDER`, `https://HOST/FOLDER`.
 
     What is stored is read where it is. Shards of a remote are kept below the storage root, in at most `cache_size`
     bytes (`RBTOOL_CACHE_SIZE`, else 8 GiB); `options` go to the source's reader. With `skip_bad` episodes and
@@ -1077,7 +1071,7 @@ def open_stream(
     return StreamStorage(files if isinstance(files, LocalShards) else cached(files, limit, skip_bad=skip_bad))
 
 
-def cached(files: HubShards | SourceShards, limit: int | str | None, *, skip_bad: bool) -> CachedShards:
+def cached(files: HostedShards | SourceShards, limit: int | str | None, *, skip_bad: bool) -> CachedShards:
     """Keep shards of a remote in their folder below the storage root, in at most `limit` bytes (8 GiB)."""
     folder = files.folder / ("sound" if skip_bad else "shards")
     return CachedShards(files, folder, _limit(limit), skip_bad=skip_bad)
@@ -1096,12 +1090,11 @@ def _limit(given: int | str | None) -> int:
 
 def _opened(
     dataset: str, root: PathLike | None, options: Mapping[str, Any], skip_bad: bool
-) -> LocalShards | HubShards | SourceShards:
-    if dataset.startswith("hf://"):
-        found = _HUB.fullmatch(dataset)
-        if found is None:
-            raise UsageError(f"{dataset} is not an address of a dataset on a hub", hint="write it like hf://OWNER/NAME")
-        return HubShards(found["repository"], found["revision"], streams_folder(root))
+) -> LocalShards | HostedShards | SourceShards:
+    if is_hub_address(dataset):
+        return HostedShards(hub_folder(HubAddress.parse(dataset)), streams_folder(root))
+    if is_web_address(dataset):
+        return HostedShards(web_folder(dataset), streams_folder(root))
     try:
         return LocalShards(find_dataset(dataset, root))
     except DatasetNotFoundError:

@@ -29,7 +29,6 @@ from ..options import takes
 from ..progress import Progress, clean, readable_size
 from ..remote.hub import (
     MAIN,
-    ChangedMeanwhileError,
     HubFile,
     HubWriter,
     LocalFile,
@@ -40,7 +39,7 @@ from ..remote.hub import (
 )
 from ..remote.hub_address import HubAddress, Transfer, add_transfer, transfers_of
 from ..remote.shards import SHARD_DIGESTS, EpisodeShards, ShardDigests
-from ..remote.transport import Transient, read_small, retrying
+from ..remote.transport import ChangedMeanwhileError, Transient, read_small, retrying
 from ..results import Result, seconds_since
 from ..stats import FieldStats
 from ..ted.schema import key_name

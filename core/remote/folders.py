@@ -1,0 +1,407 @@
+"""Folders of datasets that streams read: at a commit of a hub, in a bucket of S3 or Google Cloud, or on a web server.
+
+Web servers and buckets need not list their files: the manifest names them. All are read over http by `HttpTransport`.
+Credentials are found by botocore and google-auth, in every process anew, and are in no address, message or pickle.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit
+
+from ..errors import (
+    AuthorisationError,
+    CorruptDataError,
+    DatasetNotFoundError,
+    NetworkError,
+    RbtoolError,
+    UsageError,
+)
+from ..format.contracts import Closing
+from ..format.converter import RemoteFile
+from ..format.documents import parse_json
+from ..format.manifest import MANIFEST, VIDEOS, Manifest, is_inside
+from ..progress import redact
+from .fetch import fetch_files
+from .http import HttpTransport, failure, name_of
+from .hub import Hub, hub_endpoint
+from .hub_address import HubAddress
+from .shards import SHARD_DIGESTS
+from .threads import ask_all
+from .transport import ERROR_BYTES, Answer, Transient, paced, read_range, read_small, require_network, retrying
+
+if TYPE_CHECKING:
+    import httpx2
+
+
+_DOCUMENT_BYTES = 256 << 20
+_SCHEMES = ("s3", "gs", "http", "https")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", re.ASCII)
+_HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]+)?", re.ASCII)
+
+
+class RemoteFolder(Closing):
+    """The files of a dataset at a remote, in the state in which they were when it was opened.
+
+    A file has a checksum of the remote, or the version that it had. `key` is another one for every folder and state.
+    A pickle has the state, and makes connections of its own, as a process does that was forked.
+    """
+
+    def __init__(
+        self, address: str, key: str, name: str, files: Mapping[str, RemoteFile], connect: Callable[[], HttpTransport]
+    ) -> None:
+        self.address = address
+        self.key = key
+        self.name = name
+        self.files = files
+        self._connect = connect
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process, self._transport, self._alone = os.getpid(), self._connect(), threading.Lock()
+
+    @property
+    def transport(self) -> HttpTransport:
+        """The connections of this process."""
+        if self._process != os.getpid():
+            self._begin()
+        return self._transport
+
+    @property
+    def alone(self) -> threading.Lock:
+        """A lock for threads of this process that fetch files for each other."""
+        return self._alone if self._process == os.getpid() else (self.transport, self._alone)[1]
+
+    def fetch(self, names: Sequence[str], folder: Path) -> None:
+        """Bring whole files to a folder, where they are not there; they are compared with checksums of the remote."""
+        fetch_files([self.files[name] for name in names], folder, self.transport)
+
+    def read(self, name: str, start: int, stop: int, write: Callable[[memoryview, int], None]) -> None:
+        """Pass bytes of a file to `write`; ChangedMeanwhileError if the remote has another version of it by now."""
+        file, what = self.files[name], f"{name} of {self.address}"
+        read_range(self.transport, file.addresses[0], start, stop, write, what=what, version=file.version)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.transport.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("address", "key", "name", "files", "_connect")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+
+def hub_folder(address: HubAddress) -> RemoteFolder:
+    """Open a repository of a hub at the commit that its revision names now."""
+    repository, hub = address.repository, Hub()
+    with hub:
+        commit = hub.commit(repository, address.revision)
+        files = {
+            file.path: RemoteFile(
+                file.path, file.size, file.checksum, (hub.address(repository, commit, file.path),)
+            )
+            for file in hub.tree(repository, commit)
+        }  # fmt: skip
+    key = f"{hub_endpoint()}/{repository}@{commit}"
+    return RemoteFolder(f"hf://{repository}@{commit[:7]}", key, repository.replace("/", "--"), files, Hub)
+
+
+# Web servers and buckets ----------------------------------------------------------------------------
+
+
+def is_web_address(text: str) -> bool:
+    """Return whether a text begins like the address of a folder in a bucket or on a web server."""
+    return text.partition("://")[0].lower() in _SCHEMES and "://" in text
+
+
+def web_folder(text: str) -> RemoteFolder:
+    """Open a folder in a bucket or on a web server: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `http(s)://…`.
+
+    The manifest is read, and the size and version of each file without videos are asked for. UsageError for another
+    address, also for one with a password or a query, DatasetNotFoundError where no manifest is, CorruptDataError where
+    files are missing or have other sizes, and what a transport raises.
+    """
+    address = _web_address(text)
+    scheme, _, rest = address.partition("://")
+    kind: type[WebTransport] = {"s3": S3Transport, "gs": GcsTransport}.get(scheme, WebTransport)
+
+    def place(name: str) -> tuple[str]:
+        return (f"{address}/{quote(name)}",)
+
+    with kind() as transport:
+        require_network(f"reading {address}")
+        try:
+            document = read_small(transport, *place(MANIFEST), limit=_DOCUMENT_BYTES)
+        except DatasetNotFoundError as error:
+            raise DatasetNotFoundError(
+                f"{address} is not an rbtool dataset: it has no {MANIFEST}", hint=error.hint
+            ) from error
+        manifest = Manifest.from_dict(parse_json(document, f"{address}/{MANIFEST}"), f"{address}/{MANIFEST}")
+        if outside := next((file.path for file in manifest.files if not is_inside(file.path)), None):
+            raise CorruptDataError(f"the manifest of {address} lists {outside!r}, which leads out of the folder")
+        files = {file.path: RemoteFile(file.path, file.size, None, place(file.path)) for file in manifest.files}
+        asked = [name for name in files if not name.startswith(VIDEOS)]
+        answers = ask_all([functools.partial(_looked_up, transport, *place(name)) for name in asked], transport)
+        for name, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, RbtoolError):
+                raise _without(address, name, answer)
+            if answer[0] not in (None, files[name].size):
+                raise CorruptDataError(f"{address}: {name} has another size than its manifest lists")
+            files[name] = replace(files[name], version=answer[1])
+        documents = {MANIFEST: document}
+        with suppress(
+            DatasetNotFoundError, AuthorisationError
+        ):  # S3 refuses what is missing where listing is refused
+            documents[SHARD_DIGESTS] = read_small(transport, *place(SHARD_DIGESTS), limit=_DOCUMENT_BYTES)
+    for name, data in documents.items():
+        files[name] = RemoteFile(name, len(data), f"sha256:{hashlib.sha256(data).hexdigest()}", place(name))
+    name = re.sub(r"[^\w.-]+", "-", unquote(rest), flags=re.ASCII).strip("-")[-80:]
+    return RemoteFolder(address, f"{address}@{files[MANIFEST].checksum}", name, files, kind)
+
+
+def _looked_up(transport: HttpTransport, address: str) -> tuple[int | None, str | None]:
+    return retrying(lambda: transport.look_up(address))
+
+
+def _web_address(text: str) -> str:
+    """Read an address, without a slash at its end; messages do not repeat what may be secret in it."""
+    scheme, _, rest = text.partition("://")
+    scheme, rest = scheme.lower(), rest.rstrip("/")
+    host, _, path = rest.partition("/")
+    shown = redact(f"{scheme}://{rest.partition('?')[0].partition('#')[0]}")
+    if "@" in host or (scheme in ("http", "https") and re.search(r"[?#]", rest)):
+        raise UsageError(
+            f"{shown} has a password, a query or a fragment, expected http(s)://HOST/FOLDER: what is secret must not "
+            "be part of an address, which is recorded",
+            hint="use s3:// or gs:// with credentials in the environment",
+        )
+    is_bucket = scheme in ("s3", "gs")
+    if not (_BUCKET if is_bucket else _HOST).fullmatch(host) or not rest.isprintable() or not is_inside(path or "."):
+        raise UsageError(
+            f"{shown} is not the address of a dataset",
+            hint="write it like s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or https://HOST/FOLDER",
+        )
+    safe = "/" if is_bucket else "/%:@!$&'()*+,;=~"
+    return f"{scheme}://{host}" + (f"/{quote(path, safe=safe)}" if path else "")
+
+
+def _without(address: str, name: str, error: RbtoolError) -> RbtoolError:
+    if isinstance(error, DatasetNotFoundError):
+        return CorruptDataError(f"{address} has no {name}, which its manifest lists")
+    return error
+
+
+class WebTransport(HttpTransport):
+    """Files on web servers, unless the environment forbids the network."""
+
+    @contextmanager
+    def open_range(
+        self, address: str, start: int, stop: int | None, version: str | None = None
+    ) -> Iterator[tuple[int, Iterator[bytes]]]:
+        _require_network(address)
+        with super().open_range(address, start, stop, version) as opened:
+            yield opened
+
+    @contextmanager
+    def open_version(self, address: str, offset: int, version: str | None = None) -> Iterator[Answer]:
+        _require_network(address)
+        with super().open_version(address, offset, version) as answer:
+            yield answer
+
+
+def _require_network(address: str) -> None:
+    require_network(f"fetching from {urlsplit(address).netloc}")
+
+
+# Buckets --------------------------------------------------------------------------------------------
+
+_EXPIRED = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed"})
+_READ_ONLY = "https://www.googleapis.com/auth/devstorage.read_only"
+
+
+class S3Transport(WebTransport):
+    """Objects of S3, or of a server that speaks its protocol: the extra `s3`.
+
+    botocore finds endpoint, region and credentials as the AWS command line does (`AWS_ENDPOINT_URL`, `AWS_PROFILE`, a
+    role of the machine). Where there are no credentials, requests are not signed. A bucket of another region than the
+    configured one is asked for there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            hint="credentials are found as by the AWS command line: AWS_PROFILE, AWS_ACCESS_KEY_ID, a role"
+        )
+        self._session: Any = None
+        self._clients: dict[str | None, Any] = {}
+        self._regions: dict[str, str] = {}
+        self._making = threading.Lock()
+
+    def url(self, address: str) -> str:
+        bucket, key = _object_at(address)
+        with _as_refusals(bucket):
+            client = self._s3(bucket)  # unsigned: the address alone
+            found: str = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key})
+        return found
+
+    def headers(self, address: str) -> Mapping[str, str]:
+        """The signature, if there are credentials."""
+        bucket, url = _object_at(address)[0], self.url(address)
+        from botocore.auth import S3SigV4Auth
+        from botocore.awsrequest import AWSRequest
+
+        with _as_refusals(bucket):
+            with self._making:  # finds and renews them
+                credentials = self._session.get_credentials()
+                frozen = credentials and credentials.get_frozen_credentials()
+            if not frozen:
+                return {}
+            request = AWSRequest(method="GET", url=url)
+            S3SigV4Auth(frozen, "s3", self._region(bucket)).add_auth(request)
+        return dict(request.headers.items())
+
+    def refusal(self, response: httpx2.Response, address: str) -> Exception:
+        bucket, region = _object_at(address)[0], response.headers.get("x-amz-bucket-region", "")
+        if re.fullmatch(r"[a-z0-9-]{1,40}", region) and region != self._region(bucket):
+            self._regions[bucket] = region
+            return Transient(NetworkError(f"s3://{bucket} is in the region {region}"), 0.0)
+        code = _code_of(response)
+        said = f"S3 says {code}; " if code else ""
+        if code in _EXPIRED:
+            return AuthorisationError(f"S3 refuses the credentials for s3://{bucket} ({code})", hint=self.hint)
+        return failure(response, name_of(address), hint=said + self.hint)
+
+    def _region(self, bucket: str) -> str:
+        return str(self._s3(bucket).meta.region_name or "us-east-1")
+
+    def _s3(self, bucket: str) -> Any:
+        region = self._regions.get(bucket)
+        with self._making:
+            if region not in self._clients:
+                try:
+                    # Takes a quarter of a second to load, and is an extra.
+                    import botocore
+                    from botocore.config import Config
+                    from botocore.session import get_session
+                except ImportError as error:
+                    raise UsageError(
+                        f"s3://{bucket} needs the package botocore, which is not installed",
+                        hint="pip install 'rbtool[s3]'",
+                    ) from error
+                if self._session is None:
+                    self._session = get_session()
+                    logging.getLogger("botocore.auth").addFilter(_without_tokens)
+                unsigned = Config(signature_version=botocore.UNSIGNED)
+                self._clients[region] = self._session.create_client("s3", region_name=region, config=unsigned)
+            return self._clients[region]
+
+
+def _without_tokens(record: logging.LogRecord) -> bool:
+    """Hide session tokens in what botocore logs of signatures at level DEBUG."""
+    record.msg, record.args = re.sub(r"(?i)(security-token:)\S+", r"\1***", record.getMessage()), ()
+    return True
+
+
+@contextmanager
+def _as_refusals(bucket: str) -> Iterator[None]:
+    """Raise what botocore raises about profiles, regions and credentials as what it means."""
+    try:
+        yield
+    except RbtoolError:
+        raise
+    except Exception as error:
+        if not type(error).__module__.startswith("botocore"):
+            raise
+        said = " ".join(redact(str(error)).split())[:300]
+        raise AuthorisationError(f"no credentials for s3://{bucket} could be had: {said}") from None
+
+
+def _code_of(response: httpx2.Response) -> str:
+    """The code of an error in the body of an answer, "" without one."""
+    import httpx2
+
+    with suppress(httpx2.HTTPError, Transient):
+        head = next(paced(response.iter_raw(), "an answer"), b"")[:ERROR_BYTES]
+        if found := re.search(rb"<Code>(\w{1,60})</Code>", head):
+            return found[1].decode()
+    return ""
+
+
+class GcsTransport(WebTransport):
+    """Objects of Google Cloud Storage, by its XML API: public ones, and others with credentials of the extra `gcp`.
+
+    Credentials are looked for once the bucket is refused without them. `STORAGE_EMULATOR_HOST` names another server.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            hint="credentials: GOOGLE_APPLICATION_CREDENTIALS, or `gcloud auth application-default login`"
+        )
+        self._credentials: Any = None
+        self._looked = False
+        self._finding = threading.Lock()
+
+    def url(self, address: str) -> str:
+        server = os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com"
+        return f"{server if '://' in server else f'http://{server}'}/{address.partition('://')[2]}"
+
+    def headers(self, address: str) -> Mapping[str, str]:
+        """The token, once one is needed."""
+        if self._credentials is None:
+            return {}
+        with self._finding, _as_google_refusals(address):
+            if not self._credentials.valid:
+                from google.auth.transport.requests import Request
+
+                self._credentials.refresh(Request())
+            return {"Authorization": f"Bearer {self._credentials.token}"}
+
+    def refusal(self, response: httpx2.Response, address: str) -> Exception:
+        if response.status_code in (401, 403) and self._found_credentials(address, response):
+            return Transient(NetworkError(f"{address} is not public"), 0.0)
+        return failure(response, name_of(address), hint=self.hint)
+
+    def _found_credentials(self, address: str, response: httpx2.Response) -> bool:
+        """Look for credentials once; return whether the request was made without them, and can be made with them."""
+        with self._finding:
+            if not self._looked:
+                self._looked = True
+                try:
+                    import google.auth
+                    from google.auth.exceptions import DefaultCredentialsError
+                except ImportError as error:
+                    raise UsageError(
+                        f"{address} is not public: credentials need the package google-auth, which is not installed",
+                        hint="pip install 'rbtool[gcp]'",
+                    ) from error
+                with _as_google_refusals(address), suppress(DefaultCredentialsError):
+                    self._credentials, _ = google.auth.default(scopes=[_READ_ONLY])
+        return self._credentials is not None and "authorization" not in response.request.headers
+
+
+@contextmanager
+def _as_google_refusals(address: str) -> Iterator[None]:
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        yield
+    except GoogleAuthError as error:
+        said = " ".join(redact(str(error)).split())[:300]
+        raise AuthorisationError(f"no credentials for {address} could be had: {said}") from None
+
+
+def _object_at(address: str) -> tuple[str, str]:
+    """The bucket and the key that an address names."""
+    bucket, _, key = address.partition("://")[2].partition("/")
+    return bucket, unquote(key)
