@@ -87,7 +87,7 @@ _NAMES = {
         ".core.verbs.score": "score",
         ".core.verbs.split": "split",
         ".core.verbs.stats": "stats",
-        ".core.verbs.upload": "upload",
+        ".core.verbs.upload": "upload write_shard_digests",
     },
     "Datasets": {
         ".converters.atari.replay": "AtariDQNExperienceReplay",

@@ -227,6 +227,7 @@ from .core.verbs.score import score as score
 from .core.verbs.split import split as split
 from .core.verbs.stats import stats as stats
 from .core.verbs.upload import upload as upload
+from .core.verbs.upload import write_shard_digests as write_shard_digests
 from .core.vla.preprocessing import OpenVLAImagePreprocessor as OpenVLAImagePreprocessor
 from .core.vla.robot_data import ACTION_CHUNK_KEY as ACTION_CHUNK_KEY
 from .core.vla.robot_data import ACTION_IS_PAD_KEY as ACTION_IS_PAD_KEY

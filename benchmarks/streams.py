@@ -1,92 +1,100 @@
-"""Time an epoch of a stream from a hub on loopback against one from the same dataset on this disk.
+"""Time an epoch of a stream from a web server on loopback against one from the same dataset on this disk.
 
-    python benchmarks/streams.py [--episodes 200] [--rounds 3] [--rate 100]
+    python benchmarks/streams.py [--episodes 200] [--rounds 3] [--rate 100] [--latency 0 10 50 200]
 
-The dataset has images of 64 x 64 x 3 bytes; the server sends `--rate` MB in a second (0: as fast as it can), and the
-cache is empty at the start of each epoch. Both sides take turns, after an epoch that is not timed; the figures are
-medians, and the ratio of their speeds: at least 0.8 is wanted where reading is not faster than the network.
+The dataset has images of 64 x 64 x 3 bytes. The server waits `--latency` ms before each answer and after each
+connection, and sends `--rate` MB in a second over all connections (0: as fast as it can). The cache is empty at the
+start of each epoch. With `--work`, that many ms of computing, during which the interpreter is free, follow each batch
+as in a training loop. Both sides take turns, after an epoch that is not timed; the figures are medians, and the ratio
+of their speeds: at least 0.8 is wanted where reading is not faster than the network. Memory is the peak of RssAnon and
+RssShmem over what the process had before.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import re
 import shutil
+import socket
 import statistics
 import tempfile
 import threading
 import time
-from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import numpy as np
 
-COMMIT = "0" * 40
 STEPS = 100
+_BLOCK = 256 << 10
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers what a stream asks a hub: the commit, the files, and ranges of them."""
+    """Answers with ranges of files, late and at a limited rate."""
 
     protocol_version = "HTTP/1.1"
     folder: Path
     rate: float
+    latency: Any
     pace = threading.Lock()
+    free_at = 0.0
 
     def log_message(self, *arguments: Any) -> None:
         """Print nothing."""
 
+    def setup(self) -> None:
+        time.sleep(self.latency.value)
+        super().setup()
+
     def do_GET(self) -> None:
-        path = unquote(urlsplit(self.path).path)
-        if "/revision/" in path:
-            self._answer(json.dumps({"id": "org/name", "sha": COMMIT}).encode())
-        elif "/tree/" in path:
-            files = [one for one in sorted(self.folder.rglob("*")) if one.is_file()]
-            self._answer(json.dumps([self._entry(one) for one in files]).encode())
-        else:
-            self._send_file(self.folder / path.split(f"/resolve/{COMMIT}/")[1])
-
-    def _entry(self, file: Path) -> dict[str, Any]:
-        data = file.read_bytes()
-        name = sha1(b"blob %d\0" % len(data) + data).hexdigest()
-        return {"type": "file", "path": file.relative_to(self.folder).as_posix(), "size": len(data), "oid": name}
-
-    def _answer(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _send_file(self, file: Path) -> None:
+        time.sleep(self.latency.value)
+        file = self.folder / unquote(self.path).removeprefix("/dataset/")
+        if not file.is_file():
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         size = file.stat().st_size
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "bytes=0-")
+        asked = self.headers.get("Range")
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", asked or "bytes=0-")
+        assert wanted is not None
         first, last = int(wanted[1]), min(int(wanted[2] or size), size - 1)
-        self.send_response(206)
+        self.send_response(206 if asked else 200)
         self.send_header("Content-Length", str(last + 1 - first))
-        self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
+        self.send_header("ETag", f'"{size}"')
+        if asked:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
         self.end_headers()
+        self.wfile.flush()
         with file.open("rb") as opened:
-            opened.seek(first)
-            left = last + 1 - first
-            while left:
-                block = opened.read(min(left, 1 << 20))
-                self.wfile.write(block)
-                left -= len(block)
-                if self.rate:
-                    with self.pace:
-                        time.sleep(len(block) / self.rate)
+            while first <= last:
+                first += os.sendfile(self.connection.fileno(), opened.fileno(), first, min(_BLOCK, last + 1 - first))
+                self._wait(min(_BLOCK, last + 1 - first))
+
+    def _wait(self, size: int) -> None:
+        if self.rate:
+            with self.pace:
+                at = max(time.monotonic(), _Handler.free_at)
+                _Handler.free_at = at + size / self.rate
+            time.sleep(max(0.0, at - time.monotonic()))
 
 
-def serve(folder: Path, rate: float, port: Any) -> None:
-    """Serve a dataset in a process of its own."""
-    _Handler.folder, _Handler.rate = folder, rate
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128
+
+    def server_bind(self) -> None:
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        super().server_bind()
+
+
+def serve(folder: Path, rate: float, latency: Any, port: Any) -> None:
+    """Serve a dataset in a process of its own; `latency` are shared seconds."""
+    _Handler.folder, _Handler.rate, _Handler.latency = folder, rate, latency
+    server = _Server(("127.0.0.1", 0), _Handler)
     port.put(server.server_address[1])
     server.serve_forever()
 
@@ -109,16 +117,34 @@ def make(folder: Path, episodes: int) -> Path:
     return path
 
 
-def epoch(dataset: str, root: Path) -> float:
-    """Take all batches; return the seconds."""
+def memory() -> int:
+    """Return the bytes of this process that are its own, or shared with others."""
+    stated = Path("/proc/self/status").read_text()
+    return sum(int(kilobytes) << 10 for kilobytes in re.findall(r"Rss(?:Anon|Shmem):\s+(\d+) kB", stated))
+
+
+def epoch(dataset: str, root: Path, work: float) -> tuple[float, int]:
+    """Take all batches; return the seconds, and the bytes of memory that were added at the peak."""
     import rbtool
 
     shutil.rmtree(root, ignore_errors=True)
-    buffer = rbtool.load_dataset(dataset, 256, streaming=True, seed=0, root=root)
+    before = most = memory()
+    ended = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not ended.wait(0.02):
+            most = max(most, memory())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
     started = time.perf_counter()
-    for _ in buffer:
-        pass
-    return time.perf_counter() - started
+    for _ in rbtool.load_dataset(dataset, 256, streaming=True, seed=0, root=root):
+        time.sleep(work)
+    seconds = time.perf_counter() - started
+    ended.set()
+    watching.join()
+    return seconds, most - before
 
 
 def main() -> None:
@@ -126,26 +152,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for name, default in (("episodes", 200), ("rounds", 3), ("rate", 100)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--work", type=float, default=0)
+    parser.add_argument("--latency", type=int, nargs="+", default=[0, 10, 50, 200])
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         dataset = make(folder, given.episodes)
         size = sum(file.stat().st_size for file in dataset.rglob("*") if file.is_file())
+        print(f"{size / 1e6:.0f} MB, {given.episodes * STEPS:,} steps, {given.rate} MB/s, {given.work:g} ms of work")
         port: Any = multiprocessing.Queue()
-        server = multiprocessing.Process(target=serve, args=(dataset, given.rate * 1e6, port), daemon=True)
+        latency: Any = multiprocessing.Value("d", 0.0)
+        server = multiprocessing.Process(target=serve, args=(dataset, given.rate * 1e6, latency, port), daemon=True)
         server.start()
-        os.environ["HF_ENDPOINT"] = f"http://127.0.0.1:{port.get()}"
-        found: dict[str, list[float]] = {"this disk": [], "hub": []}
-        epoch(str(dataset), folder / "root")
+        address = f"http://127.0.0.1:{port.get()}/dataset"
+        places = {"this disk": (str(dataset), 0)} | {f"{ms} ms": (address, ms) for ms in given.latency}
+        found: dict[str, list[tuple[float, int]]] = {place: [] for place in places}
+        epoch(str(dataset), folder / "root", 0)
         for _ in range(given.rounds):
-            found["this disk"].append(epoch(str(dataset), folder / "root"))
-            found["hub"].append(epoch("hf://org/name", folder / "root"))
+            for place, (where, milliseconds) in places.items():
+                latency.value = milliseconds / 1000
+                found[place].append(epoch(where, folder / "root", given.work / 1000))
         server.terminate()
-    print(f"{size / 1e6:.0f} MB, {given.episodes * STEPS:,} steps, server of {given.rate} MB/s")
-    times = {side: statistics.median(one) for side, one in found.items()}
-    for side, seconds in times.items():
-        print(f"  {side:10} {seconds:6.2f} s  {size / 1e6 / seconds:6.0f} MB/s")
-    print(f"  hub / this disk: {times['this disk'] / times['hub']:.2f} of the speed")
+        for place, times in found.items():
+            seconds, local = (statistics.median(one[0] for one in of) for of in (times, found["this disk"]))
+            most = max(one[1] for one in times)
+            speed = size / 1e6 / seconds
+            print(
+                f"  {place:10} {seconds:6.2f} s {speed:6.0f} MB/s {local / seconds:6.2f} {most / 1e6:6.0f} MB of memory"
+            )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ Streaming: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--streaming",
-        help="Fetch shards of hf://OWNER/NAME or SOURCE:ID as they are needed.",
+        help="Fetch shards of hf://OWNER/NAME, s3:// or gs://BUCKET/FOLDER, a URL or SOURCE:ID as they are needed.",
         rich_help_panel=_PANEL,
     ),
 ]

@@ -194,8 +194,9 @@ def load_dataset(
         root: the folder of stored datasets; default `RBTOOL_HOME`, or else the cache folder of the platform. Nothing
             is downloaded.
         streaming: whether the dataset is read shard by shard, a few shards ahead. It may be on a hub,
-            `hf://OWNER/NAME[@REVISION]`, or belong to a source without being stored. The sampler is a `StreamSampler`
-            or a `StreamSliceSampler`.
+            `hf://OWNER/NAME[@REVISION]`, in a bucket, `s3://BUCKET/FOLDER` or `gs://BUCKET/FOLDER`, on a web server,
+            `https://HOST/FOLDER`, or belong to a source without being stored. The sampler is a `StreamSampler` or a
+            `StreamSliceSampler`.
         cache_size: how much the shards of a stream may take below the storage root: bytes, or text such as `"2GB"`.
         skip_bad: whether episodes and shards of a stream that cannot be read are left out; warnings and
             `buffer.storage.left_out` name them.

@@ -161,9 +161,7 @@ def web_folder(text: str) -> RemoteFolder:
                 raise CorruptDataError(f"{address}: {name} has another size than its manifest lists")
             files[name] = replace(files[name], version=answer[1])
         documents = {MANIFEST: document}
-        with suppress(
-            DatasetNotFoundError, AuthorisationError
-        ):  # S3 refuses what is missing where listing is refused
+        with suppress(DatasetNotFoundError, AuthorisationError):  # S3 refuses what is missing where listing is refused
             documents[SHARD_DIGESTS] = read_small(transport, *place(SHARD_DIGESTS), limit=_DOCUMENT_BYTES)
     for name, data in documents.items():
         files[name] = RemoteFile(name, len(data), f"sha256:{hashlib.sha256(data).hexdigest()}", place(name))
@@ -345,9 +343,7 @@ class GcsTransport(WebTransport):
     """
 
     def __init__(self) -> None:
-        super().__init__(
-            hint="credentials: GOOGLE_APPLICATION_CREDENTIALS, or `gcloud auth application-default login`"
-        )
+        super().__init__(hint="credentials: GOOGLE_APPLICATION_CREDENTIALS, or `gcloud auth application-default login`")
         self._credentials: Any = None
         self._looked = False
         self._finding = threading.Lock()

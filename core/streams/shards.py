@@ -542,6 +542,7 @@ _BASE = "base"
 _BASE_LOCK = "base.lock"
 _CONNECTIONS = 4
 """Files of a shard that are fetched at a time."""
+_SYNCED_AT_ONCE = 8 << 20
 _PAGE = 8 << 10
 """Bytes by which a range can take more on the disk, at its two ends."""
 
@@ -750,9 +751,15 @@ class HostedShards(ShardFiles):
     def _fetch_range(self, name: str, range_: Range | None, path: Path, watch: Watch) -> None:
         """Make a file with holes that has these bytes."""
 
+        unsynced = 0 if range_ is None else range_[0]
+
         def write(data: memoryview, position: int) -> None:
+            nonlocal unsynced
             watch.check()
             fs.pwrite(descriptor, data, position, path)
+            if (stop := position + len(data)) - unsynced >= _SYNCED_AT_ONCE:
+                fs.start_syncing(descriptor, unsynced, stop - unsynced)
+                unsynced = stop
 
         descriptor = fs.create(path)  # by the thread that writes: one that is left to itself writes to no other file
         try:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from .. import __version__
 from ..errors import CheckFailed, CorruptDataError, FormatError, NetworkError, UsageError
+from ..format import fs
 from ..format.checks import FOLDER_RULES
 from ..format.documents import dump_json, written_time
 from ..format.files import read_regular
@@ -25,8 +26,8 @@ from ..format.locate import find_dataset, refuse_empty
 from ..format.manifest import MANIFEST, Manifest, has_manifest
 from ..format.open_files import ListedFiles
 from ..open_steps import open_dataset
-from ..options import takes
-from ..progress import Progress, clean, readable_size
+from ..options import PathLike, takes
+from ..progress import Progress, clean, readable_size, redact
 from ..remote.hub import (
     MAIN,
     HubFile,
@@ -39,6 +40,7 @@ from ..remote.hub import (
 )
 from ..remote.hub_address import HubAddress, Transfer, add_transfer, transfers_of
 from ..remote.shards import SHARD_DIGESTS, EpisodeShards, ShardDigests
+from ..remote.threads import ignore
 from ..remote.transport import ChangedMeanwhileError, Transient, read_small, retrying
 from ..results import Result, seconds_since
 from ..stats import FieldStats
@@ -53,6 +55,7 @@ _KEPT = frozenset({CARD, ".gitattributes"})
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _DAMAGE = frozenset({"TED014", *(rule.rule_id for rule in FOLDER_RULES)})
 _NAMED = 5
+_BUCKETS = ("s3://", "gs://", "http://", "https://")
 _AGAIN = "run it again: what was sent is not sent again"
 
 
@@ -126,7 +129,13 @@ def upload(asked: UploadOptions) -> UploadResult:
         AuthorisationError: the hub refuses the token.
     """
     started = time.perf_counter()
-    address, target = asked.address, HubAddress.parse(asked.address, asked.revision)
+    address = asked.address
+    if address.startswith(_BUCKETS):
+        raise UsageError(
+            f"{redact(address)} is not an address on a hub; nothing was uploaded",
+            hint="any program can copy a dataset into a bucket; rbtool.write_shard_digests(path) comes before",
+        )
+    target = HubAddress.parse(address, asked.revision)
     if not address.startswith("hf:"):  # it may be meant as a path
         raise UsageError(f"{address} is not an address on a hub; nothing was uploaded", hint=f"write hf://{address}")
     if asked.license is not None and not _LICENSE.fullmatch(asked.license):
@@ -137,6 +146,37 @@ def upload(asked: UploadOptions) -> UploadResult:
     _require_dataset(path)
     with ListedFiles.at(path) as files, HubWriter() as hub:
         return UploadResult(**_Upload(asked, hub, target, path, files).run(), seconds=seconds_since(started))
+
+
+def write_shard_digests(dataset: PathLike, *, root: PathLike | None = None) -> Path:
+    """Write the digests of its shards to a dataset, before a program other than `upload` copies it to a remote.
+
+    Streams compare ranges of rows with them. All files are compared with the manifest first. The digests are no part
+    of the dataset: its content digest stays the same.
+
+    Args:
+        dataset: a path, `source:id` or `hf://OWNER/NAME` of a dataset on this disk.
+        root: the folder of stored datasets; default `RBTOOL_HOME`, or else the cache folder of the platform.
+
+    Returns:
+        The file, `.rbtool/shard-digests.json`, which has to be copied, too.
+
+    Raises:
+        DatasetNotFoundError: (a FileNotFoundError) the dataset is missing.
+        UsageError: (a ValueError) it is not a dataset in TED.
+        CorruptDataError: a file has other bytes than the manifest states; nothing is written.
+    """
+    path = find_dataset(dataset, root)
+    _require_dataset(path)
+    with ListedFiles.at(path) as files, open_dataset(path) as reader:
+        for record in files.manifest.files:
+            if problem := files.problem(record):
+                raise CorruptDataError(problem)
+        if reader.manifest.content_digest != files.manifest.content_digest:
+            raise UsageError(f"{path} was replaced meanwhile; nothing was written", hint="run it again")
+        digests = ShardDigests.of(reader, files.place, ignore)
+    fs.replace_file(path / SHARD_DIGESTS, digests.document())
+    return path / SHARD_DIGESTS
 
 
 def _require_dataset(path: Path) -> None:

@@ -1,7 +1,8 @@
 """A server on loopback that remembers what it was asked and goes wrong on demand, with TLS where it is wanted.
 
 `Gcs` stands in for the parts of the JSON API of Google Cloud Storage that anonymous readers use:
-`<root>/<bucket>/<name of the object>`; `STORAGE_EMULATOR_HOST` points the real client there.
+`<root>/<bucket>/<name of the object>`; `STORAGE_EMULATOR_HOST` points the real client there. `Web` serves files as they
+are, as web servers and buckets do over plain http.
 """
 
 from __future__ import annotations
@@ -358,3 +359,48 @@ class Gcs(Loopback):
         inherited = {name: value for name, value in os.environ.items() if name not in unset}
         loopback = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
         return {**inherited, **loopback, "STORAGE_EMULATOR_HOST": self.url}
+
+
+class _WebHandler(Handler):
+    server_state: Web
+
+    def answer(self) -> None:
+        path = self.server_state.root / unquote(urlsplit(self.path).path).lstrip("/")
+        if self.server_state.token and self.headers.get("Authorization") != f"Bearer {self.server_state.token}":
+            self.send(401, b"")
+            return
+        if not path.is_file():
+            self.send(404, b"<Error><Code>NoSuchKey</Code></Error>")
+            return
+        data = path.read_bytes()
+        tag = f'"{hashlib.md5(data).hexdigest()}"'
+        if self.server_state.conditional and self.headers.get("If-Match", tag) != tag:
+            self.send(412, b"")
+            return
+        self.send_file(data, {"ETag": tag} if self.server_state.tagged else {})
+
+    def do_POST(self) -> None:
+        """Give the token to those who prove with a key who they are."""
+        self.fault = Fault("", "")
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_json({"access_token": self.server_state.token, "expires_in": 3600, "token_type": "Bearer"})
+
+
+class Web(Loopback):
+    """The files below `root`; with a `token` for those who send it, without `tagged` without versions.
+
+    Without `conditional` it gives what there is also to those who ask for a version.
+    """
+
+    handler = _WebHandler
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root, self.token = root, ""
+        self.tagged = self.conditional = True
+
+    def environment(self) -> dict[str, str]:
+        """Variables for a process that is to use this server, as a bucket of Google Cloud and of S3, too."""
+        inherited = {name: value for name, value in os.environ.items() if name != "RBTOOL_OFFLINE"}
+        inherited |= dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
+        return inherited | {"STORAGE_EMULATOR_HOST": self.url, "AWS_ENDPOINT_URL": self.url}

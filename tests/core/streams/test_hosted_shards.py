@@ -1,4 +1,4 @@
-"""Streams of a hub: what is fetched is compared with digests, and kept videos are fetched whole."""
+"""Streams of a hub, of web servers and of buckets: what is fetched is compared with digests, kept videos are whole."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 import streaming
+from botocore.session import get_session
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from hub import ALWAYS, WRITER, Fault, Hub, UploadHub
 from lerobot_files import random_takes, write_dataset
+from loopback import Web
 from machine import files_of
 from streaming import batches_of, in_process
+from waiting import wait_until
 
 import rbtool
 from rbtool.core.errors import FormatError
@@ -320,3 +327,255 @@ def test_copies_and_workers_of_a_loader_decode_the_same(kept_environment: dict[s
         [sys.executable, "-c", _COPIED], env=kept_environment, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout.split()) == (0, [str(sum(LENGTHS))]), done.stderr
+
+
+# Web servers and buckets ----------------------------------------------------------------------------
+
+SECRET = "wJalrXUtnFEMI-never-shown"
+
+
+@pytest.fixture(scope="module")
+def stored(datasets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `bucket/walks`, `bucket/my packed` with digests of shards, and `bucket/kept` with videos."""
+    root = tmp_path_factory.mktemp("stored")
+    shutil.copytree(datasets / "org" / "ted", root / "bucket" / "walks")
+    packed = rbtool.convert(datasets / "org" / "ted", root / "bucket" / "my packed", layout="packed").path
+    write_digests(packed)
+    rbtool.convert(write_dataset(root / "source", random_takes((6, 1, 4)), version="v2.1"), root / "bucket" / "kept")
+    return root
+
+
+def write_digests(path: Path) -> None:
+    with open_dataset(path) as reader:
+        (path / SHARD_DIGESTS).write_bytes(ShardDigests.of(reader, path.joinpath, lambda _: None).document())
+
+
+@pytest.fixture
+def web(stored: Path) -> Iterator[Web]:
+    with Web(stored) as served:
+        yield served
+
+
+@pytest.fixture
+def web_environment(web: Web, tmp_path: Path) -> dict[str, str]:
+    keys = {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "eu-central-1"}
+    nothing = {"AWS_CONFIG_FILE": str(tmp_path / "none"), "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
+    places = {"RBTOOL_HOME": str(tmp_path / "root"), "RBTOOL_RETRIES": "3:0.01", "HOME": str(tmp_path)}
+    return web.environment() | keys | nothing | places | {"NO_GCE_CHECK": "true"}
+
+
+def addresses(web: Web, name: str) -> list[str]:
+    return [f"{start}/{name}" for start in (f"{web.url}/bucket", "s3://bucket", "gs://bucket")]
+
+
+@pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_a_folder_at_a_remote_has_the_batches_of_the_dataset(web, web_environment, stored, place) -> None:
+    asked = [
+        {"dataset": addresses(web, name)[place]} | more
+        for name in ("walks", "my packed", "kept")
+        for more in ({}, {"skip": 2, "window": 1}, {"slices": True})
+    ]
+    found = in_process(web_environment, *asked)
+    names = [one["dataset"].rpartition("/")[2] for one in asked]
+    more = [{key: value for key, value in one.items() if key != "dataset"} for one in asked]
+    assert found == [batches_of(str(stored / "bucket" / name), **one) for name, one in zip(names, more, strict=True)]
+    before = len(web.requests)
+    assert in_process(web_environment, asked[0])[0] == found[0]
+    documents = ("manifest.json", "shard-digests.json")  # which state is there is asked, rows are here
+    assert {one.range for one in web.requests[before:] if not one.path.endswith(documents)} == {"bytes=0-0"}
+
+
+@pytest.mark.parametrize("kind", ["cut:1500", "reset", "status:503", "status:429", "norange", "corrupt"])
+def test_a_fault_of_a_web_server_that_passes_changes_nothing(web, web_environment, stored, kind) -> None:
+    web.faults.append(Fault(r"GET .*(memmap|records|rows)", kind, times=5, after=12, headers={"Retry-After": "0"}))
+    found = in_process(web_environment, {"dataset": addresses(web, "my%20packed")[0]})[0]
+    assert found == batches_of(str(stored / "bucket" / "my packed"))
+    assert not web.faults[0].times
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "said"),
+    [
+        ("status:503", "NetworkError", "503"),
+        ("status:403", "AuthorisationError", "S3 says AccessDenied"),
+        ("status:400", "AuthorisationError", "ExpiredToken"),
+        ("cut:0", "NetworkError", "broke off"),
+        ("corrupt", "CorruptDataError", "other bytes"),
+    ],
+)
+def test_what_a_bucket_refuses_for_good_is_one_sentence(web, web_environment, kind, error, said) -> None:
+    codes = {"status:403": "AccessDenied", "status:400": "ExpiredToken"}
+    body = f"<Error><Code>{codes.get(kind, 'SlowDown')}</Code></Error>"
+    web.faults.append(Fault(r"GET .*(memmap|records|rows)", kind, times=ALWAYS, after=12, body=body))
+    found = in_process(web_environment, {"dataset": "s3://bucket/my packed"})[0]
+    assert (found["error"], "\n" in found["message"]) == (error, False)
+    assert said in found["message"] + found["hint"]
+    assert SECRET not in str(found)
+
+
+_CHANGED = """
+import sys, pathlib, rbtool
+from rbtool.core.remote import shards
+shards.SHARD_BYTES = 4000
+address, file = sys.argv[1], pathlib.Path(sys.argv[2])
+buffer = rbtool.load_dataset(address, 16, streaming=True, seed=0)
+next(iter(buffer))
+file.chmod(0o644)
+file.write_bytes(bytes(reversed(file.read_bytes())))
+try:
+    list(buffer)
+except rbtool.RbtoolError as error:
+    print(type(error).__name__, error, error.hint)
+"""
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+def test_an_object_that_changed_since_the_stream_was_opened_is_an_error(stored, tmp_path, conditional) -> None:
+    copy = shutil.copytree(stored / "bucket" / "walks", tmp_path / "there" / "bucket" / "walks")
+    with Web(tmp_path / "there") as web:
+        web.conditional = conditional
+        words = [sys.executable, "-c", _CHANGED, f"{web.url}/bucket/walks", str(copy / "observation.memmap")]
+        places = web.environment() | {"RBTOOL_HOME": str(tmp_path / "root"), "RBTOOL_RETRIES": "2:0.01"}
+        done = subprocess.run(words, env=places, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("ChangedMeanwhileError")
+    assert "another version of observation.memmap" in done.stdout
+    assert "open it again" in done.stdout
+
+
+def test_a_bucket_is_asked_in_its_own_region(web: Web, web_environment: dict[str, str], stored: Path) -> None:
+    web.faults.append(Fault("GET /bucket", "status:301", headers={"x-amz-bucket-region": "sa-east-1"}))
+    assert in_process(web_environment, {"dataset": "s3://bucket/walks"})[0] == batches_of(str(stored / "bucket/walks"))
+    regions = [(one.authorization or "").split("/")[2] for one in web.requests]
+    assert regions[0] == "eu-central-1"
+    assert set(regions[1:]) == {"sa-east-1"}
+
+
+def test_a_private_bucket_of_google_is_read_with_a_key(web: Web, web_environment, stored, tmp_path) -> None:
+    web.token = f"ya29.{SECRET}"
+    refused = in_process(web_environment, {"dataset": "gs://bucket/walks"})[0]
+    assert refused["error"] == "AuthorisationError"
+    assert "GOOGLE_APPLICATION_CREDENTIALS" in refused["hint"]
+    secret = rsa.generate_private_key(65537, 2048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    key = {
+        "type": "service_account", "client_email": "me@example.com", "private_key": secret.decode(),
+        "private_key_id": "1", "token_uri": f"{web.url}/token",
+    }  # fmt: skip
+    (tmp_path / "key.json").write_text(json.dumps(key))
+    named = web_environment | {"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "key.json")}
+    assert in_process(named, {"dataset": "gs://bucket/walks"})[0] == batches_of(str(stored / "bucket" / "walks"))
+    assert {one.authorization for one in web.requests[-50:]} == {f"Bearer {web.token}"}
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"https://me:{SECRET}@host/walks", f"https://host/walks?X-Amz-Signature={SECRET}", f"s3://{SECRET}@bucket/x",
+        f"https://host/walks#{SECRET}",
+    ],
+)  # fmt: skip
+def test_an_address_with_a_secret_is_refused_without_showing_it(address: str) -> None:
+    with pytest.raises(rbtool.UsageError) as raised:
+        rbtool.load_dataset(address, streaming=True)
+    assert SECRET not in f"{raised.value} {raised.value.hint}"
+
+
+@pytest.mark.parametrize("address", ["s3://", "s3://a b/c", "http:///x", "https://host/../x", "gs://UPPER/x"])
+def test_what_is_no_address_of_a_folder_is_refused(address: str) -> None:
+    with pytest.raises(rbtool.UsageError, match="not the address of a dataset"):
+        rbtool.load_dataset(address, streaming=True)
+
+
+def test_without_network_or_dataset_or_files(web: Web, web_environment: dict[str, str], stored: Path, tmp_path) -> None:
+    asked = [{"dataset": address} for address in addresses(web, "walks")]
+    offline = in_process(web_environment | {"RBTOOL_OFFLINE": "1"}, *asked)
+    assert [one["error"] for one in offline] == ["NetworkError"] * 3
+    assert not web.requests
+    found = in_process(web_environment, *({"dataset": address} for address in addresses(web, "none")))
+    assert [(one["error"], one["message"].endswith("manifest.json")) for one in found] == [
+        ("DatasetNotFoundError", True)
+    ] * 3
+    shutil.copytree(stored / "bucket" / "walks", tmp_path / "there" / "walks")
+    (tmp_path / "there" / "walks" / "action.memmap").unlink()
+    web.root = tmp_path / "there"
+    found = in_process(web_environment, {"dataset": f"{web.url}/walks"})
+    assert (found[0]["error"], "has no action.memmap" in found[0]["message"]) == ("CorruptDataError", True)
+
+
+_WORKERS = """
+import logging, pickle, sys, torch, rbtool
+from rbtool.core.remote import shards
+logging.basicConfig(level=logging.DEBUG)
+def main():
+    shards.SHARD_BYTES = 4000
+    buffer = rbtool.load_dataset(sys.argv[1], 16, streaming=True, seed=0)
+    written = pickle.dumps(buffer.storage.shards)
+    for secret in sys.argv[3:]:
+        assert secret.encode() not in written
+    steps = rbtool.StreamDataset(buffer, seed=0)
+    loader = torch.utils.data.DataLoader(steps, batch_size=None, num_workers=2, multiprocessing_context=sys.argv[2])
+    print(sum(len(batch) for batch in loader))
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_read_a_bucket_and_show_no_secret(web, web_environment, tmp_path: Path, context: str) -> None:
+    (tmp_path / "script.py").write_text(_WORKERS)
+    token = f"{SECRET}-session"
+    words = [sys.executable, str(tmp_path / "script.py"), "s3://bucket/walks", context, SECRET, token]
+    places = web_environment | {"AWS_SESSION_TOKEN": token, "PYTHONPATH": ""}
+    done = subprocess.run(words, env=places, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, [str(sum(length for length, _ in EPISODES))]), done.stderr
+    assert "botocore.auth" in done.stderr
+    assert SECRET not in done.stderr
+    assert "Signature=" not in done.stdout
+
+
+@pytest.mark.slow
+def test_the_command_line_shows_and_samples_a_bucket(web: Web, web_environment: dict[str, str]) -> None:
+    for words in (["inspect"], ["sample", "-n", "4"]):
+        line = [sys.executable, "-m", "rbtool", words[0], "s3://bucket/walks", *words[1:], "--streaming", "--json"]
+        done = subprocess.run(line, env=web_environment, capture_output=True, text=True, check=True)
+        assert "s3://bucket/walks" in done.stdout
+        assert SECRET not in done.stdout + done.stderr
+
+
+@pytest.fixture
+def moto(tmp_path: Path) -> Iterator[str]:
+    """The address of a server that speaks S3 and verifies signatures once it is told so."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with (tmp_path / "moto.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as running:
+        wait_until(lambda: running.poll() is not None or b"Running on" in (tmp_path / "moto.log").read_bytes(), "moto")
+        yield f"http://127.0.0.1:{port}"
+        running.kill()
+
+
+def test_a_server_that_verifies_signatures_gives_a_private_bucket(moto, stored, web_environment, tmp_path) -> None:
+    session = get_session()
+    session.set_credentials("any", "thing")
+    s3, iam = (session.create_client(name, region_name="eu-west-1", endpoint_url=moto) for name in ("s3", "iam"))
+    s3.create_bucket(Bucket="private", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    for path in (file for file in (stored / "bucket" / "my packed").rglob("*") if file.is_file()):
+        key = f"data sets/walks/{path.relative_to(stored / 'bucket' / 'my packed').as_posix()}"
+        s3.put_object(Bucket="private", Key=key, Body=path.read_bytes())
+    iam.create_user(UserName="me")
+    may = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::private/*"}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [may]})
+    iam.put_user_policy(UserName="me", PolicyName="read", PolicyDocument=policy)
+    key = iam.create_access_key(UserName="me")["AccessKey"]
+    urllib.request.urlopen(f"{moto}/moto-api/reset-auth", data=b"0").close()
+    mine = {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
+    places = web_environment | {"AWS_ENDPOINT_URL": moto, "AWS_REGION": "eu-west-1"}
+    asked = {"dataset": "s3://private/data sets/walks"}
+    assert in_process(places | mine, asked)[0] == batches_of(str(stored / "bucket" / "my packed"))
+    wrong = {"AWS_SECRET_ACCESS_KEY": SECRET, "RBTOOL_HOME": str(tmp_path / "other")}
+    refused = in_process(places | mine | wrong, asked)[0]
+    assert (refused["error"], "SignatureDoesNotMatch" in refused["hint"]) == ("AuthorisationError", True)
+    assert SECRET not in str(refused)
