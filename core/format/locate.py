@@ -24,6 +24,7 @@ from platformdirs import user_cache_path
 from ..declarations import declared, from_leaf, source_example
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError, did_you_mean, nearest
 from ..options import PathLike
+from ..progress import redact
 from . import fs
 from .contracts import FoundSteps
 from .converter import Reader, Sink, Source, safe_id
@@ -193,8 +194,8 @@ def find_dataset(name: PathLike, root: PathLike | None = None) -> Path:
         return path
     if "://" in os.fspath(name):
         raise UsageError(
-            f"{name} is a URL, expected a path or a stored dataset like {source_example()}:ID",
-            hint="rbtool download fetches a dataset by its source and id",
+            f"{redact(os.fspath(name))} is a URL, expected a path or a stored dataset like {source_example()}:ID",
+            hint="rbtool download fetches a dataset by its source and id; streaming=True reads one where it is",
         )
     named = _NAMED.fullmatch(os.fspath(name))
     if named is None:

@@ -58,23 +58,23 @@ class RemoteFolder(Closing):
     """
 
     def __init__(
-        self, address: str, key: str, name: str, files: Mapping[str, RemoteFile], connect: Callable[[], HttpTransport]
+        self, address: str, key: str, name: str, files: Mapping[str, RemoteFile], transport: HttpTransport
     ) -> None:
         self.address = address
         self.key = key
         self.name = name
         self.files = files
-        self._connect = connect
-        self._begin()
+        self._kind = type(transport)
+        self._begin(transport)
 
-    def _begin(self) -> None:
-        self._process, self._transport, self._alone = os.getpid(), self._connect(), threading.Lock()
+    def _begin(self, transport: HttpTransport) -> None:
+        self._process, self._transport, self._alone = os.getpid(), transport, threading.Lock()
 
     @property
     def transport(self) -> HttpTransport:
         """The connections of this process."""
         if self._process != os.getpid():
-            self._begin()
+            self._begin(self._kind())
         return self._transport
 
     @property
@@ -96,26 +96,32 @@ class RemoteFolder(Closing):
         self.transport.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("address", "key", "name", "files", "_connect")}
+        return {name: getattr(self, name) for name in ("address", "key", "name", "files", "_kind")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._begin()
+        self._begin(self._kind())
 
 
 def hub_folder(address: HubAddress) -> RemoteFolder:
     """Open a repository of a hub at the commit that its revision names now."""
     repository, hub = address.repository, Hub()
-    with hub:
+    with _closed_on_failure(hub):
         commit = hub.commit(repository, address.revision)
-        files = {
-            file.path: RemoteFile(
-                file.path, file.size, file.checksum, (hub.address(repository, commit, file.path),)
-            )
-            for file in hub.tree(repository, commit)
-        }  # fmt: skip
+        found = hub.tree(repository, commit)
+        places = {file.path: (hub.address(repository, commit, file.path),) for file in found}
+    files = {file.path: RemoteFile(file.path, file.size, file.checksum, places[file.path]) for file in found}
     key = f"{hub_endpoint()}/{repository}@{commit}"
-    return RemoteFolder(f"hf://{repository}@{commit[:7]}", key, repository.replace("/", "--"), files, Hub)
+    return RemoteFolder(f"hf://{repository}@{commit[:7]}", key, repository.replace("/", "--"), files, hub)
+
+
+@contextmanager
+def _closed_on_failure(transport: HttpTransport) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        transport.close()
+        raise
 
 
 # Web servers and buckets ----------------------------------------------------------------------------
@@ -135,38 +141,44 @@ def web_folder(text: str) -> RemoteFolder:
     """
     address = _web_address(text)
     scheme, _, rest = address.partition("://")
-    kind: type[WebTransport] = {"s3": S3Transport, "gs": GcsTransport}.get(scheme, WebTransport)
+    kinds: dict[str, type[WebTransport]] = {"s3": S3Transport, "gs": GcsTransport}
+    transport = kinds.get(scheme, WebTransport)()
+    with _closed_on_failure(transport):
+        files = _web_files(address, transport)
+    name = re.sub(r"[^\w.-]+", "-", unquote(rest), flags=re.ASCII).strip("-")[-80:]
+    return RemoteFolder(address, f"{address}@{files[MANIFEST].checksum}", name, files, transport)
+
+
+def _web_files(address: str, transport: WebTransport) -> dict[str, RemoteFile]:
+    """Describe the files that a manifest lists, the manifest, and the digests of shards where they are."""
 
     def place(name: str) -> tuple[str]:
         return (f"{address}/{quote(name)}",)
 
-    with kind() as transport:
-        require_network(f"reading {address}")
-        try:
-            document = read_small(transport, *place(MANIFEST), limit=_DOCUMENT_BYTES)
-        except DatasetNotFoundError as error:
-            raise DatasetNotFoundError(
-                f"{address} is not an rbtool dataset: it has no {MANIFEST}", hint=error.hint
-            ) from error
-        manifest = Manifest.from_dict(parse_json(document, f"{address}/{MANIFEST}"), f"{address}/{MANIFEST}")
-        if outside := next((file.path for file in manifest.files if not is_inside(file.path)), None):
-            raise CorruptDataError(f"the manifest of {address} lists {outside!r}, which leads out of the folder")
-        files = {file.path: RemoteFile(file.path, file.size, None, place(file.path)) for file in manifest.files}
-        asked = [name for name in files if not name.startswith(VIDEOS)]
-        answers = ask_all([functools.partial(_looked_up, transport, *place(name)) for name in asked], transport)
-        for name, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, RbtoolError):
-                raise _without(address, name, answer)
-            if answer[0] not in (None, files[name].size):
-                raise CorruptDataError(f"{address}: {name} has another size than its manifest lists")
-            files[name] = replace(files[name], version=answer[1])
-        documents = {MANIFEST: document}
-        with suppress(DatasetNotFoundError, AuthorisationError):  # S3 refuses what is missing where listing is refused
-            documents[SHARD_DIGESTS] = read_small(transport, *place(SHARD_DIGESTS), limit=_DOCUMENT_BYTES)
+    try:
+        documents = {MANIFEST: read_small(transport, *place(MANIFEST), limit=_DOCUMENT_BYTES)}
+    except DatasetNotFoundError as error:
+        raise DatasetNotFoundError(
+            f"{address} is not an rbtool dataset: it has no {MANIFEST}", hint=error.hint
+        ) from error
+    origin = f"{address}/{MANIFEST}"
+    manifest = Manifest.from_dict(parse_json(documents[MANIFEST], origin), origin)
+    if outside := next((file.path for file in manifest.files if not is_inside(file.path)), None):
+        raise CorruptDataError(f"the manifest of {address} lists {outside!r}, which leads out of the folder")
+    files = {file.path: RemoteFile(file.path, file.size, None, place(file.path)) for file in manifest.files}
+    asked = [name for name in files if not name.startswith(VIDEOS)]
+    answers = ask_all([functools.partial(_looked_up, transport, *place(name)) for name in asked], transport)
+    for name, answer in zip(asked, answers, strict=True):
+        if isinstance(answer, RbtoolError):
+            raise _without(address, name, answer)
+        if answer[0] not in (None, files[name].size):
+            raise CorruptDataError(f"{address}: {name} has another size than its manifest lists")
+        files[name] = replace(files[name], version=answer[1])
+    with suppress(DatasetNotFoundError, AuthorisationError):  # S3 refuses what is missing where listing is refused
+        documents[SHARD_DIGESTS] = read_small(transport, *place(SHARD_DIGESTS), limit=_DOCUMENT_BYTES)
     for name, data in documents.items():
         files[name] = RemoteFile(name, len(data), f"sha256:{hashlib.sha256(data).hexdigest()}", place(name))
-    name = re.sub(r"[^\w.-]+", "-", unquote(rest), flags=re.ASCII).strip("-")[-80:]
-    return RemoteFolder(address, f"{address}@{files[MANIFEST].checksum}", name, files, kind)
+    return files
 
 
 def _looked_up(transport: HttpTransport, address: str) -> tuple[int | None, str | None]:
