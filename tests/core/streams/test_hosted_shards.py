@@ -340,14 +340,9 @@ def stored(datasets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("stored")
     shutil.copytree(datasets / "org" / "ted", root / "bucket" / "walks")
     packed = rbtool.convert(datasets / "org" / "ted", root / "bucket" / "my packed", layout="packed").path
-    write_digests(packed)
+    rbtool.write_shard_digests(packed)
     rbtool.convert(write_dataset(root / "source", random_takes((6, 1, 4)), version="v2.1"), root / "bucket" / "kept")
     return root
-
-
-def write_digests(path: Path) -> None:
-    with open_dataset(path) as reader:
-        (path / SHARD_DIGESTS).write_bytes(ShardDigests.of(reader, path.joinpath, lambda _: None).document())
 
 
 @pytest.fixture
@@ -479,6 +474,24 @@ def test_an_address_with_a_secret_is_refused_without_showing_it(address: str) ->
     with pytest.raises(rbtool.UsageError) as raised:
         rbtool.load_dataset(address, streaming=True)
     assert SECRET not in f"{raised.value} {raised.value.hint}"
+
+
+def test_digests_of_shards_are_written_for_what_the_manifest_states(stored: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(stored / "bucket" / "walks", tmp_path / "walks")
+    before = files_of(copy)
+    assert rbtool.write_shard_digests(copy) == copy / SHARD_DIGESTS
+    assert {name: data for name, data in files_of(copy).items() if name != SHARD_DIGESTS} == before
+    assert not rbtool.check(copy).errors
+    (copy / SHARD_DIGESTS).unlink()
+    file = copy / "action.memmap"
+    file.chmod(0o644)
+    file.write_bytes(bytes(reversed(file.read_bytes())))
+    with pytest.raises(rbtool.CorruptDataError, match=r"action\.memmap"):
+        rbtool.write_shard_digests(copy)
+    assert not (copy / SHARD_DIGESTS).exists()
+    with pytest.raises(rbtool.UsageError, match="nothing was uploaded") as raised:
+        rbtool.upload(copy, "s3://bucket/walks")
+    assert "write_shard_digests" in raised.value.hint
 
 
 @pytest.mark.parametrize("address", ["s3://", "s3://a b/c", "http:///x", "https://host/../x", "gs://UPPER/x"])
