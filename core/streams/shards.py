@@ -56,7 +56,7 @@ from ..progress import Silent, readable_size
 from ..remote.folders import RemoteFolder, hub_folder, is_web_address, web_folder
 from ..remote.hub_address import HubAddress
 from ..remote.shards import SHARD_DIGESTS, EpisodeShards, Range, ShardDigests, row_files, row_ranges
-from ..remote.threads import Watch, run_together
+from ..remote.threads import Watch, ignore, run_together
 from ..results import PICKLED
 from ..storages.base import Storage
 from ..storages.dataset import OpenShard, ShardedData, StreamShards, StreamStorage
@@ -703,7 +703,8 @@ class HostedShards(ShardFiles):
         for name in self._sizes:
             fs.make_folder((folder / name).parent)
         jobs = [functools.partial(self._fetch_range, name, ranges.get(name), folder / name) for name in self._sizes]
-        run_together(jobs, Watch(), workers=_CONNECTIONS, interrupt=self.remote.transport.interrupt)
+        # Nothing is interrupted: another thread fetches another shard by the same connections.
+        run_together(jobs, Watch(), workers=_CONNECTIONS, interrupt=ignore)
 
     def _verify(self, number: int, folder: Path) -> None:
         known = self._digests_of_parts
