@@ -34,7 +34,6 @@ EXAMPLES = (
     Example("rbtool sample ./cartpole --window action=0:8", "each step with its action and the seven after it"),
     Example("rbtool sample ./cartpole --time --seconds 0.5", "how fast such batches come"),
     Example("rbtool sample hf://me/cartpole --streaming --cache-size 2GB", "of a dataset on a hub, without a download"),
-    Example("rbtool sample s3://bucket/cartpole --streaming", "of a dataset in a bucket"),
 )
 
 _SHOWN = 6
