@@ -258,6 +258,11 @@ class S3Transport(WebTransport):
         self._regions: dict[str, str] = {}
         self._making = threading.Lock()
 
+    def _connected(self) -> httpx2.Client:
+        client = super()._connected()
+        client.event_hooks = {"request": [_without_token_elsewhere]}
+        return client
+
     def url(self, address: str) -> str:
         bucket, key = _object_at(address)
         with _as_refusals(bucket):
@@ -315,6 +320,12 @@ class S3Transport(WebTransport):
                 unsigned = Config(signature_version=botocore.UNSIGNED)
                 self._clients[region] = self._session.create_client("s3", region_name=region, config=unsigned)
             return self._clients[region]
+
+
+def _without_token_elsewhere(request: httpx2.Request) -> None:
+    """Send no session token to where a redirection leads: the client leaves out only the signature."""
+    if "authorization" not in request.headers:
+        request.headers.pop("x-amz-security-token", None)
 
 
 def _without_tokens(record: logging.LogRecord) -> bool:

@@ -445,6 +445,23 @@ def test_a_bucket_is_asked_in_its_own_region(web: Web, web_environment: dict[str
     assert set(regions[1:]) == {"sa-east-1"}
 
 
+def test_a_redirection_to_another_server_gets_no_session_token(web: Web, web_environment, stored: Path) -> None:
+    seen: list[dict[str, str]] = []
+
+    class Elsewhere(Web):
+        handler = type(
+            "Seen", (Web.handler,), {"answer": lambda self: (seen.append(dict(self.headers)), self.send(404, b""))}
+        )
+
+    with Elsewhere(stored) as other:
+        web.faults.append(Fault("GET /bucket", "status:307", headers={"Location": f"{other.url}/taken"}))
+        refused = in_process(web_environment | {"AWS_SESSION_TOKEN": SECRET}, {"dataset": "s3://bucket/walks"})[0]
+    assert refused["error"] == "DatasetNotFoundError"
+    assert seen
+    assert SECRET not in str(seen)
+    assert "Signature=" not in str(seen)
+
+
 def test_a_private_bucket_of_google_is_read_with_a_key(web: Web, web_environment, stored, tmp_path) -> None:
     web.token = f"ya29.{SECRET}"
     refused = in_process(web_environment, {"dataset": "gs://bucket/walks"})[0]
