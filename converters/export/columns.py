@@ -10,6 +10,7 @@ from ...core.errors import CorruptDataError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.format.converter import Chosen
 from ...core.format.documents import dump_json
+from ...core.format.episodes import ALL_COLUMNS, SCORE
 from ...core.format.memmap.builder import created_by
 from ..files.exports import FORMAT, ExportColumn
 
@@ -28,6 +29,11 @@ def episode_columns(chosen: Chosen) -> dict[str, Array]:
     columns = chosen.table.columns()
     del columns["explicit_start"]
     return columns
+
+
+def is_column(name: str) -> bool:
+    """Return whether a column of an export belongs to the episode table."""
+    return name in ALL_COLUMNS or name.startswith(SCORE)
 
 
 def about(chosen: Chosen) -> str:

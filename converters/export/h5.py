@@ -2,7 +2,7 @@
 
     /steps/<key>/<key>     one dataset a leaf, [steps, *shape]; text is UTF-8 strings of any length
     /episodes/<column>     episode, start, length, return, terminated, truncated, end_reason, explicit_next,
-                           seed, has_seed: [episodes]
+                           seed, has_seed, and scores such as score.quality: [episodes]
     /episodes/text         where there is any: the text of each episode, a JSON object
     /source/<file>         the source's own metadata files, byte for byte
     attributes of the file `format` ("rbtool export") and `about`, a JSON document with fields, shapes and spaces
@@ -26,18 +26,19 @@ from ...core.errors import CorruptDataError, RbtoolError
 from ...core.format import fs
 from ...core.format.contracts import Array
 from ...core.format.converter import Sink
-from ...core.format.episodes import ALL_COLUMNS
 from ...core.format.manifest import is_inside
 from ...core.ted.schema import file_stem
 from ..files.exports import FORMAT, ExportColumn, columns_of
 from ..files.readers import DAMAGED, reading
-from .columns import ExportFile, about, episode_columns, require_names
+from .columns import ExportFile, about, episode_columns, is_column, require_names
 
 _UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)
 
 
 class H5Exporter(Sink):
     """Writes an HDF5 file that any HDF5 library reads."""
+
+    keeps_scores = True
 
     @classmethod
     def made(cls, path: Path) -> bool:
@@ -133,8 +134,9 @@ class H5Export(ExportFile):
 
     def episodes(self) -> dict[str, Array]:
         with reading("the episode table", self.path):
-            known = [name for name in ALL_COLUMNS if self._dataset(f"episodes/{name}") is not None]
-            return {name: self._file[f"episodes/{name}"][()] for name in known}
+            known = [name for name in self._file["episodes"] if is_column(name)]
+            found = {name: self._dataset(f"episodes/{name}") for name in known}
+            return {name: one[()] for name, one in found.items() if one is not None}
 
     def texts(self) -> list[str] | None:
         if self._dataset("episodes/text") is None:

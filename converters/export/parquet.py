@@ -4,7 +4,8 @@
                        episode), then a column a leaf, parts of nested keys joined by dots; vectors are lists, arrays
                        of more dimensions lists of lists, text is strings; reward and flags are single values
     episodes.parquet   one row an episode: episode, start, length, return, terminated, truncated, end_reason,
-                       explicit_next, seed, has_seed, and `text`, a JSON object, where episodes have any text
+                       explicit_next, seed, has_seed, scores such as `score.quality`, and `text`, a JSON object, where
+                       episodes have any text
 
     README.md          names both for `datasets.load_dataset(folder)`, as the configurations `steps` and `episodes`
 
@@ -31,7 +32,6 @@ from ...core.format import fs
 from ...core.format.contracts import Array
 from ...core.format.converter import Sink
 from ...core.format.documents import dump_json
-from ...core.format.episodes import ALL_COLUMNS
 from ...core.format.files import require_regular
 from ...core.format.memmap.builder import created_by
 from ...core.ted.schema import SINGLETONS, Field
@@ -39,7 +39,7 @@ from ..files.arrow import nested, parquet_writer, text_columns
 from ..files.exports import FORMAT, ExportColumn, columns_of, decoded
 from ..files.readers import reading
 from ..table.parquet import ParquetFile
-from .columns import ExportFile, about, episode_columns, require_names
+from .columns import ExportFile, about, episode_columns, is_column, require_names
 
 _STEPS, _EPISODES = "steps.parquet", "episodes.parquet"
 _ABOUT, _TABLE = b"rbtool", b"rbtool.episodes"
@@ -51,6 +51,8 @@ _MOST_TABLE = 16 << 20
 
 class ParquetExporter(Sink):
     """Writes Parquet files in row groups of about 8 MB."""
+
+    keeps_scores = True
 
     @classmethod
     def made(cls, path: Path) -> bool:
@@ -222,7 +224,7 @@ class ParquetExport(ExportFile):
         return self.rows(column, start, stop).tolist()  # type: ignore[no-any-return]
 
     def episodes(self) -> dict[str, Array]:
-        found = {name: self._column(name) for name in ALL_COLUMNS if name in self._names()}
+        found = {name: self._column(name) for name in self._names() if is_column(name)}
         # Rows of one file can be sorted or left out by other programs, which keep its metadata
         if isinstance(self._table, pa.Table) and not np.array_equal(found.get("start", ()), self.starts()):
             raise CorruptDataError(

@@ -6,7 +6,7 @@ pyarrow; `numpy.load(path)` reads it, without pickle:
 observation.position   one array a leaf, [steps, *shape]; parts of nested keys are joined by dots
 instruction            text is uint8 [steps, L], UTF-8 padded with zeros; instruction_length are the bytes of each
 episodes.start         the columns of the episode table, [episodes]: episode, start, length, return, terminated,
-                       truncated, end_reason, explicit_next, seed, has_seed
+                       truncated, end_reason, explicit_next, seed, has_seed, and scores such as score.quality
 episodes.text          where there is any: the text of each episode, a JSON object
 about                  a JSON document with fields, shapes and spaces, as text
 """
@@ -40,12 +40,12 @@ from ...core.ted.episodes import end_reason
 from ...core.ted.schema import EPISODE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, encode_text, file_stem
 from ..files.exports import FORMAT, ExportColumn, columns_of
 from ..files.numpy_files import NpzFile, begins_as_zip
-from .columns import VERSION, ExportFile, about, episode_columns, require_names
+from .columns import VERSION, ExportFile, about, episode_columns, is_column, require_names
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # equal data, equal bytes
 _MOST_ABOUT, _MOST_TEXT = 64 << 20, 4 << 30
 """The most bytes of the description, and of a column of the episode table, that are read."""
-_PARQUET = b"PAR1"
+_PARQUET, _TABLE = b"PAR1", "episodes."
 _NO_TABLE = (
     "the episode table follows from the rows: this Parquet file has the steps alone, without seeds, texts and what was "
     "known of next observations"
@@ -143,10 +143,11 @@ class ExportedSteps(FoundSteps):
         """The columns of the episode table that the file has, of the types of the table."""
         found = self._file.episodes()
         for name, column in found.items():
-            if column.ndim != 1 or column.dtype != np.dtype(ALL_COLUMNS[name]):
+            expected = ALL_COLUMNS.get(name, "float64")
+            if column.ndim != 1 or column.dtype != np.dtype(expected):
                 raise CorruptDataError(
                     f"{self.path}: {name!r} of the episodes is {column.dtype} {list(column.shape)}, expected one "
-                    f"{ALL_COLUMNS[name]} an episode"
+                    f"{expected} an episode"
                 )
         if len({len(column) for column in found.values()}) > 1:
             raise CorruptDataError(f"{self.path}: the columns of the episode table differ in length")
@@ -259,6 +260,8 @@ def _opened(path: Path, layout: Layout) -> ExportFile:
 class NpzExporter(Sink):
     """Writes a `.npz` file of any size, member by member."""
 
+    keeps_scores = True
+
     @classmethod
     def made(cls, path: Path) -> bool:
         """Return whether the member `about` describes an export."""
@@ -343,8 +346,8 @@ class NpzExport(ExportFile):
         raise self.lacks(column, "no strings")
 
     def episodes(self) -> dict[str, Array]:
-        known = [name for name in ALL_COLUMNS if f"episodes.{name}" in self._file.names]
-        return {name: self._file.whole(f"episodes.{name}", _MOST_TEXT) for name in known}
+        known = [name for name in self._file.names if name.startswith(_TABLE) and is_column(name.removeprefix(_TABLE))]
+        return {name.removeprefix(_TABLE): self._file.whole(name, _MOST_TEXT) for name in known}
 
     def texts(self) -> list[str] | None:
         if "episodes.text" not in self._file.names:

@@ -1,14 +1,15 @@
 """Rules of behaviour about pictures: frames of videos, and images in rows.
 
 Of every picture a copy of 8 x 8 grey values is kept with its brightness, its sharpness, and how far it is from the two
-before. States are predicted from the small copies of other episodes: where that works for all but one, its pictures
-do not belong to its states.
+before. How states move is predicted from how the small copies change, as learned from other episodes: where that works
+for all but one, its pictures do not belong to its states. If they fit some steps later, in reverse order, or another
+episode, this is reported.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
@@ -30,8 +31,14 @@ MOST_PICTURES = 1 << 20
 """Pictures of which something is kept, about 90 bytes each."""
 _SHIFTS = range(-24, 25)
 _FOLDS = 12
-_MOST_POSES = 32
-_RIDGE = 3e-4
+_RIDGE = 3e-3
+_LEAST_SPREAD, _GAIN, _BETTER = 0.02, 0.05, 0.2
+"""Of correlations of predicted states: the least deviation in a dataset, and how much better others have to be:
+some steps later or in another episode, and in reverse order."""
+_SURE = 0.85
+"""The correlation from which pictures may be foreign that fit nothing else."""
+_MOST_POOR = 64
+"""Episodes whose pictures are compared with the states of all others."""
 _LONGEST_GLITCH = 4
 _COMPARED = 5
 """Frames of an episode that are decoded to find out whether it is a copy."""
@@ -371,8 +378,8 @@ class PictureRules:
                     )
 
     def _compare_states(self, report: Report, shots: dict[Key, dict[int, _Shots]], rows: RowRules) -> None:
-        """Predict states from pictures by ridge regression on other episodes, and compare."""
-        pairs: dict[int, tuple[Array, Array, Array]] = {}
+        """Predict how states move from how pictures change, by ridge regression on other episodes, and compare."""
+        sights: dict[int, _Sight] = {}
         for number, pose in rows.poses.items():
             parts = [one[number] for one in shots.values() if number in one]
             if len(parts) < len(shots):
@@ -383,166 +390,129 @@ class PictureRules:
             steps = steps[steps < len(pose)]
             if len(steps) < 2 * self._limits.least:
                 continue
-            parts_of = [part.small[np.isin(part.steps, steps)].astype(np.float32) / 255 for part in parts]
-            pairs[number] = np.concatenate(parts_of, axis=1), pose[steps].astype(np.float64), steps
-        if len(pairs) < 4:
+            parts_of = [part.small[np.isin(part.steps, steps)].astype(np.float64) / 255 for part in parts]
+            sights[number] = _Sight(steps, np.concatenate(parts_of, axis=1), pose[steps].astype(np.float64))
+        if len(sights) < 4:
             return
-        everything = np.concatenate([pose for _, pose, _ in pairs.values()])
-        middle, width = np.median(everything, axis=0), np.std(everything, axis=0)
-        lows, highs = np.quantile(everything, (0.1, 0.9), axis=0)
-        use = (width > 1e-9) & (highs > lows)
+        everything = np.concatenate([one.pose for one in sights.values()])
+        middle, (lows, highs) = np.median(everything, axis=0), np.quantile(everything, (0.1, 0.9), axis=0)
+        use = (np.std(everything, axis=0) > 1e-9) & (highs > lows)
         if not use.any():
             return
-        scale = np.maximum(highs - lows, 1e-9)[use]
-        poses = {number: np.clip((pose[:, use] - middle[use]) / scale, -2, 2) for number, (_, pose, _) in pairs.items()}
-        small = {number: one[0] for number, one in pairs.items()}
-        guesses = _predictions(small, poses, set(small))
-        errors = {number: float(((guess - poses[number]) ** 2).mean()) for number, guess in guesses.items()}
-        usual = float(np.median(list(errors.values())))
-        sound = {number for number, error in errors.items() if error <= 2 * usual}
-        first_errors = errors
-        guesses = _predictions(small, poses, sound)  # without what does not belong together
-        errors = {number: float(((guess - poses[number]) ** 2).mean()) for number, guess in guesses.items()}
-        usual = float(np.median(list(errors.values())))
-        total = float(np.mean([pose.var(0).mean() for pose in poses.values()]))
-        apart = float(np.concatenate([*poses.values()]).var(0).mean())
+        for one in sights.values():  # what scenes and poses are like as a whole says nothing about the order
+            one.pose = np.clip((one.pose[:, use] - middle[use]) / (highs - lows)[use], -2, 2)
+            one.pose -= one.pose.mean(0)
+            one.pictures -= one.pictures.mean(0)
+        if not (weight := _predict(sights)).any():
+            return
+        own = {number: one.agreement() for number, one in sights.items()}
+        best = {number: one.best_shift(own[number]) for number, one in sights.items()}
+        usual, spread = (float(one) for one in robust(np.array(list(own.values()))))
+        if usual < self._limits.fit:
+            return
+        spread = max(spread, _LEAST_SPREAD)
+        lag, jitter = (float(one) for one in robust(np.array([shift for shift, _ in best.values()], float)))
         known = {number for one in report.findings if one.rule[:3] == "PIC" for number in one.episodes}
-        if 1 - usual / max(total, 1e-12) < self._limits.fit:
-            if len(shots) == 1:
-                self._compare_speeds(report, next(iter(shots.items())), rows, known)
-            return
-        states = [place for at in np.argsort(-width)[:2] for place in rows.states.places(np.arange(len(width)) == at)]
-        shown = [*(self._called(key) for key in shots), *states]
-        # One camera of several sees less of the robot than all of them.
-        foreign = self._limits.foreign * (1 if len(shots) == len(self.cameras) else 2)
-        for number, error in errors.items():
-            if number in known and len(shots) == 1:
+        placed = {number for one in report.findings if one.rule in {"PIC008", "PIC009"} for number in one.episodes}
+        poor = sorted((number for number in sights if own[number] < usual - 2 * spread), key=own.__getitem__)
+        shown = [self._called(key) for key in shots]
+        names = np.flatnonzero(use)[np.argsort(-weight)[:2]]
+        shown += [place for at in names for place in rows.states.places(np.arange(len(use)) == at)]
+        for number in poor[:_MOST_POOR]:
+            if number in placed:
                 continue
-            if error < max(2.5 * usual, 0.1 * total):
-                continue
-            guess, pose, steps = guesses[number], poses[number], pairs[number][2]
-            turned = float(((guess - pose[::-1]) ** 2).mean())
-            shift, shifted = _best_shift(guess, pose, steps)
-            if abs(shift) >= self._limits.lag and shifted < min(0.4 * error, 1.6 * usual) and shifted <= turned:
-                when = f"{abs(shift)} steps {'later' if shift > 0 else 'earlier'}"
-                report.add("PIC008", f"episode {number}: pictures show states {when} than those of their step",
-                           episodes=[number], figure=shift, threshold=self._limits.lag, components=shown)  # fmt: skip
-            elif turned < min(0.5 * error, 2 * usual):
+            one, most = sights[number], usual - spread / 2
+            shift, shifted = best[number]
+            away, turned = shift - round(lag), one.agreement(turned=True)
+            fits = {other: one.agreement(of) for other, of in sights.items() if other != number}
+            other = max(fits, key=fits.__getitem__)
+            if turned > max(own[number] + _BETTER, usual - max(2 * spread, 2 * _GAIN), shifted, fits[other]):
                 text = f"episode {number}: pictures fit the states in reverse order, and not as they are"
-                report.add("PIC009", text, episodes=[number], figure=error / usual, threshold=2.5, components=shown)
-            elif number not in known and (
-                min(error, first_errors[number]) > max(foreign * usual, 0.5 * total, 0.4 * apart)
-            ):
-                text = f"episode {number}: pictures predict its states {error / usual:.0f} times as badly as others"
-                report.add(
-                    "PIC009",
-                    text,
-                    episodes=[number],
-                    figure=error / usual,
-                    threshold=foreign,
-                    components=shown,
-                )
-
-    def _compare_speeds(
-        self, report: Report, camera: tuple[Key, dict[int, _Shots]], rows: RowRules, known: set[int]
-    ) -> None:
-        """Compare how much pictures change with the speed of the states, where pictures do not predict states."""
-        key, shots = camera
-        spread = np.maximum(rows.states.spread[:_MOST_POSES], 1e-12)
-        found: dict[int, tuple[Array, Array]] = {}
-        changes = np.concatenate([one.change for one in shots.values()])
-        most = self._limits.glitch * float(np.nanmedian(changes)) if np.isfinite(changes).any() else 0.0
-        for number, one in shots.items():
-            pose = rows.poses.get(number)
-            at = one.steps[np.isfinite(one.change) & (one.steps > 0)]
-            if pose is None or len(at) < 2 * self._limits.least or at[-1] >= len(pose):
+                report.add("PIC009", text, episodes=[number], figure=own[number], threshold=usual, components=shown)
                 continue
-            speed = np.abs(pose[at] - pose[at - 1]) @ (1 / spread[: pose.shape[1]])
-            change = one.change[np.isin(one.steps, at)].astype(np.float64)
-            found[number] = _smooth(speed), _smooth(np.minimum(change, most))
-        if len(found) < 4:
-            return
-        own = {number: _agreement(*pair) for number, pair in found.items()}
-        usual, spread_of = (float(one) for one in robust(np.array(list(own.values()))))
-        if usual < self._limits.motion:
-            return
-        for number, (speed, change) in found.items():
-            if number in known or own[number] > usual - max(self._limits.disagreement, 6 * spread_of):
+            strange = own[number] < usual - 6 * spread or sights[other].agreement(one) > own[other] + _GAIN
+            if strange and fits[other] > max(own[number] + _GAIN, most, shifted):
+                text = f"episode {number}: pictures show the states of episode {other}"
+                report.add("PIC009", text, episodes=[number], figure=own[number], threshold=usual, components=shown)
                 continue
-            turned = _agreement(speed[::-1], change)
-            shifts = (one for one in _SHIFTS if abs(one) < len(speed) // 2)
-            shifted = max((_agreement(*_moved(speed, change, one)), one) for one in shifts)
-            name = self._called(key)
-            if shifted[0] > usual - spread_of - 0.1 and abs(shifted[1]) >= self._limits.lag and shifted[0] > turned:
-                when = f"{abs(shifted[1])} steps {'late' if shifted[1] > 0 else 'early'}"
-                text = f"episode {number}: {name}: pictures change {when}, compared with the states"
-                report.add(
-                    "PIC008", text, episodes=[number], figure=shifted[1], threshold=self._limits.lag, components=[name]
-                )
-            elif turned > usual - spread_of - 0.1:
-                text = f"episode {number}: {name}: pictures change as the states do in reverse order"
-                report.add("PIC009", text, episodes=[number], figure=own[number], threshold=usual, components=[name])
-            elif own[number] < 0.1:
-                text = f"episode {number}: {name}: pictures change at other times than the states"
-                report.add("PIC009", text, episodes=[number], figure=own[number], threshold=usual, components=[name])
+            late = abs(away) >= max(self._limits.lag, 2 * jitter) and own[number] < usual - 3 * spread
+            if late and shifted > max(own[number] + _GAIN, most):
+                when = f"{abs(away)} steps {'later' if away > 0 else 'earlier'}"
+                report.add("PIC008", f"episode {number}: pictures show states {when} than those of their step",
+                           episodes=[number], figure=away, threshold=self._limits.lag, components=shown)  # fmt: skip
+                continue
+            others = [own[other] for other in sights if other not in {number, *known}]
+            sure = usual > _SURE and len(others) > 2 and min(others) > usual - self._limits.disagreement / 2
+            if number not in known and sure and own[number] < usual - max(self._limits.disagreement, 6 * spread):
+                text = f"episode {number}: pictures do not change with the states as in the others"
+                report.add("PIC009", text, episodes=[number], figure=own[number], threshold=usual, components=shown)
 
 
-def _moved(one: Array, other: Array, by: int) -> tuple[Array, Array]:
-    """Return the parts of two signals that lie above each other once the second is moved back."""
-    return one[max(0, -by) : len(one) - max(0, by)], other[max(0, by) : len(other) + min(0, by)]
+@dataclass
+class _Sight:
+    """Pictures and states of an episode at the same steps, and what the pictures say about the states."""
+
+    steps: Array
+    pictures: Array
+    pose: Array
+    guess: Array = field(default_factory=lambda: np.zeros(0))
+
+    def agreement(self, of: _Sight | None = None, *, shift: int = 0, turned: bool = False) -> float:
+        """Correlate the prediction with the states, or with those of another episode; 0 where that cannot be done.
+
+        `shift` is by how many steps the states are later; `turned` takes them in reverse order.
+        """
+        guess, pose = self.guess, self.pose
+        if of is not None:
+            _, here, there = np.intersect1d(self.steps, of.steps, assume_unique=True, return_indices=True)
+            if len(here) < max(len(self.steps), len(of.steps)) / 2:
+                return 0.0
+            guess, pose = guess[here], of.pose[there]
+        elif turned:
+            pose = pose[::-1]
+        elif shift:
+            guess = guess[max(0, -shift) : len(guess) - max(0, shift)]
+            pose = pose[max(0, shift) : len(pose) + min(0, shift)]
+        guess, pose = guess - guess.mean(0), pose - pose.mean(0)
+        both = float(np.sqrt((guess * guess).sum() * (pose * pose).sum()))
+        return float((guess * pose).sum()) / both if both > 1e-12 else 0.0
+
+    def best_shift(self, own: float) -> tuple[int, float]:
+        """Return by how many steps the states are later that fit best, and how they correlate."""
+        regular = len(self.steps) == self.steps[-1] - self.steps[0] + 1
+        shifts = [one for one in _SHIFTS if one and regular and abs(one) <= len(self.steps) // 2]
+        best, shift = max([(self.agreement(shift=one), one) for one in shifts], default=(own, 0))
+        return (shift, best) if best > own else (0, own)
 
 
-def _smooth(values: Array) -> Array:
-    return np.convolve(values, np.ones(3) / 3, "same")
+def _predict(sights: Mapping[int, _Sight]) -> Array:
+    """Predict the states of each episode from a regression on other folds: on all episodes, then on those that fit.
 
-
-def _agreement(one: Array, other: Array) -> float:
-    """Correlate two signals; 0 where one of them is constant."""
-    one, other = one - one.mean(), other - other.mean()
-    both = float(np.sqrt((one @ one) * (other @ other)))
-    return float(one @ other) / both if both > 1e-12 else 0.0
-
-
-def _predictions(pictures: dict[int, Array], poses: dict[int, Array], used: set[int]) -> dict[int, Array]:
-    """Predict the poses of each episode from a ridge regression on the `used` ones of other folds."""
-    numbers = list(pictures)
-    folds = min(len(numbers), _FOLDS)
-    grams, products = [], []
-    center = np.mean([one.mean(0) for one in pictures.values()], axis=0)
-    x = {
-        number: np.column_stack((one - center, np.ones(len(one)))).astype(np.float64)
-        for number, one in pictures.items()
-    }
-    for fold in range(folds):
-        chosen = [number for number in numbers[fold::folds] if number in used]
-        width, count = len(center) + 1, poses[numbers[0]].shape[1]
-        grams.append(sum((x[number].T @ x[number] for number in chosen), np.zeros((width, width))))
-        products.append(sum((x[number].T @ poses[number] for number in chosen), np.zeros((width, count))))
-    whole, target = sum(grams), sum(products)
-    found: dict[int, Array] = {}
-    for fold in range(folds):
-        gram = whole - grams[fold]
-        ridge = _RIDGE * np.trace(gram) / len(gram) * np.eye(len(gram))
-        weights = np.linalg.solve(gram + ridge, target - products[fold])
-        found |= {number: x[number] @ weights for number in numbers[fold::folds]}
-    return found
-
-
-def _best_shift(guess: Array, pose: Array, steps: Array) -> tuple[int, float]:
-    """Return by how many steps a prediction has to be moved to fit best, and the error then."""
-    best, least = 0, np.inf
-    regular = len(steps) == steps[-1] - steps[0] + 1
-    for shift in _SHIFTS if regular else ():
-        if len(pose) - abs(shift) < len(pose) // 2:
-            continue
-        early, late = (
-            guess[max(0, -shift) : len(guess) - max(0, shift)],
-            pose[max(0, shift) : len(pose) + min(0, shift)],
-        )
-        error = float(((early - late) ** 2).mean())
-        if error < least:
-            best, least = shift, error
-    return best, least
+    Components count as much as pictures explain them, in predictions and in states; the weights are returned.
+    """
+    numbers = list(sights)
+    folds, used = min(len(numbers), _FOLDS), set(numbers)
+    for _ in range(2):
+        chosen = [[sights[number] for number in numbers[fold::folds] if number in used] for fold in range(folds)]
+        width, count = sights[numbers[0]].pictures.shape[1], sights[numbers[0]].pose.shape[1]
+        grams = [sum((one.pictures.T @ one.pictures for one in part), np.zeros((width, width))) for part in chosen]
+        products = [sum((one.pictures.T @ one.pose for one in part), np.zeros((width, count))) for part in chosen]
+        gram, product = sum(grams), sum(products)
+        for fold in range(folds):
+            rest = gram - grams[fold]
+            ridge = (_RIDGE * np.trace(rest) / width + 1e-12) * np.eye(width)
+            weights = np.linalg.solve(rest + ridge, product - products[fold])
+            for number in numbers[fold::folds]:
+                sights[number].guess = sights[number].pictures @ weights
+        errors = np.array([((one.guess - one.pose) ** 2).mean(0) for one in sights.values()])
+        total = np.array([one.pose.var(0) for one in sights.values()])
+        usual = np.median(total, axis=0)
+        fit = np.where(usual > 1e-6, 1 - np.median(errors, axis=0) / np.maximum(usual, 1e-12), 0).clip(0)
+        left = errors @ fit / np.maximum(total @ fit, 1e-12)
+        used = {number for number, share in zip(numbers, left.tolist(), strict=True) if share <= 2 * np.median(left)}
+    for one in sights.values():
+        one.guess, one.pose = one.guess * np.sqrt(fit), one.pose * np.sqrt(fit)
+    return np.asarray(fit)
 
 
 @dataclass

@@ -58,8 +58,12 @@ _MOST_PLACES = 4
 """Components that a finding names."""
 KEPT_REST = 3
 """Steps of rest that stay where `clean` cuts off an end."""
+_NOISY, _HELD = 5, 1.5
+"""Steps over which the pace in pauses is averaged, and the largest average, as a multiple of the pace of rest."""
 _AGREED = 0.9
 """The correlation of actions and states above which no better model is looked for."""
+_AS_GOOD = 0.1
+"""How much lower a correlation may be that agrees as well."""
 
 
 @dataclass
@@ -138,8 +142,8 @@ class _Batch:
         self.lengths = np.diff(np.append(self.starts, self.rows))
         self.lasts = self.starts + self.lengths - 1
 
-    def sum(self, values: Array) -> Array:
-        return np.add.reduceat(values, self.starts, axis=-1)
+    def sum(self, values: Array, dtype: Any = None) -> Array:
+        return np.add.reduceat(values, self.starts, axis=-1, dtype=dtype)
 
     def mean(self, values: Array) -> Array:
         return np.asarray(self.sum(values) / self.lengths)
@@ -367,6 +371,8 @@ class RowRules:
         still[:, batch.starts] = False
         on_limit: Array = x == batch.spread(low)
         on_limit |= x == batch.spread(high)
+        inside = others & ~on_limit
+        resting = batch.sum(inside & (size < (limits.slow * signal.scale.astype(np.float32))[:, None]), np.int32)
         on_limit &= moves
         far = size > (limits.turn * signal.spread.astype(np.float32))[:, None]
         turns = np.zeros(x.shape, bool)
@@ -386,6 +392,7 @@ class RowRules:
             ("glitch", batch.largest(turn) / 2), ("rough", batch.mean(turn)),
             ("variance", np.maximum(batch.mean(squares) - (mean - middle) ** 2, 0)),
             ("stuck", batch.share(still & moves, moves)), ("limits", batch.share(on_limit, moves)),
+            ("resting", resting / np.maximum(batch.sum(inside, np.int32), 1)),
             ("turns", turned), ("alternating", alternating),
         ):  # fmt: skip
             signal.each[name].append(values.T.astype(np.float32))
@@ -426,6 +433,14 @@ class RowRules:
         lead, tail = batch.leading((pace > limits.slow) | (self._pace > limits.slow))
         self._each["lead"].append(lead)
         self._each["tail"].append(tail)
+        within = np.arange(batch.rows) - batch.spread(batch.starts)
+        few, half = np.ones(_NOISY) / _NOISY, _NOISY // 2  # the noise of a single step does not end a pause
+        slowed = (np.convolve(one, few)[half : half + batch.rows] for one in (pace, self._pace))
+        rests = np.maximum(*slowed) <= _HELD * limits.slow
+        rests &= (within >= batch.spread(lead)) & (within < batch.spread(batch.lengths - tail))
+        run, place = batch.longest_run(rests)
+        self._each["pause"].append(run)
+        self._each["pause_at"].append(place - batch.starts)
         by_state, by_action = _inverse(self.states.spread), _inverse(self.actions.spread)
         if len(state) == len(action):  # positions follow positions, or their changes follow velocities
             weights = self._projection[: len(by_state)].T
@@ -924,6 +939,7 @@ class RowRules:
         )
         alternating = signal.array("alternating")
         chatter = turns > np.minimum(limits.chatter + 2 * self._family(turns), 2 * limits.chatter)
+        chatter &= turns * self._length[:, None] >= limits.alternating
         chatter |= alternating > limits.alternating + 3 * self._family(alternating)
         chatter &= span > 0
         noisy = self._far_above(rough, limits.rough) & (rough > limits.noise * span)
@@ -931,8 +947,12 @@ class RowRules:
         quick &= (quick.mean(1) > limits.most)[:, None]
         shaken = self._together(rough, limits.rougher, span)
         unlike = ((noisy | quick).mean(1) > limits.several) | shaken | self._together(speed, limits.fast, span)
-        usual = np.maximum(self._family(glitch), 2 * self._family(speed))
-        wild = (glitch > limits.spike * usual) & (glitch > limits.spike_range * span) & (span > 0)
+        usual, (middle, spread) = np.maximum(self._family(glitch), 2 * self._family(speed)), robust(glitch[self._whole])
+        wild = (
+            (glitch > np.maximum(limits.spike * usual, middle + limits.outlier * spread))
+            & (glitch > limits.spike_range * span)
+            & (span > 0)
+        )
         jump = (leap > limits.jump * self._family(leap)) & (leap > limits.spike_range / 2 * span) & (span > 0)
         wild |= jump & (jump.sum(1) > max(1, limits.several * jump.shape[1]))[:, None]
         steady = self._whole & ~self._scaled(signal).any(1)
@@ -958,7 +978,8 @@ class RowRules:
         if odd.any():
             most = float(turns[odd].max())
             text = f"{{}}: {signal.called(chatter[odd].any(0))} reverses by far in {most:.0%} of the steps"
-            text += f", up to {int(alternating[odd].max())} of them in a row"
+            if longest := int(alternating[odd].max()):
+                text += f", up to {longest} of them in a row"
             self._add("MOT005", text, odd, most, limits.chatter, parts=signal.places(chatter[odd].any(0)))
 
     def _together(self, values: Array, ratio: float, span: Array) -> Array:
@@ -985,16 +1006,16 @@ class RowRules:
         usual, usual_size = self._family(span), self._family(size)
         larger = (span > self._limits.units * usual) & (size > self._limits.units * usual_size) & (usual > 0)
         smaller = (span * self._limits.units < usual) & (size * self._limits.units < usual_size) & (span > 0)
-        found = larger | smaller
+        rough = signal.array("rough")  # noise changes with the unit, and not with the size of a move
+        noisier = rough / np.maximum(self._family(rough), 1e-12)
+        ratio = span / np.maximum(usual, 1e-12)
+        alike = np.abs(np.log(np.maximum(noisier, 1e-12)) - np.log(np.maximum(ratio, 1e-12))) < np.log(4)
+        found = (larger | smaller) & alike
         if len(usual) > 1:  # a component alone, only if its ratio is that of common units
             few = found.sum(1) < max(2, self._limits.several * (usual > 0).sum())
-            ratio = np.maximum(span / np.maximum(usual, 1e-12), usual / np.maximum(span, 1e-12))
+            ratio = np.maximum(ratio, usual / np.maximum(span, 1e-12))
             common = ((ratio > 40) & (ratio < 75)) | ((ratio > 700) & (ratio < 1400))
             common &= np.quantile(span[self._whole], 0.1, axis=0) > 0.2 * usual if self._whole.any() else False
-            rough = signal.array("rough")  # noise changes with the unit, and not with the size of a move
-            noisier = rough / np.maximum(self._family(rough), 1e-12)
-            by = np.log(np.maximum(noisier, 1e-12)) - np.log(np.maximum(span, 1e-12) / np.maximum(usual, 1e-12))
-            common &= np.abs(by) < np.log(4)
             found[few] &= common[few]
         return np.asarray(found)
 
@@ -1012,23 +1033,29 @@ class RowRules:
     def _still(self, signal: Signal) -> None:
         limits = self._limits
         stuck, span = signal.array("stuck"), signal.array("high") - signal.array("low")
-        regular = self._family(stuck) < limits.resting
+        regular = (self._family(stuck) < limits.resting) & (self._family(signal.array("resting")) < 0.5)
         regular &= (
             np.quantile(span[self._whole], 0.1, axis=0) > limits.regular / 3 * self._family(span)
             if self._whole.sum() > 5
             else True
         )
-        held = (stuck > limits.stuck) & regular & (self._family(span) > 0)
-        usual = self._family(span)
+        usual, share, whole = self._family(span), signal.array("limits"), self._whole
+        low, high = signal.array("low")[whole].min(0), signal.array("high")[whole].max(0)
+        touches = (signal.array("low") == low) | (signal.array("high") == high)
+        shared = (touches & (span > 0))[whole].sum(0) > 2  # a limit that several episodes reach
+        held = (stuck - np.where(touches & (span > 0) & shared, share, 0) > limits.stuck) & regular & (usual > 0)
         always = np.quantile(span[self._whole], 0.1, axis=0) > limits.regular * usual
         share_of = span / np.maximum(usual, 1e-12)
         moving = np.median(share_of, axis=1, keepdims=True) > limits.regular
         noise = np.sqrt(signal.array("variance")) < signal.array("rough")  # a small move is larger than its noise
         held |= (share_of > 0) & (share_of < limits.held) & always & moving & (usual > 0) & noise
         held &= ~signal.is_gripper()
-        share, whole = signal.array("limits"), self._whole
-        joints = ~signal.is_gripper() & (self._family(span) > 0)
-        often = (share > limits.clipped) & (share > 4 * self._family(share) + limits.limits) & joints
+        joints = ~signal.is_gripper() & (self._family(span) > 0) & (self._family(signal.array("resting")) < 0.5)
+        often = (
+            (share - 2 / self._length[:, None] > limits.clipped)
+            & (share > 4 * self._family(share) + limits.limits)
+            & joints
+        )
         often &= span > 0.05 * self._family(span)
         clipped = (often.sum(1) > 1) & ~(signal.array("turns") > limits.chatter).any(1)
         odd = self._whole & held.any(1) & (held.mean(1) < 0.9) & ~clipped
@@ -1039,15 +1066,14 @@ class RowRules:
                 most = 1 - float(share_of[odd][held[odd]].min())
                 text = f"{{}}: {signal.called(held[odd].any(0))} hardly moves: {1 - most:.2%} of the usual range"
             self._add("MOT002", text, odd, most, limits.stuck, parts=signal.places(held[odd].any(0)))
-        low, high = signal.array("low")[whole].min(0), signal.array("high")[whole].max(0)
-        touches = (signal.array("low") == low) | (signal.array("high") == high)
         length = self._length[:, None]
         total = (share * touches * length)[whole].sum(0) / self._length[whole].sum()
         several = touches[whole].mean(0) > 0.5
         often_there = (share * touches * length)[whole].sum(0) > 5 * touches[whole].sum(0)
         several &= often_there & (whole.sum() > 2)
         everywhere = (total > limits.limits) & (total < 0.6) & several & joints
-        ordinary = np.isin(low, (-1, 0)) & np.isin(high, (0, 1, 100))
+        ordinary = np.isin(low, (-1, 0)) | ((signal.array("low") == low)[whole].sum(0) < 3)
+        ordinary &= np.isin(high, (0, 1, 100)) | ((signal.array("high") == high)[whole].sum(0) < 3)
         if everywhere.sum() > (everywhere & ordinary).sum() or (everywhere.sum() > 1 and total[everywhere].max() > 0.2):
             text = f"{signal.called(everywhere)} lies on a limit in {total[everywhere].max():.0%} of the moving steps"
             share_of_all = float(total[everywhere].max())
@@ -1092,6 +1118,16 @@ class RowRules:
             steps = [(int(one), int(one + more)) for one, more in zip((self._start + at)[odd], run[odd], strict=True)]
             text = f"{{}}: states and actions are repeated for {int(run[odd].max())} steps, bit for bit"
             self._add("MOT003", text, odd, float(run[odd].max()), limits.frozen, steps, parts=self._first(2, 1))
+        run = self.array("pause")
+        usual = float(np.quantile(run[whole], 1 - limits.few))
+        least = max(limits.pause, (self._rate or 0) * limits.pause_seconds, limits.frozen_ratio * usual)
+        allowed = np.maximum(least, limits.pause_share * self._length)
+        odd = whole & (run > allowed) & ~self._known()
+        if odd.any() and odd.mean() < limits.few:
+            begins, figure = (self._start + self.array("pause_at"))[odd], float(run[odd].max())
+            steps = [(int(start), int(start + length)) for start, length in zip(begins, run[odd], strict=True)]
+            text = f"{{}}: rests for {figure:.0f} steps in the middle, up to {usual:.0f} are usual"
+            self._add("MOT011", text, odd, figure, float(allowed[odd].min()), steps, parts=self._first(2, 1))
         self._lag()
         if self.has("agree"):
             self._agreement()
@@ -1121,7 +1157,9 @@ class RowRules:
                 lags = self.array(name)
                 family = np.median(lags[self._whole], axis=0)
                 found.append((lags, int(np.argmax(family)), float(family.max())))
-        return max(found, key=lambda one: one[2])
+        most = max(agreed for _, _, agreed in found)
+        # Of a periodic motion both agree, one of them at a lag of a quarter of the period.
+        return min((one for one in found if one[2] > most - _AS_GOOD), key=lambda one: abs(int(LAGS[one[1]])))
 
     def _lag(self) -> None:
         limits, whole = self._limits, self._whole
@@ -1131,8 +1169,10 @@ class RowRules:
         if agreed < limits.agreement:
             return
         own, best = lags.argmax(1), lags.max(1)
+        middle, spread = (float(one) for one in robust(lags[whole, usual]))
         odd = (
             whole
+            & (lags[:, usual] < middle - 3 * spread)
             & (np.abs(own - usual) >= max(limits.lag, 4 * np.median(np.abs(own - usual)[whole])))
             & (best - lags[:, usual] > 0.05)
             & (best > limits.agreement)
@@ -1218,7 +1258,9 @@ class RowRules:
         family, spread = robust(np.log(np.maximum(parts, 1e-12)))
         scale = np.maximum(target.var(0), 1e-12)
         far = np.log(np.maximum(parts, 1e-12)) > family + np.maximum(np.log(5), limits.apart * spread)
-        far &= (parts > 0.5 * scale) & (np.median(parts, axis=0) < (1 - limits.agreement) * scale)
+        varying = np.array([done[number].var(0) for number in numbers]) > 0.1 * scale
+        usually = np.nanmedian(np.where(varying | ~varying.any(0), parts, np.nan), axis=0)
+        far &= (parts > 0.5 * scale) & (usually < (1 - limits.agreement) * scale)
         other: Array = np.zeros_like(self._whole)
         other[places[far.any(1) & ~is_late]] = True
         other &= ~self._known()
@@ -1228,7 +1270,7 @@ class RowRules:
             figure = float((parts / scale)[there][far[there]].max())
             text = f"{{}}: {names} does not follow from the states as in the others"
             self._add("MOT010", text, other, figure, 0.5, parts=self._first(2, 2))
-        if found[usual][0] < 0.7 * found[room][0]:
+        if found[usual][0] < 0.7 * found[room][0] and found[room][0] > (1 - _AGREED) * total:
             self._lag_of_all(int(LAGS[usual]))
         return True
 
@@ -1405,13 +1447,19 @@ def _quantile_bounds(samples: Array, low: Array, high: Array) -> dict[str, tuple
     return dict(zip(_FRACTIONS, zip(least, most, strict=True), strict=True))
 
 
+_BELOW = 0.524
+"""How many deviations below the median of a normal distribution its quantile of `few` is, which is 0.3."""
+
+
 def least_length(length: Array, limits: Thresholds, *, robot: bool) -> float:
     """Return how many steps an episode has at least, given the lengths of all; 0 where that cannot be said."""
     middle, deviation = map(float, robust(length.astype(float)))
     if limits.length or middle < 20 or len(length) < 5:
         return limits.length
     least = max(limits.short * middle, limits.fewest)
-    usual = middle - limits.outlier * max(deviation, limits.level * middle)
+    # Where most episodes run into a time limit, the others tell how lengths vary.
+    below = (middle - float(np.quantile(length, limits.few, method="higher"))) / _BELOW
+    usual = middle - limits.outlier * max(deviation, below, limits.level * middle)
     return max(least, min(limits.shorter * middle, usual)) if robot else least
 
 

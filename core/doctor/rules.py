@@ -69,9 +69,10 @@ _DECIDE: Mapping[str, tuple[str, ...]] = {
     "MOT007": ("lag", "lead", "precede", "agreement", "few"), "MOT008": ("units", "several", "few"),
     "MOT009": ("rough", "rougher", "fast", "apart", "noise", "several", "most", "few"),
     "MOT010": ("offset", "disagreement", "agreement", "apart", "few"),
+    "MOT011": ("pause", "pause_seconds", "pause_share", "frozen_ratio", "slow", "few"),
     "PIC001": ("frozen_pictures", "calm", "moved", "repeated"), "PIC002": ("dark", "flat"),
     "PIC003": ("glitch", "view"), "PIC004": ("sharp", "blurred"), "PIC005": ("exposure",), "PIC006": ("equal", "flat"),
-    "PIC008": ("lag", "fit", "motion"), "PIC009": ("foreign", "fit", "motion", "disagreement"),
+    "PIC008": ("lag", "fit"), "PIC009": ("fit", "disagreement"),
     "PIC010": ("brightness", "colours", "view", "grain"), "PIC011": ("surplus",),
     "REW002": ("explained", "shifted", "all"), "REW003": ("growing", "all"), "REW004": ("all", "least"),
     "REW005": ("all",), "TIM001": ("gap",), "TIM002": ("jitter", "jittered", "tolerance", "gap"),
@@ -177,6 +178,10 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
         "a joint was swapped, turned or calibrated otherwise", "leave out", "disagreement",
     ),
     _entry(
+        "MOT011", "pauses", "Episodes do not rest in the middle for far longer than the others.",
+        "a policy learns to stop there, and sees nothing that tells it to go on", "leave out", "pause",
+    ),
+    _entry(
         "PIC001", "frozen pictures", "A camera does not show the same picture while the robot moves.",
         "the policy sees an outdated scene", "leave out; leave the camera out: rbtool preprocess --exclude",
         "frozen-picture",
@@ -266,7 +271,7 @@ class Thresholds:
         regular: the range of a component that moves in every episode, as a share of the family's.
         resting: the share of steps at which a component that moves in every episode stands still as a rule.
         frozen: the steps that all states may stand still while actions move.
-        frozen_ratio: the same, as a multiple of the family's.
+        frozen_ratio: the same, as a multiple of the family's; also of pauses.
         still: the change of a component that stands still, as a share of its range.
         limits: the share of steps that may lie on a limit, over all episodes.
         clipped: the share of steps that may lie on a limit in one episode.
@@ -275,13 +280,16 @@ class Thresholds:
         turn: the changes that count as reversals, as a share of the range.
         idle: the share of an episode that may be rest at its beginning or end.
         idle_steps: the steps that may be.
+        pause: the steps of rest that may be in the middle of an episode.
+        pause_seconds: the same in seconds, where the rate is known.
+        pause_share: the same, as a share of the episode.
         slow: the speed below which a robot rests, as a share of the mean speed.
         lag: by how many steps the lag of actions or pictures may differ.
         lead: the seconds that a state may follow its action, where the rate is known.
         precede: the steps by which states may not precede actions in all episodes.
         agreement: the correlation of actions and states, or the share of the variance of actions that states
             explain, below which they are not compared.
-        disagreement: how far the correlation of a component may fall.
+        disagreement: how far the correlation of a component, or of pictures and states, may fall.
         offset: how far states may be from actions on average, as a share of the range.
         units: the ratio of ranges that is taken for another unit.
         rough: the ratio of jerk, of `several` components at once.
@@ -316,9 +324,7 @@ class Thresholds:
         colours: the same for colours.
         view: the same for the parts of a picture, also of two episodes that may be copies.
         grain: the same for noise, as a share of the sharpness.
-        fit: the share of the variance of states that pictures predict, below which they are not compared.
-        motion: the correlation of changes of pictures with speed, below which they are not compared.
-        foreign: how many times as badly as usual pictures may predict their states.
+        fit: the correlation of states with what pictures predict of them, below which they are not compared.
         surplus: the frames of a video that may belong to no row, where rows begin and end.
     """
 
@@ -354,6 +360,9 @@ class Thresholds:
     turn: float = 0.3
     idle: float = 0.25
     idle_steps: int = 15
+    pause: int = 40
+    pause_seconds: float = 0.8
+    pause_share: float = 0.1
     slow: float = 0.1
     lag: int = 4
     lead: float = 0.4
@@ -395,8 +404,6 @@ class Thresholds:
     view: float = 6.0
     grain: float = 0.4
     fit: float = 0.5
-    motion: float = 0.4
-    foreign: float = 5.0
     surplus: int = 2
 
     @classmethod

@@ -1039,7 +1039,8 @@ class Chosen:
 class Sink(ABC):
     """Writes episodes in one format.
 
-    `keeps_videos` states that it can hold videos that a dataset keeps; others refuse such a dataset. Options that a
+    `keeps_videos` states that it can hold videos that a dataset keeps; others refuse such a dataset. `keeps_scores`
+    states that scores of episodes are read back. Options that a
     format takes are named in `option_names` and found in `self.options`: `fps` is `--fps` of the command line.
 
     The public methods are final. A subclass implements `made(path)`; `prepare()`, which refuses what the format cannot
@@ -1050,6 +1051,7 @@ class Sink(ABC):
     """
 
     keeps_videos: ClassVar[bool] = False
+    keeps_scores: ClassVar[bool] = False
     option_names: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:

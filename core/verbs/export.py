@@ -131,7 +131,7 @@ def _entries(sink: Sink, path: Path, to: str, episodes: str | None, started: flo
     changes = {
         "layout": to, "steps": chosen.steps, "episodes": len(numbers), "content_digest": None,
         "boundary": chosen.table.counts().to_dict(), "renamed_keys": {},
-        "notes": (*_damage(chosen), *sink.notes, *_scores(chosen)),
+        "notes": (*_damage(chosen), *sink.notes, *_scores(sink)),
         "dropped_keys": tuple(asdict(item) for item in sink.dropped), "seconds": seconds_since(started),
     }  # fmt: skip
     return entries | changes
@@ -141,9 +141,9 @@ def _damage(chosen: Chosen) -> tuple[str, ...]:
     return chosen.reader.damage if isinstance(chosen.reader, SoundSteps) else ()
 
 
-def _scores(chosen: Chosen) -> tuple[str, ...]:
-    said = "no reader takes the scores of episodes from an export: rbtool score makes them again of what is converted"
-    return (said,) if chosen.table.scores else ()
+def _scores(sink: Sink) -> tuple[str, ...]:
+    said = "this format holds no scores of episodes: rbtool score makes them again of what is converted"
+    return (said,) if sink.chosen.table.scores and not sink.keeps_scores else ()
 
 
 class _ExportStaging(Staging):

@@ -106,8 +106,8 @@ class CleanOptions(RawOptions):
         None,
         "Leave out episodes with findings of these rules, by id (MOT002) or by name: unreadable, nan, duplicate, "
         "near-duplicate, contained, short, constant, long, return, equal-motion, task, spike, stuck, frozen-state, "
-        "limit, chatter, lag, unit, rough, disagreement, frozen-picture, black, glitch, blur, exposure, equal-cameras, "
-        "swapped-cameras, late-picture, foreign-picture, look, gap.",
+        "limit, chatter, lag, unit, rough, disagreement, pause, frozen-picture, black, glitch, blur, exposure, "
+        "equal-cameras, swapped-cameras, late-picture, foreign-picture, look, gap.",
         "NAME,NAME",
         values=list[str],
     )

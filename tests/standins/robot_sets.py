@@ -25,7 +25,10 @@ FEATURES = (STATE, ACTION)
 
 @dataclass
 class Kind:
-    """What a set is like. `lead` is by how many steps actions precede states; `velocity` makes actions velocities."""
+    """What a set is like. `lead` is by how many steps actions precede states; `velocity` makes actions velocities.
+
+    `scenes` has another background in each episode.
+    """
 
     seed: int = 0
     episodes: int = 8
@@ -41,6 +44,7 @@ class Kind:
     rewards: bool = False
     version: str = "v3.0"
     cameras: int = 2
+    scenes: bool = False
     tasks: tuple[str, ...] = ("put the red cube into the box", "open the top drawer")
 
 
@@ -132,6 +136,8 @@ def make(kind: Kind) -> RobotSet:
         angles = path[:steps] / np.append(np.full(kind.joints, kind.scale), 1.0)
         pictures = {name: _arm(angles, kind.side, at) for at, name in enumerate(CAMERAS[: kind.cameras])}
         for one in pictures.values():
+            if kind.scenes:
+                one += (np.random.default_rng(number).uniform(0, 60, (1, kind.side, 1, 3))).astype(np.uint8)
             np.clip(one + draw.normal(0, 2.0, one.shape), 0, 255, out=one, casting="unsafe")
         episodes.append(Episode(columns, pictures, kind.tasks[task]))
     return RobotSet(kind, episodes, draw)
@@ -518,6 +524,16 @@ def _repeat_rows(made: RobotSet) -> None:
         made.episodes[3].columns[name][30:50] = made.episodes[3].columns[name][30]
 
 
+def _pause(made: RobotSet) -> None:
+    """Rest for fifty steps in the middle, while time goes on."""
+    one = made.episodes[3]
+    for name in FEATURES:
+        values = one.columns[name]
+        held = values[45] + made.draw.normal(0, made.kind.noise, (50, values.shape[1]))
+        one.columns[name] = np.concatenate((values[:45], held, values[45:])).astype(np.float32)
+    one.columns[TIMESTAMP] = (np.arange(len(one)) / made.kind.fps).astype(np.float32)
+
+
 def _faster(made: RobotSet) -> None:
     one = made.episodes[3]
     _copied(made, 3, 3, 0, len(one) // 2)
@@ -566,6 +582,11 @@ RARE: dict[str, Defect] = {
     "offset joint": Defect(("MOT010",), _edit(STATE)(_put(np.s_[:, 2], lambda one: one[:, 2] + 0.5))),
     "double speed": Defect(("MOT009", "EPI004"), _faster, kind=Kind(tasks=("push the block",))),
     "repeated rows": Defect(("MOT003", "MOT001"), _repeat_rows),
+    "pause": Defect(("MOT011",), _pause, kind=_STILL),
+    "backward pictures": Defect(
+        ("PIC009",), _edit(*CAMERAS)(lambda one, made: one[::-1]), kind=Kind(tasks=("fold the towel",), scenes=True)
+    ),
+    "exchanged pictures": Defect(("PIC009",), _swap_pictures, kind=Kind(tasks=("fold the towel",), scenes=True)),
     "shuffled rows": Defect(("MOT001", "MOT009"), _shuffled),
     "half an episode": Defect(("EPI004",), lambda made: _cut(made, 4, 0, 40), kind=Kind(spread=3)),
     "changes as actions": Defect(

@@ -65,6 +65,97 @@ def test_clean_sets_of_all_kinds_raise_no_alarm(name: str, tmp_path: Path) -> No
     assert rbtool.check(write(make(CLEAN[name]), tmp_path / "set"), full=True).findings == ()
 
 
+def _following(action: Any, by: float) -> Any:
+    """Move the state towards the action by a share of the distance in each step."""
+    state = action.copy()
+    for at in range(1, len(action)):
+        state[at] = state[at - 1] + by * (action[at - 1] - state[at - 1])
+    return state
+
+
+def _levels(draw: np.random.Generator) -> tuple[Any, Any]:
+    """Drive with one of a few speeds, the largest of them often."""
+    levels = np.column_stack([draw.permutation([-0.6, 0, 0, 0.6, 0.6, 1, 1, 1]) for _ in range(2)])
+    action = np.repeat(levels, draw.integers(15, 60, 8), axis=0)
+    return _following(action, 0.35) + draw.normal(0, 0.004, action.shape), action
+
+
+def _reaching(draw: np.random.Generator) -> tuple[Any, Any]:
+    """Reach for a goal within a few steps, at full power while it is far."""
+    goal, place, speed, states, actions = draw.uniform(-1, 1, 2), draw.uniform(-1, 1, 2), np.zeros(2), [], []
+    for _ in range(draw.integers(15, 31)):
+        action = np.clip(3 * (goal - place) - speed + draw.normal(0, 0.2, 2), -1, 1)
+        states.append([*place, *speed])
+        actions.append(action)
+        speed = 0.8 * speed + 0.2 * action
+        place = place + 0.2 * speed
+    return np.array(states), np.array(actions)
+
+
+def _walking(draw: np.random.Generator) -> tuple[Any, Any]:
+    """Walk with still fingers: joints swing, so that a position tells the velocity a quarter of a period later."""
+    phase, time = np.random.default_rng(5).uniform(0, 6.28, 12), np.arange(draw.integers(250, 450)) / 50
+    ramp = np.clip(2 * time, 0, 1)[:, None]
+    action = ramp * np.sin(2 * np.pi * draw.uniform(0.9, 1.3) * time[:, None] + phase + draw.normal(0, 0.1, 12))
+    action = np.concatenate((action, np.zeros((len(time), 8))), axis=1)
+    return _following(action, 0.4) + draw.normal(0, 5e-4, action.shape), action
+
+
+def _opening(draw: np.random.Generator) -> tuple[Any, Any]:
+    """Hold something with a gripper that nothing calls so: it rests open, and closes slowly."""
+    state, action = _walking(draw)
+    width = np.full((len(state), 1), 0.04)
+    at = int(draw.integers(80, 120))
+    width[at:] -= 0.02 * (1 - np.exp(-0.05 * np.arange(len(state) - at)))[:, None]
+    return np.concatenate((state, width), axis=1), action
+
+
+def _turning(draw: np.random.Generator) -> tuple[Any, Any]:
+    """Drive, or only turn on the spot: what hardly changes then has no other unit."""
+    state, action = _walking(draw)
+    if draw.random() < 0.2:
+        state[:, :4] = draw.normal(0, 5e-4, (len(state), 4))
+        action[:, :4] = 0
+    return state, action
+
+
+def _ending_early(draw: np.random.Generator) -> tuple[Any, Any]:
+    """Fall in two episodes of five, before the time limit."""
+    state = np.cumsum(draw.normal(0, 0.1, (400, 3)), axis=0)
+    steps = 400 if draw.random() < 0.6 else int(draw.integers(60, 300))
+    return state[:steps], np.tanh(draw.normal(0, 1, (steps, 3)))
+
+
+def _with_two_steps(draw: np.random.Generator) -> tuple[Any, Any]:
+    """Walk, and once for two steps only."""
+    state, action = _walking(draw)
+    return (state, action) if draw.random() < 0.9 else (state[60:62], action[60:62])
+
+
+@pytest.mark.parametrize(
+    ("motion", "accepted"),
+    [(one, ()) for one in (_levels, _reaching, _walking, _opening, _turning, _ending_early)]
+    + [(_with_two_steps, ("EPI004",))],
+)  # fmt: skip
+@pytest.mark.parametrize("seed", range(3))
+def test_robots_of_other_kinds_raise_no_alarm(motion: Any, accepted: Any, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    episodes = [[one.astype(np.float32) for one in motion(draw)] for _ in range(60)]
+    keys = ("observation",), ("action",)
+    fields = [Field(key, "float32", one.shape[1:], key[0]) for key, one in zip(keys, episodes[0], strict=True)]
+    rules = RowRules(fields, Thresholds(), rate=50, names={})
+    start = 0
+    for number, columns in enumerate(episodes):
+        at = np.arange(len(columns[0]))
+        rows = dict(zip(keys, columns, strict=True))
+        rules.see(Rows(start, rows, at == 0, at == at[-1], at * 0 + number, at < 0))
+        start += len(at)
+    rules.finish()
+    report = Report(Path("set"), is_raw=False)
+    rules.report(report, robot=True)
+    assert [one.message for one in report.findings if one.rule not in accepted] == []
+
+
 def test_a_joint_may_move_little_in_one_episode(tmp_path: Path) -> None:
     made = make(Kind(cameras=0, episodes=12, noise=1e-3))
     for name in robot_sets.FEATURES:

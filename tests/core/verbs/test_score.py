@@ -172,8 +172,16 @@ def test_a_dataset_without_the_scores_is_another_one(scored: Path, walks: Path, 
         rbtool.convert(scored, tmp_path / "packed", layout="packed")
 
 
+@pytest.mark.parametrize("name", ["form.h5", "form.npz", "form.parquet", "form"])
+def test_scores_come_back_from_plain_files(scored: Path, tmp_path: Path, name: str) -> None:
+    done = rbtool.export(scored, tmp_path / name, to="parquet" if name == "form" else None, episodes="2:9")
+    assert not any("scores" in one for one in done.notes)
+    rbtool.convert(tmp_path / name, tmp_path / "back")
+    assert qualities(tmp_path / "back") == qualities(tmp_path / name) == qualities(scored)[2:9]
+
+
 def test_an_export_says_that_scores_are_not_read_back(scored: Path, walks: Path, tmp_path: Path) -> None:
-    notes = {name: rbtool.export(name, tmp_path / f"{name.name}.npz").notes for name in (scored, walks)}
+    notes = {name: rbtool.export(name, tmp_path / f"{name.name}-new", to="rlds").notes for name in (scored, walks)}
     assert {name: any("scores of episodes" in note for note in said) for name, said in notes.items()} == {
         scored: True, walks: False,
     }  # fmt: skip
