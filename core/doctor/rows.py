@@ -941,7 +941,9 @@ class RowRules:
         chatter = turns > np.minimum(limits.chatter + 2 * self._family(turns), 2 * limits.chatter)
         chatter &= turns * self._length[:, None] >= limits.alternating
         chatter |= alternating > limits.alternating + 3 * self._family(alternating)
-        chatter &= span > 0
+        chatter &= self._family(np.sqrt(signal.array("variance"))) > self._family(
+            rough
+        )  # what is noise alone turns back
         noisy = self._far_above(rough, limits.rough) & (rough > limits.noise * span)
         quick = self._far_above(speed, limits.fast) & (span > 0)
         quick &= (quick.mean(1) > limits.most)[:, None]
@@ -955,6 +957,8 @@ class RowRules:
         )
         jump = (leap > limits.jump * self._family(leap)) & (leap > limits.spike_range / 2 * span) & (span > 0)
         wild |= jump & (jump.sum(1) > max(1, limits.several * jump.shape[1]))[:, None]
+        wild &= glitch > limits.spike_range / 3 * (signal.array("high") - signal.array("low"))  # not a smooth rare move
+        wild &= wild.mean(0) < limits.few
         steady = self._whole & ~self._scaled(signal).any(1)
         which = (
             steady & (wild & ~chatter).any(1) & ~((rough > limits.rough * self._family(rough)).mean(1) > limits.most)

@@ -101,6 +101,15 @@ def _walking(draw: np.random.Generator) -> tuple[Any, Any]:
     return _following(action, 0.4) + draw.normal(0, 5e-4, action.shape), action
 
 
+def _waving(draw: np.random.Generator) -> tuple[Any, Any]:
+    """Walk, and close the fingers smoothly in one episode of five."""
+    state, action = _walking(draw)
+    if draw.random() < 0.2:
+        for one in (state, action):
+            one[80:, -8:] += 0.4 * (1 - np.exp(-np.arange(len(one) - 80) / 30))[:, None]
+    return state, action
+
+
 def _opening(draw: np.random.Generator) -> tuple[Any, Any]:
     """Hold something with a gripper that nothing calls so: it rests open, and closes slowly."""
     state, action = _walking(draw)
@@ -134,7 +143,7 @@ def _with_two_steps(draw: np.random.Generator) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(
     ("motion", "accepted"),
-    [(one, ()) for one in (_levels, _reaching, _walking, _opening, _turning, _ending_early)]
+    [(one, ()) for one in (_levels, _reaching, _walking, _waving, _opening, _turning, _ending_early)]
     + [(_with_two_steps, ("EPI004",))],
 )  # fmt: skip
 @pytest.mark.parametrize("seed", range(3))
