@@ -595,6 +595,8 @@ class VideoRule(Rule):
             else:
                 parts.append(self._groups(video, index))
         groups = np.concatenate(parts)
+        if not len(groups):
+            return found
         wanted = _holding(groups, [] if self._doctor is None else self._doctor.wanted_frames())
         some = np.ones(len(groups), bool) if self._full else _marked(groups, self._budget(indexes)) | wanted
         chosen = groups[some]
