@@ -287,7 +287,7 @@ class StreamSampler(Sampler):
             raise SchemaError(f"{', '.join(sorted(missing))} is missing in the state of a {type(self).__name__}")
         for name in ("part", "parts", "window", "shuffle", "strict_length"):
             if state.get(name) != here.get(name):
-                raise SchemaError(f"the state has {name}={state[name]!r}, this sampler {name}={here[name]!r}")
+                raise SchemaError(f"the state has {name}={state.get(name)!r}, this sampler {name}={here.get(name)!r}")
         self.seed, self._shards, self._ran_out = state["seed"], state["shards"], bool(state["_ran_out"])
         round_, left = int(state["round"]), state["left"]
         first = round_ - self.window + 1

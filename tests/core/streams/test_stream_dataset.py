@@ -312,6 +312,7 @@ def test_states_that_are_not_all_of_one_epoch_are_refused(stream: Any, tmp_path:
     states = [dataset.state_dict() for dataset in datasets]
     write_walks(tmp_path / "other", EPISODES[1:])
     other = rbtool.StreamDataset(rbtool.load_dataset(tmp_path / "other", 5, streaming=True), seed=0)
+    slices = rbtool.load_dataset(tmp_path / "walks", 6, streaming=True, sampler=rbtool.StreamSliceSampler(slice_len=3))
     ended = stream(rank=2, world_size=3)
     rows(ended), next(iter(ended))
     divided = stream(rank=2, world_size=3)
@@ -325,6 +326,7 @@ def test_states_that_are_not_all_of_one_epoch_are_refused(stream: Any, tmp_path:
         ([*states[:2], divided.state_dict()], "two divisions of an epoch"),
         ([*states[:2], other.state_dict()], "belongs to other data"),
         ([*states[:2], {"identity": states[0]["identity"]}], "is missing in the state of a stream"),
+        (rbtool.StreamDataset(slices, seed=0).state_dict(), "strict_length=True, this sampler strict_length=None"),
     ):
         again = stream()
         before = again.state_dict()
