@@ -107,6 +107,7 @@ _NAMES = {
         ".core.robots.deployment": "ActionMapping action_space",
         ".core.streams.stream_dataset": "StreamDataset",
         ".core.ted.schema": "DEFAULT_DONE_KEYS",
+        ".core.verbs.ray_data": "from_ray_dataset to_ray_dataset",
     },
     "Recording": {
         ".core.recording.environments": "RecordEpisodes RecordVectorEpisodes",

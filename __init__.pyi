@@ -219,6 +219,8 @@ from .core.verbs.merge import merge as merge
 from .core.verbs.migrate import migrate as migrate
 from .core.verbs.mix import mix as mix
 from .core.verbs.plot import plot as plot
+from .core.verbs.ray_data import from_ray_dataset as from_ray_dataset
+from .core.verbs.ray_data import to_ray_dataset as to_ray_dataset
 from .core.verbs.record import record as record
 from .core.verbs.report import report as report
 from .core.verbs.sample import sample as sample

@@ -26,7 +26,7 @@ class TorchLoader(DataLoader[Any]):
     - `state_dict()`: the state after the last batch that was taken, whatever workers have made ahead. A loader with any
       other number of workers continues from it at once, as does a `TorchDataset`; the seed is part of it. Between the
       last batch of an epoch and the end of the loop over it, the next pass has no batch. The state of a `StreamDataset`
-      is for as many workers; those of all ranks, in a list, are for any number of ranks and workers.
+      is for as many workers; the states of all ranks, in a list, are for any number of ranks and workers.
     - `device`, `prefetch`: where batches go, and how many are on their way there while one is used. To CUDA they are
       copied from pinned memory in a stream of their own, so that copies and kernels overlap; `prefetch=0` copies each
       batch when it is asked for.
@@ -114,7 +114,7 @@ class TorchLoader(DataLoader[Any]):
         return self._feed.state(self._next or self._feed.next())
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Continue from a state with the next pass; a stream also from those of all ranks, in a list.
+        """Continue from a state with the next pass; a stream also from the states of all ranks, in a list.
 
         SchemaError (a RuntimeError), with nothing changed, for a state of other batches: of another dataset, batch
         size, sampler or rank.

@@ -459,7 +459,7 @@ class Retried(Iterator[Any]):
 
 
 class Feed(ABC):
-    """What a `TorchLoader` asks of a data set: the places in a pass, each of which is that of the next batch.
+    """What a `TorchLoader` asks of a data set: places in a pass, each of them before a batch.
 
     Attributes:
         dataset: what workers have.

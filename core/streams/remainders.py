@@ -43,7 +43,7 @@ def remainder_of(states: Sequence[Mapping[str, Any]], shards: int) -> dict[str, 
         if number > epoch + 1 or (number > epoch and begun):
             raise SchemaError(f"the states are of the epochs {epoch} and {number}, expected one epoch")
     if any(state["left"] != active[0]["left"] for state in active):
-        raise SchemaError("the states are of two divisions of an epoch, expected those of one")
+        raise SchemaError("the states are of two divisions of an epoch, expected one")
     divided = active[0]["left"] if active else []
     places, drawn = places_left(None if divided is None else np.array(divided, np.int64).reshape(-1, 3), shards)
     found = [_left_of(state, places, drawn) for state in active]
@@ -71,13 +71,13 @@ def _check_parts(parts: Sequence[Part]) -> None:
     for one, other in itertools.combinations(parts, 2):
         if (one.number - other.number) % math.gcd(one.of, other.of) == 0:
             raise SchemaError(
-                f"two states are of the same shards, those of part {one.number} of {one.of}"
-                + (f" and of part {other.number} of {other.of}" if one != other else "")
+                f"two states have the same shards: part {one.number} of {one.of}"
+                + (f" and part {other.number} of {other.of}" if one != other else "")
             )
     if sum(Fraction(1, part.of) for part in parts) != 1:
         given = ", ".join(f"{part.number} of {part.of}" for part in sorted(parts))
         raise SchemaError(
-            f"the states are of part {given}, expected those of all parts", hint="one state of each rank, in a list"
+            f"there are states of part {given}, expected all parts", hint="one state of each rank, in a list"
         )
 
 

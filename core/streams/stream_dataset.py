@@ -32,7 +32,7 @@ class _Saved(NamedTuple):
     turn: int = 0
 
     def of(self, part: Part) -> Mapping[str, Any]:
-        """Return the state of a part; that of another one if there is none."""
+        """Return the state of a part; any other state if there is none."""
         if self.divided:
             return {**self.states[0], "part": part.number, "parts": part.of}
         own = (one for one in self.states if (one.get("part"), one.get("parts")) == part)
@@ -52,7 +52,7 @@ class StreamDataset(Fed, IterableDataset[Any]):
     - `seed`: without one a fresh seed is drawn; ranks need the same one.
     - `rank`, `world_size`: as for `torch_dataset`.
 
-    `state_dict()` is the place after the last batch that this process took, a few numbers; that of a `TorchLoader` has
+    `state_dict()` is the place after the last batch that this process took, a few numbers; a `TorchLoader` has one with
     the places of its workers. `load_state_dict` continues there with the next pass: with one state, the same rank of as
     many, with as many workers. A list with the state of each rank is for any number of ranks and workers: what is left
     of the epoch is divided anew, so that every element comes once, in an order that depends on the states. After the
@@ -198,7 +198,7 @@ class StreamDataset(Fed, IterableDataset[Any]):
         self._own, self._entered = dict(state_dict), True
 
     def load_for(self, given: Mapping[str, Any] | Sequence[Mapping[str, Any]], workers: int = 1) -> None:
-        """Load a state, or those of all ranks, for the next pass of a loader with so many workers."""
+        """Load a state, or the states of all ranks, for the next pass of a loader with so many workers."""
         divided = not isinstance(given, Mapping)
         ranks = [given] if isinstance(given, Mapping) else list(given)
         states = [dict(state) for rank in ranks for state in rank.get(_WORKERS, [rank])]

@@ -52,7 +52,10 @@ _LEAVES = {
     "recording": Leaf(
         ("core/recording", "core/verbs/record", "cli/record"), "recording environments: wrappers and `rbtool record`"
     ),
-    "ray buffers": Leaf(("core/buffers/ray_buffer",), "`RayReplayBuffer`: buffers in actors of a Ray cluster"),
+    "ray": Leaf(
+        ("core/buffers/ray_buffer", "core/verbs/ray_data"),
+        "`RayReplayBuffer`, buffers in actors of a Ray cluster, and datasets of Ray Data",
+    ),
     "remote": Leaf(("core/remote",), "transfers over the network: HTTP, hubs, buckets"),
     "streams": Leaf(
         ("core/streams", "core/verbs/streams", "cli/streams"),

@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -23,15 +24,19 @@ from tensordict import NonTensorData, TensorDict
 from torch.utils.data import DataLoader
 from waiting import HANG
 
+import rbtool
 from rbtool.core.buffers.ensemble import ReplayBufferEnsemble
 from rbtool.core.buffers.ray_buffer import BufferLostError, Parcel, RayReplayBuffer, joined, opened_small, small, split
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 from rbtool.core.errors import NetworkError, SchemaError, UsageError
+from rbtool.core.open_steps import open_steps
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.testing.datasets import write_walks
+from rbtool.core.verbs.ray_data import write_blocks
 from rbtool.core.writers.round_robin import TensorDictRoundRobinWriter
 
 # Parcels ------------------------------------------------------------------------------------------
@@ -47,6 +52,78 @@ TENSORS = {
     "with gradients": torch.ones(3, requires_grad=True),
     "unsigned": torch.tensor([1, 60_000], dtype=torch.uint16),
 }
+
+
+# Ray Data -----------------------------------------------------------------------------------------
+
+WALKS: Any = [(6, "terminated"), (1, "truncated"), (9, "truncated"), (11, "both"), (2, "terminated")] * 3
+
+
+@pytest.fixture(scope="module")
+def walks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("walks") / "walks"
+    write_walks(path, WALKS)
+    return path
+
+
+def columns_of(path: Path) -> dict[str, Any]:
+    """The columns of a dataset of walks."""
+    with open_steps(path) as reader:
+        steps = reader.manifest.steps
+        rows = {field.name: reader.read(field.key, 0, steps) for field in reader.fields}
+        return rows | {"step": np.concatenate([np.arange(length) for length in reader.episodes.length])}
+
+
+@pytest.mark.parametrize("cuts", [[], [3], [6, 7, 8], list(range(1, 87)), [0, 20, 20, 87]])
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_blocks_that_divide_episodes_are_written_as_one_dataset(
+    walks: Path, tmp_path: Path, cuts: list[int], layout: Any
+) -> None:
+    columns = columns_of(walks)
+    edges = [0, *cuts, len(columns["step"])]
+    blocks = [{name: rows[start:stop] for name, rows in columns.items()} for start, stop in pairwise(edges)]
+    made = write_blocks(blocks, tmp_path / "made", layout, (), "made")
+    with open_steps(walks) as reader:
+        assert (made.episodes, made.boundary) == (len(WALKS), reader.manifest.boundary)
+    found = columns_of(tmp_path / "made")
+    assert found.keys() == columns.keys()
+    assert all(np.array_equal(found[name], rows) for name, rows in columns.items())
+    assert not rbtool.check(tmp_path / "made").findings
+
+
+def test_blocks_without_sense_are_refused(walks: Path, tmp_path: Path) -> None:
+    columns = columns_of(walks)
+    order = np.arange(len(columns["step"]))
+    swapped = order.copy()
+    swapped[[2, 3]] = swapped[[3, 2]]
+
+    def rows(chosen: Any, **others: Any) -> dict[str, Any]:
+        return {name: values[chosen] for name, values in columns.items()} | others
+
+    refused: list[tuple[Any, str]] = [
+        ([], "no rows"),
+        ([{}], "expected episode"),
+        ([rows(order, action=np.array(["a"] * len(order), object))], "action is object"),
+        ([rows(order[:9]), rows(order[9:], action=columns["action"][9:, 0])], "action is not alike in all rows"),
+        ([rows(order[:9]), rows(order[9:], more=order[9:])], "more is not alike in all rows: missing, then int64"),
+        ([rows(swapped)], "not in their order"),
+        ([rows(order), rows(order[:6])], "the steps of episode 0 do not follow each other"),
+        ([rows(np.r_[order[:3], order[6:9], order[3:6]])], "the steps of episode 0 do not follow each other"),
+        ([rows(order, **{"next.observation": columns["observation"][:, :2]})], "next.observation is float64"),
+    ]
+    for number, (blocks, message) in enumerate(refused):
+        with pytest.raises(SchemaError, match=message):
+            write_blocks(blocks, tmp_path / f"{number}", "ted", (), "made")
+
+
+@pytest.mark.parametrize("function", [rbtool.to_ray_dataset, rbtool.from_ray_dataset])
+def test_ray_data_without_ray_is_an_error_with_its_installation(
+    walks: Path, tmp_path: Path, function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match="not installed") as caught:
+        function(walks, **({"dest": tmp_path / "made"} if function is rbtool.from_ray_dataset else {}))
+    assert caught.value.hint == "pip install 'rbtool[ray]'"
 
 
 def sent(value: Any) -> Any:
@@ -586,13 +663,53 @@ def test_after_a_shutdown_of_ray_no_other_one_is_started(ray: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("guide", "name", "made"),
+    [("sharing", "RayReplayBuffer", "checkpoint/storage"), ("scale", "to_ray_dataset", "scaled")],
+)
+def test_the_examples_of_the_documentation_run(guide: str, name: str, made: str, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'rbtool[ray]'")
-    page = (ROOT / "docs/guides/sharing.md").read_text(encoding="utf-8")
+    write_walks(tmp_path / "walks", WALKS)
+    page = (ROOT / f"docs/guides/{guide}.md").read_text(encoding="utf-8")
     examples = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    (example,) = (found for found in examples if "RayReplayBuffer" in found)
+    (example,) = (found for found in examples if name in found)
     done = subprocess.run(
         [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=HANG
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "checkpoint/storage").is_dir()
+    assert (tmp_path / made).is_dir()
+
+
+ROUND_TRIP = """
+import sys
+import numpy as np, ray, rbtool
+from pathlib import Path
+walks, folder = map(Path, sys.argv[1:])
+rows = rbtool.to_ray_dataset(walks, block_bytes=700)
+blocks = [block["episode"].tolist() for block in rows.iter_batches(batch_size=None, batch_format="numpy")]
+assert len(blocks) > 3 and sum(blocks, []) == sorted(sum(blocks, []))
+assert all(one[-1] < other[0] for one, other in zip(blocks, blocks[1:]))
+made = rbtool.from_ray_dataset(rows.map_batches(lambda block: block | {"action": -block["action"]}), folder / "made")
+some = rbtool.to_ray_dataset(walks, fields=["action"]).schema().names
+assert set(some) == {"action", "episode", "step", "next.done", "next.terminated", "next.truncated"}, some
+try:
+    rbtool.from_ray_dataset(rows.random_shuffle(seed=0), folder / "shuffled")
+except rbtool.SchemaError as error:
+    print(error.message)
+assert not list(folder.glob("*shuffled*")), "a failure leaves something behind"
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_a_dataset_comes_back_from_ray_data_in_its_order(walks: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray.data", reason="Ray Data is not installed: pip install 'rbtool[ray]'")
+    done = subprocess.run(
+        [sys.executable, "-c", ROUND_TRIP, walks, tmp_path], capture_output=True, text=True, check=False, timeout=HANG
+    )
+    assert done.returncode == 0, done.stderr
+    assert "follow each other" in done.stdout or "not in their order" in done.stdout
+    before, after = columns_of(walks), columns_of(tmp_path / "made")
+    assert np.array_equal(after.pop("action"), -before.pop("action"))
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(after[name], rows) for name, rows in before.items())

@@ -319,8 +319,8 @@ def test_states_that_are_not_all_of_one_epoch_are_refused(stream: Any, tmp_path:
     divided.load_state_dict(states)
     for refused, message in (
         ([], "no state"),
-        (states[:2], r"the states are of part 0 of 3, 1 of 3, expected those of all parts"),
-        ([*states, states[1]], "two states are of the same shards, those of part 1 of 3"),
+        (states[:2], "there are states of part 0 of 3, 1 of 3, expected all parts"),
+        ([*states, states[1]], "two states have the same shards: part 1 of 3"),
         ([*states[:2], stream(seed=1, rank=2, world_size=3).state_dict()], "they have seed=0 and seed=1"),
         ([*states[:2], ended.state_dict()], "of the epochs 0 and 1"),
         ([*states[:2], divided.state_dict()], "two divisions of an epoch"),

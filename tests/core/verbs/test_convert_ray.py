@@ -120,3 +120,54 @@ def test_the_task_of_a_killed_worker_is_run_again(source: Path, layout: str, tmp
         (tmp_path / "go").touch()
         printed, _ = process.communicate(timeout=HANG)
     assert (process.returncode, printed.split()[-1]) == (0, expected)  # after what Ray prints about the worker
+
+
+_NODES = """
+import os, sys
+from pathlib import Path
+from ray.cluster_utils import Cluster
+import rbtool
+from rbtool.core.engine.workspace import Journal
+
+source, folder = Path(sys.argv[1]), Path(sys.argv[2])
+Path(folder, "doubling.py").write_text("def double(steps):\\n    steps['action'] *= 2\\n    return steps\\n")
+double = f"{folder}/doubling.py:double"
+one = rbtool.convert(source, folder / "one")
+doubled = rbtool.preprocess(one.path, double, folder / "doubled", num_workers=0)
+node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+cluster = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": 0, "include_dashboard": False})
+os.environ["RAY_ADDRESS"] = cluster.address
+plain, nodes, count = Journal.append, [], 0
+
+def append(self, document):
+    global count
+    plain(self, document)
+    count += 1
+    if count == 3:
+        cluster.remove_node(nodes.pop(), allow_graceful=False)
+
+Journal.append = append
+try:
+    for expected, verb, given, more in (
+        (one, rbtool.convert, (source, folder / "converted"), {}),
+        (doubled, rbtool.preprocess, (one.path, double, folder / "processed"), {"chunk_size": 20, "retries": 2}),
+    ):
+        nodes[:], count = [*nodes, *(cluster.add_node(**node) for _ in range(3 - len(nodes)))], 0
+        made = verb(*given, num_workers=3, engine="ray", **more)
+        assert len(nodes) == 2, count
+        assert made.content_digest == expected.content_digest, verb
+    print("alike")
+finally:
+    cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_that_loses_a_node_makes_the_same_bytes(source: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    done = subprocess.run(
+        [sys.executable, "-c", _NODES, source, tmp_path], capture_output=True, text=True, check=False, timeout=HANG,
+        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "alike" in done.stdout.splitlines()
