@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.ray_cluster import connect, imported_ray
-from ..errors import CorruptDataError, SchemaError, UsageError, not_installed, suggests_keywords
+from ..errors import CorruptDataError, SchemaError, UsageError, not_installed, require_flags, suggests_keywords
 from ..format import fs
 from ..format.contracts import EpisodeBlock, StepReader
 from ..format.locate import find_dataset
@@ -181,6 +181,7 @@ def from_ray_dataset(
         SchemaError: columns are missing, or not arrays of numbers of one shape, or the steps are not in order.
     """
     started = time.perf_counter()
+    require_flags(force=force)
     _data("from_ray_dataset")
     require_layout(layout, compress)
     destination = fs.expanded(dest).absolute()
