@@ -128,7 +128,13 @@ class StreamDataset(Fed, IterableDataset[Any]):
             if self._sampler.part.of == 1 and self._before["left"] is None:
                 raise
             batch = self
-        self._before = None
+        epoch, self._before = self._before["epoch"], None
+        drawn_of = self._sampler.epoch - self._sampler.ran_out
+        if batch is not self and drawn_of != epoch:
+            # A state of smaller batches: what is left is too little for one, and this batch is of the next pass.
+            self._forget()
+            self._sampler.go_to(self._sampler.seed or 0, drawn_of, self._sampler.part)
+            batch = self
         if batch is self:
             raise StopIteration
         return batch
@@ -201,8 +207,10 @@ class StreamDataset(Fed, IterableDataset[Any]):
         """Load a state, or the states of all ranks, for the next pass of a loader with so many workers."""
         divided = not isinstance(given, Mapping)
         ranks = [given] if isinstance(given, Mapping) else list(given)
-        states = [dict(state) for rank in ranks for state in rank.get(_WORKERS, [rank])]
-        if not states:
+        states = [
+            state for rank in ranks for state in (rank.get(_WORKERS, [rank]) if isinstance(rank, Mapping) else [])
+        ]
+        if not states or not all(isinstance(one, Mapping) for one in (*ranks, *states)):
             raise SchemaError("there is no state to continue from", hint="one state of each rank, in a list")
         if any(state.get("identity") != self._shards.identity for state in states):
             raise SchemaError(f"the state belongs to other data than {self._shards.address}")

@@ -23,6 +23,7 @@ from torch.utils.data._utils.worker import WorkerInfo
 import rbtool
 from rbtool.core.loading import torch_dataset
 from rbtool.core.remote import shards
+from rbtool.core.samplers.stream import StreamEpisodeSampler
 from rbtool.core.streams import stream_dataset
 from rbtool.core.testing.datasets import write_walks
 
@@ -317,8 +318,16 @@ def test_states_that_are_not_all_of_one_epoch_are_refused(stream: Any, tmp_path:
     rows(ended), next(iter(ended))
     divided = stream(rank=2, world_size=3)
     divided.load_state_dict(states)
+    whole = rbtool.load_dataset(tmp_path / "walks", 2, streaming=True, sampler=StreamEpisodeSampler())
+    episodes = rbtool.StreamDataset(whole, seed=0)
+    next(iter(episodes))
     for refused, message in (
         ([], "no state"),
+        ([None], "no state"),
+        (episodes.state_dict(), "elements='trajectories', this sampler elements='steps'"),
+        ([episodes.state_dict()], "elements='trajectories', this sampler elements='steps'"),
+        ([{**one, "left": [[0, 10**9, 0]]} for one in states], "part 0 of 3 contradicts itself"),
+        ([{**one, "drawn": []} for one in states], "part 0 of 3 contradicts itself"),
         (states[:2], "there are states of part 0 of 3, 1 of 3, expected all parts"),
         ([*states, states[1]], "two states have the same shards: part 1 of 3"),
         ([*states[:2], stream(seed=1, rank=2, world_size=3).state_dict()], "they have seed=0 and seed=1"),
@@ -335,6 +344,23 @@ def test_states_that_are_not_all_of_one_epoch_are_refused(stream: Any, tmp_path:
         assert again.state_dict() == before
     with pytest.raises(rbtool.SchemaError, match="the state is of 1 workers, this loader has 2"):
         rbtool.TorchLoader(stream(rank=0, world_size=3), num_workers=2).load_state_dict(states[0])
+
+
+def test_larger_batches_than_what_is_left_end_the_pass(stream: Any, tmp_path: Path) -> None:
+    def made(batch_size: int) -> rbtool.StreamDataset:
+        sampler = rbtool.StreamSampler(drop_last=True)
+        return rbtool.StreamDataset(
+            rbtool.load_dataset(tmp_path / "walks", batch_size, streaming=True, sampler=sampler), seed=0
+        )
+
+    one, other = made(4), made(40)
+    batches = iter(one)
+    for _ in range(STEPS // 4 - 1):
+        next(batches)
+    other.load_state_dict(one.state_dict())
+    passes = [steps(other) for _ in range(3)]
+    assert [len(found) for found in passes] == [0, STEPS // 40 * 40, STEPS // 40 * 40]
+    assert passes[1] != passes[2]
 
 
 def test_a_state_is_loaded_for_one_pass_of_workers_alone(stream: Any) -> None:
