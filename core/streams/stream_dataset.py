@@ -206,7 +206,7 @@ class StreamDataset(Fed, IterableDataset[Any]):
     def load_for(self, given: Mapping[str, Any] | Sequence[Mapping[str, Any]], workers: int = 1) -> None:
         """Load a state, or the states of all ranks, for the next pass of a loader with so many workers."""
         divided = not isinstance(given, Mapping)
-        ranks = [given] if isinstance(given, Mapping) else list(given)
+        ranks: list[Any] = [given] if isinstance(given, Mapping) else list(given)
         states = [
             state for rank in ranks for state in (rank.get(_WORKERS, [rank]) if isinstance(rank, Mapping) else [])
         ]
