@@ -87,7 +87,8 @@ _PATTERNS = {
         ("hf_", r"()\bhf_[a-z0-9]{8,}"),
         ("bearer", r"(\bbearer\s+)[^\s'\",;]{4,}"),
         ("authorization", r"(authorization\W{1,8}(?:b\W{0,2})?(?:basic|digest|negotiate)\s+)[^\s'\"]+"),
-        ("://", r"(\b[a-z][a-z0-9+.-]{0,15}://)[^\s/'\"<>]*(?=@)"),
+        # A secret key of S3 may contain slashes; a number and a slash after the colon are a port.
+        ("://", r"(\b[a-z][a-z0-9+.-]{0,15}://)(?:[^\s/'\"<>]*|[^\s/'\"<>@:\[]*:(?!\d{1,5}/)[^\s'\"<>@]*)(?=@)"),
         ("=", rf"({_QUERY})[^&\s'\"]+"),
     )
 }

@@ -198,7 +198,7 @@ def _web_address(text: str) -> str:
             hint="use s3:// or gs:// with credentials in the environment",
         )
     is_bucket = scheme in ("s3", "gs")
-    if not (_BUCKET if is_bucket else _HOST).fullmatch(host) or not rest.isprintable() or not is_inside(path or "."):
+    if not (_BUCKET if is_bucket else _HOST).fullmatch(host) or not rest.isprintable() or not is_inside(path or host):
         raise UsageError(
             f"{shown} is not the address of a dataset",
             hint="write it like s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or https://HOST/FOLDER",
@@ -342,6 +342,11 @@ def _as_refusals(bucket: str) -> Iterator[None]:
     except RbtoolError:
         raise
     except Exception as error:
+        if isinstance(error, ValueError) and not type(error).__module__.startswith("botocore"):
+            raise UsageError(  # without botocore's words, which repeat the endpoint
+                f"s3://{bucket} cannot be addressed: the endpoint that is configured is no URL",
+                hint="AWS_ENDPOINT_URL is written like https://HOST:PORT",
+            ) from None
         if not type(error).__module__.startswith("botocore"):
             raise
         said = " ".join(redact(str(error)).split())[:300]

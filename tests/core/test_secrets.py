@@ -32,6 +32,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("[(b'Proxy-Authorization', b'Basic YTpi')]", "[(b'Proxy-Authorization', b'Basic ***')]"),
         ("GET https://alice:pw@host.example/a@b", "GET https://***@host.example/a@b"),
         ("https://user@host.example", "https://***@host.example"),
+        ("s3://AKIA1:ab/cd+e/f@bucket/walks", "s3://***@bucket/walks"),
         ("https://cdn.example/x?a=1&X-Amz-Signature=abc&b=2", "https://cdn.example/x?a=1&X-Amz-Signature=***&b=2"),
         ("https://cdn.example/x?token=abc", "https://cdn.example/x?token=***"),
     ],
@@ -47,6 +48,7 @@ def test_secrets_are_known_by_their_form(text: str, redacted: str) -> None:
         "hf://farama-minari/D4RL@9f31c2e/door/human-v2",
         "hf_hub and hf_home are names; bad tokens=3",
         "https://host.example/a?b=c, mail bob@host.example",
+        "http://127.0.0.1:8080/me/swing@9f31c2e and http://[::1]:80/me/swing@9f31c2e",
         "the bearer of news",
     ],
 )

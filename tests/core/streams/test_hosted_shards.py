@@ -484,7 +484,7 @@ def test_a_private_bucket_of_google_is_read_with_a_key(web: Web, web_environment
     "address",
     [
         f"https://me:{SECRET}@host/walks", f"https://host/walks?X-Amz-Signature={SECRET}", f"s3://{SECRET}@bucket/x",
-        f"https://host/walks#{SECRET}",
+        f"https://host/walks#{SECRET}", f"s3://AKIA1:ab/{SECRET}@bucket/x",
     ],
 )  # fmt: skip
 def test_an_address_with_a_secret_is_refused_without_showing_it(address: str) -> None:
@@ -515,6 +515,17 @@ def test_digests_of_shards_are_written_for_what_the_manifest_states(stored: Path
 def test_what_is_no_address_of_a_folder_is_refused(address: str) -> None:
     with pytest.raises(rbtool.UsageError, match="not the address of a dataset"):
         rbtool.load_dataset(address, streaming=True)
+
+
+def test_a_bucket_or_a_server_may_be_the_folder_and_an_endpoint_is_a_url(stored: Path, web_environment) -> None:
+    with Web(stored / "bucket") as below, Web(stored / "bucket" / "walks") as server:
+        found = in_process(web_environment, {"dataset": f"{server.url}/"})
+        found += in_process(web_environment | {"AWS_ENDPOINT_URL": below.url}, {"dataset": "s3://walks"})
+        assert found == [batches_of(str(stored / "bucket" / "walks"))] * 2
+        wrong = below.url.replace("http://", f"me:{SECRET}@")
+        refused = in_process(web_environment | {"AWS_ENDPOINT_URL": wrong}, {"dataset": "s3://bucket/walks"})[0]
+    assert (refused["error"], "AWS_ENDPOINT_URL" in refused["hint"]) == ("UsageError", True)
+    assert SECRET not in str(refused)
 
 
 def test_without_network_or_dataset_or_files(web: Web, web_environment: dict[str, str], stored: Path, tmp_path) -> None:
