@@ -4,10 +4,13 @@
 
 The log has joints and commands at 200 Hz, raw pictures of 320 x 240 at 30 Hz, and a laser that nobody asks for. The
 other side decodes with mcap-ros2-support, holds the newest values at 30 steps a second and writes them to one file.
-Rounds are interleaved: the plain loop, the reader alone (which verifies checksums and writes nothing), and conversions
-with one process and with two, which also write digests and sync. Prints medians in seconds, the ratios (how many times
-faster than the plain loop), the time of the processor, and the most memory that this process needed. Exits with 1 if a
-ratio of a conversion is below its limit: `--limit` with one process, 1.6 times that with two.
+Rounds are interleaved: the plain loop, the same with an fsync at its end, the reader alone (which verifies checksums,
+and writes nothing), and conversions with one process and with two, which also write digests and wait for the disk.
+
+Prints medians in seconds; `waits`, how long of it a conversion waited for the disk at its end; `ratios`, how many times
+faster than the plain loop, `synced`, than the one with an fsync, and `unsynced`, what the ratios are without the waits;
+the time of the processor with child processes, and the most memory that this process needed. Exits with 1 if a ratio of
+a conversion is below its limit: `--limit` with one process, 1.6 times that with two.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -97,7 +101,28 @@ def build(path: Path, size: int, episodes: int) -> int:
     return seconds * episodes
 
 
-def read_plainly(source: Path, target: Path) -> float:
+class Waits:
+    """How long this process waits for the disk: from the begin of an fsync to its end, several at once counted once."""
+
+    def __init__(self) -> None:
+        self.seconds = self._since = 0.0
+        self._open: set[tuple[int, str]] = set()
+        self._lock = threading.Lock()
+        sys.addaudithook(self._take)
+
+    def _take(self, event: str, given: tuple[Any, ...]) -> None:
+        if event != "rbtool.fs" or given[0] != "fsync":
+            return
+        now, call = time.perf_counter(), (threading.get_ident(), given[1])
+        with self._lock:
+            if not self._open:
+                self._since = now
+            self._open ^= {call}
+            if not self._open:
+                self.seconds += now - self._since
+
+
+def read_plainly(source: Path, target: Path, *, synced: bool) -> float:
     """Decode the topics with mcap's reader, and write what holds at each step; return the seconds."""
     started = time.perf_counter()
     topics = {text.partition(".")[0]: key for key, text in MAP.items()}
@@ -112,6 +137,9 @@ def read_plainly(source: Path, target: Path) -> float:
                     made.write(field if isinstance(field, bytes) else np.asarray(field).tobytes())
                 step = message.log_time + NS // FPS
             newest[channel.topic] = decoded
+        if synced:
+            made.flush()
+            fs.fsync(made.fileno(), target)
     return time.perf_counter() - started
 
 
@@ -132,6 +160,12 @@ def read(source: Path) -> float:
     return time.perf_counter() - started
 
 
+def processor_seconds() -> float:
+    """Seconds of the processor so far, of this process and of children that have ended."""
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
 def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -144,31 +178,38 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         folder = Path(name)
         seconds = build(folder / "run.mcap", round(asked.gigabytes * 1e9), asked.episodes)
-        names = ("plain loop", "reader alone", "one process", "two processes")
+        plain, synced, alone = "plain loop", "plain loop, synced", "reader alone"
+        workers = {"one process": 0, "two processes": 2}
+        names = (plain, synced, alone, *workers)
         found: dict[str, list[float]] = {name: [] for name in names}
-        processor = {"plain loop": 0.0, "reader alone": 0.0, "one process": 0.0}
+        waited: dict[str, list[float]] = {name: [] for name in (synced, *workers)}
+        processor = dict.fromkeys(names, 0.0)
+        waits = Waits()
         convert(folder / "run.mcap", folder / "made", 0)  # what is compiled and imported is not timed
         shutil.rmtree(folder / "made")
         for _ in range(asked.rounds):
             for what in names:
-                before = time.process_time()
-                if what == "plain loop":
-                    found[what].append(read_plainly(folder / "run.mcap", folder / "plain"))
-                elif what == "reader alone":
+                before, waits.seconds = processor_seconds(), 0.0
+                if what in (plain, synced):
+                    found[what].append(read_plainly(folder / "run.mcap", folder / "plain", synced=what == synced))
+                    (folder / "plain").unlink()  # before the system writes it while others are timed
+                elif what == alone:
                     found[what].append(read(folder / "run.mcap"))
                 else:
-                    workers = 2 if what == "two processes" else 0
-                    found[what].append(convert(folder / "run.mcap", folder / "made", workers))
+                    found[what].append(convert(folder / "run.mcap", folder / "made", workers[what]))
                     shutil.rmtree(folder / "made")
-                if what in processor:
-                    processor[what] += (time.process_time() - before) / asked.rounds
-            (folder / "plain").unlink()
+                processor[what] += (processor_seconds() - before) / asked.rounds
+                if what in waited:
+                    waited[what].append(waits.seconds)
         size = (folder / "run.mcap").stat().st_size
     medians = {what: statistics.median(times) for what, times in found.items()}
-    ratios = {what: medians["plain loop"] / time for what, time in medians.items() if what != "plain loop"}
+    waiting = {what: statistics.median(times) for what, times in waited.items()}
+    ratios = {what: medians[plain] / medians[what] for what in (alone, *workers)}
     about = {
-        "bytes": size, "seconds of log": seconds, "medians": medians, "ratios": ratios, "processor": processor,
-        "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "bytes": size, "seconds of log": seconds, "medians": medians, "waits": waiting, "ratios": ratios,
+        "synced": {what: medians[synced] / medians[what] for what in workers},
+        "unsynced": {what: medians[plain] / (medians[what] - waiting[what]) for what in workers},
+        "processor": processor, "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }  # fmt: skip
     print(json.dumps(about, indent=1))
     return int(ratios["one process"] < asked.limit or ratios["two processes"] < 1.6 * asked.limit)

@@ -26,7 +26,6 @@ from ..format import fs
 from ..format.contracts import Array, Closing
 from ..format.documents import decode, dump_json, parse_json, plain
 from ..format.files import Hasher, bytes_of, digest_bytes, read_regular
-from ..format.memmap.tree import leaf_path
 from ..format.staging import Staging, may_be_shared
 from ..progress import Progress
 from ..ted.schema import Field, Key
@@ -65,9 +64,10 @@ def journal_path(folder: Path) -> Path:
     return work_folder(folder) / "journal.jsonl"
 
 
-def revert_publication(folder: Path, fields: Sequence[Field], steps: int) -> None:
+def revert_publication(folder: Path, sizes: Mapping[str, int]) -> None:
     """Revert the completion or publication of a result: leave only files into which tasks have written.
 
+    `sizes` has the most bytes that each of these files has, by its path.
     Publishing over an existing result moves that one into this folder; its files are removed, and so are files that
     other datasets may have, too: tasks would write into those.
     """
@@ -76,12 +76,15 @@ def revert_publication(folder: Path, fields: Sequence[Field], steps: int) -> Non
         fs.remove(result)
     else:
         fs.rename(result, placed)
-    sizes = {placed / leaf_path(field.key): steps * field.row_bytes for field in fields}
     for path in sorted(placed.rglob("*")):
         if path.is_dir() and not path.is_symlink():
             continue
         found = path.lstat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > sizes.get(path, -1) or may_be_shared(found):
+        if (
+            not stat.S_ISREG(found.st_mode)
+            or found.st_size > sizes.get(path.relative_to(placed).as_posix(), -1)
+            or may_be_shared(found)
+        ):
             fs.remove(path)
     fs.make_folder(placed)
     fs.make_folder(parts_folder(folder))

@@ -89,7 +89,7 @@ class SourceMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`n` consecutive steps of one episode, at least one.
+    """`n` consecutive steps of one episode, at least one. The arrays must stay as they are once the piece was given.
 
     Attributes:
         episode: the source's number of the episode.

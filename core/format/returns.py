@@ -89,7 +89,7 @@ class EpisodeSummary:
 
 
 class RowTarget(Protocol):
-    """Something to which TED rows are appended, as `RowBuilder` describes; blocks go to `append_fresh` if it exists."""
+    """Something to which TED rows are appended, as `RowBuilder` describes; to `append_fresh` if it exists."""
 
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         """Append the same number of rows to every leaf; `last`, bool `[n]`, marks those that end an episode."""
@@ -138,11 +138,7 @@ class Ingest:
         last[ends] = True
         columns = self._ted_columns((block.terminated, truncated), block.columns, block.next)
         columns[EPISODE] = np.repeat(block.episodes.astype(np.int64), block.lengths)
-        fresh = getattr(self._builder, "append_fresh", None)
-        if fresh is None:
-            self._builder.append({key: as_array(rows) for key, rows in columns.items()}, last)
-        else:
-            fresh(columns, last)
+        self._append(columns, last)
         self._tables += [EpisodeTable.from_rows(self._rows)] if self._rows else []
         self._rows = []
         self._tables.append(_table_of(block, truncated, unflagged))
@@ -158,11 +154,18 @@ class Ingest:
         summary.add(piece)
         last = np.zeros(len(piece), bool)
         last[-1:] = piece.last
-        self._builder.append(columns, last)
+        self._append(columns, last)
         self._open = None if piece.last else summary
         if piece.last:
             self._rows.append(summary.row(piece))
             self.text.append(summary.text)
+
+    def _append(self, columns: Mapping[Key, Rows], last: Array) -> None:
+        fresh = getattr(self._builder, "append_fresh", None)
+        if fresh is None:
+            self._builder.append({key: as_array(rows) for key, rows in columns.items()}, last)
+        else:
+            fresh(columns, last)
 
     def _end(self, piece: Piece) -> Array:
         if not len(piece):
@@ -175,7 +178,7 @@ class Ingest:
         truncated[-1] = True
         return truncated
 
-    def _columns(self, piece: Piece, truncated: Array) -> dict[Key, Array]:
+    def _columns(self, piece: Piece, truncated: Array) -> dict[Key, Rows]:
         steps = len(piece)
         before, after = dict(piece.columns), dict(piece.next)
         for key, timing in self._source:
@@ -188,8 +191,7 @@ class Ingest:
             if timing == "state":
                 before[key], after[key] = piece.rows_before(key), piece.rows_after(key)
         columns = self._ted_columns((piece.terminated, truncated), before, after)
-        arrays = {key: as_array(rows) for key, rows in columns.items()}
-        return arrays | {EPISODE: np.full(steps, piece.episode, np.int64)}
+        return columns | {EPISODE: np.full(steps, piece.episode, np.int64)}
 
     def _ted_columns(
         self, flags: tuple[Array, Array], before: Mapping[Key, Rows], after: Mapping[Key, Rows]

@@ -23,6 +23,8 @@ _MOST_HELD = 128
 _AT_ONCE = 16
 """Syncs that wait at a time: each has the disk empty its cache, and the system joins those that come together."""
 _CHUNK = 1 << 20
+_LUMP = 4 << 20
+"""After so many bytes of a file the disk is asked to begin."""
 _RESERVED_FROM = 1 << 19
 """Bytes from which on the system finds room for a file at once: for small ones the call costs more than it saves."""
 _staged: list[Unsynced] = []
@@ -140,6 +142,7 @@ class NewFile:
         self._hasher.update(data)
         fs.write(self.descriptor, data, self.path)
         self.size += len(data)
+        self.start_syncing(_LUMP)
 
     def start_syncing(self, lump: int = 1) -> None:
         """Let the disk begin with what was written, if that is `lump` bytes or more and anybody is to wait for them."""

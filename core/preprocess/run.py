@@ -70,7 +70,7 @@ from ..format.episodes import EpisodeTable
 from ..format.files import FileRecord, digest_bytes
 from ..format.manifest import ENV_METADATA, Dropped, Manifest, Provenance, Request
 from ..format.memmap.builder import Origin, PositionedTree, RowFiles, write_manifest
-from ..format.memmap.tree import FieldRange, TreeWriter, merge_ranges, range_of
+from ..format.memmap.tree import FieldRange, TreeWriter, leaf_sizes, merge_ranges, range_of
 from ..format.returns import return_field, return_field_of, running_return
 from ..format.staging import Outcome, Publication, Staging, share_files
 from ..format.videos import VIDEOS_KEPT, VideoContents, is_video, reference_keys, videos_of_leaves
@@ -624,7 +624,7 @@ class ResumeState(NamedTuple):
         found = UnfinishedRun.of(folder)
         if found is None:
             return None
-        revert_publication(folder, found.fields, steps)
+        revert_publication(folder, leaf_sizes(found.fields, steps))
         return cls(found.fields, found.finished)
 
     def sound(self, folder: Path, tasks: list[Task], steps: int) -> dict[int, Finished]:
@@ -721,7 +721,7 @@ class Assembly(Closing):
             self._mark_last_row()
         self._in_place = self._in_place and finished.placed
         if self._in_place:
-            self._tree.settle(task.stop)
+            self._tree.settle_rows(task.stop)
 
     def _rows(self, task: Task, finished: Finished) -> _PlacedRows | PartFile:
         if finished.placed:

@@ -1,8 +1,8 @@
 """Conversion of a source by several processes, of this machine or of a Ray cluster with a shared folder.
 
-Each worker reads ranges of episodes. In layout `ted` workers write rows at their place in the files of the result. In
-layout `packed` the place of a row depends on those before it: workers leave TED rows in part files, and the parent
-appends them in order. A journal names finished tasks and their rows: after an interruption another run continues there.
+Each worker reads ranges of episodes, and writes rows at their place in the files of the result. What is compressed has
+no place before that: of results with such fields workers leave TED rows in part files, and the parent appends them in
+order. A journal names finished tasks and their rows: after an interruption another run continues there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import base64
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -45,10 +46,24 @@ from ..format.documents import Count, decode
 from ..format.episodes import ALL_COLUMNS, EpisodeTable
 from ..format.files import FileRecord, Hasher, bytes_of, digest_bytes
 from ..format.manifest import Layout, Manifest
-from ..format.memmap.builder import Origin, PositionedTree, RowFiles, created_by, write_manifest
-from ..format.memmap.tree import FieldRange, merge_ranges, range_of
-from ..format.packed.builder import PackedBuilder, PackedState
-from ..format.packed.schema import RowCodec, StoreState
+from ..format.memmap.builder import Origin, PositionedFiles, created_by, write_manifest
+from ..format.memmap.tree import (
+    FieldRange,
+    leaf_path,
+    leaf_sizes,
+    merge_ranges,
+    plain_leaves,
+    range_of,
+    write_tree_meta,
+)
+from ..format.packed.builder import (
+    PackedBuilder,
+    PackedFiles,
+    PackedRowBuilder,
+    PackedState,
+    write_packed_manifest,
+)
+from ..format.packed.schema import AppendedFile, PackedSchema, RowCodec, RowStore, StoreState, pread_bytes
 from ..format.returns import Ingest
 from ..format.staging import Staging
 from ..progress import Progress
@@ -60,7 +75,8 @@ _READ_BYTES = 4 << 20
 class Converted(NamedTuple):
     """A task whose rows are written: its episodes, the ranges of its values, and the rows of each of its part files.
 
-    `digests` has one for the rows of each field in layout `ted`, one for each part file in layout `packed`.
+    `digests` has one for each file of the result in which rows have a place, or one for each part file. `explicit` are
+    the states of the files of next rows that are stored in full.
     """
 
     table: EpisodeTable
@@ -68,6 +84,7 @@ class Converted(NamedTuple):
     ranges: dict[Key, FieldRange]
     parts: list[int]
     digests: list[str]
+    explicit: tuple[StoreState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +92,12 @@ class _AboutConversion:
     """What the journal states about all tasks: at how many steps of whole episodes a task ends."""
 
     task_steps: Count
+
+
+class _StoreEntry(NamedTuple):
+    rows: Count
+    files: tuple[FileRecord, ...]
+    held: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +110,7 @@ class _ConversionEntry:
     ranges: tuple[FieldRange, ...]
     parts: tuple[Count, ...]
     digests: tuple[str, ...]
-
-
-class _StoreEntry(NamedTuple):
-    rows: Count
-    files: tuple[FileRecord, ...]
-    held: str
+    explicit: tuple[_StoreEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +162,9 @@ class Unfinished:
         )
         ranges = dict(zip((one.key for one in self.fields), entry.ranges, strict=False))  # as many where runs are alike
         text = [dict(row) for row in entry.text]
-        self.tasks[entry.task] = Converted(table, text, ranges, list(entry.parts), list(entry.digests))
+        self.tasks[entry.task] = Converted(
+            table, text, ranges, list(entry.parts), list(entry.digests), _states(entry.explicit)
+        )
 
     @property
     def packed_state(self) -> PackedState:
@@ -169,6 +189,7 @@ def entry_of(task: Task, converted: Converted) -> dict[str, Any]:
         "ranges": list(converted.ranges.values()),
         "parts": converted.parts,
         "digests": converted.digests,
+        "explicit": _entries(converted.explicit),
     }
 
 
@@ -221,18 +242,22 @@ class Target(Closing, ABC):
         """Complete the dataset."""
 
 
-class TedTarget(Target):
-    """Takes tasks whose rows are at their place in the files of the result."""
+class PlacedTarget(Target):
+    """Takes tasks whose rows are at their place in the files of the result, whichever of the layouts that is."""
 
     def __init__(
-        self, folder: Path, fields: tuple[Field, ...], rows: int, resumed: Unfinished | None, *, verify: bool
+        self, folder: Path, job: ConversionJob, places: Places, lengths: Array, resumed: Unfinished | None
     ) -> None:
-        self._folder = folder
+        sizes = places.sizes(int(lengths.sum()), len(lengths))
+        self._folder, self._job, self._places = folder, job, places
         self._resumed = resumed
-        self._verify = verify
+        self._ranges: dict[Key, FieldRange] = {}
+        self._taken: list[tuple[Task, Converted]] = []
         if resumed is not None:
-            revert_publication(folder, fields, rows)
-        self._tree = PositionedTree(placed_folder(folder), fields, rows, reuse=resumed is not None, reserve=True)
+            revert_publication(folder, sizes)
+        else:
+            fs.make_folder(parts_folder(folder))
+        self._files = PositionedFiles(placed_folder(folder), sizes, reuse=resumed is not None, reserve=True)
 
     def kept(self, tasks: Sequence[Task]) -> dict[int, Converted]:
         found = self._resumed.tasks if self._resumed is not None else {}
@@ -240,35 +265,71 @@ class TedTarget(Target):
 
     def _is_sound(self, task: Task, converted: Converted) -> bool:
         try:
-            return _covers(task, converted) and self._digests(task) == converted.digests
+            if _covers(task, converted) and self._digests(task) == converted.digests:
+                with self._explicit(task, converted):
+                    return True
         except (OSError, RbtoolError):
-            return False
+            pass
+        return False
 
     def _digests(self, task: Task) -> list[str]:
-        return [rows_digest(self._rows(one, task)) for one in self._tree.fields]
+        return [self._files.digest(*place) for place in self._places.of(task)]
 
-    def _rows(self, one: Field, task: Task) -> Iterator[Any]:
-        step = max(1, _READ_BYTES // max(1, one.row_bytes))
-        for start in range(task.start, task.stop, step):
-            yield self._tree.read(one.key, start, min(start + step, task.stop))
+    @contextlib.contextmanager
+    def _explicit(self, task: Task, converted: Converted) -> Iterator[PackedFiles | None]:
+        """Open the next rows that a task has stored in full, if any; CorruptDataError where they are others."""
+        if not converted.explicit:
+            yield None
+            return
+        folder, schema = part_path(self._folder, task.index), self._places.schema
+        with contextlib.closing(PackedFiles(folder, schema, explicit=True, resumed=converted.explicit)) as found:
+            yield found
 
     def take(self, task: Task, converted: Converted) -> None:
         """Digest the rows of a task."""
-        if self._verify and self._digests(task) != converted.digests:
-            self._tree.forget(task.start, task.stop)
+        if self._job.shared and self._digests(task) != converted.digests:
+            for place in self._places.of(task):
+                self._files.forget(*place)
             if self._digests(task) != converted.digests:
                 raise _other_rows(self._folder, task)
-        self._tree.merge_ranges(converted.ranges)
-        self._tree.settle(task.stop)
+        found = converted.ranges
+        self._ranges = {key: merge_ranges(self._ranges.get(key), one) for key, one in found.items()}
+        for name, _, stop in self._places.of(task):
+            self._files.settle(name, stop)
+        self._taken.append((task, converted))
 
     def finish(self, table: EpisodeTable, origin: Origin, text: Sequence[dict[str, str]]) -> Manifest:
-        tree, result = self._tree, result_folder(self._folder)
-        data = tree.finish()
-        fs.rename(tree.folder, result)
-        return write_manifest(result, tree.fields, data, tree.ranges, table, origin, text)
+        files, result = self._files, result_folder(self._folder)
+        data = files.finish()
+        fs.rename(files.folder, result)
+        fields, schema = self._job.fields, self._places.schema
+        if self._job.layout == "ted":
+            data += write_tree_meta(result, plain_leaves(fields, table.steps), (table.steps,))
+            return write_manifest(result, fields, data, self._ranges, table, origin, text)
+        starts, more = self._join_explicit(result)
+        table = replace(table, explicit_start=starts)
+        return write_packed_manifest(result, fields, schema, [*data, *more], self._ranges, table, origin, text)
+
+    def _join_explicit(self, result: Path) -> tuple[Array, list[FileRecord]]:
+        """Write the next rows that are stored in full, of all tasks; return where those of each episode begin."""
+        schema = self._places.schema
+        given = np.concatenate([one.table.explicit_start for _, one in self._taken])
+        if not any(one.explicit for _, one in self._taken):
+            return given, []
+        before = [0, *np.cumsum([one.explicit[0].rows if one.explicit else 0 for _, one in self._taken]).tolist()]
+        first = np.repeat(before[:-1], [len(one.table) for _, one in self._taken])
+        with contextlib.closing(PackedFiles(result, schema, explicit=True)) as whole:
+            for task, converted in self._taken:
+                with self._explicit(task, converted) as part:
+                    step = max(1, _READ_BYTES // schema.size(1, 0))
+                    for start in range(0, part.rows if part else 0, step):
+                        assert part is not None
+                        stop = min(start + step, part.rows)
+                        whole.append_states(part.read_states(start, stop), stop - start)
+            return np.where(given < 0, -1, given + first), whole.finish()
 
     def close(self) -> None:
-        self._tree.close()
+        self._files.close()
 
 
 class PackedTarget(Target):
@@ -404,71 +465,179 @@ class ConversionRunner:
         self._job = job
         self._reader = job.recipe.open()
         self._folder = Path()
-        self._files: RowFiles | None = None
-        self._spans: Sequence[tuple[int, int]] = ()
+        self._places = Places((), "ted", ())
+        self._placed = False
 
-    def open(self, folder: Path, spans: Sequence[tuple[int, int]]) -> None:
-        """Prepare to write rows of the result that is built in `folder`; `spans` are the episodes of each task.
+    def open(self, folder: Path, spans: Sequence[tuple[int, int]], placed: bool) -> None:
+        """Prepare to write rows of the result that is built in `folder`, at their place or to parts.
 
-        Each has the places of the first one and of that after the last, among the episodes that are converted.
+        `spans` are the episodes of each task.
         """
-        self._folder, self._spans = folder, spans
-        self._files = RowFiles(placed_folder(folder), self._job.fields) if self._job.layout == "ted" else None
+        self._folder, self._placed = folder, placed
+        self._places = Places(self._job.fields, self._job.layout, spans)
 
     def run(self, task: Task) -> Converted:
         """Write the rows of a task; FormatError where they are not as many as the facts state."""
-        first, stop = self._spans[task.index]
+        first, stop = self._places.spans[task.index]
         numbers = self._job.facts.episode_numbers[first:stop]
-        rows: _PartRows | _PositionedRows
-        rows = _PartRows(self._folder, self._job.fields, task)
-        if self._files is not None:
-            rows = _PositionedRows(self._files, task)
-        ingest = Ingest(rows, self._job.facts.fields)
-        ingest.run(self._reader.blocks(numbers))
-        if rows.count != task.stop - task.start:
-            raise FormatError(
-                f"{self._reader.path}: episodes {numbers[0]} to {numbers[-1]} have {rows.count:,} steps, and "
-                f"{task.stop - task.start:,} were announced"
-            )
-        if self._files is not None and self._job.shared:
-            self._files.sync()
-        return Converted(ingest.table, ingest.text, rows.ranges, rows.parts, rows.digests)
+        rows = (
+            _PlacedRows(self._folder, self._places, task)
+            if self._placed
+            else _PartRows(self._folder, self._job.fields, task)
+        )
+        with rows:
+            ingest = Ingest(rows, self._job.facts.fields)
+            ingest.run(self._reader.blocks(numbers))
+            if rows.count != task.stop - task.start:
+                raise FormatError(
+                    f"{self._reader.path}: episodes {numbers[0]} to {numbers[-1]} have {rows.count:,} steps, and "
+                    f"{task.stop - task.start:,} were announced"
+                )
+            return rows.converted(ingest, synced=self._job.shared)
 
 
-@dataclass
-class _PositionedRows:
-    """Writes rows at their place in the files of the result, and nowhere else."""
+@dataclass(frozen=True)
+class Places:
+    """Where the rows of each task are in the files of the result.
 
-    files: RowFiles
-    task: Task
-    count: int = 0
-    ranges: dict[Key, FieldRange] = field(default_factory=dict)
-    parts: list[int] = field(default_factory=list)
+    `spans` has the episodes of each task: the places of the first one and of that after the last, among the episodes
+    that are converted.
+    """
 
-    def __post_init__(self) -> None:
-        self._hashers = [Hasher() for _ in self.files.fields]
+    fields: tuple[Field, ...]
+    layout: Layout
+    spans: Sequence[tuple[int, int]]
+
+    @cached_property
+    def schema(self) -> PackedSchema:
+        """The fields of a packed result."""
+        return PackedSchema.of(self.fields)
+
+    def sizes(self, steps: int, episodes: int) -> dict[str, int]:
+        """Return the bytes that so many steps of so many episodes take of each file, by its path."""
+        return leaf_sizes(self.fields, steps) if self.layout == "ted" else self.schema.sizes(steps, episodes)
+
+    def of(self, task: Task) -> list[tuple[str, int, int]]:
+        """Return the path of each file, and the first byte of a task in it and the one after its last."""
+        first, after = self.spans[task.index]
+        stops = self.sizes(task.stop, after)
+        return [(name, start, stops[name]) for name, start in self.sizes(task.start, first).items()]
+
+
+class _PlacedStore(RowStore):
+    """Rows at a place in a file that is there."""
+
+    def __init__(self, path: Path, start: int, width: int) -> None:
+        super().__init__(width)
+        self._path, self._start = path, start
+        self._hasher = Hasher()
+        self._descriptor = fs.open_to_change(path)
 
     @property
-    def digests(self) -> list[str]:
-        """The digest of each field's rows."""
-        return [hasher.digest for hasher in self._hashers]
+    def digest(self) -> str:
+        """The digest of the rows."""
+        return self._hasher.digest
+
+    @property
+    def files(self) -> list[AppendedFile]:
+        return []
+
+    def append(self, rows: Array) -> None:
+        if rows.size:
+            data = bytes_of(rows)
+            self._hasher.update(data)
+            fs.pwrite(self._descriptor, data, self._start + self.rows * self.width, self._path)
+        self.rows += len(rows)
+
+    def read(self, start: int, stop: int) -> Array:
+        size = (stop - start) * self.width
+        return pread_bytes(self._descriptor, self._path, self._start + start * self.width, size).reshape(-1, self.width)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def sync(self) -> None:
+        """Wait until what was written is where other machines read it."""
+        fs.fsync(self._descriptor, self._path)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            fs.close(descriptor, self._path)
+
+
+class _PlacedRows(Closing):
+    """Writes the rows of a task at their place in the files of the result, and nowhere else.
+
+    Next rows that do not follow are stored in full in files of the task's own.
+    """
+
+    def __init__(self, folder: Path, places: Places, task: Task) -> None:
+        self.count = 0
+        self._room = task.stop - task.start
+        self._fields = places.fields
+        self._stores: list[_PlacedStore] = []
+        self._leaves: dict[Key, FieldRange] = {}
+        self._builder: PackedRowBuilder | None = None
+        starts = {name: start for name, start, _ in places.of(task)}
+
+        def make(name: str, width: int) -> RowStore:
+            self._stores.append(_PlacedStore(placed_folder(folder) / name, starts[name], width))
+            return self._stores[-1]
+
+        try:
+            if places.layout == "packed":
+                own = part_path(folder, task.index)
+                fs.remove(own)  # of an interrupted run
+                files = PackedFiles(own, places.schema, make=make)
+                self._builder = PackedRowBuilder(own, places.fields, places.schema, files=files)
+            else:
+                for one in places.fields:
+                    make(leaf_path(one.key), one.row_bytes)
+        except BaseException:
+            self.close()
+            raise
 
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         """Write rows after those before them."""
-        rows = len(next(iter(columns.values())))
-        if self.count + rows <= self.task.stop - self.task.start:  # the others belong to another task
-            self.files.write(columns, self.task.start + self.count)
-        self.count += rows
-        for one, hasher in zip(self.files.fields, self._hashers, strict=True):
-            found = range_of(columns[one.key], one)
-            self.ranges[one.key] = merge_ranges(self.ranges.get(one.key), found)
-            if columns[one.key].size:
-                hasher.update(bytes_of(columns[one.key]))
+        self.count += len(next(iter(columns.values())))
+        if self.count > self._room:  # these belong to another task
+            return
+        if self._builder is not None:
+            self._builder.append(columns, last)
+            return
+        for one, store in zip(self._fields, self._stores, strict=True):
+            store.append(columns[one.key])
+            self._leaves[one.key] = merge_ranges(self._leaves.get(one.key), range_of(columns[one.key], one))
+
+    def converted(self, ingest: Ingest, *, synced: bool) -> Converted:
+        """Write the rest, and describe the task; with `synced` its rows are then where other machines read them."""
+        table, ranges = ingest.table, self._leaves
+        explicit: tuple[StoreState, ...] = ()
+        if self._builder is not None:
+            self._builder.write()
+            table = replace(table, explicit_start=np.array(self._builder.explicit_starts, np.int64))
+            ranges = self._builder.ranges
+            if self._builder.explicit is not None:
+                self._builder.explicit.finish()
+                explicit = self._builder.explicit.states
+        if synced:
+            for store in self._stores:
+                store.sync()
+        return Converted(table, ingest.text, ranges, [], [store.digest for store in self._stores], explicit)
+
+    def close(self) -> None:
+        if self._builder is not None and self._builder.explicit is not None:
+            self._builder.explicit.close()
+        for store in self._stores:
+            store.close()
 
 
 @dataclass
-class _PartRows:
-    """Writes rows to files from which this process's parent takes them."""
+class _PartRows(Closing):
+    """Writes rows to files from which this process's parent takes them: of those that it compresses, for these have no
+    place before.
+    """
 
     folder: Path
     fields: tuple[Field, ...]
@@ -487,6 +656,10 @@ class _PartRows:
         self.count += self.parts[-1]
         for one, array in zip(self.fields, arrays, strict=True):
             self.ranges[one.key] = merge_ranges(self.ranges.get(one.key), range_of(array, one))
+
+    def converted(self, ingest: Ingest, *, synced: bool) -> Converted:
+        """Describe the task; the files are closed, so that other machines can read them."""
+        return Converted(ingest.table, ingest.text, self.ranges, self.parts, self.digests)
 
 
 class ConversionWorkers(Closing):
@@ -558,7 +731,7 @@ class ConversionWorkers(Closing):
             self._spans, self._tasks = _tasks(self._lengths, self._task_steps)
         with self._journal(folder, resumed) as journal, self._target(folder, codecs, journal, resumed) as target:
             kept = target.kept(self._tasks)
-            self._pool.broadcast("open", folder, self._spans)
+            self._pool.broadcast("open", folder, self._spans, isinstance(target, PlacedTarget))
             progress.start("converting", int(self._lengths.sum()), "steps")
             if kept:
                 progress.note(f"{len(kept):,} of {len(self._tasks):,} chunks are finished already")
@@ -583,9 +756,10 @@ class ConversionWorkers(Closing):
     def _target(
         self, folder: Path, codecs: Mapping[Key, RowCodec], journal: Journal, resumed: Unfinished | None
     ) -> Target:
-        if self._job.layout == "ted":
-            return TedTarget(folder, self._fields, int(self._lengths.sum()), resumed, verify=self._job.shared)
-        return PackedTarget(folder, self._fields, codecs, journal, resumed)
+        if codecs:
+            return PackedTarget(folder, self._fields, codecs, journal, resumed)
+        places = Places(self._fields, self._job.layout, self._spans)
+        return PlacedTarget(folder, self._job, places, self._lengths, resumed)
 
     def _answers(self, kept: Mapping[int, Converted], journal: Journal) -> Iterator[tuple[Task, Converted]]:
         """Yield the tasks that are kept, then the others in the order in which they come; raise the first failure."""

@@ -44,12 +44,12 @@ from ..threads import started
 from ..videos import VideoContents, reference_keys, write_videos
 from .tree import (
     FieldRange,
-    MappedLeaf,
     Rows,
     TreeWriter,
     as_array,
     leaf_path,
-    merge_ranges,
+    leaf_sizes,
+    plain_leaves,
     require_own_files,
     write_listed,
     write_tree_meta,
@@ -93,106 +93,125 @@ class RowFiles:
             fs.close(descriptor, path)
 
 
-class PositionedTree(Closing):
-    """Creates the files for `rows` rows in a folder, checks that there is space, and completes them at the end.
+class PositionedFiles(Closing):
+    """Creates files of known sizes in a folder, checks that there is space, and has their digests at the end.
 
+    `sizes` has the bytes of each file by its path inside the folder; any process may write them, in any order.
     `reuse=True` continues with the files that an earlier one created; `reserve=True` allocates the space, for when
-    every row is certain to be written. Leaving the context closes the files, finished or not.
+    every byte is certain to be written. Leaving the context closes the files, finished or not.
     """
 
-    def __init__(
-        self, folder: Path, fields: Sequence[Field], rows: int, *, reuse: bool = False, reserve: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, sizes: Mapping[str, int], *, reuse: bool = False, reserve: bool = False) -> None:
         self.folder = folder
-        self.fields = tuple(fields)
-        self.rows = rows
-        self._settled = dict.fromkeys((field.key for field in fields), 0)  # rows whose digest is taken
-        self.ranges: dict[Key, FieldRange] = {}
-        self._open: dict[Key, int] = {}
+        self._sizes = dict(sizes)
+        self._settled = dict.fromkeys(sizes, 0)  # bytes whose digest is taken
+        self._open: dict[str, int] = {}
         self._buffer = np.empty(_BUFFER, np.uint8)
-        self._hashers = {field.key: Hasher() for field in fields}
-        require_own_files(field.key for field in fields)
+        self._hashers = {name: Hasher() for name in sizes}
         if not reuse:
-            fs.require_space(folder, rows * sum(field.row_bytes for field in fields))
+            fs.require_space(folder, sum(sizes.values()))
         try:
-            for field in fields:
-                path = folder / leaf_path(field.key)
+            for name, size in sizes.items():
+                path = folder / name
                 make = not reuse or not path.exists()
                 if make:
                     fs.make_folder(path.parent)
-                self._open[field.key] = fs.create(path) if make else fs.open_to_change(path)
-                if reserve and rows * field.row_bytes > _CHUNK:
-                    fs.reserve(self._open[field.key], rows * field.row_bytes)
+                self._open[name] = fs.create(path) if make else fs.open_to_change(path)
+                if reserve and size > _CHUNK:
+                    fs.reserve(self._open[name], size)
         except BaseException:
             self.close()
             raise
 
-    def merge_ranges(self, ranges: Mapping[Key, FieldRange]) -> None:
-        """Take the ranges of some written rows into account."""
-        self.ranges = {key: merge_ranges(self.ranges.get(key), found) for key, found in ranges.items()}
+    def place(self, name: str) -> tuple[int, Path]:
+        """Return the descriptor and the path of a file."""
+        return self._open[name], self.folder / name
+
+    def digest(self, name: str, start: int, stop: int) -> str:
+        """Return the digest of bytes that were written; CorruptDataError where the file ends before them."""
+        hasher = Hasher()
+        self._update(hasher, name, start, stop)
+        return hasher.digest
+
+    def forget(self, name: str, start: int, stop: int) -> None:
+        """Let bytes that another machine wrote be read again: of a shared folder the system may hold older ones."""
+        if hasattr(os, "posix_fadvise"):
+            page = os.sysconf("SC_PAGESIZE")
+            first = start // page * page
+            os.posix_fadvise(self._open[name], first, -(-stop // page) * page - first, os.POSIX_FADV_DONTNEED)
+
+    def settle(self, name: str, stop: int) -> None:
+        """Record that everything before byte `stop` is written for good: its digest is taken, and the disk may begin.
+
+        Both wait until there is enough of it.
+        """
+        if stop - self._settled[name] >= _CHUNK:
+            self._settle(name, stop)
+
+    def _settle(self, name: str, stop: int) -> None:
+        before = self._settled[name]
+        self._update(self._hashers[name], name, before, stop)
+        fs.start_syncing(self._open[name], before, stop - before)
+        self._settled[name] = stop
+
+    def _update(self, hasher: Hasher, name: str, start: int, stop: int) -> None:
+        descriptor, path = self.place(name)
+        for at in range(start, stop, len(self._buffer)):
+            part = self._buffer[: stop - at]
+            pread_into(part, descriptor, path, at, f"byte {stop}")
+            hasher.update(part.data)
+
+    def finish(self) -> list[FileRecord]:
+        """Sync and close all files, remove those without bytes; return the others."""
+        records = []
+        for name, size in self._sizes.items():
+            self._settle(name, size)
+        for name, size in self._sizes.items():
+            descriptor, path = self.place(name)
+            if size:
+                sync_file(descriptor, path)
+                records.append(FileRecord(name, size, self._hashers[name].digest))
+            else:
+                fs.remove(path)
+        self.close()
+        return records
+
+    def close(self) -> None:
+        """Close every descriptor; harmless when done twice."""
+        while self._open:
+            name, descriptor = self._open.popitem()
+            fs.close(descriptor, self.folder / name)
+
+
+class PositionedTree(PositionedFiles):
+    """The files for `rows` rows of all fields, each a leaf of a memory-map directory, which it completes at the end."""
+
+    def __init__(self, folder: Path, fields: Sequence[Field], rows: int, *, reuse: bool = False) -> None:
+        self.fields = tuple(fields)
+        self.rows = rows
+        require_own_files(field.key for field in fields)
+        super().__init__(folder, leaf_sizes(fields, rows), reuse=reuse)
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         """Read written rows back."""
         field = field_named(self.fields, key)
         if not field.row_bytes or start == stop:
             return np.empty((stop - start, *field.shape), field.numpy)
-        return pread_rows(self._open[key], self.folder / leaf_path(key), field, start, stop)
-
-    def forget(self, start: int, stop: int) -> None:
-        """Let rows that another machine wrote be read again: of a shared folder the system may hold older ones."""
-        if not hasattr(os, "posix_fadvise"):
-            return
-        page = os.sysconf("SC_PAGESIZE")
-        for field in self.fields:
-            first = start * field.row_bytes // page * page
-            size = -(-stop * field.row_bytes // page) * page - first
-            os.posix_fadvise(self._open[field.key], first, size, os.POSIX_FADV_DONTNEED)
+        return pread_rows(*self.place(leaf_path(key)), field, start, stop)
 
     def write(self, key: Key, start: int, array: Array) -> None:
         """Overwrite rows of one leaf before they are settled."""
-        data = bytes_of(array)
-        fs.pwrite(self._open[key], data, start * field_named(self.fields, key).row_bytes, self.folder / leaf_path(key))
+        descriptor, path = self.place(leaf_path(key))
+        fs.pwrite(descriptor, bytes_of(array), start * field_named(self.fields, key).row_bytes, path)
 
-    def settle(self, rows: int) -> None:
-        """Record that everything before row `rows` is written for good: digests are taken, and the disk may begin.
-
-        Both wait until there is enough of a leaf.
-        """
+    def settle_rows(self, rows: int) -> None:
+        """Settle everything before row `rows`."""
         for field in self.fields:
-            if (rows - self._settled[field.key]) * field.row_bytes >= _CHUNK:
-                self._settle(field, rows)
-
-    def _settle(self, field: Field, rows: int) -> None:
-        descriptor, before, row_bytes = self._open[field.key], self._settled[field.key], field.row_bytes
-        path, stop = self.folder / leaf_path(field.key), rows * row_bytes
-        for start in range(before * row_bytes, stop, len(self._buffer)):
-            part = self._buffer[: stop - start]
-            pread_into(part, descriptor, path, start, f"row {rows}")
-            self._hashers[field.key].update(part.data)
-        fs.start_syncing(descriptor, before * row_bytes, (rows - before) * row_bytes)
-        self._settled[field.key] = rows
+            self.settle(leaf_path(field.key), rows * field.row_bytes)
 
     def finish(self) -> list[FileRecord]:
         """Sync and close all leaves, write the `meta.json` files, return what was written."""
-        records = []
-        for field in self.fields:
-            self._settle(field, self.rows)
-        for field in self.fields:
-            path, size = leaf_path(field.key), self.rows * field.row_bytes
-            if size:
-                sync_file(self._open[field.key], self.folder / path)
-                records.append(FileRecord(path, size, self._hashers[field.key].digest))
-            else:  # tensordict keeps no file for a tensor without elements
-                fs.remove(self.folder / path)
-        self.close()
-        leaves = {field.key: MappedLeaf(field.dtype, (self.rows, *field.shape)) for field in self.fields}
-        return records + write_tree_meta(self.folder, leaves, (self.rows,))
-
-    def close(self) -> None:
-        """Close every descriptor; harmless when done twice."""
-        while self._open:
-            key, descriptor = self._open.popitem()
-            fs.close(descriptor, self.folder / leaf_path(key))
+        return super().finish() + write_tree_meta(self.folder, plain_leaves(self.fields, self.rows), (self.rows,))
 
 
 def created_by() -> str:

@@ -44,6 +44,16 @@ def leaf_path(key: Key, suffix: str = ".memmap") -> str:
     return "/".join((*folders, name + suffix))
 
 
+def plain_leaves(fields: Iterable[Field], rows: int) -> dict[Key, MappedLeaf]:
+    """Describe the leaves of so many rows of some fields."""
+    return {field.key: MappedLeaf(field.dtype, (rows, *field.shape)) for field in fields}
+
+
+def leaf_sizes(fields: Iterable[Field], rows: int) -> dict[str, int]:
+    """Return the bytes of the files of so many rows of some fields, by their paths."""
+    return {leaf_path(field.key): rows * field.row_bytes for field in fields}
+
+
 def require_own_files(keys: Iterable[Key]) -> None:
     """Raise SchemaError for two keys that need the same file, or one's file where the other's folder must be."""
     leaves: set[Key] = set()
@@ -205,7 +215,6 @@ def _check_size(files: TreeFiles, name: str, leaf: MappedLeaf) -> None:
 
 
 _PIECE = 1 << 19
-_LUMP = 4 << 20  # bytes after which the disk is asked to begin
 
 
 def range_of(array: Array, field: Field) -> FieldRange:
@@ -281,7 +290,6 @@ class LeafWriter:
         if self._ranged:
             self.range = merge_ranges(self.range, range_of(flat, self.field))
         self.file.append(memoryview(flat.view(np.uint8).data))
-        self.file.start_syncing(_LUMP)
 
     def _flush(self) -> None:
         if self._used:

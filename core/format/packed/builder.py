@@ -40,20 +40,25 @@ class PackedFiles:
     """Appends records to a folder; with `explicit` to the set of explicit next rows, which has no values of steps.
 
     `resumed` are the states of another builder's stores, the records first: CorruptDataError if a file differs.
+    `make` makes other stores of the path of a file and the bytes of a row.
     """
 
     def __init__(
-        self, folder: Path, schema: PackedSchema, *, explicit: bool = False, resumed: Sequence[StoreState] = ()
-    ) -> None:
+        self, folder: Path, schema: PackedSchema, *, explicit: bool = False, resumed: Sequence[StoreState] = (),
+        make: Callable[[str, int], RowStore] | None = None,
+    ) -> None:  # fmt: skip
         self.schema = schema
         self._explicit = explicit
         self._own: dict[Key, RowStore] = {}
         states = iter(resumed)
         name = EXPLICIT if explicit else RECORDS
-        self._records = WholeRows(folder, name, schema.record_bytes, next(states, None))
+        width = schema.record_bytes
+        self._records = make(name, width) if make else WholeRows(folder, name, width, next(states, None))
         try:
             for one in schema.own_files:
-                if one.state or not explicit:
+                if make:
+                    self._own[one.field.key] = make(one.file(), one.field.row_bytes)
+                elif one.state or not explicit:
                     self._own[one.field.key] = _store(folder, one, explicit, next(states, None))
         except BaseException:
             self.close()
@@ -206,15 +211,21 @@ class PackedBuilder(RowBuilder):
             raise SchemaError(
                 f"the table names {len(table)} episodes, not the {len(self.rows.lengths)} that were written"
             )
-        data.append(write_listed(self.folder, SCHEMA, self.schema.to_bytes()))
         table = replace(table, explicit_start=np.array(self.rows.explicit_starts, np.int64))
-        boundary = replace(table.counts(), explicit_next=int((table.explicit_start >= 0).sum()))
-        return write_manifest(
-            self.folder, self.fields, data, self.rows.ranges, table, origin, text, layout="packed", boundary=boundary
-        )
+        return write_packed_manifest(self.folder, self.fields, self.schema, data, self.rows.ranges, table, origin, text)
 
     def close(self) -> None:
         self.rows.close()
+
+
+def write_packed_manifest(
+    folder: Path, fields: Sequence[Field], schema: PackedSchema, data: Sequence[FileRecord],
+    ranges: Mapping[Key, FieldRange], table: EpisodeTable, origin: Origin, text: Sequence[dict[str, str]],
+) -> Manifest:  # fmt: skip
+    """Complete a folder whose records are written, as `write_manifest` does; the table says where next rows are."""
+    boundary = replace(table.counts(), explicit_next=int((table.explicit_start >= 0).sum()))
+    files = [*data, write_listed(folder, SCHEMA, schema.to_bytes())]
+    return write_manifest(folder, fields, files, ranges, table, origin, text, layout="packed", boundary=boundary)
 
 
 class PackedRowBuilder:
@@ -224,14 +235,15 @@ class PackedRowBuilder:
     """
 
     def __init__(
-        self, folder: Path, fields: Sequence[Field], schema: PackedSchema, resumed: PackedState | None = None
-    ) -> None:
+        self, folder: Path, fields: Sequence[Field], schema: PackedSchema, resumed: PackedState | None = None,
+        files: PackedFiles | None = None,
+    ) -> None:  # fmt: skip
         self.schema = schema
         self.ranges: dict[Key, FieldRange] = dict.fromkeys(field.key for field in fields)
         self.ranges |= resumed.ranges if resumed else {}
         self.lengths: list[int] = list(resumed.lengths) if resumed else []
         self.explicit_starts: list[int] = list(resumed.explicit_starts) if resumed else []
-        self.files = PackedFiles(folder, schema, resumed=resumed.files if resumed else ())
+        self.files = files or PackedFiles(folder, schema, resumed=resumed.files if resumed else ())
         self.explicit: PackedFiles | None = None
         if resumed and resumed.explicit:
             try:
@@ -266,14 +278,24 @@ class PackedRowBuilder:
                     f"expected {field.numpy} {list(field.shape)}"
                 )
         start, count = 0, counts.pop()
+        marks = np.zeros(count, bool) if last is None else last
+        whole = count >= self._room  # as many as are gathered: they are written from where they are
+        if whole:
+            self.write()
         while start < count:
             if self._used == self._room:
                 self.write()
             taken = min(count - start, self._room - self._used)
+            rows = slice(start, start + taken)
+            start += taken
+            if whole:
+                self._put({key: array[rows] for key, array in columns.items()}, marks[rows])
+                continue
+            gathered = slice(self._used, self._used + taken)
             for key, array in columns.items():
-                self._buffer[key][self._used : self._used + taken] = array[start : start + taken]
-            self._last[self._used : self._used + taken] = False if last is None else last[start : start + taken]
-            self._used, start = self._used + taken, start + taken
+                self._buffer[key][gathered] = array[rows]
+            self._last[gathered] = marks[rows]
+            self._used += taken
 
     def append_episode(self, states: Mapping[Key, Array], steps: Mapping[Key, Array], length: int) -> None:
         """Write a whole episode whose next rows follow: states `[length + 1, *shape]` by root key, steps by key."""
@@ -294,17 +316,17 @@ class PackedRowBuilder:
 
     def write(self) -> None:
         """Write what is gathered."""
-        if not self._used:
-            return
-        columns = {key: array[: self._used] for key, array in self._buffer.items()}
-        last = self._last[: self._used]
+        if self._used:
+            self._put({key: array[: self._used] for key, array in self._buffer.items()}, self._last[: self._used])
+            self._used = 0
+
+    def _put(self, columns: Mapping[Key, Array], last: Array) -> None:
         for field in self._fields:
             found = range_of(columns[field.key], field)
             self.ranges[field.key] = merge_ranges(self.ranges.get(field.key), found)
         first_record = self.files.rows - self._open
         self._follow(columns, last, first_record)
         self.files.append(columns, last)
-        self._used = 0
 
     def _follow(self, columns: Mapping[Key, Array], last: Array, first_record: int) -> None:
         """Keep the books on the episodes of these rows; store next rows that do not follow."""

@@ -581,8 +581,12 @@ class PackedSchema:
 
     def size(self, steps: int, episodes: int) -> int:
         """Bytes of all rows without compression, as long as all next rows follow."""
-        own = sum(one.field.row_bytes * (steps + episodes * one.state) for one in self.own_files)
-        return self.record_bytes * (steps + episodes) + own
+        return sum(self.sizes(steps, episodes).values())
+
+    def sizes(self, steps: int, episodes: int) -> dict[str, int]:
+        """Bytes of the files without compression, by their paths: of the records, and of fields with files."""
+        own = {one.file(): one.field.row_bytes * (steps + episodes * one.state) for one in self.own_files}
+        return {RECORDS: self.record_bytes * (steps + episodes)} | own
 
     def to_bytes(self) -> bytes:
         """The document `schema.json`."""

@@ -54,7 +54,7 @@ def test_rows_in_any_order_make_the_same_files_as_in_sequence(cuts: set[int], se
     parts = list(itertools.pairwise(bounds))
     with (
         mock.patch.multiple(ted_builder, _CHUNK=24, _BUFFER=10),
-        PositionedTree(folder / "found", FIELDS, ROWS, reserve=seed > 4) as tree,
+        PositionedTree(folder / "found", FIELDS, ROWS) as tree,
     ):
         files = RowFiles(folder / "found", FIELDS)
         done: set[int] = set()
@@ -62,22 +62,19 @@ def test_rows_in_any_order_make_the_same_files_as_in_sequence(cuts: set[int], se
             files.write(columns(*parts[number]), parts[number][0])
             done.add(number)
             front = next((parts[n][0] for n in range(len(parts)) if n not in done), ROWS)
-            tree.settle(front)
+            tree.settle_rows(front)
         files.close()
         assert tree.finish() == records
     assert read_tree(OpenFiles(folder / "found")) == read_tree(OpenFiles(folder / "expected"))
     assert all(digest_file(folder / "found" / record.path) == record.digest for record in records)
 
 
-def test_rows_are_read_back_and_ranges_merged(tmp_path: Path) -> None:
+def test_rows_are_read_back(tmp_path: Path) -> None:
     with PositionedTree(tmp_path, FIELDS, ROWS) as tree:
         files = RowFiles(tmp_path, FIELDS)
         files.write(columns(5, 9), 5)
         for key, array in columns(6, 9).items():
             assert np.array_equal(tree.read(key, 6, 9), array)
-        tree.merge_ranges({("a",): (1.0, 2.0), ("next", "b"): None})
-        tree.merge_ranges({("a",): (-3.0, 1.5), ("next", "b"): (7, 8)})
-        assert tree.ranges == {("a",): (-3.0, 2.0), ("next", "b"): (7, 8)}
         files.close()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rbtool import CorruptDataError, FormatError, SchemaError
-from rbtool.core.format import fs
+from rbtool.core.format import fs, syncing
 from rbtool.core.format.files import digest_file
 from rbtool.core.format.memmap import tree
 from rbtool.core.format.memmap.reader import PlainReader, TedReader
@@ -143,7 +143,7 @@ def test_a_leaf_is_what_was_appended_however_it_was_cut(sizes, runs, dtype, expe
     draw, parts = np.random.default_rng(seed), list[Any]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree, "_PIECE", 96)
-        patch.setattr(tree, "_LUMP", 300)
+        patch.setattr(syncing, "_LUMP", 300)
         writer = LeafWriter(path, field, rows=expected)
         for size in sizes:
             parts.append(draw.integers(-99, 99, (size, 3)).astype(field.numpy))

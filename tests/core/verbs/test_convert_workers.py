@@ -456,22 +456,28 @@ def first_part(left: Path) -> Path:
     return min((left / "work" / "parts").iterdir())
 
 
-DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "rows": ("ted", lambda left: flip(placed_folder(left) / "action.memmap")),
-    "short": ("ted", lambda left: (placed_folder(left) / "action.memmap").write_bytes(b"")),
-    "no leaf": ("ted", lambda left: (placed_folder(left) / "action.memmap").unlink()),
-    "a link": ("ted", lambda left: linked(placed_folder(left) / "action.memmap")),
-    "records": ("packed", lambda left: flip(result_folder(left) / RECORDS, 5)),
-    "no records": ("packed", lambda left: (result_folder(left) / RECORDS).unlink()),
-    "fewer records": ("packed", lambda left: (result_folder(left) / RECORDS).write_bytes(b"x")),
-    "part": ("packed", lambda left: flip(first_part(left))),
-    "short part": ("packed", lambda left: first_part(left).write_bytes(b"x")),
-    "no part": ("packed", lambda left: first_part(left).unlink()),
-    "strange file": ("packed", lambda left: (result_folder(left) / "strange").write_bytes(b"x")),
-    "journal end": ("packed", lambda left: flip(journal_path(left), -9)),
-    "journal cut": ("ted", lambda left: os.truncate(journal_path(left), journal_path(left).stat().st_size - 3)),
-    "journal begin": ("ted", lambda left: flip(journal_path(left))),
-    "no journal": ("packed", lambda left: journal_path(left).unlink()),
+TED: dict[str, Any] = {"layout": "ted"}
+PACKED: dict[str, Any] = {"layout": "packed"}
+COMPRESSED: dict[str, Any] = {"layout": "packed", "compress": ["action=lz4"]}
+DAMAGES: dict[str, tuple[dict[str, Any], Callable[[Path], object]]] = {
+    "rows": (TED, lambda left: flip(placed_folder(left) / "action.memmap")),
+    "short": (TED, lambda left: (placed_folder(left) / "action.memmap").write_bytes(b"")),
+    "no leaf": (TED, lambda left: (placed_folder(left) / "action.memmap").unlink()),
+    "a link": (TED, lambda left: linked(placed_folder(left) / "action.memmap")),
+    "placed records": (PACKED, lambda left: flip(placed_folder(left) / RECORDS, 5)),
+    "no placed records": (PACKED, lambda left: (placed_folder(left) / RECORDS).unlink()),
+    "records": (COMPRESSED, lambda left: flip(result_folder(left) / RECORDS, 5)),
+    "no records": (COMPRESSED, lambda left: (result_folder(left) / RECORDS).unlink()),
+    "fewer records": (COMPRESSED, lambda left: (result_folder(left) / RECORDS).write_bytes(b"x")),
+    "part": (COMPRESSED, lambda left: flip(first_part(left))),
+    "short part": (COMPRESSED, lambda left: first_part(left).write_bytes(b"x")),
+    "no part": (COMPRESSED, lambda left: first_part(left).unlink()),
+    "strange file": (PACKED, lambda left: (placed_folder(left) / "strange").write_bytes(b"x")),
+    "strange result": (COMPRESSED, lambda left: (result_folder(left) / "strange").write_bytes(b"x")),
+    "journal end": (PACKED, lambda left: flip(journal_path(left), -9)),
+    "journal cut": (TED, lambda left: os.truncate(journal_path(left), journal_path(left).stat().st_size - 3)),
+    "journal begin": (TED, lambda left: flip(journal_path(left))),
+    "no journal": (PACKED, lambda left: journal_path(left).unlink()),
 }
 
 
@@ -480,18 +486,18 @@ def linked(path: Path) -> None:
     path.symlink_to(path.parents[3] / "elsewhere")
 
 
-EVERY_DAY = {"journal cut", "strange file", "no journal"}
+EVERY_DAY = {"journal cut", "placed records", "strange file", "no journal"}
 
 
 @pytest.mark.parametrize(
     "damage", [one if one in EVERY_DAY else pytest.param(one, marks=pytest.mark.slow) for one in DAMAGES]
 )
 def test_what_was_damaged_since_is_done_again(resumed_source: Path, reads: Reads, damage: str) -> None:
-    layout, harm = DAMAGES[damage]
-    left = cut_short(resumed_source, reads, 4, workers=2, layout=layout)
+    kind, harm = DAMAGES[damage]
+    left = cut_short(resumed_source, reads, 4, workers=2, **kind)
     harm(left)
     before = elsewhere.read_bytes() if (elsewhere := resumed_source.parent / "elsewhere").exists() else b""
-    resumed(resumed_source, 2, layout=layout)
+    resumed(resumed_source, 2, **kind)
     assert not before or elsewhere.read_bytes() == before
 
 

@@ -23,6 +23,7 @@ from rbtool.core.errors import CorruptDataError, UsageError
 from rbtool.core.format import staging
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.format.memmap.tree import leaf_sizes
 from rbtool.core.format.staging import share_blocks, share_files
 from rbtool.core.testing.datasets import write_walks
 
@@ -182,7 +183,7 @@ def test_a_run_that_resumes_writes_into_no_shared_file(tmp_path: Path) -> None:
     manifest = Manifest.load(made)
     placed_folder(work).parent.mkdir(parents=True)
     made.rename(result_folder(work))
-    revert_publication(work, manifest.fields, manifest.steps)
+    revert_publication(work, leaf_sizes(manifest.fields, manifest.steps))
     left = {file.name for file in placed_folder(work).rglob("*") if file.is_file()}
     assert "extra.memmap" in left
     assert LEAF not in left
