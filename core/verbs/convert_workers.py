@@ -488,10 +488,11 @@ class ConversionRunner:
         with rows:
             ingest = Ingest(rows, self._job.facts.fields)
             ingest.run(self._reader.blocks(numbers))
-            if rows.count != task.stop - task.start:
+            if rows.count != task.stop - task.start or len(ingest.table) != len(numbers):
                 raise FormatError(
                     f"{self._reader.path}: episodes {numbers[0]} to {numbers[-1]} have {rows.count:,} steps, and "
-                    f"{task.stop - task.start:,} were announced"
+                    f"{task.stop - task.start:,} were announced; of {len(numbers):,} episodes there are "
+                    f"{len(ingest.table):,}"
                 )
             return rows.converted(ingest, synced=self._job.shared)
 
