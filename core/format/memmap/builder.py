@@ -81,11 +81,6 @@ class RowFiles:
             if array.size:
                 fs.pwrite(descriptor, bytes_of(array), start * field.row_bytes, path)
 
-    def sync(self) -> None:
-        """Wait until what was written is where other machines read it."""
-        for _, descriptor, path in self._open:
-            fs.fsync(descriptor, path)
-
     def close(self) -> None:
         """Close the files; harmless when done twice."""
         while self._open:
