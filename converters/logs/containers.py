@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import re
 import sqlite3
 import struct
 import tempfile
@@ -44,6 +45,8 @@ _LOOKED_AT, _DEPTH = 4096, 3
 _MESSAGE_HEAD = struct.Struct("<HIQQ")
 _RECORD_HEAD = struct.Struct("<BQ")
 _INDEX_ENTRY = np.dtype([("log", "<u8"), ("offset", "<u8")])
+MARKER = re.compile(r"episode|marker|record", re.IGNORECASE)
+"""Names of topics that may mark episodes."""
 
 
 def library(name: str) -> Any:

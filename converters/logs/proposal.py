@@ -15,7 +15,7 @@ from ...core.errors import RbtoolError
 from ...core.format.contracts import Array
 from ...core.format.locate import ColumnView, Overview
 from ..table.mapping import quoted_name
-from .containers import Index, Log, Topic, has_recordings, require_recordings, schema_names
+from .containers import MARKER, Index, Log, Topic, has_recordings, require_recordings, schema_names
 from .messages import Codec, numbers_of, parse_path, picture_kind, stamp_paths
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ _COMMANDS = re.compile(r"command|cmd|action|goal|target|desired|leader|control|s
 _COMMAND_TYPES = re.compile(r"Twist|JointTrajectory$|AckermannDrive")
 _STATES = re.compile(r"joint_?state|state|observation|pose|odom|proprio", re.IGNORECASE)
 _REWARD = re.compile(r"reward", re.IGNORECASE)
-_MARKER = re.compile(r"episode|marker|record", re.IGNORECASE)
 _CAMERA_NOISE = frozenset({"image", "raw", "compressed", "color", "rgb", "rect", "compresseddepth", "video", "h264"})
 
 
@@ -175,7 +174,7 @@ class _Proposal:
         self.options: dict[str, Any] = {}
         topics = [name for name in seen.log.topics if name in seen.fields]
         reward = next((one for one in topics if _REWARD.search(one) and self._vector(one)), None)
-        markers = [one for one in topics if _MARKER.search(one) and self._is_marker(one)]
+        markers = [one for one in topics if MARKER.search(one) and self._is_marker(one)]
         vectors = [one for one in topics if one != reward and one not in markers and self._vector(one) is not None]
         actions = [one for one in vectors if _COMMANDS.search(one) or _COMMAND_TYPES.search(seen.kinds[one])]
         rest = [one for one in vectors if one not in actions]

@@ -29,7 +29,7 @@ from ...core.ted.schema import ACTION, NEXT, REWARD, Field, Key, Timing, key_nam
 from ..files.images import ImageForm, image_form, is_image, require_images
 from ..files.readers import SurveyedReader
 from ..table.mapping import STATES, parse_map, require_ted_key
-from .containers import Index, Log, Recording, has_recordings, left_out, require_recordings, schema_names
+from .containers import MARKER, Index, Log, Recording, has_recordings, left_out, require_recordings, schema_names
 from .messages import (
     VIDEO_FORMATS,
     Buffer,
@@ -950,6 +950,9 @@ class LogReader(SurveyedReader[_Found]):
             self._require_alignable(mapping)
         finally:
             log.close()
+        marks = next((one.key for one in dropped if MARKER.search(one.key)), None)
+        if self._rules.gap is None and self._rules.marker is None and marks is not None:
+            mapping.notes.append(f"{marks} may mark episodes: --episodes-by topic:{marks} cuts them there")
         self._refuse_next(mapping.columns)
         if not any(column.key[0] == ACTION[0] for column in mapping.columns) and self._rules.next_of is None:
             mapping.notes.append("no action is mapped: the dataset has none (--action next:KEY takes observations)")

@@ -636,6 +636,9 @@ class HostedShards(ShardFiles):
         try:
             data = read_regular(self.folder / _BASE / SHARD_DIGESTS)
         except FileNotFoundError:  # uploaded by something else
+            if len(self) > 1:
+                said = "%s has no %s: parts of its files are compared with its episode table alone; %s"
+                _LOG.warning(said, self.address, SHARD_DIGESTS, "rbtool.write_shard_digests() writes it before a copy")
             return None
         found = ShardDigests.parse(data, self._reader, self._shards.bounds)
         if found is None and len(self) > 1:

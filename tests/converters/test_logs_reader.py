@@ -1207,3 +1207,10 @@ def test_an_export_refuses_what_it_does_not_know_and_names_what_it_leaves_out(tm
     assert any("--episodes-by topic:/episode" in note for note in result.notes)
     assert rbtool.converters.logs.export.McapExporter.made(result.path)
     assert not rbtool.converters.logs.export.McapExporter.made(LOGS / "json_unicode.mcap")
+
+
+def test_a_topic_that_may_mark_episodes_is_named_where_files_are_episodes():
+    for options, named in (({**MARKED, "episodes_by": "file"}, True), (MARKED, False)):
+        with LogReader(LOGS / "ros2_markers.mcap", options=options) as reader:
+            said = "/episode/marker may mark episodes: --episodes-by topic:/episode/marker"
+            assert any(said in note for note in reader.facts().notes) == named
