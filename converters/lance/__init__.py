@@ -1,4 +1,4 @@
-"""Lance tables: LeRobot's datasets in Lance, and tables of frames, are read."""
+"""Lance tables: LeRobot's datasets in Lance are read and exported, tables of frames are read."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ FORMATS = (
         package=__name__,
         order=19,
         reader="reader:LanceReader",
+        sink="export:LanceExporter",
+        written="LeRobot v3.0 in Lance tables",
+        opened=("/frames.lance", "import lance; print(lance.dataset({}).to_table())"),
         title="Lance",
         found="meta/info.json with storage_format lance, or frames.lance without data; a Lance table",
         ends="episode_index, as in LeRobot",

@@ -1,4 +1,4 @@
-"""The process in which pylance reads tables: started by `tables`, which has why.
+"""The process in which pylance reads and writes tables: started by `tables`, which has why.
 
 Requests are lines of JSON on the standard input: the `path` of a table, what to do with it, and arguments. An answer is
 the length of a line of JSON, the line, and so many bytes as its `bytes` states.
@@ -11,13 +11,14 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 _BLOB_ENCODING = b"lance-encoding:blob"
 _MEMORY = 4 << 30
+_ROWS = 1024
 
 
 class Refused(Exception):
@@ -88,6 +89,42 @@ class Table:
                     raise Refused(f"{name!r} refers to the file {value['blob_uri'][:200]!r}, which is not read")
 
 
+def write_rows(path: str, files: list[str], names: list[str]) -> int:
+    """Write the rows of Parquet files, whose columns get these names, to a new table; return how many there are."""
+    import lance
+    import pyarrow.parquet as pq
+
+    first = pq.read_schema(files[0])
+    schema = pa.schema([field.with_name(name) for field, name in zip(first, names, strict=True)])
+    batches = (
+        pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+        for file in files for batch in pq.ParquetFile(file).iter_batches(_ROWS)
+    )  # fmt: skip
+    return int(lance.write_dataset(pa.RecordBatchReader.from_batches(schema, batches), path).count_rows())
+
+
+def write_files(path: str, files: list[str], column: str, apart: bool, about: dict[str, list[Any]]) -> int:
+    """Write a row for each file to a new table: `about` it, and its bytes, kept apart or not, in a column."""
+    import lance
+
+    known = pa.table(about)
+    kept = lance.blob_field(column) if apart else pa.field(column, pa.large_binary())
+    schema = pa.schema([*known.schema, kept])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for row, name in enumerate(files):
+            with open(name, "rb") as file:
+                data = [file.read()]
+            content = lance.blob_array(data) if apart else pa.array(data, pa.large_binary())
+            columns = [one.combine_chunks() for one in known.slice(row, 1).columns]
+            yield pa.RecordBatch.from_arrays([*columns, content], schema=schema)
+
+    return int(lance.write_dataset(pa.RecordBatchReader.from_batches(schema, batches()), path).count_rows())
+
+
+_WRITERS: dict[str, Callable[..., int]] = {"write_rows": write_rows, "write_files": write_files}
+
+
 def _is_blob(field: Any) -> bool:
     name = getattr(field.type, "extension_name", "")
     return name.startswith("lance.blob") or (field.metadata or {}).get(_BLOB_ENCODING) == b"true"
@@ -111,6 +148,9 @@ def answers(requests: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes]]:
         asked = json.loads(line)
         try:
             path = asked["path"]
+            if asked["do"] in _WRITERS:
+                yield {"rows": _WRITERS[asked["do"]](path, *asked["with"])}, b""
+                continue
             table = tables[path] = tables.get(path) or Table(path)
             yield getattr(table, asked["do"])(*asked["with"])
         except Refused as error:

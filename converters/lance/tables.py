@@ -1,4 +1,4 @@
-"""Lance tables, read by pylance in a process of its own.
+"""Lance tables, read and written by pylance in a process of its own.
 
 pylance ends its process where a damaged file makes it panic, and its threads do not survive a fork. So this process
 never imports it: one that does answers requests, and where it ends, the table is named as damaged.
@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...core.errors import CorruptDataError, FormatError, not_installed
+from ...core.errors import CorruptDataError, FormatError, OutOfSpaceError, not_installed
 from ...core.format import fs
 from ...core.format.contracts import Closing
 from ...core.format.files import FETCH_AGAIN
@@ -28,7 +28,9 @@ from ..files.pickles import end_process, framed_answer
 _VERSIONS, _MANIFEST = "_versions", ".manifest"
 _PIECE = 4 << 20
 _SECONDS = 120.0
+_LONGEST_WRITE = 7 * 24 * 3600.0
 _LONGEST_LINE = 256 << 20
+_FULL = re.compile(r"os error (27|28|122)\b")
 _RUST = re.compile(r",? ?/[^ ,]*\.rs:\d+(:\d+)?")
 
 
@@ -45,7 +47,7 @@ def is_table(path: Path) -> bool:
 
 
 class LanceProcess(Closing):
-    """A process that reads tables; it is started for the first request, and again after one that ended it."""
+    """A process that reads and writes tables; started for the first request, and again after one that ended it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -53,15 +55,32 @@ class LanceProcess(Closing):
 
     def ask(self, path: Path, do: str, *arguments: Any) -> tuple[dict[str, Any], bytes]:
         """Have something done with a table; CorruptDataError where it is damaged, FormatError where it is refused."""
-        with self._lock:
-            answer, data = self._exchange({"path": str(path.absolute()), "do": do, "with": arguments}, path)
+        answer, data = self._exchange(path, do, arguments, _SECONDS)
         if "refused" in answer:
             raise FormatError(f"{path}: {answer['refused']}")
         if "broken" in answer:
             raise _damaged(path, _RUST.sub("", answer["broken"])[:300])
         return answer, data
 
-    def _exchange(self, request: dict[str, Any], path: Path) -> tuple[dict[str, Any], bytes]:
+    def write(self, path: Path, do: str, *arguments: Any) -> int:
+        """Have a new table written; return its rows. OutOfSpaceError where the disk is full."""
+        try:
+            answer, _ = self._exchange(path, do, arguments, _LONGEST_WRITE)
+            why = answer.get("broken")
+        except CorruptDataError:
+            why = "its process ended"
+        if why is None:
+            return int(answer["rows"])
+        if _FULL.search(why):
+            raise OutOfSpaceError(f"no space is left for {path}", hint="free some space and run it again")
+        raise FormatError(f"{path} cannot be written: {_RUST.sub('', why)[:300]}")
+
+    def _exchange(self, path: Path, do: str, given: Sequence[Any], seconds: float) -> tuple[dict[str, Any], bytes]:
+        request = {"path": str(path.absolute()), "do": do, "with": given}
+        with self._lock:
+            return self._exchanged(request, path, seconds)
+
+    def _exchanged(self, request: dict[str, Any], path: Path, seconds: float) -> tuple[dict[str, Any], bytes]:
         process = self._process = self._process or self._started()
         late = threading.Event()
 
@@ -69,7 +88,7 @@ class LanceProcess(Closing):
             late.set()
             process.kill()
 
-        watch = threading.Timer(_SECONDS, end)
+        watch = threading.Timer(seconds, end)
         watch.daemon = True
         watch.start()
         whole = False
@@ -81,7 +100,7 @@ class LanceProcess(Closing):
             whole = True
             return answer, data
         except (BrokenPipeError, EOFError) as error:
-            how = f"took more than {_SECONDS:.0f} s" if late.is_set() else "ended"
+            how = f"took more than {seconds:.0f} s" if late.is_set() else "ended"
             raise _damaged(path, f"the process that reads it {how}") from error
         finally:
             watch.cancel()

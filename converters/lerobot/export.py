@@ -639,6 +639,11 @@ class LerobotExporter(Sink):
         entries = self._entries()
         return pa.schema([*columns, *((name, pa.from_numpy_dtype(entries[name]["dtype"])) for name, _ in _OWN)])
 
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns of rows."""
+        return list(self._schema.names)
+
     def _read(self, key: Key, spans: Iterable[tuple[int, int]]) -> Array:
         parts = [self.chosen.reader.read(key, first, stop) for first, stop in spans]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)

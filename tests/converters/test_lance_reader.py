@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import io
 import json
+import resource
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -32,10 +34,12 @@ from PIL import Image
 
 import rbtool
 from rbtool.converters.lance.reader import LanceReader
+from rbtool.converters.lance.tables import LanceProcess
 from rbtool.converters.lerobot.reader import LerobotReader
-from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
+from rbtool.core.errors import CorruptDataError, FormatError, OutOfSpaceError, RbtoolError, SchemaError, UsageError
 from rbtool.core.format.converter import Reader
 from rbtool.core.open_steps import open_steps
+from rbtool.core.testing.datasets import DatasetPlan, PlannedLeaf, write_plan
 from rbtool.core.testing.readers import ReaderTests
 
 pytestmark = pytest.mark.skipif(find_spec("lance") is None, reason="pylance is not installed")
@@ -369,3 +373,61 @@ def test_damaged_tables_are_named(source: Path, tmp_path: Path) -> None:
             assert "\n" not in str(raised.value)
             assert ".rs:" not in str(raised.value)
         path.write_bytes(sound)
+
+
+# `rbtool export --to lance` -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("images", ["keep", "decode"])
+def test_an_export_is_read_as_what_it_was_made_of(images: str, source: Path, tmp_path: Path) -> None:
+    made = rbtool.convert(source, tmp_path / "made", images=images, final_step="repeat").path
+    found = rbtool.export(made, tmp_path / "out", to="lance").path
+    assert rbtool.diff(made, rbtool.convert(found, tmp_path / "again", images=images, final_step="repeat").path).equal
+    expected = {"frames.lance", "meta", "meta.lance"} | ({"videos.lance"} if images == "keep" else set())
+    assert {one.name for one in found.iterdir()} == expected
+    rows = lance_rows(found / "frames.lance")
+    assert [row["index"] for row in rows] == list(range(sum(LENGTHS)))
+    assert not [name for name in rows[0] if "." in name]
+    stored = {row["path"]: row["data"] for row in lance_rows(found / "meta.lance")}
+    files = [path for path in (found / "meta").rglob("*") if path.is_file()]
+    assert stored == {path.relative_to(found / "meta").as_posix(): path.read_bytes() for path in files}
+    assert rbtool.export(made, found, to="lance", force=True).path == found
+    with pytest.raises(UsageError, match="already exists"):
+        rbtool.export(made, found, to="lance")
+
+
+def test_an_export_says_where_the_frames_of_videos_are(source: Path, tmp_path: Path) -> None:
+    made = rbtool.convert(source, tmp_path / "made", final_step="repeat").path
+    found = rbtool.export(made, tmp_path / "out", to="lance").path
+    row, *_ = lance_rows(found / "videos.lance")
+    data = lance_blob(found / "videos.lance", "video_bytes")
+    assert data in [path.read_bytes() for path in source.rglob("*.mp4")]
+    assert row["file_size"] == len(data)
+    assert data[row["moov_offset"] + 4 : row["moov_offset"] + 8] == b"moov"
+    assert int.from_bytes(data[row["moov_offset"] : row["moov_offset"] + 4], "big") == row["moov_size"]
+    with av.open(io.BytesIO(data)) as container:
+        packets = [one for one in container.demux(video=0) if one.pts is not None]
+    keys = [one for one in packets if one.is_keyframe]
+    assert row["kf_positions"] == [one.pos for one in keys]
+    assert row["kf_indices"] == [sorted(one.pts for one in packets).index(key.pts) for key in keys]
+
+
+def test_names_that_are_one_column_are_not_exported(tmp_path: Path) -> None:
+    leaves = (
+        PlannedLeaf(("observation", "a"), "float32", (2,), "state"),
+        PlannedLeaf(("observation_a",), "int64", (), "root"),
+    )
+    write_plan(DatasetPlan((3,), ("terminated",), (False,), leaves), tmp_path / "made")
+    with pytest.raises(SchemaError, match="would both be the column observation_a"):
+        rbtool.export(tmp_path / "made", tmp_path / "out", to="lance")
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_full_disk_is_named(source: Path, tmp_path: Path) -> None:
+    with LanceProcess() as process:
+        process.ask(DATA / "frames_jpeg.lance", "describe")
+        assert process._process is not None
+        resource.prlimit(process._process.pid, resource.RLIMIT_FSIZE, (1000, 1000))
+        video, *_ = source.rglob("*.mp4")
+        with pytest.raises(OutOfSpaceError, match="no space is left for"):
+            process.write(tmp_path / "a.lance", "write_files", [str(video)], "data", False, {"name": ["a"]})
