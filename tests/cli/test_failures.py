@@ -173,7 +173,7 @@ def test_tracebacks_are_shown_when_asked_for_and_logged(shell, tmp_path):
         ("download minari/D4RL/door/human-v2", "hint: write: rbtool download minari D4RL/door/human-v2\n"),
         ("mix a.toml cartpole:1 more:3", "hint: write: rbtool mix cartpole:1 more:3 a.toml\n"),
         ("merge there cartpole cartpole", "hint: the destination comes last: rbtool merge A B DEST\n"),
-        ("export cartpole out.csv", "hint: add --to minari, d4rl, robomimic, rlds, lerobot, zarr, d3rlpy"),
+        ("export cartpole out.csv", "hint: add --to minari, d4rl, robomimic, rlds, lerobot, lance, zarr, d3rlpy"),
         ("download minari", "name one, like: rbtool download minari D4RL/door/human-v2"),
         ("download d4rl", "name one, like: rbtool download d4rl hopper-medium-v2"),
         ("inspect arcade:pong", "hint: there is no source 'arcade' here; known: minari, d4rl"),

@@ -486,11 +486,7 @@ def test_the_suffix_of_the_destination_names_the_format(name: str, form: str, wa
 def test_without_a_suffix_of_a_format_it_has_to_be_named(name: str, said: str, walks: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=re.escape(said)) as raised:
         export(walks, tmp_path / name)
-<<<<<<< HEAD
-    names = "minari, d4rl, robomimic, rlds, lerobot, zarr, d3rlpy, sb3, h5, npz, parquet or mcap"
-=======
-    names = "minari, d4rl, h5, npz, robomimic, parquet, rlds, lerobot, lance, zarr, d3rlpy, sb3 or mcap"
->>>>>>> 1f8a1826 (export --to lance: LeRobot's datasets with their rows and videos in Lance tables)
+    names = "minari, d4rl, robomimic, rlds, lerobot, lance, zarr, d3rlpy, sb3, h5, npz, parquet or mcap"
     assert raised.value.hint == f"add --to {names}"
     assert [path.name for path in tmp_path.iterdir()] == ["walks"]
 
