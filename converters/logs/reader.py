@@ -819,7 +819,7 @@ class _Tally:
         late = "" if tolerance is None else f", {self.late:,} are late by more than {tolerance / 10**6:g} ms"
         return (
             f"{topic}: of {counted(self.rows, 'row')} {self.repeated:,} repeat the value before{late}; "
-            f"{counted(self.unused, 'message')} between steps and {self.outside:,} outside episodes are in none; "
+            f"{counted(self.unused, 'message')} between steps and {self.outside:,} outside episodes are in no row; "
             f"values are up to {self.oldest / _NS:.3f} s old"
         )
 

@@ -145,7 +145,7 @@ def field_entries(fields: Sequence[Field]) -> list[dict[str, Any]]:
     return [{"key": list(f.key), "dtype": f.dtype, "shape": list(f.shape), "role": f.role} for f in fields]
 
 
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)

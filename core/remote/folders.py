@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from ..errors import (
     AuthorisationError,
@@ -33,7 +33,7 @@ from ..format.documents import parse_json
 from ..format.manifest import MANIFEST, VIDEOS, Manifest, is_inside
 from ..progress import redact
 from .fetch import fetch_files
-from .http import HttpTransport, failure, name_of
+from .http import HttpTransport, failure
 from .hub import Hub, hub_endpoint
 from .hub_address import HubAddress
 from .shards import SHARD_DIGESTS
@@ -158,9 +158,9 @@ def _web_files(address: str, transport: WebTransport) -> dict[str, RemoteFile]:
     try:
         documents = {MANIFEST: read_small(transport, *place(MANIFEST), limit=_DOCUMENT_BYTES)}
     except DatasetNotFoundError as error:
-        raise DatasetNotFoundError(
-            f"{address} is not an rbtool dataset: it has no {MANIFEST}", hint=error.hint
-        ) from error
+        if error.hint:  # there is not even a bucket
+            raise
+        raise DatasetNotFoundError(f"{address} is not an rbtool dataset: it has no {MANIFEST}") from error
     origin = f"{address}/{MANIFEST}"
     manifest = Manifest.from_dict(parse_json(documents[MANIFEST], origin), origin)
     if outside := next((file.path for file in manifest.files if not is_inside(file.path)), None):
@@ -216,6 +216,10 @@ def _without(address: str, name: str, error: RbtoolError) -> RbtoolError:
 class WebTransport(HttpTransport):
     """Files on web servers, unless the environment forbids the network."""
 
+    def named(self, address: str) -> str:
+        """The address itself, which has no secrets: a bucket is not the host that answers."""
+        return address
+
     @contextmanager
     def open_range(
         self, address: str, start: int, stop: int | None, version: str | None = None
@@ -232,7 +236,7 @@ class WebTransport(HttpTransport):
 
 
 def _require_network(address: str) -> None:
-    require_network(f"fetching from {urlsplit(address).netloc}")
+    require_network(f"fetching from {address}")
 
 
 # Buckets --------------------------------------------------------------------------------------------
@@ -293,9 +297,11 @@ class S3Transport(WebTransport):
             return Transient(NetworkError(f"s3://{bucket} is in the region {region}"), 0.0)
         code = _code_of(response)
         said = f"S3 says {code}; " if code else ""
+        if code == "NoSuchBucket":
+            return DatasetNotFoundError(f"the bucket s3://{bucket} does not exist there", hint=self.hint)
         if code in _EXPIRED:
             return AuthorisationError(f"S3 refuses the credentials for s3://{bucket} ({code})", hint=self.hint)
-        return failure(response, name_of(address), hint=said + self.hint)
+        return failure(response, self.named(address), hint=said + self.hint)
 
     def _region(self, bucket: str) -> str:
         return str(self._s3(bucket).meta.region_name or "us-east-1")
@@ -394,7 +400,7 @@ class GcsTransport(WebTransport):
     def refusal(self, response: httpx2.Response, address: str) -> Exception:
         if response.status_code in (401, 403) and self._found_credentials(address, response):
             return Transient(NetworkError(f"{address} is not public"), 0.0)
-        return failure(response, name_of(address), hint=self.hint)
+        return failure(response, self.named(address), hint=self.hint)
 
     def _found_credentials(self, address: str, response: httpx2.Response) -> bool:
         """Look for credentials once; return whether the request was made without them, and can be made with them."""

@@ -81,9 +81,16 @@ class HttpTransport(Transport):
         """Where an address is requested: addresses of http are what they are."""
         return address
 
+    def named(self, address: str) -> str:
+        """What messages call the file at an address: the last part of its path, which is what people call it."""
+        try:
+            return PurePosixPath(unquote(urlsplit(address).path)).name or "the file"
+        except ValueError:
+            return "the file"
+
     def refusal(self, response: httpx2.Response, address: str) -> Exception:
         """Describe an answer without the file at an address, as `failure` does."""
-        return failure(response, name_of(address), hint=self.hint)
+        return failure(response, self.named(address), hint=self.hint)
 
     @contextlib.contextmanager
     def open(self, address: str, offset: int) -> Iterator[tuple[int, Iterator[bytes]]]:
@@ -94,7 +101,7 @@ class HttpTransport(Transport):
     def open_range(
         self, address: str, start: int, stop: int | None, version: str | None = None
     ) -> Iterator[tuple[int, Iterator[bytes]]]:
-        what = name_of(address)
+        what = self.named(address)
         with self._get(address, start, what, stop=stop, match=version) as response:
             found = _start_of(response, start)
             if found is not None:
@@ -108,7 +115,7 @@ class HttpTransport(Transport):
 
     @contextlib.contextmanager
     def open_version(self, address: str, offset: int, version: str | None = None) -> Iterator[Answer]:
-        what = name_of(address)
+        what = self.named(address)
         with self._get(address, offset if version else 0, what, version) as response:
             start = _start_of(response, offset)
             if start is not None:
@@ -121,7 +128,7 @@ class HttpTransport(Transport):
 
     def look_up(self, address: str) -> tuple[int | None, str | None]:
         """Return the size and the version of a file, as `Answer` has them, by a request for its first byte."""
-        what = name_of(address)
+        what = self.named(address)
         with self._get(address, 0, what, stop=1) as response:
             if response.status_code == 206:  # the connection can be used again once it is read
                 collections.deque(self._blocks(response, what), 0)
@@ -361,14 +368,6 @@ def _version_of(response: httpx2.Response) -> str | None:
         return modified if age.total_seconds() >= 1 else None
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return None
-
-
-def name_of(address: str) -> str:
-    """The last part of an address's path, which is what people call the file."""
-    try:
-        return PurePosixPath(unquote(urlsplit(address).path)).name or "the file"
-    except ValueError:
-        return "the file"
 
 
 def _host(cause: httpx2.Response | httpx2.RequestError) -> str:

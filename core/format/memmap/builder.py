@@ -50,7 +50,6 @@ from .tree import (
     leaf_path,
     leaf_sizes,
     plain_leaves,
-    require_own_files,
     write_listed,
     write_tree_meta,
 )
@@ -184,7 +183,6 @@ class PositionedTree(PositionedFiles):
     def __init__(self, folder: Path, fields: Sequence[Field], rows: int, *, reuse: bool = False) -> None:
         self.fields = tuple(fields)
         self.rows = rows
-        require_own_files(field.key for field in fields)
         super().__init__(folder, leaf_sizes(fields, rows), reuse=reuse)
 
     def read(self, key: Key, start: int, stop: int) -> Array:

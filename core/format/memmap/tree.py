@@ -50,7 +50,12 @@ def plain_leaves(fields: Iterable[Field], rows: int) -> dict[Key, MappedLeaf]:
 
 
 def leaf_sizes(fields: Iterable[Field], rows: int) -> dict[str, int]:
-    """Return the bytes of the files of so many rows of some fields, by their paths."""
+    """Return the bytes of the files of so many rows of some fields, by their paths.
+
+    SchemaError where a key has no file of its own.
+    """
+    fields = tuple(fields)
+    require_own_files(field.key for field in fields)
     return {leaf_path(field.key): rows * field.row_bytes for field in fields}
 
 
