@@ -72,8 +72,8 @@ class StreamSampler(Sampler):
     has_epochs: ClassVar[bool] = True
     replacement: ClassVar[bool] = False
     reads_rows: ClassVar[bool] = True
-    element_kind: ClassVar[str] = "steps"
-    """What an element of an epoch is: the numbers of a state count these."""
+    draws_trajectories: ClassVar[bool] = False
+    """Whether an element of an epoch is a whole trajectory: the numbers of a state count elements."""
 
     def __init__(
         self,
@@ -278,7 +278,7 @@ class StreamSampler(Sampler):
         return {
             "seed": self.seed, "epoch": self.epoch, "round": self._round, "taken": self._taken,
             "part": self.part.number, "parts": self.part.of, "shards": self._shards, "window": self.window,
-            "shuffle": self.shuffle, "elements": self.element_kind, "drawn": torch.tensor(drawn),
+            "shuffle": self.shuffle, "trajectories": self.draws_trajectories, "drawn": torch.tensor(drawn),
             "_ran_out": self._ran_out, "left": None if self._left is None else torch.from_numpy(self._left),
         }  # fmt: skip
 
@@ -287,7 +287,7 @@ class StreamSampler(Sampler):
         here = self.save_state()
         if missing := here.keys() - state.keys():
             raise SchemaError(f"{', '.join(sorted(missing))} is missing in the state of a {type(self).__name__}")
-        for name in ("part", "parts", "window", "shuffle", "elements", "strict_length"):
+        for name in ("part", "parts", "window", "shuffle", "trajectories", "strict_length"):
             if state.get(name) != here.get(name):
                 raise SchemaError(f"the state has {name}={state.get(name)!r}, this sampler {name}={here.get(name)!r}")
         self.seed, self._shards, self._ran_out = state["seed"], state["shards"], bool(state["_ran_out"])
@@ -353,8 +353,6 @@ class StreamSliceSampler(StreamSampler):
         SchemaError: (a RuntimeError) from `sample`: a batch needs slices of another length than before in the epoch, or
             `refuse_short` meets a short trajectory.
     """
-
-    element_kind: ClassVar[str] = "slices"
 
     def __init__(
         self,
@@ -474,7 +472,7 @@ class StreamEpisodeSampler(StreamSampler):
     They come in the order in which `StreamSampler` draws elements, whose arguments it takes.
     """
 
-    element_kind: ClassVar[str] = "trajectories"
+    draws_trajectories: ClassVar[bool] = True
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Draw the steps of the next `batch_size` trajectories, or of those that are left."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from .. import __version__
-from ..errors import CheckFailed, CorruptDataError, FormatError, NetworkError, UsageError
+from ..errors import CheckFailed, CorruptDataError, FormatError, NetworkError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.checks import FOLDER_RULES
 from ..format.documents import dump_json, written_time
@@ -55,7 +55,7 @@ _KEPT = frozenset({CARD, ".gitattributes"})
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _DAMAGE = frozenset({"TED014", *(rule.rule_id for rule in FOLDER_RULES)})
 _NAMED = 5
-_BUCKETS = ("s3://", "gs://", "http://", "https://")
+_BUCKETS = ("s3://", "gs://")
 _AGAIN = "run it again: what was sent is not sent again"
 
 
@@ -148,6 +148,7 @@ def upload(asked: UploadOptions) -> UploadResult:
         return UploadResult(**_Upload(asked, hub, target, path, files).run(), seconds=seconds_since(started))
 
 
+@suggests_keywords()
 def write_shard_digests(dataset: PathLike, *, root: PathLike | None = None) -> Path:
     """Write the digests of its shards to a dataset, before a program other than `upload` copies it to a remote.
 

@@ -324,8 +324,8 @@ def test_states_that_are_not_all_of_one_epoch_are_refused(stream: Any, tmp_path:
     for refused, message in (
         ([], "no state"),
         ([None], "no state"),
-        (episodes.state_dict(), "elements='trajectories', this sampler elements='steps'"),
-        ([episodes.state_dict()], "elements='trajectories', this sampler elements='steps'"),
+        (episodes.state_dict(), "trajectories=True, this sampler trajectories=False"),
+        ([episodes.state_dict()], "trajectories=True, this sampler trajectories=False"),
         ([{**one, "left": [[0, 10**9, 0]]} for one in states], "part 0 of 3 contradicts itself"),
         ([{**one, "drawn": []} for one in states], "part 0 of 3 contradicts itself"),
         (states[:2], "there are states of part 0 of 3, 1 of 3, expected all parts"),
@@ -335,7 +335,7 @@ def test_states_that_are_not_all_of_one_epoch_are_refused(stream: Any, tmp_path:
         ([*states[:2], divided.state_dict()], "two divisions of an epoch"),
         ([*states[:2], other.state_dict()], "belongs to other data"),
         ([*states[:2], {"identity": states[0]["identity"]}], "is missing in the state of a stream"),
-        (rbtool.StreamDataset(slices, seed=0).state_dict(), "elements='slices', this sampler elements='steps'"),
+        (rbtool.StreamDataset(slices, seed=0).state_dict(), "strict_length=True, this sampler strict_length=None"),
     ):
         again = stream()
         before = again.state_dict()
