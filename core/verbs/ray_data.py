@@ -210,9 +210,10 @@ def write_blocks(
         seen: set[int] = set()
         for columns in itertools.chain([first], whole):
             block = _block(columns, source)
-            if again := seen.intersection(block.episodes.tolist()):
-                raise SchemaError(f"the steps of episode {min(again)} do not follow each other")
-            seen.update(block.episodes.tolist())
+            for number in block.episodes.tolist():
+                if number in seen:
+                    raise SchemaError(f"the steps of episode {number} do not follow each other")
+                seen.add(number)
             ingest.add_block(block)
         request = Request("ray", name, name, layout=layout)
         step = provenance_step("from_ray_dataset", {"layout": layout, "compress": list(compress)}, {})
@@ -300,10 +301,6 @@ def _block(columns: Mapping[str, Array], source: Sequence[tuple[Field, Timing]])
     """Return whole episodes as a block."""
     episode = columns[key_name(EPISODE)]
     ends = np.append(np.flatnonzero(np.diff(episode)), len(episode) - 1)
-    numbers = episode[ends].astype(np.int64)
-    if len(np.unique(numbers)) < len(numbers):
-        twice = next(one for one in numbers if (numbers == one).sum() > 1)
-        raise SchemaError(f"the steps of episode {twice} do not follow each other")
     if (step := columns.get(_STEP)) is not None and (np.delete(np.diff(step), ends[:-1]) <= 0).any():
         raise SchemaError("the steps of an episode are not in their order", hint="sort the rows by episode and step")
     terminated, truncated = (_flag(columns, key) for key in (NEXT_TERMINATED, NEXT_TRUNCATED))
@@ -316,7 +313,7 @@ def _block(columns: Mapping[str, Array], source: Sequence[tuple[Field, Timing]])
         if timing == "state":
             following[one.key] = columns[key_name((NEXT, *one.key))]
     final = np.full(len(ends), Final.OBSERVED, np.uint8)
-    return EpisodeBlock(numbers, ends + 1, rows, terminated, truncated, final, following)
+    return EpisodeBlock(episode[ends].astype(np.int64), ends + 1, rows, terminated, truncated, final, following)
 
 
 def _flag(columns: Mapping[str, Array], key: Key) -> Array:

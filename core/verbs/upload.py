@@ -170,9 +170,7 @@ def write_shard_digests(dataset: PathLike, *, root: PathLike | None = None) -> P
     path = find_dataset(dataset, root)
     _require_dataset(path)
     with ListedFiles.at(path) as files, open_dataset(path) as reader:
-        for record in files.manifest.files:
-            if problem := files.problem(record):
-                raise CorruptDataError(problem)
+        files.verify(files.manifest.files)
         if reader.manifest.content_digest != files.manifest.content_digest:
             raise UsageError(f"{path} was replaced meanwhile; nothing was written", hint="run it again")
         digests = ShardDigests.of(reader, files.place, ignore)
