@@ -24,8 +24,8 @@ from ..samplers.stream import Part, StreamSampler, places_left
 from ..storages.dataset import StreamStorage
 from ..ted.schema import Numbers
 
-_WORKERS, _TURN = "workers", "turn"
-_OF_PART = {"part", "parts", "round", "taken", "drawn", "epoch", "left", "_ran_out"}
+_WORKERS, _TURN, _LEFT = "workers", "turn", "left"
+_OF_PART = {"part", "parts", "round", "taken", "drawn", "epoch", _LEFT, "_ran_out"}
 """The entries of a state in which the parts of an epoch differ."""
 
 
@@ -147,7 +147,8 @@ class StreamDataset(Fed, IterableDataset[Any]):
     def next_with_place(self, batches: Iterator[Any]) -> tuple[Any, torch.Tensor]:
         """Return the next batch, and the place after it as uint8 `[n]`."""
         batch = self._next_of(batches)
-        return batch, torch.frombuffer(bytearray(json.dumps(self._here).encode()), dtype=torch.uint8)
+        place = {name: value for name, value in self._here.items() if name != _LEFT}  # which is long, and stays
+        return batch, torch.frombuffer(bytearray(json.dumps(place).encode()), dtype=torch.uint8)
 
     def go_to(self, start: Start, worker: int = 0, workers: int = 1) -> dict[str, Any]:
         """Go to where a worker starts a pass: an epoch, or what was loaded; return the state there."""
@@ -325,7 +326,8 @@ class _Parts(Feed):
             raise SchemaError(f"a batch is of another epoch than {place.epoch}: two passes of the loader began at once")
         parts = [(one["part"], one["parts"]) for one in place.states]
         number = parts.index((state["part"], state["parts"]))
-        states = (*place.states[:number], state, *place.states[number + 1 :])
+        known = {_LEFT: None if state["_ran_out"] else place.states[number][_LEFT]}
+        states = (*place.states[:number], {**state, **known}, *place.states[number + 1 :])
         return _Place(place.epoch, states, (number + 1) % self._workers)
 
     def state(self, place: _Place) -> dict[str, Any]:
@@ -356,11 +358,7 @@ def remainder_of(states: Sequence[Mapping[str, Any]], shards: int) -> dict[str, 
     common = _common(states)
     _check_parts([Part(int(state["part"]), int(state["parts"])) for state in states])
     for state in states:
-        runs = np.array(state["left"] or [], np.int64).reshape(-1, 3)
-        sound = (runs[:, 0] >= 0) & (runs[:, 0] < runs[:, 1]) & (runs[:, 1] <= shards) & (runs[:, 2] >= 0)
-        drawn = np.array(state["drawn"], np.int64)
-        if not sound.all() or len(drawn) != common["window"] or (drawn < 0).any() or int(state["round"]) < 0:
-            raise SchemaError(f"the state of part {state['part']} of {state['parts']} contradicts itself")
+        _check_counts(state, shards)
     epochs = [int(state["epoch"]) - bool(state["_ran_out"]) for state in states]
     epoch = min(epochs)
     active = [state for state, number in zip(states, epochs, strict=True) if number == epoch and not state["_ran_out"]]
@@ -375,6 +373,15 @@ def remainder_of(states: Sequence[Mapping[str, Any]], shards: int) -> dict[str, 
     found = [_left_of(state, places, drawn) for state in active]
     left = _runs(*np.concatenate([np.empty((2, 0), np.int64), *found], 1))
     return common | {"epoch": epoch, "round": 0, "taken": 0, "drawn": [], "left": left.tolist(), "_ran_out": False}
+
+
+def _check_counts(state: Mapping[str, Any], shards: int) -> None:
+    """Raise SchemaError for numbers that a state cannot have."""
+    first, stop, before = np.array(state[_LEFT] or [], np.int64).reshape(-1, 3).T
+    drawn = np.array(state["drawn"], np.int64)
+    sound = ((first >= 0) & (first < stop) & (stop <= shards) & (before >= 0)).all() and (drawn >= 0).all()
+    if not sound or len(drawn) != state["window"] or int(state["round"]) < 0:
+        raise SchemaError(f"the state of part {state['part']} of {state['parts']} contradicts itself")
 
 
 def _common(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
