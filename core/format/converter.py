@@ -1040,8 +1040,8 @@ class Sink(ABC):
     """Writes episodes in one format.
 
     `keeps_videos` states that it can hold videos that a dataset keeps; others refuse such a dataset. `keeps_scores`
-    states that scores of episodes are read back. Options that a
-    format takes are named in `option_names` and found in `self.options`: `fps` is `--fps` of the command line.
+    states that scores of episodes are read back. Options that a format takes are named in `option_names` and found in
+    `self.options`: `fps` is `--fps` of the command line.
 
     The public methods are final. A subclass implements `made(path)`; `prepare()`, which refuses what the format cannot
     hold; and `write_rows(target, progress)`. It may implement `size`.

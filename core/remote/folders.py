@@ -169,8 +169,10 @@ def _web_files(address: str, transport: WebTransport) -> dict[str, RemoteFile]:
     asked = [name for name in files if not name.startswith(VIDEOS)]
     answers = ask_all([functools.partial(_looked_up, transport, *place(name)) for name in asked], transport)
     for name, answer in zip(asked, answers, strict=True):
+        if isinstance(answer, DatasetNotFoundError):
+            raise CorruptDataError(f"{address} has no {name}, which its manifest lists")
         if isinstance(answer, RbtoolError):
-            raise _without(address, name, answer)
+            raise answer
         if answer[0] not in (None, files[name].size):
             raise CorruptDataError(f"{address}: {name} has another size than its manifest lists")
         files[name] = replace(files[name], version=answer[1])
@@ -205,12 +207,6 @@ def _web_address(text: str) -> str:
         )
     safe = "/" if is_bucket else "/%:@!$&'()*+,;=~"
     return f"{scheme}://{host}" + (f"/{quote(path, safe=safe)}" if path else "")
-
-
-def _without(address: str, name: str, error: RbtoolError) -> RbtoolError:
-    if isinstance(error, DatasetNotFoundError):
-        return CorruptDataError(f"{address} has no {name}, which its manifest lists")
-    return error
 
 
 class WebTransport(HttpTransport):
@@ -348,15 +344,15 @@ def _as_refusals(bucket: str) -> Iterator[None]:
     except RbtoolError:
         raise
     except Exception as error:
-        if isinstance(error, ValueError) and not type(error).__module__.startswith("botocore"):
-            raise UsageError(  # without botocore's words, which repeat the endpoint
-                f"s3://{bucket} cannot be addressed: the endpoint that is configured is no URL",
-                hint="AWS_ENDPOINT_URL is written like https://HOST:PORT",
-            ) from None
-        if not type(error).__module__.startswith("botocore"):
+        if type(error).__module__.startswith("botocore"):
+            said = " ".join(redact(str(error)).split())[:300]
+            raise AuthorisationError(f"no credentials for s3://{bucket} could be had: {said}") from None
+        if not isinstance(error, ValueError):
             raise
-        said = " ".join(redact(str(error)).split())[:300]
-        raise AuthorisationError(f"no credentials for s3://{bucket} could be had: {said}") from None
+        raise UsageError(  # without botocore's words, which repeat the endpoint
+            f"s3://{bucket} cannot be addressed: the endpoint that is configured is not a URL",
+            hint="AWS_ENDPOINT_URL is written like https://HOST:PORT",
+        ) from None
 
 
 def _code_of(response: httpx2.Response) -> str:

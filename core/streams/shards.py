@@ -687,8 +687,8 @@ class HostedShards(ShardFiles):
         """Fetch the ranges of a shard into files with holes; CorruptDataError for other bytes than were announced.
 
         The manifest has digests of whole files: they are compared where a shard has all of a file, as it has of
-        videos. Parts are compared with the digests of shards that rbtool uploads. Without these,
-        rows of a part have to agree with the episode table, which has their numbers, flags and returns.
+        videos. Parts are compared with the digests of shards that rbtool uploads. Without these, rows of a part have to
+        agree with the episode table, which has their numbers, flags and returns.
         """
         self._fetch_ranges(self._ranges(number), folder)
         try:
@@ -754,7 +754,6 @@ class HostedShards(ShardFiles):
 
     def _fetch_range(self, name: str, range_: Range | None, path: Path, watch: Watch) -> None:
         """Make a file with holes that has these bytes."""
-
         unsynced = 0 if range_ is None else range_[0]
 
         def write(data: memoryview, position: int) -> None:
