@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -98,7 +99,8 @@ class Index:
 class Log(Closing, ABC):
     """One recording. `name` is what messages call it, `texts` what it states about its episode, by name.
 
-    `notes` say what is odd about it, `losses` what of it cannot be read. `attachments` are small files in it.
+    `notes` say what is odd about it. `attachments` are small files in it. A topic on which several publishers send at
+    the same time is a topic for each of them, `/topic@publisher`: `divided` has these by the name of the topic.
     """
 
     kind = ""
@@ -106,6 +108,8 @@ class Log(Closing, ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.topics: dict[str, Topic] = {}
+        self.divided: dict[str, list[str]] = {}
+        self._publishers: dict[str, dict[str, Topic]] = {}
         self.texts: dict[str, str] = {}
         self.notes: list[str] = []
         self.attachments: dict[str, bytes] = {}
@@ -144,7 +148,13 @@ class Log(Closing, ABC):
             yield int(owner[at]), int(number[at]), published, data
 
     def topic(self, name: str) -> Topic:
-        """Return a topic; UsageError for one that the log does not have."""
+        """Return a topic; UsageError for one that the log does not have, or that several publishers send on."""
+        if name in self.divided:
+            names = self.divided[name]
+            raise UsageError(
+                f"{self.name}: {len(names)} publishers send on {name} at the same time, whose messages would be mixed",
+                hint=f"map one of {', '.join(names)}",
+            )
         if name not in self.topics:
             raise UsageError(
                 f"{self.name} has no topic {name!r}{did_you_mean(name, self.topics)}",
@@ -152,12 +162,31 @@ class Log(Closing, ABC):
             )
         return self.topics[name]
 
-    def _add(self, name: str, schema: Schema, channel: int, count: int | None) -> None:
-        topic = self.topics.setdefault(name, Topic(name, [], [], 0))
-        if schema not in topic.schemas:
-            topic.schemas.append(schema)
-        topic.channels.append(channel)
-        topic.count = None if count is None or topic.count is None else topic.count + count
+    def _add(self, name: str, schema: Schema, channel: int, count: int | None, publisher: str | None = None) -> None:
+        """Take a channel, which has the messages of one publisher on a topic; without a name it is one of its own."""
+        whole = self.topics.setdefault(name, Topic(name, [], [], 0))
+        own = f"{name}@{channel if publisher is None else publisher}"
+        part = self._publishers.setdefault(name, {}).setdefault(own, Topic(own, [], [], 0))
+        for topic in (whole, part):
+            if schema not in topic.schemas:
+                topic.schemas.append(schema)
+            topic.channels.append(channel)
+            topic.count = None if count is None or topic.count is None else topic.count + count
+
+    def _divide(self) -> None:
+        """Find the topics on which publishers send at the same time; one that takes over from another is no other."""
+        for name, parts in self._publishers.items():
+            if len(parts) < 2:
+                continue
+            whole = self.topics.pop(name)
+            self.topics.update(parts)
+            spans = sorted((int(one.log[0]), int(one.log[-1])) for one in self.index(list(parts)).values() if len(one))
+            if any(begin < end for (_, end), (begin, _) in pairwise(spans)):
+                self.divided[name] = list(parts)
+            else:
+                for own in parts:
+                    del self.topics[own]
+                self.topics[name] = whole
 
     def damaged(self, why: object, hint: str | None = None) -> NoReturn:
         """Raise CorruptDataError."""
@@ -256,7 +285,9 @@ class McapLog(Log):
             counts = self._counts
             for channel in self._channels.values():
                 known = None if counts is None else int(counts.get(channel.id, 0))
-                self._add(channel.topic, self._schema(channel), channel.id, known)
+                publisher = channel.metadata.get("callerid")
+                self._add(channel.topic, self._schema(channel), channel.id, known, publisher)
+            self._divide()
 
     def _bytes(self, at: int, count: int) -> bytes:
         if count > self._size - at or at < 0:
@@ -389,6 +420,7 @@ class McapLog(Log):
             elif opcode in (9, 12):
                 self._take_more(opcode, at + 9, length)
             elif opcode == 15:
+                self._require_data(at, self._bytes(at + 9, length))
                 at += length + 9
                 break
             at += length + 9
@@ -398,6 +430,17 @@ class McapLog(Log):
                 f"{self.name} has no end, as when the recorder was killed or the file was cut: {messages:,} messages "
                 f"are whole and read, the {left:,} bytes after them are not"
             )
+
+    def _require_data(self, end: int, content: bytes) -> None:
+        """Compare messages outside chunks with the checksum that is stated of all that is before the end of data."""
+        stated = int.from_bytes(content[:4], "little")
+        if not stated or not self._bare:
+            return
+        found = 0
+        for at in range(0, end, _CACHED_BYTES):
+            found = zlib.crc32(self._bytes(at, min(_CACHED_BYTES, end - at)), found)
+        if found != stated:
+            self.damaged("its messages have another checksum than it states")
 
     def _require_channel(self, channel: int) -> None:
         if channel not in self._channels:
@@ -595,6 +638,7 @@ class SqliteLog(Log):
             self._add(str(name), schema, int(number), int(counts.pop(number, 0)))
         if counts:
             self.damaged(f"{sum(counts.values()):,} messages are of topics that it does not name")
+        self._divide()
 
     @property
     def paths(self) -> list[Path]:
@@ -658,7 +702,9 @@ class Ros1Log(Log):
             with reading("the bag", path, *self._errors):
                 for one in self._reader.connections:
                     schema = Schema(one.msgtype.replace("/msg/", "/"), "ros1", "ros1msg", one.msgdef.data.encode())
-                    self._add(one.topic, schema, one.id, len(self._reader.indexes[one.id]))
+                    count = len(self._reader.indexes[one.id])
+                    self._add(one.topic, schema, one.id, count, one.ext.callerid)
+                self._divide()
         except BaseException:
             self.close()
             raise
@@ -737,6 +783,8 @@ class SplitLog(Log):
             self.texts.update(part.texts)
             self.attachments.update(part.attachments)
             self.notes += part.notes
+            for topic_name, names in part.divided.items():
+                self.divided[topic_name] = list(dict.fromkeys([*self.divided.get(topic_name, ()), *names]))
             for topic in part.topics.values():
                 for schema in topic.schemas:
                     self._add(topic.name, schema, 0, 0)
