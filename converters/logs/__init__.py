@@ -18,6 +18,7 @@ FORMATS = (
         ends="--episodes-by: a file, a marker on a topic, or silence",
         final="yes",
         extra="logs",
+        keeps_video=True,
     ),
     FormatDeclaration(
         name="mcap",

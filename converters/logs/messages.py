@@ -17,7 +17,6 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from ...core.encodings.video import require_pyav
 from ...core.errors import CorruptDataError, FormatError, UsageError, did_you_mean
 from ...core.format.contracts import Array
 from ..files.images import ImageForm, decode_image, image_form
@@ -124,7 +123,8 @@ def codec_of(schema: Schema, what: str) -> Codec:
     )
 
 
-def _damaged(what: str, why: object) -> NoReturn:
+def damaged(what: str, why: object) -> NoReturn:
+    """Raise CorruptDataError for a message of the topic that `what` names."""
     raise CorruptDataError(f"{what}: a message cannot be decoded: {' '.join(str(why).split())[:120]}")
 
 
@@ -165,7 +165,7 @@ class _RosCodec(Codec):
                 else:
                     value, _ = by_order["<"](data, 0)
             except (struct.error, IndexError, ValueError) as error:  # UnicodeDecodeError is a ValueError
-                _damaged(self.what, error)
+                damaged(self.what, error)
             return [take(value) for take in takers]
 
         return decode
@@ -179,7 +179,7 @@ class _RosCodec(Codec):
         try:
             _, end = self._walker(order, {"": True})(sample[head:], 0)
         except (struct.error, IndexError, ValueError) as error:
-            _damaged(self.what, error)
+            damaged(self.what, error)
         left = len(sample) - head - end
         if left < 0 or left > (3 if head else 0):
             raise CorruptDataError(
@@ -191,7 +191,7 @@ class _RosCodec(Codec):
 def _byte_order(data: Buffer, what: str) -> str:
     if len(data) < 4 or data[0] != 0 or data[1] > 1:
         begin = bytes(data[:2]).hex() or "nothing"
-        _damaged(what, f"it begins with {begin}, expected plain CDR, which begins with 0000 or 0001")
+        damaged(what, f"it begins with {begin}, expected plain CDR, which begins with 0000 or 0001")
     return "<" if data[1] else ">"
 
 
@@ -451,7 +451,7 @@ class _JsonCodec(Codec):
         try:
             return json.loads(bytes(data))
         except (ValueError, RecursionError) as error:
-            _damaged(self.what, error)
+            damaged(self.what, error)
 
     def fields(self, sample: Buffer) -> dict[str, str]:
         return dict(_flat_value(self._load(sample), ""))
@@ -489,7 +489,7 @@ class _ProtobufCodec(Codec):
         except (MemoryError, UsageError):
             raise
         except Exception as error:
-            _damaged(self.what, error)
+            damaged(self.what, error)
 
     def fields(self, sample: Buffer) -> dict[str, str]:
         return dict(_flat_descriptor(self._load(sample).DESCRIPTOR, "", 0))
@@ -748,8 +748,6 @@ _RAW = {
 }  # fmt: skip
 """Element type, channels, and the order in which these become RGB, of the encodings of images in ROS."""
 _RAW_FIELDS = ("height", "width", "encoding", "step", "data")
-VIDEO_FORMATS = {"h264": "h264", "libx264": "h264", "h264_nvenc": "h264", "h265": "hevc", "hevc": "hevc"}
-"""The names that messages have for codecs, and FFmpeg's."""
 _DEPTH_HEAD = 12
 _DEEP_COLOURS = (b"\x10\x02", b"\x10\x04", b"\x10\x06")
 """Bits and kind of pixels of the PNG files that Pillow would cut to 8 bits."""
@@ -784,7 +782,7 @@ def picture_bytes(values: Sequence[Any], what: str) -> tuple[str, bytes]:
         try:
             data = base64.b64decode(data, validate=True)
         except ValueError as error:
-            _damaged(what, error)
+            damaged(what, error)
     data = bytes(data)
     if "compresseddepth" in stated.lower():
         if stated.lower().startswith("32fc1"):
@@ -844,67 +842,3 @@ def changed_size(what: str, found: ImageForm, form: ImageForm) -> FormatError:
         f"{what}: its pictures change from {form} to {found}",
         hint="convert the parts of the log with one size, each to a dataset, or leave the topic out",
     )
-
-
-def is_key_frame(packet: bytes, codec: str) -> bool:
-    """Whether a packet of H.264 or H.265, with start codes, begins a sequence that needs none before it."""
-    at = packet.find(b"\0\0\1")
-    while 0 <= at < len(packet) - 3:
-        kind = packet[at + 3]
-        if (kind & 0x1F == 5) if codec == "h264" else (16 <= (kind >> 1) & 0x3F <= 21):
-            return True
-        at = packet.find(b"\0\0\1", at + 3)
-    return False
-
-
-class VideoDecoder:
-    """Decodes packets of a video, each of which is a frame: in order, from the last key frame before the one asked for.
-
-    `packet(n)` returns the bytes of packet `n`.
-    """
-
-    def __init__(self, codec: str, packet: Callable[[int], bytes], what: str) -> None:
-        self._av = require_pyav()
-        self._codec, self._packet, self.what = codec, packet, what
-        self._context: Any = None
-        self._next = 0
-        self._frames: dict[int, Array] = {}
-
-    def frame(self, number: int) -> Array:
-        """Return the pixels `[height, width, 3]` of the frame of a packet."""
-        if number not in self._frames:
-            if self._context is None or number < self._next:
-                self._restart(number)
-            while number not in self._frames:
-                self._feed(number)
-        return self._frames[number]
-
-    def _restart(self, number: int) -> None:
-        start = number
-        while start > 0 and not is_key_frame(self._packet(start), self._codec):
-            start -= 1
-        if not is_key_frame(self._packet(start), self._codec):
-            raise FormatError(
-                f"{self.what}: no key frame comes before packet {number:,}, which cannot be decoded without one",
-                hint="begin the episodes after the first key frame, or leave the topic out of the map",
-            )
-        self._context = self._av.CodecContext.create(self._codec, "r")
-        self._context.flags |= self._av.codec.context.Flags.low_delay
-        self._context.thread_count = 1
-        self._next, self._frames = start, {}
-
-    def _feed(self, number: int) -> None:
-        packet = self._av.Packet(self._packet(self._next))
-        packet.pts = packet.dts = self._next
-        self._next += 1
-        try:
-            decoded = self._context.decode(packet)
-            if self._next > number and all(frame.pts != number for frame in decoded):
-                decoded += self._context.decode(None)
-                self._context = None
-            pixels = {int(frame.pts): frame.to_ndarray(format="rgb24") for frame in decoded if frame.pts is not None}
-        except (self._av.error.FFmpegError, ValueError) as error:
-            _damaged(self.what, error)
-        self._frames = {at: found for at, found in (self._frames | pixels).items() if at >= number - 1}
-        if self._context is None and number not in self._frames:
-            _damaged(self.what, f"packet {number:,} has no picture")

@@ -10,6 +10,8 @@ import functools
 import json
 import math
 import re
+import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +25,7 @@ from ...core.errors import FormatError, UsageError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.locate import OptionNeededError, Overview, overview_of
 from ...core.format.manifest import Dropped
+from ...core.format.videos import VIDEOS_KEPT, reference_field
 from ...core.progress import counted
 from ...core.ted.episodes import ranges_of
 from ...core.ted.schema import ACTION, NEXT, REWARD, Field, Key, Timing, key_name, role_of, safe_part
@@ -31,14 +34,11 @@ from ..files.readers import SurveyedReader
 from ..table.mapping import STATES, parse_map, require_ted_key
 from .containers import MARKER, Index, Log, Recording, has_recordings, left_out, require_recordings, schema_names
 from .messages import (
-    VIDEO_FORMATS,
     Buffer,
     Codec,
     PictureKind,
-    VideoDecoder,
     changed_size,
     file_pixels,
-    is_key_frame,
     keys_of,
     names_path,
     numbers_of,
@@ -52,6 +52,7 @@ from .messages import (
     value_path,
 )
 from .messages import Path as FieldPath
+from .video import VIDEO_FORMATS, KeptVideo, Packets, VideoDecoder
 
 _NS = 10**9
 _HOUR = 3600 * _NS
@@ -167,8 +168,8 @@ class _Part:
     """What a key takes of the messages of a topic: the field at `path`, of it the elements `take` if that is set.
 
     `names` is where the messages name its elements, which then have the order of `order`. `picture` says how messages
-    are pictures, `codec` is the codec of a video. `keyed` is set where the value is an object of JSON, whose
-    keys are the names of its elements.
+    are pictures, `codec` is the codec of a video; where that `is_kept`, rows refer to its frames. `keyed` is set where
+    the value is an object of JSON, whose keys are the names of its elements.
     """
 
     topic: str
@@ -181,6 +182,13 @@ class _Part:
     shape: tuple[int, ...]
     dtype: str
     keyed: bool = False
+    is_kept: bool = False
+
+    @property
+    def form(self) -> ImageForm:
+        """The form of its pictures."""
+        height, width, channels = self.shape
+        return ImageForm(self.dtype, (height, width, channels))
 
     @property
     def paths(self) -> list[FieldPath]:
@@ -197,11 +205,9 @@ class _Part:
     def row(self, values: Sequence[Any], what: str) -> Array:
         """Return the row of a message of its decoded fields; FormatError for one of another form than the first."""
         if self.picture is not None:
-            height, width, channels = self.shape
-            form = ImageForm(self.dtype, (height, width, channels))
             if self.picture.kind == "raw":
-                return raw_pixels(values, form, what)
-            return file_pixels(picture_bytes(values, what)[1], form, what)
+                return raw_pixels(values, self.form, what)
+            return file_pixels(picture_bytes(values, what)[1], self.form, what)
         what = f"{what}.{path_text(self.path)}" if self.path else what
         numbers = numbers_of(values[0], what)
         if self.order is not None:
@@ -222,7 +228,10 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A key and where its values come from; several parts are put side by side."""
+    """A key and where its values come from; several parts are put side by side.
+
+    `field` has another key where rows refer to frames of a video.
+    """
 
     key: Key
     timing: Timing
@@ -310,7 +319,8 @@ class LogMapping:
             if math.prod(shape) != 1:
                 raise FormatError(f"the reward has to be one number, and {given[0][0]} has {list(shape)}")
             dtype, shape = "float64" if dtype == "float64" else "float32", ()
-        return _Column(made, timing, parts, Field(made, dtype, shape, "reward" if key == REWARD else role_of(made)))
+        field = Field(made, dtype, shape, "reward" if key == REWARD else role_of(made))
+        return _Column(made, timing, parts, reference_field(field) if parts[0].is_kept else field)
 
     def _part(self, topic: str, path: FieldPath) -> _Part:
         codec, sample = self._codecs[topic], self._first[topic]
@@ -368,15 +378,18 @@ class LogMapping:
         stated, data = picture_bytes(values, codec.what)
         video = VIDEO_FORMATS.get(stated.strip().lower())
         if video is not None:
-            index = self._indexes[topic]
-            packet = packets(self._log, codec, index, picture.paths)
-            first = first_key_frame(packet, video, len(index))
-            if first == len(index):
-                raise FormatError(f"{codec.what}: its video ({stated}) has no key frame, and cannot be decoded")
-            frame = VideoDecoder(video, packet, codec.what).frame(first)
+            packets = packets_of(self._log, codec, self._indexes[topic], picture.paths, video)
+            first = packets.first_key_frame()
+            if first == packets.count:
+                raise FormatError(
+                    f"{codec.what}: its video ({stated}) cannot be decoded: no message has a key frame and its "
+                    "parameter sets"
+                )
+            frame = VideoDecoder(packets).frame(first)
             return _Part(
-                topic, path, None, None, None, PictureKind("video", picture.paths), video, frame.shape, "uint8"
-            )
+                topic, path, None, None, None, PictureKind("video", picture.paths), video, frame.shape, "uint8",
+                is_kept=self._images == "keep",
+            )  # fmt: skip
         if not is_image(data):
             raise FormatError(
                 f"{codec.what}: its pictures are {stated!r}, which is not read", hint="JPEG, PNG and H.264 are"
@@ -459,6 +472,8 @@ class OpenLog:
         self.log = recording.open()
         self.notes = list(self.log.notes)
         self.decoders: dict[str, VideoDecoder] = {}
+        self.kept: Mapping[str, KeptVideo] = {}
+        self._begins: dict[str, int] = {}
         try:
             for name in topics:
                 self.log.topic(name)
@@ -568,35 +583,51 @@ class OpenLog:
             found[names[at]][number] = int(seconds) * _NS + int(nanos)
         return found
 
+    def packets(self, part: _Part) -> Packets:
+        """Return the packets of a video."""
+        assert part.codec is not None
+        index = self.lines[part.topic].index
+        return packets_of(self.log, self.codecs[part.topic], index, part.paths, part.codec)
+
     def decoder(self, part: _Part) -> VideoDecoder:
         """Return the decoder of a video, which goes on where it was."""
-        assert part.codec is not None
         if part.topic not in self.decoders:
-            packet = packets(self.log, self.codecs[part.topic], self.lines[part.topic].index, part.paths)
-            self.decoders[part.topic] = VideoDecoder(part.codec, packet, self.codecs[part.topic].what)
+            self.decoders[part.topic] = VideoDecoder(self.packets(part))
         return self.decoders[part.topic]
 
     def begin_at_key_frame(self, part: _Part) -> None:
         """Leave out the packets of a video before its first key frame, which cannot be decoded."""
-        assert part.codec is not None
-        line = self.lines[part.topic]
-        packet = packets(self.log, self.codecs[part.topic], line.index, part.paths)
-        first = first_key_frame(packet, part.codec, len(line.index))
+        line, packets = self.lines[part.topic], self.packets(part)
+        first = packets.first_key_frame()
         if first:
             kept = line.numbers >= first
             self.lines[part.topic] = Line(line.index, line.times[kept], line.numbers[kept])
             self.notes.append(f"{part.topic}: {counted(first, 'packet')} before the first key frame cannot be decoded")
+        packets.require_in_order(first)
+        self._begins[part.topic] = first
+
+    def keep(self, parts: Iterable[_Part], folder: Path) -> None:
+        """Write the videos that are kept into files of a folder."""
+        self.kept = {
+            part.topic: self.packets(part).keep(
+                self._begins[part.topic], self.lines[part.topic].index.log, part.form, folder
+            )
+            for part in parts
+            if self._begins[part.topic] < len(self.lines[part.topic].index)
+        }
 
 
-def packets(log: Log, codec: Codec, index: Index, paths: Sequence[FieldPath]) -> Callable[[int], bytes]:
-    """Return what brings the bytes of the packets of a video by their number."""
+def packets_of(log: Log, codec: Codec, index: Index, paths: Sequence[FieldPath], video: str) -> Packets:
+    """Return the packets of a topic, which are `video`; FormatError for a message that states another format."""
     decode = codec.chosen(list(paths))
-    return lambda number: picture_bytes(decode(log.message(index.places[number].tolist())[1]), codec.what)[1]
 
+    def packet(number: int) -> bytes:
+        stated, data = picture_bytes(decode(log.message(index.places[number].tolist())[1]), codec.what)
+        if VIDEO_FORMATS.get(stated.strip().lower()) != video:
+            raise FormatError(f"{codec.what}: message {number:,} is {stated!r}, and the first ones are {video}")
+        return data
 
-def first_key_frame(packet: Callable[[int], bytes], codec: str, count: int) -> int:
-    """Return the number of the first key frame; `count` where there is none."""
-    return next((number for number in range(count) if is_key_frame(packet(number), codec)), count)
+    return Packets(video, packet, len(index), codec.what)
 
 
 # Episodes -----------------------------------------------------------------------------------------------
@@ -841,6 +872,8 @@ class _Found:
     notes: tuple[str, ...]
     dropped: tuple[Dropped, ...]
     documents: Mapping[str, bytes]
+    kept: Sequence[Mapping[str, KeptVideo]]
+    """The videos of each recording by topic."""
 
 
 class LogReader(SurveyedReader[_Found]):
@@ -848,7 +881,8 @@ class LogReader(SurveyedReader[_Found]):
 
     Options: `map` has keys and topics with fields; `fps` steps a second, `align` how values are taken at each, `clock`
     on which clock; `episodes_by` where episodes are cut; `tolerance` and `drop_late` what becomes of old values;
-    `action` makes actions of next observations; `images` is `decode` or `skip`. The rule is in docs/reference/logs.md.
+    `action` makes actions of next observations; `images` is `keep`, for videos, `decode` or `skip`. The rule is in
+    docs/reference/logs.md.
 
     Raises UsageError for topics and fields that a log does not have, FormatError for clocks that cannot be aligned and
     values that change their size, CorruptDataError for damaged files.
@@ -865,7 +899,7 @@ class LogReader(SurveyedReader[_Found]):
         """Find the recordings and understand the options."""
         self._recordings = require_recordings(self.path)
         self._open: tuple[int, OpenLog] | None = None
-        self._images = require_images(self.options.get("images"), known=("decode", "skip"))
+        self._images = require_images(self.options.get("images"), known=("keep", "decode", "skip"))
         given = self.options.get("map")
         self._rules = Rules.of(self.options)
         if not given or (self._rules.rate is None and self._rules.reference is None):
@@ -882,8 +916,10 @@ class LogReader(SurveyedReader[_Found]):
             self._close()
             opened = OpenLog(self._recordings[number], self._topics(columns), self._rules.clock)
             self._open = (number, opened)
-            for part in {part.topic: part for one in columns for part in one.parts if part.codec is not None}.values():
+            for part in _videos(columns):
                 opened.begin_at_key_frame(part)
+            if self._found is not None:
+                opened.kept = self._found.kept[number]
         return self._open[1]
 
     def _close(self) -> None:
@@ -908,8 +944,14 @@ class LogReader(SurveyedReader[_Found]):
         episodes: list[_Episode] = []
         tallies: dict[str, _Tally] = {}
         documents: dict[str, bytes] = {}
+        videos = [part for part in _videos(columns) if part.is_kept]
+        folder = self._folder_of_videos() if videos else None
+        kept: list[Mapping[str, KeptVideo]] = []
         for number, recording in enumerate(self._recordings):
             opened = self._opened(number, columns)
+            if folder is not None:
+                opened.keep(videos, folder)
+            kept.append(opened.kept)
             found = list(self._episodes(number, opened, columns, tallies, notes))
             episodes += found
             notes += opened.notes
@@ -922,12 +964,31 @@ class LogReader(SurveyedReader[_Found]):
             raise FormatError(f"{self.path} has no steps: {why}", hint=f"rbtool inspect {self.path} shows its topics")
         notes += [tally.note(name, self._rules.tolerance) for name, tally in tallies.items()
                   if tally.rows or tally.outside]  # fmt: skip
+        if names := [key_name(one.key) for one in columns if one.parts[0].is_kept]:
+            notes.append(f"{VIDEOS_KEPT} ({', '.join(names)})")
         if self._rules.rate is not None:
             documents["alignment_info.json"] = json.dumps(self._described()).encode()
         return _Found(
             tuple(columns), tuple(self._fields(columns)), tuple(episodes), tuple(_few(notes)), tuple(dropped),
-            documents,
+            documents, kept,
         )  # fmt: skip
+
+    def _folder_of_videos(self) -> Path:
+        """Make a folder that is there as long as this reader: it is closed before videos are copied."""
+        folder = tempfile.TemporaryDirectory(prefix="rbtool-log-")
+        weakref.finalize(self, folder.cleanup)
+        return Path(folder.name)
+
+    def videos_of(self, numbers: Sequence[int]) -> dict[str, Path | bytes]:
+        """The videos of the recordings that these episodes are from."""
+        found = self.found
+        recordings = dict.fromkeys(found.episodes[number].recording for number in numbers)
+        return {
+            name: content
+            for recording in recordings
+            for video in found.kept[recording].values()
+            for name, content in video.contents.items()
+        }
 
     def _described(self) -> dict[str, Any]:
         rules = self._rules
@@ -983,7 +1044,7 @@ class LogReader(SurveyedReader[_Found]):
             return
         if any(column.key[0] == ACTION[0] for column in columns):
             raise UsageError("--action next makes actions, and --map has some", hint="leave out one of them")
-        states = [column for column in columns if column.timing == "state"]
+        states = [column for column in columns if column.timing == "state" and not column.parts[0].is_kept]
         if all(column.key != wanted for column in states):
             names = ", ".join(key_name(column.key) for column in states)
             raise UsageError(
@@ -1216,7 +1277,7 @@ class LogReader(SurveyedReader[_Found]):
                     stamps.append(one.line.times[one.positions])
                     late.append(self._rules.late(at - stamps[-1]))
             made = rows[0] if len(rows) == 1 else np.concatenate([one.reshape(len(one), -1) for one in rows], 1)
-            found[column.key] = made.astype(column.field.dtype, copy=False)
+            found[column.field.key] = made.astype(column.field.dtype, copy=False)
             if stamps:
                 oldest = np.min(stamps, axis=0)
                 ages[TIME, *column.key], ages[AGE, *column.key] = oldest, (at - oldest) / _NS
@@ -1243,18 +1304,26 @@ class LogReader(SurveyedReader[_Found]):
 
     def _decoded(self, opened: OpenLog, reads: Sequence[_Read], wanted: Mapping[str, Array]) -> list[Array]:
         """Decode the messages that are wanted of each topic, once each; return the rows of each read."""
-        found = [np.empty((len(wanted[one.part.topic]), *one.part.shape), one.part.dtype) for one in reads]
+        found = [
+            np.empty((len(wanted[one.part.topic]), 2), np.int64) if one.part.is_kept
+            else np.empty((len(wanted[one.part.topic]), *one.part.shape), one.part.dtype)
+            for one in reads
+        ]  # fmt: skip
         by_topic: dict[str, list[int]] = {}
         for at, one in enumerate(reads):
+            numbers = wanted[one.part.topic]
             if one.part.codec is None:
                 by_topic.setdefault(one.part.topic, []).append(at)
-                continue
-            decoder = opened.decoder(one.part)
-            for row, number in enumerate(wanted[one.part.topic].tolist()):
-                pixels = decoder.frame(number)
-                if pixels.shape != one.part.shape:
-                    raise changed_size(decoder.what, _form_of(pixels), _form_of(found[at][0]))
-                found[at][row] = pixels
+            elif one.part.is_kept:
+                video = opened.kept[one.part.topic]
+                found[at][:, 0], found[at][:, 1] = video.number, numbers - video.first
+            else:
+                decoder = opened.decoder(one.part)
+                for row, number in enumerate(numbers.tolist()):
+                    pixels = decoder.frame(number)
+                    if pixels.shape != one.part.shape:
+                        raise changed_size(decoder.packets.what, ImageForm("uint8", pixels.shape), one.part.form)
+                    found[at][row] = pixels
         topics = list(by_topic)
         decoders = [
             opened.codecs[topic].chosen([path for at in by_topic[topic] for path in reads[at].part.paths])
@@ -1320,9 +1389,9 @@ def _piece(number: int, episode: _Episode, columns: Mapping[Key, Array], start: 
     )
 
 
-def _form_of(pixels: Array) -> ImageForm:
-    height, width, channels = pixels.shape
-    return ImageForm(pixels.dtype.name, (height, width, channels))
+def _videos(columns: Iterable[_Column]) -> list[_Part]:
+    """Return the topics with video, each once."""
+    return list({part.topic: part for one in columns for part in one.parts if part.codec is not None}.values())
 
 
 def _few(notes: Sequence[str]) -> Iterator[str]:

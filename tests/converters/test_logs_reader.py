@@ -20,13 +20,15 @@ import numpy as np
 import pytest
 import yaml
 import zstandard
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from mcap.reader import make_reader
 from mcap.writer import CompressionType, Writer
 from mcap_protobuf.decoder import DecoderFactory as ProtobufDecoders
 from mcap_ros2.decoder import DecoderFactory as RosDecoders
 from PIL import Image
 from rosbags.highlevel import AnyReader
-from rosbags.typesys import Stores, get_typestore
+from rosbags.rosbag1 import Writer as Ros1Writer
+from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 import rbtool
 from rbtool.converters.logs.reader import LogReader
@@ -558,6 +560,25 @@ def test_joints_have_one_order_on_all_topics(tmp_path: Path) -> None:
     assert any("/goal.q: its elements are put in the order of other topics: a, b" in note for note in facts.notes)
 
 
+@pytest.mark.parametrize(
+    ("made", "field", "topics"), [("_published", "x", ["/q@1", "/q@2"]), ("_nodes", "data", ["/q@/left", "/q@/right"])]
+)
+def test_publishers_that_send_at_once_are_topics_of_their_own(
+    made: str, field: str, topics: list[str], tmp_path: Path
+) -> None:
+    log = globals()[made](tmp_path)
+    assert [one.name for one in rbtool.inspect(log).topics] == topics
+    pairs = " ".join(f"observation.{name}={topic}.{field}" for name, topic in zip("ab", topics, strict=True))
+    (rows,), _ = rows_of(log, {"map": pairs, "fps": 1.0})
+    assert rows["observation.a"].tolist()[:5] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert rows["observation.b"].tolist()[:5] == [10.0, 11.0, 12.0, 13.0, 14.0]
+
+
+def test_a_publisher_that_takes_over_is_no_other(tmp_path: Path) -> None:
+    (rows,), _ = rows_of(_published(tmp_path, gap=5), {"map": "observation=/q.x", "fps": 1.0})
+    assert rows["observation"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 10.0, 11.0, 12.0, 13.0, 14.0, 14.0]
+
+
 def test_names_in_an_array_are_names(tmp_path: Path) -> None:
     def message(*names: bytes) -> bytes:
         body = b"".join(struct.pack("<I2s2x", 2, name + b"\0") for name in names)
@@ -779,44 +800,114 @@ def test_pixels_are_those_of_the_message(message: Any, wanted: np.ndarray[Any, A
     assert all(np.array_equal(row, wanted) for row in rows["observation.image"])
 
 
-def encoded(frames: int, gop: int) -> list[bytes]:
-    """Frames of H.264 with start codes, each a packet, as robots send them; frame k has the brightness 10 k."""
-    made = io.BytesIO()
-    with av.open(made, "w", format="h264") as out:
-        stream = out.add_stream("libx264", rate=10)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        stream.options = {"bf": "0", "g": str(gop), "tune": "zerolatency", "crf": "1"}
+def encoded(frames: int, gop: int = 5, codec: str = "h264", width: int = 64, b_frames: int = 0) -> list[bytes]:
+    """Frames with start codes, each a packet, as robots send them; frame k has the brightness 9 k."""
+    made, library = io.BytesIO(), {"h264": "libx264", "hevc": "libx265"}[codec]
+    with av.open(made, "w", format=codec) as out:
+        stream = out.add_stream(library, rate=10)
+        stream.width, stream.height, stream.pix_fmt = width, 48, "yuv420p"
+        stream.codec_context.max_b_frames = b_frames
+        stream.options = {"g": str(gop), "crf": "1", "b-adapt": "0"} | ({} if b_frames else {"tune": "zerolatency"})
+        if codec == "hevc":
+            stream.options |= {"x265-params": f"keyint={gop}:scenecut=0:repeat-headers=1:log-level=none"}
         packets: list[bytes] = []
         for number in range(frames):
-            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 10 * number, np.uint8), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(np.full((48, width, 3), 9 * number, np.uint8), format="rgb24")
             packets += [bytes(one) for one in stream.encode(frame)]
         packets += [bytes(one) for one in stream.encode(None)]
     return packets
 
 
-@pytest.mark.parametrize("first", [0, 2])
-def test_packets_of_video_are_decoded_from_the_first_key_frame(first: int, tmp_path: Path) -> None:
-    packets = encoded(16, 5)
-    assert len(packets) == 16
-    kinds = get_typestore(Stores.ROS2_HUMBLE).types
-    header = kinds["std_msgs/msg/Header"](stamp=kinds["builtin_interfaces/msg/Time"](sec=0, nanosec=1), frame_id="c")
+def _in_pairs(packets: Sequence[bytes]) -> list[bytes]:
+    return [one + other for one, other in zip(packets[::2], packets[1::2], strict=True)]
+
+
+def _as_protobuf(path: Path, packets: Sequence[bytes], stated: str) -> Path:
+    files = descriptor_pb2.FileDescriptorSet()
+    file = files.file.add(name="video.proto", package="foxglove", syntax="proto3")
+    message = file.message_type.add(name="CompressedVideo")
+    for name, number, kind in (("frame_id", 2, 9), ("data", 3, 12), ("format", 4, 9)):
+        message.field.add(name=name, number=number, label=1, type=kind)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    made = message_factory.GetMessageClass(pool.FindMessageTypeByName("foxglove.CompressedVideo"))
+    with path.open("wb") as opened:
+        writer = Writer(opened)
+        writer.start(profile="", library="test")
+        schema = writer.register_schema("foxglove.CompressedVideo", "protobuf", files.SerializeToString())
+        channel = writer.register_channel("/t", "protobuf", schema)
+        for at, one in enumerate(packets):
+            data = made(frame_id="c", data=one, format=stated).SerializeToString()
+            writer.add_message(channel, BEGIN + at * 100_000_000, data, 0)
+        writer.finish()
+    return path
+
+
+def _as_json(path: Path, packets: Sequence[bytes], stated: str) -> Path:
+    values = ({"data": base64.b64encode(one).decode(), "format": stated} for one in packets)
+    return json_log(path, {"/t": [(BEGIN + at * 100_000_000, one) for at, one in enumerate(values)]})
+
+
+def _as_ros(path: Path, packets: Sequence[bytes], stated: str) -> Path:
+    kind, store = "foxglove_msgs/msg/CompressedVideo", get_typestore(Stores.ROS2_HUMBLE)
+    text = "builtin_interfaces/Time timestamp\nstring frame_id\nuint8[] data\nstring format\n"
+    store.register(get_types_from_msg(text, kind))
+    stamp = store.types["builtin_interfaces/msg/Time"](sec=1, nanosec=0)
     messages = [
-        kinds["sensor_msgs/msg/CompressedImage"](header=header, format="h264", data=np.frombuffer(one, np.uint8))
-        for one in packets[first:]
+        store.types[kind](timestamp=stamp, frame_id="c", data=np.frombuffer(one, np.uint8), format=stated)
+        for one in packets
     ]
-    log = cdr_log(tmp_path / "v.mcap", "sensor_msgs/msg/CompressedImage", messages)
+    return cdr_log(path, kind, [bytes(store.serialize_cdr(one, kind)) for one in messages], definition=text)
+
+
+@pytest.mark.parametrize("images", ["keep", "decode"])
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize(
+    ("written", "stated", "codec"),
+    [(_as_ros, "h264", "h264"), (_as_protobuf, "h265", "hevc"), (_as_json, "h264", "h264")],
+    ids=["CDR", "Protobuf", "JSON"],
+)
+def test_frames_of_video_are_those_of_plain_decoding(
+    written: Callable[..., Path], stated: str, codec: str, first: int, images: str, tmp_path: Path
+) -> None:
+    """Rows hold the newest frame, so that some have the same one; without a key frame there is no frame."""
+    packets = encoded(26, codec=codec)
+    log = written(tmp_path / "v.mcap", packets[first:], stated)
+    with av.open(io.BytesIO(b"".join(packets)), format=codec) as container:
+        plain = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)][5 if first else 0 :]
+    options = {"map": "observation.image=/t", "fps": 25.0, "images": images}
+    made = rbtool.convert(log, tmp_path / "made", num_workers=2, **options)
+    batch = rbtool.load_dataset(made.path, verify=True)[:]
+    numbers = [min(row * 4 // 10, len(plain) - 1) for row in range(len(batch) + 1)]
+    assert len(batch) == (len(plain) - 1) * 5 // 2 + 1
+    for rows, wanted in ((batch, numbers[:-1]), (batch["next"], numbers[1:])):
+        assert np.array_equal(rows["observation", "image"].numpy(), [plain[number] for number in wanted])
+    notes = rbtool.inspect(made.path).notes
+    assert any("2 packets" not in note and "before the first key frame" in note for note in notes) == bool(first)
+    assert any("videos are kept" in note for note in notes) == (images == "keep")
+    videos = list((made.path / ".rbtool/videos").glob("*.mp4"))
+    assert len(videos) == (images == "keep")
+    for video in videos:  # the bytes of all frames, not encoded again
+        data = video.read_bytes()
+        assert all(one[one.rindex(b"\0\0\1") + 3 :] in data for one in packets[5 if first else 0 :])
+    if images == "keep":
+        assert not rbtool.check(made.path, full=True).errors
+        assert rbtool.convert(log, tmp_path / "again", **options).content_digest == made.content_digest
+
+
+def test_a_video_of_every_recording_is_kept(tmp_path: Path) -> None:
+    """Only the videos of the episodes chosen are there, and the last of them begins at its second key frame."""
+    folder, packets = tmp_path / "runs", encoded(20)
+    folder.mkdir()
+    for at, first in enumerate((0, 5, 7)):
+        _as_ros(folder / f"{at}.mcap", packets[first : 16 + at], "h264")
     options = {"map": "observation.image=/t", "fps": 10.0}
-    (rows,), facts = rows_of(log, options)
-    key = 0 if first == 0 else 5
-    brightness = rows["observation.image"].reshape(len(rows["observation.image"]), -1).mean(1)
-    wanted = [10 * number for number in range(key, 16)]
-    assert np.abs(brightness[: len(wanted)] - wanted).max() < 3
-    assert any("before the first key frame" in note for note in facts.notes) == bool(first)
-    small = with_options(options, 3 * 64 * 48 * 4)
-    with small(log) as reader:  # pieces that begin between key frames
-        assert len(list(reader.pieces())) > 1
-        found = joined(reader.pieces(), reader.facts())[0]["observation", "image"]
-    assert np.array_equal(found, rows["observation.image"])
+    made = rbtool.convert(folder, tmp_path / "made", episodes="1:3", **options)
+    assert len(list((made.path / ".rbtool/videos").glob("*.mp4"))) == 2
+    found = rbtool.load_dataset(made.path)[:]
+    brightness = found["observation", "image"].float().mean((1, 2, 3))
+    wanted = [9 * number for number in (*range(5, 17), *range(10, 18))]
+    assert np.abs(brightness.numpy() - wanted).max() < 3
 
 
 # Refusals -----------------------------------------------------------------------------------------------
@@ -857,6 +948,39 @@ def _sizes(folder: Path) -> Path:
         "sensor_msgs/msg/Image",
         [image("rgb8", PIXELS), image("rgb8", PIXELS[:4]), image("rgb8", PIXELS)],
     )
+
+
+def _published(folder: Path, gap: int = 0) -> Path:
+    """Two channels on a topic, the second one from `gap` seconds on."""
+    with (folder / "two.mcap").open("wb") as file:
+        writer = Writer(file)
+        writer.start(profile="", library="test")
+        for number in range(2):
+            channel = writer.register_channel("/q", "json", 0)
+            for at in range(5):
+                data = json.dumps({"x": float(10 * number + at)}).encode()
+                writer.add_message(channel, BEGIN + (at + number * gap) * NS, data, 0)
+        writer.finish()
+    return folder / "two.mcap"
+
+
+def _nodes(folder: Path) -> Path:
+    store = get_typestore(Stores.ROS1_NOETIC)
+    with Ros1Writer(folder / "two.bag") as bag:
+        for number, node in enumerate(("/left", "/right")):
+            connection = bag.add_connection("/q", "std_msgs/msg/Float64", typestore=store, callerid=node)
+            for at in range(5):
+                message = store.types["std_msgs/msg/Float64"](data=float(10 * number + at))
+                bag.write(connection, BEGIN + at * NS, store.serialize_ros1(message, "std_msgs/msg/Float64"))
+    return folder / "two.bag"
+
+
+def _changed_message(folder: Path) -> Path:
+    topics = {"/a": [(BEGIN + at * NS, {"x": 1.5}) for at in range(3)]}
+    log = json_log(folder / "c.mcap", topics, use_chunking=False, enable_data_crcs=True)
+    assert len(rows_of(log, {"map": "observation=/a.x", "fps": 1.0})[0]) == 1
+    log.write_bytes(log.read_bytes().replace(b"1.5", b"1.7", 1))
+    return log
 
 
 def _damaged_chunk(folder: Path) -> Path:
@@ -936,6 +1060,41 @@ REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
     ),
     "no stamps": (LOGS / "json_unicode.mcap", {**JSON, "clock": "header"}, UsageError, "no topic that is mapped has"),
     "pictures that change": (_sizes, {"map": "observation=/t", "fps": 10.0}, FormatError, "change from uint8"),
+    "video that changes": (
+        lambda folder: _as_ros(folder / "v.mcap", [*encoded(6), *encoded(6, width=80)], "h264"),
+        {"map": "observation=/t", "fps": 10.0}, FormatError, "change from uint8 [48, 64, 3] to uint8 [48, 80, 3]",
+    ),
+    "video that changes, decoded": (
+        lambda folder: _as_ros(folder / "v.mcap", [*encoded(6), *encoded(6, width=80)], "h264"),
+        {"map": "observation=/t", "fps": 10.0, "images": "decode"}, FormatError, "change from uint8 [48, 64, 3] to",
+    ),
+    "B-frames": (
+        lambda folder: _as_json(folder / "v.mcap", encoded(20, 10, b_frames=2), "h264"),
+        {"map": "observation=/t", "fps": 10.0, "images": "decode"}, FormatError, "its video has B-frames",
+    ),
+    "B-frames of H.265": (
+        lambda folder: _as_json(folder / "v.mcap", encoded(20, 10, "hevc", b_frames=2), "h265"),
+        {"map": "observation=/t", "fps": 10.0}, FormatError, "its video has B-frames",
+    ),
+    "no key frame": (
+        lambda folder: _as_json(folder / "v.mcap", encoded(9, 20)[1:], "h264"),
+        {"map": "observation=/t", "fps": 10.0}, FormatError, "no message has a key frame",
+    ),
+    "two frames a message": (
+        lambda folder: _as_json(folder / "v.mcap", _in_pairs(encoded(12)), "h264"),
+        {"map": "observation=/t", "fps": 10.0}, CorruptDataError, "is not a whole frame of h264",
+    ),
+    "two formats": (
+        lambda folder: json_log(folder / "v.mcap", {"/t": [
+            (BEGIN + at * NS, {"format": stated, "data": base64.b64encode(one).decode()})
+            for at, (stated, one) in enumerate(zip(("h264", "h264", "jpeg"), encoded(3), strict=True))
+        ]}),
+        {"map": "observation=/t", "fps": 1.0}, FormatError, "message 2 is 'jpeg', and the first ones are h264",
+    ),
+    "the next picture": (
+        lambda folder: _as_json(folder / "v.mcap", encoded(9), "h264"),
+        {"map": "observation.image=/t", "fps": 10.0, "action": "next:observation.image"}, UsageError, "does not have",
+    ),
     "a mosaic": (
         lambda folder: cdr_log(folder / "b.mcap", "sensor_msgs/msg/Image", [image("bayer_rggb8", PIXELS[:, :, 0])] * 2),
         {"map": "observation=/t", "fps": 1.0}, FormatError, "the encoding 'bayer_rggb8' has the colours",
@@ -979,6 +1138,16 @@ REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
             folder / "j.mcap", "sensor_msgs/msg/JointState", _joints([[], ["b", "a"], ["a", "b"]], [2, 2, 2])
         ),
         {"map": "observation=/t.position", "fps": 10.0}, FormatError, "the first message does not name its elements",
+    ),
+    "two publishers at once": (
+        _published, {"map": "observation=/q.x", "fps": 1.0}, UsageError,
+        "2 publishers send on /q at the same time, whose messages would be mixed",
+    ),
+    "two nodes of ROS 1 at once": (
+        _nodes, {"map": "observation=/q.data", "fps": 1.0}, UsageError, "2 publishers send on /q at the same time",
+    ),
+    "messages without chunks that changed": (
+        _changed_message, {"map": "observation=/a.x", "fps": 1.0}, CorruptDataError, "another checksum than it states",
     ),
     "keys that change": (
         lambda folder: json_log(

@@ -1,0 +1,231 @@
+"""Video in logs: a topic whose messages are packets of H.264 or H.265, a frame each, decoded or kept as they are."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.encodings.video import VideoFile, require_pyav
+from ...core.errors import FormatError, RbtoolError
+from ...core.format import fs
+from ...core.format.contracts import Array
+from ...core.format.files import digest_file
+from ...core.format.videos import index_name, video_id, video_name
+from ..files.images import ImageForm
+from .messages import changed_size, damaged
+
+VIDEO_FORMATS = {"h264": "h264", "libx264": "h264", "h264_nvenc": "h264", "h265": "hevc", "hevc": "hevc"}
+"""The names that messages have for codecs, and FFmpeg's."""
+_CLOCK = 90_000
+"""The unit of time stamps in a kept video, a second: as usual for video."""
+_PROBED = 64
+"""So many frames at the begin of a video are decoded to see that they come in the order of their packets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packets:
+    """The packets of a topic with video: `packet(n)` returns the bytes of message `n`, of `count`, with start codes.
+
+    `codec` is FFmpeg's name of the codec; `what` names the topic in messages.
+    """
+
+    codec: str
+    packet: Callable[[int], bytes]
+    count: int
+    what: str
+
+    def first_key_frame(self) -> int:
+        """Return the number of the first packet at which decoding can begin; `count` where there is none."""
+        return next((number for number in range(self.count) if self.is_begin(number)), self.count)
+
+    def is_begin(self, number: int) -> bool:
+        """Whether decoding can begin at a packet: a key frame, with what it needs to be decoded."""
+        data = self.packet(number)
+        return _is_key_frame(data, self.codec) and bool(_parameters(data, self.codec))
+
+    def require_in_order(self, first: int) -> None:
+        """Raise FormatError where frames are not shown in the order of the packets, of which `first` is a key frame.
+
+        Then a message has not the picture of its time. Only the first frames are decoded for it.
+        """
+        last = min(self.count, first + _PROBED)
+        shown = [at for at, _ in _decoded(self, range(first, last))]
+        if shown == list(range(first, last)):
+            return
+        if sorted(shown) == list(range(first, last)):
+            raise FormatError(
+                f"{self.what}: its video has B-frames, which are shown at other times than their messages were sent",
+                hint="record video without B-frames, as foxglove.CompressedVideo has to be",
+            )
+        lost = next(at for at in range(first, last) if at not in shown)
+        damaged(self.what, f"packet {lost:,} is not a whole frame of {self.codec}")
+
+    def keep(self, first: int, logs: Array, form: ImageForm, folder: Path) -> KeptVideo:
+        """Write the packets from key frame `first` on into a file in a folder, not encoded again.
+
+        `logs` are the times of all messages, ascending, in nanoseconds. FormatError for frames of another form, and
+        for packets that are not a frame each.
+        """
+        av = require_pyav()
+        numbers = np.arange(first, self.count)
+        stamps = (logs[first:] - logs[first]) // 1000 * _CLOCK // 10**6
+        stamps = np.maximum.accumulate(stamps - numbers) + numbers  # equal times are a tick apart
+        path, unit = folder / f"{len(list(folder.iterdir()))}.part", Fraction(1, _CLOCK)
+        head = self.packet(first)
+        known = {_parameters(head, self.codec)}
+        try:
+            with (
+                av.open(io.BytesIO(head), format=self.codec) as given,
+                fs.created(path) as made,
+                av.open(made, "w", format="mp4", options={"fflags": "+bitexact"}) as out,
+            ):
+                stream = out.add_stream_from_template(given.streams.video[0])
+                stream.time_base = unit
+                for number, stamp in zip(numbers.tolist(), stamps.tolist(), strict=True):
+                    data = self.packet(number)
+                    packet = av.Packet(data)
+                    packet.pts = packet.dts = stamp
+                    packet.time_base, packet.stream = unit, stream
+                    packet.is_keyframe = _is_key_frame(data, self.codec)
+                    if packet.is_keyframe and (stated := _parameters(data, self.codec)) and stated not in known:
+                        self._require_form(number, form)
+                        known.add(stated)
+                    out.mux(packet)
+        except RbtoolError:
+            raise
+        except (av.error.FFmpegError, ValueError) as error:
+            damaged(self.what, error)
+        with VideoFile(path) as video:
+            index, shape = video.index, video.shape
+        if not np.array_equal(index.stamps - index.stamps[0], stamps - stamps[0]):
+            damaged(self.what, f"{len(stamps):,} packets have {len(index):,} frames")
+        if shape != form.shape:
+            raise changed_size(self.what, ImageForm("uint8", shape), form)
+        number = video_id(digest_file(path))
+        target = folder / video_name(number)
+        fs.rename(path, target)
+        return KeptVideo(number, first, target, index.to_bytes())
+
+    def _require_form(self, number: int, form: ImageForm) -> None:
+        """Raise FormatError where a key frame has another form."""
+        _, pixels = next(_decoded(self, (number,)))
+        found = ImageForm("uint8", pixels.shape)
+        if found != form:
+            raise changed_size(self.what, found, form)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptVideo:
+    """A file with the packets of a topic: its id, the message whose picture is frame 0, the file and its index."""
+
+    number: int
+    first: int
+    path: Path
+    index: bytes
+
+    @property
+    def contents(self) -> dict[str, Path | bytes]:
+        """The files under the names that they have in a dataset."""
+        return {video_name(self.number): self.path, index_name(self.number): self.index}
+
+
+def _units(packet: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where the units of a packet begin, after their start codes, and the first byte of each."""
+    at = packet.find(b"\0\0\1")
+    while 0 <= at < len(packet) - 3:
+        yield at + 3, packet[at + 3]
+        at = packet.find(b"\0\0\1", at + 3)
+
+
+def _is_key_frame(packet: bytes, codec: str) -> bool:
+    """Whether a packet of H.264 or H.265, with start codes, begins a sequence that needs none before it."""
+    return any(
+        (kind & 0x1F == 5) if codec == "h264" else (16 <= (kind >> 1) & 0x3F <= 21) for _, kind in _units(packet)
+    )
+
+
+def _parameters(packet: bytes, codec: str) -> bytes:
+    """Return the units of a packet that state the form of the pictures; nothing where it relies on earlier ones."""
+    starts = [*_units(packet), (len(packet) + 3, 0)]
+    sets = ((kind & 0x1F == 7) if codec == "h264" else ((kind >> 1) & 0x3F == 33) for _, kind in starts)
+    return b"".join(
+        packet[at : after - 3].rstrip(b"\0")
+        for (at, _), (after, _), is_set in zip(starts, starts[1:], sets, strict=False)
+        if is_set
+    )
+
+
+def _decoder(codec: str) -> Any:
+    context = require_pyav().CodecContext.create(codec, "r")
+    context.thread_count = 1
+    return context
+
+
+def _decoded(packets: Packets, numbers: Sequence[int]) -> Iterator[tuple[int, Array]]:
+    """Decode packets, of which the first is a key frame; yield their numbers and pixels in the order of showing."""
+    av, context = require_pyav(), _decoder(packets.codec)
+    try:
+        for number in (*numbers, None):
+            packet = None if number is None else av.Packet(packets.packet(number))
+            if packet is not None:
+                packet.pts = packet.dts = number
+            for frame in context.decode(packet):
+                yield int(frame.pts), frame.to_ndarray(format="rgb24")
+    except RbtoolError:
+        raise
+    except (av.error.FFmpegError, ValueError, TypeError) as error:
+        damaged(packets.what, error)
+
+
+class VideoDecoder:
+    """Decodes packets of a video: in order, from the last key frame before the one that is asked for."""
+
+    def __init__(self, packets: Packets) -> None:
+        self.packets = packets
+        self._context: Any = None
+        self._next = 0
+        self._frames: dict[int, Array] = {}
+
+    def frame(self, number: int) -> Array:
+        """Return the pixels `[height, width, 3]` of the frame of a packet."""
+        if number not in self._frames:
+            if self._context is None or number < self._next:
+                self._restart(number)
+            while number not in self._frames:
+                self._feed(number)
+        return self._frames[number]
+
+    def _restart(self, number: int) -> None:
+        start = next((at for at in range(number, -1, -1) if self.packets.is_begin(at)), None)
+        if start is None:
+            raise FormatError(
+                f"{self.packets.what}: no key frame comes before packet {number:,}, which cannot be decoded without "
+                "one",
+                hint="begin the episodes after the first key frame, or leave the topic out of the map",
+            )
+        self._context = _decoder(self.packets.codec)
+        self._context.flags |= require_pyav().codec.context.Flags.low_delay
+        self._next, self._frames = start, {}
+
+    def _feed(self, number: int) -> None:
+        av = require_pyav()
+        packet = av.Packet(self.packets.packet(self._next))
+        packet.pts = packet.dts = self._next
+        self._next += 1
+        try:
+            decoded = self._context.decode(packet)
+            if self._next > number and all(frame.pts != number for frame in decoded):
+                decoded += self._context.decode(None)
+                self._context = None
+            pixels = {int(frame.pts): frame.to_ndarray(format="rgb24") for frame in decoded if frame.pts is not None}
+        except (av.error.FFmpegError, ValueError) as error:
+            damaged(self.packets.what, error)
+        self._frames = {at: found for at, found in (self._frames | pixels).items() if at >= number - 1}
+        if self._context is None and number not in self._frames:
+            damaged(self.packets.what, f"packet {number:,} has no picture")
