@@ -26,19 +26,13 @@ def leftover(folder):
     return path
 
 
-@pytest.fixture(scope="module")
-def environment(variables):
-    """Questions are answered by processes that start as they do for a user."""
-    return variables
-
-
 @pytest.fixture
-def asked(folder, environment):
+def asked(folder, environment, real):
     """Run a line of bash in a terminal and answer its question (None interrupts); return code and what was shown."""
 
     def run(line: str, answer: str | None) -> tuple[int, str]:
         places = {"RBTOOL_HOME": str(folder / "home"), "TERM": "xterm-256color", "COLUMNS": "100", "NO_COLOR": "1"}
-        code, shown = type_line(line, folder, environment | places, answer)
+        code, shown = type_line(line, folder, environment | places | (real if answer is None else {}), answer)
         return code, shown.replace("\r", "")
 
     return run

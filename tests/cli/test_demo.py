@@ -81,9 +81,12 @@ def test_the_commands_shown_do_what_the_demo_did(demo, shell, tmp_path):
     ("script", "code", "said"),
     [
         ("raise ValueError('my mistake')", 1, "error: rbtool-demo/train.py failed: ValueError: my mistake\n"),
-        ("print('no figures')", 0, "  a clone of the policy that recorded it: it prints no returns\n"),
+        pytest.param(
+            "print('no figures')", 0, "  a clone of the policy that recorded it: it prints no returns\n",
+            marks=pytest.mark.slow,
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_training_script_that_was_edited(script, code, said, demo, shell, tmp_path):
     shutil.copytree(demo[0] / "rbtool-demo", tmp_path / "rbtool-demo")
     (tmp_path / "rbtool-demo/train.py").write_text(script)

@@ -48,9 +48,20 @@ def uploads(tmp_path, template, request):
         yield {"HF_ENDPOINT": server.url, "HF_TOKEN": WRITER}
 
 
-@pytest.mark.parametrize("command", [one.command for one in EXAMPLES if "demo" not in one.command])
-def test_an_example_runs(command, folder, shell, uploads):
-    places = uploads if "hf://" in command else {}
+# Each of these starts and times several libraries, which takes longer than a hundred other examples.
+SLOW = {one.command for one in EXAMPLES if one.command.startswith("rbtool bench") and "--folder" not in one.command}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(one.command, marks=[pytest.mark.slow] if one.command in SLOW else [])
+        for one in EXAMPLES
+        if "demo" not in one.command
+    ],
+)
+def test_an_example_runs(command, folder, shell, request):
+    places = request.getfixturevalue("uploads") if "hf://" in command else {}
     done = shell(f"{_room(command)}{command}", folder, PYTHONPATH=str(folder), **places)
     assert done.returncode == 0, done.stderr
     assert done.stdout

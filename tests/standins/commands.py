@@ -3,10 +3,10 @@
     python commands.py SOCKET
 
 `folder_of_commands` starts such a process, once, and returns a folder to put in front of PATH with `rbtool`, `stream`,
-which runs `streaming.py`, and `ask`, which runs `main` below with every warning an error. A command sends its words,
-folder, variables and streams to the process and ends with the code that comes back. Use the real command where a test
-needs signals, a terminal or closed streams, or looks at what is imported, and when. A fresh process takes up to 6 s, a
-forked one 0.1 s.
+which runs `streaming.py`, `ask`, which runs `main` below with every warning an error, and `script`, which runs its
+first word as `python -c` does. A command sends its words, folder, variables and streams to the process and ends with
+the code that comes back. Use the real command where a test needs signals or closed streams, or looks at what is
+imported, and when. A fresh process takes up to 6 s, a forked one 0.1 s.
 
 `ask` asks a hub, a bucket or a source in such a process, whose environment is set before any of them: `main` reads what
 to do from stdin and prints the outcomes.
@@ -31,6 +31,7 @@ import sys
 import tempfile
 import traceback
 import warnings
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,6 +45,11 @@ _MODULES = (
     "rbtool.core.buffers.tensordict", "rbtool.core.samplers.prioritized",
     "rbtool.core.samplers.slices", "rbtool.core.verbs.checkpoint", "rbtool.core.preprocess.preprocess",
     "rbtool.core.verbs.download", "anyio", "filelock", "httpcore2", "httpx2", "pyarrow.dataset", "tenacity", "yaml",
+    "rbtool.converters.export.reader", "rbtool.converters.files.exports", "rbtool.converters.files.pickles",
+    "rbtool.converters.minari.hdf5", "rbtool.core.datasets.mixtures", "rbtool.core.preprocess.operations.built_in",
+    "rbtool.core.torchrl.reader", "rbtool.core.torchrl.writer", "rbtool.core.transforms.windows",
+    "rbtool.core.verbs.check", "rbtool.core.verbs.inspect", "rbtool.core.verbs.list", "rbtool.core.verbs.sample",
+    "rbtool.core.verbs.saved_buffers", "rbtool.core.verbs.stats", "rich.console", "rich.progress", "rich.table",
 )  # fmt: skip
 _FRESH = ("huggingface_hub", "minari")
 """What reads the variables when it is imported: each command imports it."""
@@ -62,7 +68,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
 def folder_of_commands(preloaded: str = "") -> Path:
     """Start the process, which ends with this one, and return the folder; `preloaded` is a library for its loader."""
     folder = Path(tempfile.mkdtemp())  # the path of a socket has to be short
-    for name in _COMMANDS:
+    for name in (*_COMMANDS, "script"):
         (folder / name).write_text(_CLIENT.format(python=sys.executable, place=str(folder / _SOCKET), name=name))
         (folder / name).chmod(0o755)
     theirs = ("RBTOOL_", "MINARI_", "HF_", "HUGGINGFACE_", "COV_", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "XDG_")
@@ -91,6 +97,13 @@ def _serve(place: str) -> NoReturn:
         importlib.import_module(name)
     read_early = [name for name in _FRESH if name in sys.modules]
     assert not read_early, read_early
+    # Typer makes all commands from their signatures whenever it is called, and torch takes its operators apart at the
+    # end of a process: of the time of a short command, a third each.
+    typer_main: Any = importlib.import_module("typer.main")
+    typer_main.get_command = functools.cache(typer_main.get_command)
+    typer_main.get_command(importlib.import_module("rbtool.cli.app").app)
+    finalizers: Any = weakref.finalize
+    finalizers._registry.clear()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(place)
         listening.listen(16)
@@ -124,7 +137,11 @@ def _run(connection: socket.socket) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code: object = 1
     try:
-        importlib.import_module(_COMMANDS[name]).main()
+        if name == "script":
+            sys.argv = ["-c", *words[1:]]
+            exec(compile(words[0], "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            importlib.import_module(_COMMANDS[name]).main()
         code = 0
     except SystemExit as ended:
         code = ended.code or 0
@@ -135,6 +152,14 @@ def _run(connection: socket.socket) -> NoReturn:
         atexit._run_exitfuncs()
         connection.send(str(code).encode())
         os._exit(0)
+
+
+def run_command(environment: Mapping[str, str], name: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run `rbtool` or `script` with these variables in a process that is forked from a ready one; it has to succeed."""
+    return subprocess.run(
+        [folder_of_commands() / name, *map(str, words)], env=dict(environment), capture_output=True, text=True,
+        timeout=HANG, check=True,
+    )  # fmt: skip
 
 
 _VARIABLES = {"RBTOOL_RETRIES": "3:0.01", "RBTOOL_TIMEOUT": str(HANG)}

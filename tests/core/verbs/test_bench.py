@@ -123,6 +123,7 @@ def test_a_form_that_was_not_finished_is_made_again(walks: Path, tmp_path: Path)
     assert np.isfinite(one.seconds)
 
 
+@pytest.mark.slow
 def test_a_folder_keeps_the_forms_of_several_datasets(walks: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     write_walks(other, EPISODES, seed=1)
