@@ -391,7 +391,103 @@ class Grain(Library):
         return self._iterator.get_state()
 
 
-LIBRARIES: dict[str, type[Library]] = {one.name: one for one in (Rbtool, Torchrl, Datasets, Webdataset, Grain)}
+class Mosaic(Library):
+    """MosaicML's streaming: MDS shards, in this folder."""
+
+    name, package, form = "mosaicml-streaming", "mosaicml-streaming", "MDS shards"
+
+    @classmethod
+    def prepare(cls, plain: Mapping[str, Any], lengths: Any, folder: Path) -> None:
+        """Write a sample a row."""
+        from streaming import MDSWriter
+
+        columns = {}
+        for key, array in plain.items():
+            shape = ",".join(map(str, array.shape[1:] or (1,)))
+            columns[key] = f"ndarray:{'uint8' if array.dtype == bool else array.dtype}:{shape}"
+        with MDSWriter(out=str(folder / "rows"), columns=columns) as writer:
+            for row in range(int(np.sum(lengths))):
+                values = {key: np.atleast_1d(array[row]) for key, array in plain.items()}
+                writer.write({key: one.view(np.uint8) if one.dtype == bool else one for key, one in values.items()})
+
+    def open(self) -> None:
+        """Open the shards."""
+        from streaming import StreamingDataset
+        from streaming.base.util import clean_stale_shared_memory
+
+        clean_stale_shared_memory()  # of a process that was ended
+        self._rows: Any = StreamingDataset(local=str(self.folder / "rows"), batch_size=1)
+        self._loader: Any = None
+
+    def _stacked(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
+        shapes = {key: shape for key, (_, shape) in self.types.items()} | {ROW: []}
+        return {key: np.stack([row[key] for row in rows]).reshape(len(rows), *shapes[key]) for key in shapes}
+
+    def rows(self, index: Any) -> Batch:
+        """Read samples one by one."""
+        return self._stacked([self._rows[row] for row in index.tolist()])
+
+    def chunks(self, index: Any, steps: int, action: str, image: str) -> Batch:
+        """Read whole samples: there is no access to columns."""
+        rows = following(self.stops, index, steps)
+        actions = self.rows(rows.reshape(-1))[action]
+        return {action: actions.reshape(*rows.shape, *actions.shape[1:]), image: self.rows(index)[image]}
+
+    def epoch(self, seed: int, size: int, start: Any = None) -> Iterator[Batch]:
+        """Read the batches of a loader."""
+        from streaming import StreamingDataLoader, StreamingDataset
+
+        local, nodes = str(self.folder / "rows"), 1  # several repeat samples, to have the same number each
+        rows = StreamingDataset(
+            local=local, shuffle=True, shuffle_seed=seed, batch_size=size, num_canonical_nodes=nodes
+        )
+        self._loader = StreamingDataLoader(rows, batch_size=size, collate_fn=self._stacked)
+        if start is not None:
+            self._loader.load_state_dict(start)
+        return iter(self._loader)
+
+    def state(self, batches: int) -> Any:
+        """Return the state of the loader."""
+        return self._loader.state_dict()
+
+
+class Litdata(Mosaic):
+    """litdata: chunks of 64 MB, in this folder."""
+
+    name, package, form = "litdata", "litdata", "chunks of 64 MB"
+
+    @classmethod
+    def prepare(cls, plain: Mapping[str, Any], lengths: Any, folder: Path) -> None:
+        """Write an item a row."""
+        from litdata.streaming.writer import BinaryWriter
+
+        writer = BinaryWriter(str(folder / "rows"), chunk_bytes="64MB")
+        for row in range(int(np.sum(lengths))):
+            writer[row] = {key: np.array(np.atleast_1d(array[row])) for key, array in plain.items()}
+        writer.done()
+        writer.merge()
+
+    def open(self) -> None:
+        """Open the chunks."""
+        from litdata import StreamingDataset
+
+        self._rows: Any = StreamingDataset(str(self.folder / "rows"))
+        self._loader: Any = None
+
+    def epoch(self, seed: int, size: int, start: Any = None) -> Iterator[Batch]:
+        """Read the batches of a loader."""
+        from litdata import StreamingDataLoader, StreamingDataset
+
+        rows = StreamingDataset(str(self.folder / "rows"), shuffle=True, seed=seed)
+        self._loader = StreamingDataLoader(rows, batch_size=size, collate_fn=self._stacked)
+        if start is not None:
+            self._loader.load_state_dict(start)
+        return iter(self._loader)
+
+
+LIBRARIES: dict[str, type[Library]] = {
+    one.name: one for one in (Rbtool, Torchrl, Datasets, Webdataset, Grain, Mosaic, Litdata)
+}
 
 # Answers ---------------------------------------------------------------------------------------------
 
