@@ -190,7 +190,7 @@ def load_dataset(
         decode_video: whether the frames of kept videos are decoded in each batch.
         texts: whether batches have strings: the texts of each step's episode, such as the task,
             `language_instruction`, and of the step itself. LeRobot's `language_persistent` and `language_events` are
-            lists of dicts.
+            lists of dicts. A stream has them where episodes are known before they are fetched: of our own datasets.
         root: the folder of stored datasets; default `RBTOOL_HOME`, or else the cache folder of the platform. Nothing
             is downloaded.
         streaming: whether the dataset is read shard by shard, a few shards ahead. It may be on a hub,
@@ -241,13 +241,14 @@ def load_dataset(
     buffer: DatasetReplayBuffer | ReplayBufferEnsemble
     if streaming:
         parts["sampler"] = _stream_sampler(
-            sampler, mode=mode, split_trajs=split_trajs, verify=verify, decode_video=not decode_video, texts=texts,
+            sampler, mode=mode, split_trajs=split_trajs, verify=verify, decode_video=not decode_video,
             weights=weights or False,
         )  # fmt: skip
         open_stream = from_leaf("open_stream")
         storage = open_stream(dataset, root, cache_size, given_options(options), skip_bad=skip_bad)
         if windows is not None:
-            arguments["transform"] = _with_windows(Windows.of_dataset(windows, storage), transform)
+            transform = _with_windows(Windows.of_dataset(windows, storage), transform)
+        arguments["transform"] = _with_texts(storage.shards.texts(), transform, {}) if texts else transform
         buffer = DatasetReplayBuffer(storage=storage, **parts, **arguments)
     elif given := [*options, *["cache_size"] * (cache_size is not None), *["skip_bad"] * skip_bad]:
         raise UsageError(f"{given[0]} is set, expected with streaming=True only")
@@ -261,7 +262,7 @@ def load_dataset(
         with open_episodes(place or path) as reader:
             if windows is not None:
                 transform = _with_windows(Windows.of_dataset(windows, reader), transform)
-            transform = _with_texts(reader, transform, {}) if texts else transform
+            transform = _with_texts(texts_of(reader), transform, {}) if texts else transform
             arguments["transform"] = with_frames(reader, transform) if decode_video else transform
             buffer = _buffer(reader, storage_of(reader), weights=weights, **parts, **arguments)
     if batch_size is not None:
@@ -286,7 +287,7 @@ def _mixture(
     def opened(reader: StepReader) -> DatasetReplayBuffer:
         own = copy.deepcopy(sampler) if isinstance(sampler, Sampler) else sampler  # one each
         first = looking_back if windows is None else _with_windows(Windows.of_dataset(windows, reader), looking_back)
-        first = _with_texts(reader, first, names) if texts else first
+        first = _with_texts(texts_of(reader), first, names) if texts else first
         first = with_frames(reader, first) if decode_video else first
         return _buffer(reader, storage_of(reader), **parts | {"sampler": own}, transform=first)
 
@@ -322,10 +323,14 @@ def _with_windows(windows: Windows, transform: Any) -> Compose:
     return Compose(windows, *([] if transform is None else [transform]))
 
 
-def _with_texts(reader: StepReader, transform: Any, names: dict[str, None]) -> Compose:
-    looking_back, others = divided(transform)
+def texts_of(reader: StepReader) -> dict[int, dict[str, str]]:
+    """Return the texts of each episode, by its number."""
     numbers = reader.episodes.episode.tolist()
-    texts = dict(zip(numbers, reader.episode_text or [{}] * len(numbers), strict=True))
+    return dict(zip(numbers, reader.episode_text or [{}] * len(numbers), strict=True))
+
+
+def _with_texts(texts: Mapping[int, Mapping[str, str]], transform: Any, names: dict[str, None]) -> Compose:
+    looking_back, others = divided(transform)
     return Compose(*looking_back, EpisodeTexts(texts, names), DecodeText(), *others)
 
 

@@ -193,9 +193,11 @@ def find_dataset(name: PathLike, root: PathLike | None = None) -> Path:
         _mark_use(path, root)
         return path
     if "://" in os.fspath(name):
+        address = redact(os.fspath(name))
         raise UsageError(
-            f"{redact(os.fspath(name))} is a URL, expected a path or a stored dataset like {source_example()}:ID",
-            hint="rbtool download fetches a dataset by its source and id; streaming=True reads one where it is",
+            f"{address} is a URL, expected a path or a stored dataset like {source_example()}:ID",
+            hint=f"rbtool inspect --streaming {shlex.quote(address)} reads one where it is; copy a bucket with "
+            "aws s3 sync or gcloud storage rsync",
         )
     named = _NAMED.fullmatch(os.fspath(name))
     if named is None:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -27,10 +28,11 @@ from ..errors import (
     RbtoolError,
     UsageError,
 )
+from ..format import fs
 from ..format.contracts import Closing
 from ..format.converter import RemoteFile
 from ..format.documents import parse_json
-from ..format.manifest import MANIFEST, VIDEOS, Manifest, is_inside
+from ..format.manifest import MANIFEST, Manifest, is_inside
 from ..progress import redact
 from .fetch import fetch_files
 from .http import HttpTransport, failure
@@ -44,7 +46,10 @@ if TYPE_CHECKING:
     import httpx2
 
 
+_LOG = logging.getLogger("rbtool.remote")
 _DOCUMENT_BYTES = 256 << 20
+_LOOKED_UP_AT_ONCE = 16
+"""Their connections are then there for the first shards."""
 _SCHEMES = ("s3", "gs", "http", "https")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", re.ASCII)
 _HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]+)?", re.ASCII)
@@ -63,12 +68,13 @@ class RemoteFolder(Closing):
         self.address = address
         self.key = key
         self.name = name
-        self.files = files
+        self.files = dict(files)
         self._kind = type(transport)
         self._begin(transport)
 
     def _begin(self, transport: HttpTransport) -> None:
-        self._process, self._transport, self._alone = os.getpid(), transport, threading.Lock()
+        self._process, self._transport = os.getpid(), transport
+        self._alone, self._turn = threading.Lock(), threading.Lock()
 
     @property
     def transport(self) -> HttpTransport:
@@ -80,11 +86,19 @@ class RemoteFolder(Closing):
     @property
     def alone(self) -> threading.Lock:
         """A lock for threads of this process that fetch files for each other."""
-        return self._alone if self._process == os.getpid() else (self.transport, self._alone)[1]
+        return (self.transport, self._alone)[1]
 
-    def fetch(self, names: Sequence[str], folder: Path) -> None:
+    @property
+    def turn(self) -> threading.Lock:
+        """A lock of the thread of this process that fetches what is needed first."""
+        return (self.transport, self._turn)[1]
+
+    def pin(self, names: Sequence[str]) -> None:
+        """Find out which versions of these files there are; of what a hub's commit has there is one."""
+
+    def fetch(self, names: Sequence[str], folder: Path, *, workers: int = 4) -> None:
         """Bring whole files to a folder, where they are not there; they are compared with checksums of the remote."""
-        fetch_files([self.files[name] for name in names], folder, self.transport)
+        fetch_files([self.files[name] for name in names], folder, self.transport, workers=workers)
 
     def read(self, name: str, start: int, stop: int, write: Callable[[memoryview, int], None]) -> None:
         """Pass bytes of a file to `write`; ChangedMeanwhileError if the remote has another version of it by now."""
@@ -135,52 +149,83 @@ def is_web_address(text: str) -> bool:
 def web_folder(text: str) -> RemoteFolder:
     """Open a folder in a bucket or on a web server: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `http(s)://…`.
 
-    The manifest is read, and the size and version of each file without videos are asked for. UsageError for another
-    address, also for one with a password or a query, DatasetNotFoundError where no manifest is, CorruptDataError where
-    files are missing or have other sizes, and what a transport raises.
+    The manifest and the digests of shards are read, at the same time. UsageError for another address, also for one with
+    a password or a query, DatasetNotFoundError where no manifest is, and what a transport raises.
     """
     address = _web_address(text)
     scheme, _, rest = address.partition("://")
     kinds: dict[str, type[WebTransport]] = {"s3": S3Transport, "gs": GcsTransport}
     transport = kinds.get(scheme, WebTransport)()
     with _closed_on_failure(transport):
-        files = _web_files(address, transport)
-    name = re.sub(r"[^\w.-]+", "-", unquote(rest), flags=re.ASCII).strip("-")[-80:]
-    return RemoteFolder(address, f"{address}@{files[MANIFEST].checksum}", name, files, transport)
-
-
-def _web_files(address: str, transport: WebTransport) -> dict[str, RemoteFile]:
-    """Describe the files that a manifest lists, the manifest, and the digests of shards where they are."""
-
-    def place(name: str) -> tuple[str]:
-        return (f"{address}/{quote(name)}",)
-
-    try:
-        documents = {MANIFEST: read_small(transport, *place(MANIFEST), limit=_DOCUMENT_BYTES)}
-    except DatasetNotFoundError as error:
-        if error.hint:  # there is not even a bucket
-            raise
-        raise DatasetNotFoundError(f"{address} is not an rbtool dataset: it has no {MANIFEST}") from error
-    origin = f"{address}/{MANIFEST}"
-    manifest = Manifest.from_dict(parse_json(documents[MANIFEST], origin), origin)
-    if outside := next((file.path for file in manifest.files if not is_inside(file.path)), None):
-        raise CorruptDataError(f"the manifest of {address} lists {outside!r}, which leads out of the folder")
-    files = {file.path: RemoteFile(file.path, file.size, None, place(file.path)) for file in manifest.files}
-    asked = [name for name in files if not name.startswith(VIDEOS)]
-    answers = ask_all([functools.partial(_looked_up, transport, *place(name)) for name in asked], transport)
-    for name, answer in zip(asked, answers, strict=True):
-        if isinstance(answer, DatasetNotFoundError):
-            raise CorruptDataError(f"{address} has no {name}, which its manifest lists")
-        if isinstance(answer, RbtoolError):
-            raise answer
-        if answer[0] not in (None, files[name].size):
-            raise CorruptDataError(f"{address}: {name} has another size than its manifest lists")
-        files[name] = replace(files[name], version=answer[1])
-    with suppress(DatasetNotFoundError, AuthorisationError):  # S3 refuses what is missing where listing is refused
-        documents[SHARD_DIGESTS] = read_small(transport, *place(SHARD_DIGESTS), limit=_DOCUMENT_BYTES)
+        documents = _documents(address, transport)
+        origin = f"{address}/{MANIFEST}"
+        manifest = Manifest.from_dict(parse_json(documents[MANIFEST], origin), origin)
+        if outside := next((file.path for file in manifest.files if not is_inside(file.path)), None):
+            raise CorruptDataError(f"the manifest of {address} lists {outside!r}, which leads out of the folder")
+    found = {file.path: RemoteFile(file.path, file.size, None, _place(address, file.path)) for file in manifest.files}
     for name, data in documents.items():
-        files[name] = RemoteFile(name, len(data), f"sha256:{hashlib.sha256(data).hexdigest()}", place(name))
-    return files
+        found[name] = RemoteFile(name, len(data), f"sha256:{hashlib.sha256(data).hexdigest()}", _place(address, name))
+    name = re.sub(r"[^\w.-]+", "-", unquote(rest), flags=re.ASCII).strip("-")[-80:]
+    folder = _WebFolder(address, f"{address}@{found[MANIFEST].checksum}", name, found, transport)
+    folder.documents = documents
+    return folder
+
+
+class _WebFolder(RemoteFolder):
+    """A folder of which `documents` were read when it was opened, and all else is what the manifest lists."""
+
+    def _begin(self, transport: HttpTransport) -> None:
+        super()._begin(transport)
+        self.documents: dict[str, bytes] = {}  # until they are in a file
+
+    def pin(self, names: Sequence[str]) -> None:
+        """Ask for the sizes and versions of these files, where they are not known.
+
+        CorruptDataError where files are missing or have other sizes, and what a transport raises.
+        """
+        asked = [name for name in names if self.files[name].checksum is self.files[name].version is None]
+        calls = [functools.partial(_looked_up, self.transport, *self.files[name].addresses) for name in asked]
+        answers = ask_all(calls, self.transport, workers=_LOOKED_UP_AT_ONCE)
+        for name, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, DatasetNotFoundError):
+                raise CorruptDataError(f"{self.address} has no {name}, which its manifest lists")
+            if isinstance(answer, RbtoolError):
+                raise answer
+            if answer[0] not in (None, self.files[name].size):
+                raise CorruptDataError(f"{self.address}: {name} has another size than its manifest lists")
+            self.files[name] = replace(self.files[name], version=answer[1])
+
+    def fetch(self, names: Sequence[str], folder: Path, *, workers: int = 4) -> None:
+        for name in self.documents.keys() & set(names):
+            data = self.documents.pop(name)
+            if not (folder / name).exists():
+                fs.make_folder((folder / name).parent)
+                fs.replace_file(folder / name, data)
+        super().fetch(names, folder, workers=workers)
+
+
+def _place(address: str, name: str) -> tuple[str]:
+    return (f"{address}/{quote(name)}",)
+
+
+def _documents(address: str, transport: WebTransport) -> dict[str, bytes]:
+    """Read the manifest and, where they are, the digests of shards."""
+    names = (MANIFEST, SHARD_DIGESTS)
+    reading = [functools.partial(read_small, transport, *_place(address, one), limit=_DOCUMENT_BYTES) for one in names]
+    manifest, digests = ask_all(reading, transport)
+    if isinstance(manifest, DatasetNotFoundError) and not manifest.hint:  # with one there is not even a bucket
+        raise DatasetNotFoundError(f"{address} is not an rbtool dataset: it has no {MANIFEST}") from manifest
+    if isinstance(manifest, RbtoolError):
+        raise manifest
+    if isinstance(digests, DatasetNotFoundError):
+        return {MANIFEST: manifest}
+    if isinstance(digests, AuthorisationError):
+        said = "%s refuses %s, which counts as missing: S3 answers so where a bucket must not be listed"
+        _LOG.warning(said, address, SHARD_DIGESTS)
+        return {MANIFEST: manifest}
+    if isinstance(digests, RbtoolError):
+        raise digests
+    return {MANIFEST: manifest, SHARD_DIGESTS: digests}
 
 
 def _looked_up(transport: HttpTransport, address: str) -> tuple[int | None, str | None]:
@@ -270,9 +315,9 @@ class S3Transport(WebTransport):
             found: str = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key})
         return found
 
-    def headers(self, address: str) -> Mapping[str, str]:
+    def headers(self, address: str, url: str) -> Mapping[str, str]:
         """The signature, if there are credentials."""
-        bucket, url = _object_at(address)[0], self.url(address)
+        bucket = _object_at(address)[0]
         from botocore.auth import S3SigV4Auth
         from botocore.awsrequest import AWSRequest
 
@@ -288,7 +333,10 @@ class S3Transport(WebTransport):
 
     def refusal(self, response: httpx2.Response, address: str) -> Exception:
         bucket, region = _object_at(address)[0], response.headers.get("x-amz-bucket-region", "")
-        if re.fullmatch(r"[a-z0-9-]{1,40}", region) and region != self._region(bucket):
+        # Requests that were made at the same time as the one that found the region out are made again, too.
+        signature = response.request.headers.get("authorization", "")
+        meant = f"/{region}/" in signature if signature else response.status_code != HTTPStatus.MOVED_PERMANENTLY
+        if re.fullmatch(r"[a-z0-9-]{1,40}", region) and not (meant and region == self._region(bucket)):
             self._regions[bucket] = region
             return Transient(NetworkError(f"s3://{bucket} is in the region {region}"), 0.0)
         code = _code_of(response)
@@ -382,7 +430,7 @@ class GcsTransport(WebTransport):
         server = os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com"
         return f"{server if '://' in server else f'http://{server}'}/{address.partition('://')[2]}"
 
-    def headers(self, address: str) -> Mapping[str, str]:
+    def headers(self, address: str, url: str) -> Mapping[str, str]:
         """The token, once one is needed."""
         if self._credentials is None:
             return {}

@@ -73,8 +73,10 @@ class HttpTransport(Transport):
         self._lock = threading.Lock()
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
-    def headers(self, address: str) -> Mapping[str, str]:
-        """Headers to send to this address, a token for instance; Authorization does not follow to another host."""
+    def headers(self, address: str, url: str) -> Mapping[str, str]:
+        """Headers to send to this address, or to its `url`: a token for instance; Authorization does not follow to
+        another host.
+        """
         return {}
 
     def url(self, address: str) -> str:
@@ -105,7 +107,10 @@ class HttpTransport(Transport):
         with self._get(address, start, what, stop=stop, match=version) as response:
             found = _start_of(response, start)
             if found is not None:
-                yield found, self._blocks(response, what)
+                blocks = self._blocks(response, what)
+                yield found, blocks
+                if response.status_code == 206:  # who has what it asked for may not have asked whether that is the end
+                    next(blocks, None)
                 return
         # The range was refused, or is not the one asked for.
         with self._get(address, 0, what, match=version) as response:
@@ -160,7 +165,8 @@ class HttpTransport(Transport):
         With a `version` the range is asked for only of that one, and with `match` anything is: then another one raises
         ChangedMeanwhileError.
         """
-        headers = {"Accept-Encoding": "identity", **self.headers(address)}
+        url = self.url(address)
+        headers = {"Accept-Encoding": "identity", **self.headers(address, url)}
         if match is not None:
             headers["If-Match" if match.startswith('"') else "If-Unmodified-Since"] = match
         ranged = bool(offset) or stop is not None
@@ -171,9 +177,7 @@ class HttpTransport(Transport):
         client = self._connected()
         with contextlib.ExitStack() as stack:
             with _as_network_errors(what, self.hint):
-                request = client.build_request(
-                    "GET", self.url(address), headers=headers, extensions={"trace": self._watch}
-                )
+                request = client.build_request("GET", url, headers=headers, extensions={"trace": self._watch})
                 response = stack.enter_context(answer_to(client, request, self.interrupt))
             if match is not None and response.status_code == HTTPStatus.PRECONDITION_FAILED:
                 raise _changed(response, what)

@@ -260,7 +260,7 @@ class Hub(HttpTransport):
 
         return hf_hub_url(repository, path, repo_type="dataset", revision=revision)
 
-    def headers(self, address: str) -> Mapping[str, str]:
+    def headers(self, address: str, url: str) -> Mapping[str, str]:
         """The token, for the hub alone."""
         return self._headers if address.startswith(f"{self._endpoint}/") else {}
 

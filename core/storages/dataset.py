@@ -322,6 +322,7 @@ class ShardedData(ABC):
         rows, episodes: the number of rows and episodes of each shard; None if they are only known once a shard is
             fetched.
         lacking: a sentence on each part that should be in a shard, but is in none.
+        texts: returns the texts of each episode, by its number; UsageError where they come with the shards.
     """
 
     address: str
@@ -329,6 +330,7 @@ class ShardedData(ABC):
     rows: Sequence[int] | None = None
     episodes: int | None = None
     lacking: Sequence[str] = ()
+    texts: Callable[[], Mapping[int, Mapping[str, str]]]
 
     @abstractmethod
     def __len__(self) -> int:

@@ -26,11 +26,12 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 from tensordict import TensorDictBase
 
+from ..datasets.load_dataset import texts_of
 from ..datasets.storage import DatasetStorage
 from ..declarations import default_layout
 from ..encodings.video import close_videos_below
@@ -56,7 +57,7 @@ from ..progress import Silent, readable_size
 from ..remote.folders import RemoteFolder, hub_folder, is_web_address, web_folder
 from ..remote.hub_address import HubAddress
 from ..remote.shards import SHARD_DIGESTS, EpisodeShards, Range, ShardDigests, row_files, row_ranges
-from ..remote.threads import Watch, ignore, run_together
+from ..remote.threads import Job, Watch, ignore, run_together
 from ..results import PICKLED
 from ..storages.base import Storage
 from ..storages.dataset import OpenShard, ShardedData, StreamShards, StreamStorage
@@ -216,6 +217,10 @@ class CachedShards(StreamShards):
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def texts(self) -> Mapping[int, Mapping[str, str]]:
+        """Return the texts of each episode, as the files have them."""
+        return self.files.texts()
 
     # Taking shards -----------------------------------------------------------------------------------
 
@@ -503,6 +508,11 @@ class LocalShards(StreamShards):
     def __len__(self) -> int:
         return len(self._shards.rows)
 
+    def texts(self) -> Mapping[int, Mapping[str, str]]:
+        """Return the texts of each episode."""
+        with open_dataset(self.path) as reader:
+            return texts_of(reader)
+
     def take(self, number: int) -> OpenShard:
         """Return a shard."""
         fps = functools.partial(_fps_of, self.path)
@@ -540,9 +550,17 @@ def disagreement(reader: TedReader | PackedReader, first: int, stop: int) -> str
 _LOG = logging.getLogger("rbtool.remote")
 _BASE = "base"
 _BASE_LOCK = "base.lock"
-_CONNECTIONS = 4
-"""Files of a shard that are fetched at a time."""
-_SYNCED_AT_ONCE = 8 << 20
+_SMALL_FILES = 24
+"""Files without rows that are fetched at a time: an episode table has a dozen."""
+_CONNECTIONS = 8
+"""Pieces of a shard that are fetched at a time."""
+_PIECE = 16 << 20
+"""Bytes that one request asks for at most."""
+_SYNCED_AT_ONCE = 2 << 20
+_COMPARED = "parts of its files are "
+_WRITES_DIGESTS = "rbtool.write_shard_digests() writes it before a copy"
+_LAST_PART = 8
+"""The next shard begins when this part of one is missing, so that nothing waits for its first answer."""
 _PAGE = 8 << 10
 """Bytes by which a range can take more on the disk, at its two ends."""
 
@@ -563,11 +581,25 @@ class HostedShards(ShardFiles):
     def __init__(self, remote: RemoteFolder, folder: Path) -> None:
         self.remote, self.address = remote, remote.address
         self.folder = folder / f"{remote.name}-{digest_text(remote.key).rpartition(':')[2][:16]}"
-        self._fetch_base()
-        self._open_base()
+        try:
+            self._fetch_base()
+            self._open_base()
+        except BaseException:
+            remote.close()
+            raise
+        if len(self) > 1 and self._digests_of_parts is None:  # once: pickles, which workers get, do not repeat it
+            if SHARD_DIGESTS in remote.files:
+                said = f"has digests of other shards: {_COMPARED}not compared with them; upload it again"
+            else:
+                said = f"has no {SHARD_DIGESTS}: {_COMPARED}compared with its episode table alone; {_WRITES_DIGESTS}"
+            _LOG.warning("%s %s", self.address, said)
 
     def __len__(self) -> int:
         return len(self._shards.rows)
+
+    def texts(self) -> Mapping[int, Mapping[str, str]]:
+        """Return the texts of each episode."""
+        return texts_of(self._reader)
 
     # Files without rows ------------------------------------------------------------------------------
 
@@ -581,7 +613,7 @@ class HostedShards(ShardFiles):
             files = self.remote.files
             if MANIFEST not in files:
                 raise DatasetNotFoundError(f"{self.address} is not an rbtool dataset: it has no {MANIFEST}")
-            self.remote.fetch([MANIFEST], base)
+            self.remote.fetch([name for name in (MANIFEST, SHARD_DIGESTS) if name in files], base)
             manifest = Manifest.load(base)
             if missing := {file.path for file in manifest.files} - files.keys():
                 raise CorruptDataError(f"{self.address} has no {min(missing)}, which its manifest lists")
@@ -591,10 +623,11 @@ class HostedShards(ShardFiles):
             if manifest.layout == "packed":
                 self._fetch_listed({SCHEMA}, manifest)
             rows = self._files_of_rows(manifest)
-            self._fetch_listed(
-                {file.path for file in manifest.files if not file.path.startswith(VIDEOS)} - rows, manifest
-            )
-            self.remote.fetch([name for name in (SHARD_DIGESTS,) if name in files], base)
+            others = {file.path for file in manifest.files if not file.path.startswith(VIDEOS)} - rows
+            jobs: list[Job] = [
+                lambda watch: self._fetch_listed(others, manifest), lambda watch: self.remote.pin(sorted(rows))
+            ]  # fmt: skip
+            run_together(jobs, Watch(), workers=len(jobs), interrupt=self.remote.transport.interrupt)
         finally:
             os.close(lock)
 
@@ -602,7 +635,7 @@ class HostedShards(ShardFiles):
         """Fetch files, and compare with the manifest those of which the remote has no checksum."""
         base, digests = self.folder / _BASE, {file.path: file.digest for file in manifest.files}
         for last in (False, True):
-            self.remote.fetch(sorted(names), base)
+            self.remote.fetch(sorted(names), base, workers=_SMALL_FILES)
             unknown = [name for name in sorted(names) if self.remote.files[name].checksum is None]
             wrong = [name for name in unknown if digest_file(base / name) != digests[name]]
             if not wrong:
@@ -636,15 +669,8 @@ class HostedShards(ShardFiles):
         try:
             data = read_regular(self.folder / _BASE / SHARD_DIGESTS)
         except FileNotFoundError:  # uploaded by something else
-            if len(self) > 1:
-                said = "%s has no %s: parts of its files are compared with its episode table alone; %s"
-                _LOG.warning(said, self.address, SHARD_DIGESTS, "rbtool.write_shard_digests() writes it before a copy")
             return None
-        found = ShardDigests.parse(data, self._reader, self._shards.bounds)
-        if found is None and len(self) > 1:
-            said = "%s has digests of other shards: parts of its files are not compared with them; upload it again"
-            _LOG.warning(said, self.address)
-        return found
+        return ShardDigests.parse(data, self._reader, self._shards.bounds)
 
     def _hole(self, size: int) -> int:
         """Return the descriptor of a file of this size without bytes or a name."""
@@ -703,11 +729,33 @@ class HostedShards(ShardFiles):
             self._fetch_videos(number, folder, more)
 
     def _fetch_ranges(self, ranges: dict[str, Range], folder: Path) -> None:
-        for name in self._sizes:
+        """Make files with holes that have these bytes; the next shard begins when most of them are there."""
+        for name, size in self._sizes.items():
             fs.make_folder((folder / name).parent)
-        jobs = [functools.partial(self._fetch_range, name, ranges.get(name), folder / name) for name in self._sizes]
-        # Nothing is interrupted: another thread fetches another shard by the same connections.
-        run_together(jobs, Watch(), workers=_CONNECTIONS, interrupt=ignore)
+            descriptor = fs.create(folder / name)
+            try:
+                fs.truncate(descriptor, size, folder / name)
+            finally:
+                fs.close(descriptor, folder / name)
+        pieces = [
+            (min(_PIECE, stop - start), start, name)
+            for name, (first, stop) in ranges.items()
+            for start in range(first, stop, _PIECE)
+        ]
+        missing = sum(size for size, _, _ in pieces) * (_LAST_PART - 1) // _LAST_PART
+        with contextlib.ExitStack() as turn:
+            turn.enter_context(self.remote.turn)
+
+            def count(size: int) -> None:
+                nonlocal missing
+                missing -= size
+                if missing <= 0:
+                    turn.close()
+
+            # Large ones first: the answers to the others come meanwhile. Nothing is interrupted: another thread
+            # fetches another shard by the same connections.
+            jobs = [functools.partial(self._fetch_piece, folder, *piece) for piece in sorted(pieces, reverse=True)]
+            run_together(jobs, Watch(progress=count), workers=_CONNECTIONS, interrupt=ignore)
 
     def _verify(self, number: int, folder: Path) -> None:
         known = self._digests_of_parts
@@ -752,9 +800,9 @@ class HostedShards(ShardFiles):
     def _is_another(self, name: str) -> CorruptDataError:
         return CorruptDataError(f"{name} of {self.address} is not what its manifest announced")
 
-    def _fetch_range(self, name: str, range_: Range | None, path: Path, watch: Watch) -> None:
-        """Make a file with holes that has these bytes."""
-        unsynced = 0 if range_ is None else range_[0]
+    def _fetch_piece(self, folder: Path, size: int, start: int, name: str, watch: Watch) -> None:
+        """Write bytes of a file to their place."""
+        path, unsynced = folder / name, start
 
         def write(data: memoryview, position: int) -> None:
             nonlocal unsynced
@@ -762,14 +810,13 @@ class HostedShards(ShardFiles):
             fs.pwrite(descriptor, data, position, path)
             if (stop := position + len(data)) - unsynced >= _SYNCED_AT_ONCE:
                 fs.start_syncing(descriptor, unsynced, stop - unsynced)
+                watch.progress(stop - unsynced)
                 unsynced = stop
 
-        descriptor = fs.create(path)  # by the thread that writes: one that is left to itself writes to no other file
+        descriptor = fs.open_to_fill(path)  # by the thread that writes: one left to itself writes to no other file
         try:
-            fs.truncate(descriptor, self._sizes[name], path)
-            if range_ is not None:
-                self.remote.read(name, *range_, write)
-                fs.fsync(descriptor, path)
+            self.remote.read(name, start, start + size, write)
+            fs.fsync(descriptor, path)
         finally:
             fs.close(descriptor, path)
 
@@ -863,6 +910,10 @@ class SourceShards(ShardFiles):
                 replace(shard, files=tuple(self.source.files_read(shard.files, self.options)))
                 for shard in self.source.shards(self.remote, there)
             ]
+
+    def texts(self) -> NoReturn:
+        """Raise UsageError: shards bring the texts of their episodes."""
+        raise UsageError(f"texts is set, expected False: {self.address} has the texts of its episodes in its shards")
 
     @property
     def source(self) -> Source:

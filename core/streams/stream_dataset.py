@@ -213,9 +213,7 @@ class StreamDataset(Fed, IterableDataset[Any]):
         """Load a state, or the states of all ranks, for the next pass of a loader with so many workers."""
         divided = not isinstance(given, Mapping)
         ranks: list[Any] = [given] if isinstance(given, Mapping) else list(given)
-        states = [
-            state for rank in ranks for state in (rank.get(_WORKERS, [rank]) if isinstance(rank, Mapping) else [])
-        ]
+        states = [state for rank in ranks if isinstance(rank, Mapping) for state in _states_of(rank)]
         if not states or not all(isinstance(one, Mapping) for one in (*ranks, *states)):
             raise SchemaError("there is no state to continue from", hint="one state of each rank, in a list")
         if any(state.get("identity") != self._shards.identity for state in states):
@@ -255,6 +253,12 @@ class StreamDataset(Fed, IterableDataset[Any]):
     def feed(self, workers: int, *, persistent: bool) -> Feed:
         """Return what a `TorchLoader` asks."""
         return _Parts(self, max(1, workers))
+
+
+def _states_of(rank: Mapping[str, Any]) -> list[Any]:
+    """Return the states of the workers of a rank, or its only one; what the rank left of an epoch is stated once."""
+    shared = {_LEFT: rank[_LEFT]} if _LEFT in rank else {}
+    return [{**shared, **one} if isinstance(one, Mapping) else one for one in rank.get(_WORKERS, [rank])]
 
 
 def _worker() -> tuple[int, int]:
@@ -331,7 +335,9 @@ class _Parts(Feed):
         return _Place(place.epoch, states, (number + 1) % self._workers)
 
     def state(self, place: _Place) -> dict[str, Any]:
-        return {_WORKERS: list(place.states), _TURN: place.turn}
+        left = next((one[_LEFT] for one in place.states if one[_LEFT] is not None), None)
+        own = [{name: value for name, value in one.items() if name != _LEFT or value != left} for one in place.states]
+        return {_WORKERS: own, _TURN: place.turn, _LEFT: left}  # which is long, once
 
     def load(self, state: Any) -> None:
         self._stream.load_for(state, self._workers)

@@ -298,6 +298,8 @@ def test_batches_have_the_task_and_the_language_of_their_rows(tmp_path: Path) ->
         batches = rbtool.torch_dataset(made, batch_size=5, seed=3, **options)
         batch = next(iter(rbtool.TorchLoader(batches, num_workers=workers)))
         require_told(batch, batch["index"].tolist())
+    (stream,) = rbtool.load_dataset(str(made), len(told), streaming=True, seed=0, **options)
+    require_told(stream, stream["index"].tolist())
     rbtool.mix([made, made], tmp_path / "both.toml")
     batch = rbtool.load_dataset(tmp_path / "both.toml", 20, seed=0, decode_video=False, **options).sample()
     require_told(batch, batch["index", "index"].tolist())
@@ -312,8 +314,6 @@ def test_batches_have_the_task_and_the_language_of_their_rows(tmp_path: Path) ->
     assert list(rows["language_instruction"]) == expected
     with pytest.raises(UsageError, match="texts and split_trajs"):
         rbtool.load_dataset(made, texts=True, split_trajs=True)
-    with pytest.raises(UsageError, match="texts is set, expected only without streaming"):
-        rbtool.load_dataset(str(made), texts=True, streaming=True)
 
 
 def test_texts_of_steps_and_of_several_tasks_are_strings(tmp_path: Path) -> None:

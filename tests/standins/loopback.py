@@ -53,6 +53,7 @@ class Fault:
     `stall:100`    the same, but keep the connection open and silent
     `slow:0.1`     wait so many seconds before the answer
     `held`         wait before the answer until `released` is set
+    `together:3`   wait before the answer until three requests that match are here
     `corrupt`      change the middle byte of the body
     `norange`      ignore the Range header: 200 and the whole body
     `length:-7`    state a length that is so many bytes off, and close the connection
@@ -86,6 +87,8 @@ class Loopback:
         self.requests: list[Asked] = []
         self.stopping = threading.Event()
         self.released = threading.Event()
+        self.connections = 0
+        self._meetings: dict[int, threading.Barrier] = {}
         self._lock = threading.Lock()
         served = type("Served", (self.handler,), {"server_state": self})
         self._server = _Server(("127.0.0.1", 0), served)
@@ -95,6 +98,12 @@ class Loopback:
         """Encrypt what is sent from now on; each connection agrees on how in the thread that serves it."""
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self.url = self.url.replace("http:", "https:")
+
+    def meet(self, fault: Fault, count: int) -> None:
+        """Wait until so many requests have the same fault."""
+        with self._lock:
+            meeting = self._meetings.setdefault(id(fault), threading.Barrier(count))
+        meeting.wait()
 
     def remember(self, asked: Asked) -> None:
         """Add to the list of requests."""
@@ -171,6 +180,10 @@ class Handler(BaseHTTPRequestHandler, ABC):
     server_state: Any
     fault: Fault
 
+    def setup(self) -> None:
+        super().setup()
+        self.server_state.connections += 1
+
     @abstractmethod
     def answer(self) -> None:
         """Answer the request with `send`, `send_json` or `send_file`."""
@@ -183,6 +196,8 @@ class Handler(BaseHTTPRequestHandler, ABC):
         self.server_state.stopping.wait(float(self.fault.argument("slow") or 0))
         if self.fault.kind == "held":
             self.server_state.released.wait()
+        if together := self.fault.argument("together"):
+            self.server_state.meet(self.fault, int(together))
         status = self.fault.argument("status")
         if status is not None:
             self.send(int(status), self.fault.body.encode(), self.fault.headers)

@@ -1,3 +1,4 @@
+import shlex
 from pathlib import Path
 
 import pytest
@@ -117,9 +118,11 @@ def test_the_nearest_name_of_the_folder_is_offered(name: str, hint: str, tmp_pat
     assert caught.value.hint == hint
 
 
-def test_an_address_of_the_web_is_no_dataset(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"https://example\.org/x is a URL, expected a path or a stored dataset"):
-        find_dataset("https://example.org/x", tmp_path)
+@pytest.mark.parametrize("address", ["https://example.org/x", "s3://bucket/a b"])
+def test_an_address_of_the_web_is_no_dataset(address: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"{address} is a URL, expected a path or a stored dataset") as caught:
+        find_dataset(address, tmp_path)
+    assert (caught.value.hint or "").startswith(f"rbtool inspect --streaming {shlex.quote(address)} reads one where")
 
 
 @pytest.mark.usefixtures("homeless")

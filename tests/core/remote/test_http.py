@@ -7,16 +7,18 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import httpx2
 import pytest
+from loopback import Web
 from static_server import SOUND, Fault, StaticServer
 from waiting import HANG
 
 from rbtool import __version__
 from rbtool.core.errors import AuthorisationError, DatasetNotFoundError, NetworkError, RbtoolError, UsageError
 from rbtool.core.remote.http import HttpTransport, failure
-from rbtool.core.remote.transport import Transient
+from rbtool.core.remote.transport import Transient, read_range
 
 DATA = bytes(range(256)) * 40
 
@@ -85,7 +87,7 @@ def test_the_client_says_who_it_is_and_is_sent_round_to_an_end(server: StaticSer
 
 
 class WithToken(HttpTransport):
-    def headers(self, address: str) -> Mapping[str, str]:
+    def headers(self, address: str, url: str) -> Mapping[str, str]:
         return {"Authorization": "Bearer hf_secret12345"}
 
 
@@ -182,7 +184,7 @@ def test_addresses_that_lead_nowhere(address: str, sentence: str, transport: Htt
 
 def test_a_token_with_a_line_break_is_not_shown(server: StaticServer) -> None:
     class Broken(HttpTransport):
-        def headers(self, address: str) -> Mapping[str, str]:
+        def headers(self, address: str, url: str) -> Mapping[str, str]:
             return {"Authorization": "Bearer hf_secret\n12345"}
 
     with Broken() as transport:
@@ -253,6 +255,14 @@ def test_one_client_serves_many_threads(server: StaticServer, transport: HttpTra
     for thread in threads:
         thread.join()
     assert found == [(0, DATA)] * 20
+
+
+def test_ranges_come_by_one_connection(tmp_path: Path, transport: HttpTransport) -> None:
+    (tmp_path / "file").write_bytes(bytes(range(250)) * 4_000)
+    with Web(tmp_path) as web:
+        for start in (0, 300_000, 900_000):
+            read_range(transport, f"{web.url}/file", start, start + 100_000, lambda data, at: None, what="the file")
+    assert (len(web.requests), web.connections) == (3, 1)
 
 
 def test_closing_twice_does_no_harm(server: StaticServer) -> None:

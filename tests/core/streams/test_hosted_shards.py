@@ -373,6 +373,27 @@ def test_a_folder_at_a_remote_has_the_batches_of_the_dataset(web, web_environmen
     assert {one.range for one in web.requests[before:] if not one.path.endswith(documents)} == {"bytes=0-0"}
 
 
+def test_digests_that_are_refused_count_as_missing(web: Web, web_environment: dict[str, str]) -> None:
+    web.faults.append(Fault("shard-digests", "status:403"))
+    code = (
+        "import logging, sys, rbtool; logging.basicConfig(); from rbtool.core.remote import shards; "
+        "shards.SHARD_BYTES = 4000; rbtool.load_dataset(sys.argv[1], streaming=True)"
+    )
+    words = [sys.executable, "-c", code, addresses(web, "walks")[0]]
+    done = subprocess.run(words, env=web_environment, capture_output=True, text=True, check=True)
+    assert "refuses .rbtool/shard-digests.json, which counts as missing" in done.stderr
+    assert "parts of its files are compared with its episode table alone" in done.stderr
+
+
+def test_what_is_needed_first_is_asked_for_together(web, web_environment, stored: Path) -> None:
+    listed = len(files_of(stored / "bucket" / "walks")) - 1  # but for the manifest
+    waves = {r"(manifest|shard-digests)\.json": 2, r"/walks/(?!\.rbtool/manifest)": listed, r"/(?!\.).*\.memmap": 8}
+    # One request after another would wait for ever.
+    web.faults += [Fault(match, f"together:{count}", times=count) for match, count in waves.items()]
+    assert in_process(web_environment, {"dataset": addresses(web, "walks")[0]})[0]["steps"]
+    assert not sum(fault.times for fault in web.faults)
+
+
 @pytest.mark.parametrize("kind", ["cut:1500", "reset", "status:503", "status:429", "norange", "corrupt"])
 def test_a_fault_of_a_web_server_that_passes_changes_nothing(web, web_environment, stored, kind) -> None:
     web.faults.append(Fault(r"GET (?!.*/\.rbtool/)", kind, times=5, after=6, headers={"Retry-After": "0"}))
@@ -430,11 +451,11 @@ def test_an_object_that_changed_since_the_stream_was_opened_is_an_error(stored, 
 
 
 def test_a_bucket_is_asked_in_its_own_region(web: Web, web_environment: dict[str, str], stored: Path) -> None:
-    web.faults.append(Fault("GET /bucket", "status:301", headers={"x-amz-bucket-region": "sa-east-1"}))
+    web.faults.append(Fault("GET /bucket", "status:301", 2, headers={"x-amz-bucket-region": "sa-east-1"}))
     assert in_process(web_environment, {"dataset": "s3://bucket/walks"})[0] == batches_of(str(stored / "bucket/walks"))
     regions = [(one.authorization or "").split("/")[2] for one in web.requests]
     assert regions[0] == "eu-central-1"
-    assert set(regions[1:]) == {"sa-east-1"}
+    assert set(regions[4:]) == {"sa-east-1"}  # the first two are asked together
 
 
 def test_a_redirection_to_another_server_gets_no_session_token(web: Web, web_environment, stored: Path) -> None:
@@ -446,7 +467,7 @@ def test_a_redirection_to_another_server_gets_no_session_token(web: Web, web_env
         )
 
     with Elsewhere(stored) as other:
-        web.faults.append(Fault("GET /bucket", "status:307", headers={"Location": f"{other.url}/taken"}))
+        web.faults.append(Fault("GET /bucket.*/manifest", "status:307", headers={"Location": f"{other.url}/taken"}))
         refused = in_process(web_environment | {"AWS_SESSION_TOKEN": SECRET}, {"dataset": "s3://bucket/walks"})[0]
     assert refused["error"] == "DatasetNotFoundError"
     assert seen
@@ -564,6 +585,7 @@ def test_workers_read_a_bucket_and_show_no_secret(web, web_environment, tmp_path
     done = subprocess.run(words, env=places, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()) == (0, [str(sum(length for length, _ in EPISODES))]), done.stderr
     assert "botocore.auth" in done.stderr
+    assert done.stderr.count("has no .rbtool/shard-digests.json") == 1
     assert SECRET not in done.stderr
     assert "Signature=" not in done.stdout
 
