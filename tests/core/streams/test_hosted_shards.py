@@ -561,8 +561,8 @@ _WORKERS = """
 import logging, pickle, sys, torch, rbtool
 from rbtool.core.remote import shards
 logging.basicConfig(level=logging.DEBUG)
+shards.SHARD_BYTES = 4000  # in spawned workers, too
 def main():
-    shards.SHARD_BYTES = 4000
     buffer = rbtool.load_dataset(sys.argv[1], 16, streaming=True, seed=0)
     written = pickle.dumps(buffer.storage.shards)
     for secret in sys.argv[3:]:
