@@ -239,12 +239,16 @@ def _unlz4(data: Buffer, size: int, log: Log) -> bytes:
 
 @dataclass(slots=True)
 class _Chunk:
-    """A chunk: where it is, and where its messages are by channel; None where only the chunk says."""
+    """A chunk: where it is, and where its messages are by channel; None where only the chunk says.
+
+    `times` are the first and the last one of its messages, as the summary states them.
+    """
 
     start: int
     length: int
     index_length: int = 0
     channels: frozenset[int] | None = None
+    times: tuple[int, int] = (0, 0)
     entries: dict[int, Array] | None = None
 
 
@@ -268,6 +272,7 @@ class McapLog(Log):
         self._chunks: list[_Chunk] = []
         self._bare: dict[int, list[tuple[int, int]]] = {}
         self._counts: Mapping[int, int] | None = None
+        self._span: tuple[int, int] | None = None
         try:
             self._open()
         except BaseException:
@@ -346,11 +351,16 @@ class McapLog(Log):
             or (counts.metadata_count + counts.attachment_count > len(places))
         ):
             self._schemas, self._channels = {}, {}
+            if counts is not None and not chunks:  # messages outside chunks, which have no checksum
+                self._counts = counts.channel_message_counts or None
+                self._span = (counts.message_start_time, counts.message_end_time)
             return False
         self._counts = counts.channel_message_counts or None  # an empty map says that they were not counted
         for one in sorted(chunks, key=lambda one: one.chunk_start_offset):
             channels = frozenset(one.message_index_offsets) or None
-            self._chunks.append(_Chunk(one.chunk_start_offset, one.chunk_length, one.message_index_length, channels))
+            times = (one.message_start_time, one.message_end_time)
+            place = (one.chunk_start_offset, one.chunk_length, one.message_index_length)
+            self._chunks.append(_Chunk(*place, channels, times))
         for opcode, place in places:
             head = self._bytes(place.offset, 9)
             if head[0] != opcode - 1:
@@ -389,7 +399,11 @@ class McapLog(Log):
         elif length > _MOST_ATTACHED:
             self.notes.append(f"{self.name}: an attachment of {length:,} bytes is left out, which is too large")
         else:
-            found = self._parsed("Attachment", self._bytes(at, length))
+            content = self._bytes(at, length)
+            stated = int.from_bytes(content[-4:], "little")
+            if stated and zlib.crc32(content[:-4]) != stated:
+                self.damaged("an attachment has another checksum than it states")
+            found = self._parsed("Attachment", content)
             name = found.name if found.name not in self.attachments else f"{len(self.attachments)}-{found.name}"
             self.attachments[name] = bytes(found.data)
 
@@ -500,8 +514,22 @@ class McapLog(Log):
                 f"the chunk at byte {chunk.start:,} is not what was written: its checksum is another",
                 hint="copy or record it again; a log without the part can be made with mcap recover",
             )
+        if chunk.entries is None and chunk.channels is not None:
+            self._require_indexed(chunk, np.frombuffer(found, np.uint8))
         self._cache.put(chunk.start, found)
         return found
+
+    def _require_indexed(self, chunk: _Chunk, data: Array) -> None:
+        """Compare the index of a chunk, which has no checksum, with its messages: a wrong time would move others."""
+        for channel, entries in self._indexed(chunk, chunk.channels or ()).items():
+            at = entries["offset"]
+            if len(at) and int(at.max()) + 9 + _MESSAGE_HEAD.size > len(data):
+                self.damaged("its index names a message that is not there")
+            heads = data[at.astype(np.int64)[:, None] + np.arange(9 + 14)]
+            channels, logs = (np.ascontiguousarray(heads[:, one]).view("<u2") for one in (slice(9, 11), slice(15, 23)))
+            known = (heads[:, 0] == 5) & (channels[:, 0] == channel)
+            if not (known.all() and np.array_equal(logs.view("<u8")[:, 0], entries["log"])):
+                self.damaged(f"the index of the chunk at byte {chunk.start:,} has other messages than the chunk")
 
     def _indexed(self, chunk: _Chunk, wanted: Collection[int]) -> dict[int, Array]:
         """Return log time and offset of the messages of some channels in a chunk."""
@@ -520,7 +548,9 @@ class McapLog(Log):
             if length != len(content) - 6 or length % 16:
                 self.damaged("the index of a chunk has another length than it states")
             if channel in wanted:
-                found[channel] = np.frombuffer(content, _INDEX_ENTRY, length // 16, 6)
+                entries = found[channel] = np.frombuffer(content, _INDEX_ENTRY, length // 16, 6)
+                if length and not chunk.times[0] <= entries["log"].min() <= entries["log"].max() <= chunk.times[1]:
+                    self.damaged("the index of a chunk has times that its summary does not state")
         if found.keys() != chunk.channels & set(wanted):
             self.damaged("the index of a chunk lacks channels")
         return found
@@ -539,6 +569,8 @@ class McapLog(Log):
             log = entries["log"]
             if len(log) and int(log.max()) >> 63:
                 self.damaged(f"a message on {wanted[channel]} has a time in the year 2262 or later")
+            if len(log) and self._span is not None and not self._span[0] <= log.min() <= log.max() <= self._span[1]:
+                self.damaged(f"a message on {wanted[channel]} has a time that its summary does not state")
             place = np.zeros((len(entries), 3), np.int64)
             place[:, 1], place[:, 2] = at, entries["offset"].astype(np.int64)
             logs[wanted[channel]].append(log.astype(np.int64))

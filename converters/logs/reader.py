@@ -675,7 +675,7 @@ def _markers(opened: OpenLog, topic: str, field: str) -> Iterator[tuple[int, Any
         path = (tops.pop(),) if len(tops) == 1 else ()
     decode = codec.chosen([path])
     for time, number in zip(line.times.tolist(), line.numbers.tolist(), strict=True):
-        (value,) = decode(opened.log.message(line.index.places[number].tolist())[1])
+        (value,) = decode(opened.log.message(line.index.places[number].tolist(), int(line.index.log[number]))[1])
         value = _plain(value)
         if not path and not codec.is_defined and isinstance(value, Mapping):  # each message may have other keys
             inner = [one for one in value if one not in {"header", "stamp", "timestamp"}]

@@ -1236,7 +1236,7 @@ def test_an_index_that_names_other_times_is_refused(tmp_path: Path) -> None:
     (time,) = struct.unpack_from("<Q", data, at)
     struct.pack_into("<Q", data, at, time + 3_000_000)
     (tmp_path / "moved.mcap").write_bytes(data)
-    with pytest.raises(CorruptDataError, match="which was logged at"):
+    with pytest.raises(CorruptDataError, match="has other messages than the chunk"):
         rows_of(tmp_path / "moved.mcap", MARKED)
 
 
