@@ -46,6 +46,9 @@ _LOOKED_AT, _DEPTH = 4096, 3
 _MESSAGE_HEAD = struct.Struct("<HIQQ")
 _RECORD_HEAD = struct.Struct("<BQ")
 _INDEX_ENTRY = np.dtype([("log", "<u8"), ("offset", "<u8")])
+_HEAD = np.dtype([("opcode", "u1"), ("size", "<u8"), ("channel", "<u2"), ("sequence", "<u4"), ("log", "<u8")])
+_HEAD_BYTES = np.arange(_HEAD.itemsize)
+"""How the record of a message begins."""
 MARKER = re.compile(r"episode|marker|record", re.IGNORECASE)
 """Names of topics that may mark episodes."""
 
@@ -89,6 +92,8 @@ class Index:
     @classmethod
     def of(cls, log: Array, places: Array) -> Index:
         """Sort the messages of a topic."""
+        if (log[1:] > log[:-1]).all():
+            return cls(log, places)
         order = np.lexsort((places[:, 2], places[:, 1], places[:, 0], log))
         return cls(log[order], places[order])
 
@@ -110,6 +115,7 @@ class Log(Closing, ABC):
         self.topics: dict[str, Topic] = {}
         self.divided: dict[str, list[str]] = {}
         self._publishers: dict[str, dict[str, Topic]] = {}
+        self._indexes: dict[str, Index] = {}
         self.texts: dict[str, str] = {}
         self.notes: list[str] = []
         self.attachments: dict[str, bytes] = {}
@@ -119,9 +125,15 @@ class Log(Closing, ABC):
     def paths(self) -> list[Path]:
         """The files."""
 
-    @abstractmethod
     def index(self, names: Collection[str]) -> dict[str, Index]:
-        """Find the messages of these topics."""
+        """Find the messages of these topics, of each once."""
+        if new := [name for name in names if name not in self._indexes]:
+            self._indexes |= self.find(new)
+        return {name: self._indexes[name] for name in names}
+
+    @abstractmethod
+    def find(self, names: Collection[str]) -> dict[str, Index]:
+        """Find the messages of these topics, none where there is no such topic; the arrays may be changed."""
 
     @abstractmethod
     def message(self, place: Sequence[int], log: int | None = None) -> tuple[int | None, Buffer]:
@@ -180,7 +192,7 @@ class Log(Closing, ABC):
                 continue
             whole = self.topics.pop(name)
             self.topics.update(parts)
-            spans = sorted((int(one.log[0]), int(one.log[-1])) for one in self.index(list(parts)).values() if len(one))
+            spans = sorted((int(one.log[0]), int(one.log[-1])) for one in self.find(list(parts)).values() if len(one))
             if any(begin < end for (_, end), (begin, _) in pairwise(spans)):
                 self.divided[name] = list(parts)
             else:
@@ -237,6 +249,10 @@ def _unlz4(data: Buffer, size: int, log: Log) -> bytes:
 # MCAP ---------------------------------------------------------------------------------------------------
 
 
+_ANY = (0, (1 << 64) - 1)
+"""The times that messages may have where none are stated."""
+
+
 @dataclass(slots=True)
 class _Chunk:
     """A chunk: where it is, and where its messages are by channel; None where only the chunk says.
@@ -248,8 +264,8 @@ class _Chunk:
     length: int
     index_length: int = 0
     channels: frozenset[int] | None = None
-    times: tuple[int, int] = (0, 0)
-    entries: dict[int, Array] | None = None
+    times: tuple[int, int] = _ANY
+    entries: dict[int, bytes] | None = None
 
 
 _FOOTER = 9 + 20
@@ -271,8 +287,9 @@ class McapLog(Log):
         self._channels: dict[int, Any] = {}
         self._chunks: list[_Chunk] = []
         self._bare: dict[int, list[tuple[int, int]]] = {}
+        self._asked: set[int] = set()
         self._counts: Mapping[int, int] | None = None
-        self._span: tuple[int, int] | None = None
+        self._span = _ANY
         try:
             self._open()
         except BaseException:
@@ -329,14 +346,15 @@ class McapLog(Log):
         data = self._bytes(begin, end - begin)
         if checksum and zlib.crc32(foot[:-4], zlib.crc32(data)) != checksum:
             self.damaged("its summary has another checksum than it states")
-        chunks, counts, places = [], None, []
+        chunks: list[_Chunk] = []
+        counts, places = None, []
         for opcode, content in self._records_in(data):
             if opcode == 3:
                 self._take_schema(content)
             elif opcode == 4:
                 self._take_channel(content)
             elif opcode == 8:
-                chunks.append(self._parsed("ChunkIndex", content))
+                chunks.append(_chunk_of(content))
             elif opcode == 11:
                 counts = self._parsed("Statistics", content)
             elif opcode in (10, 13):
@@ -346,7 +364,7 @@ class McapLog(Log):
             counts is None
             or len(chunks) != counts.chunk_count
             or (counts.message_count and not chunks)
-            or any(not one.message_index_offsets.keys() <= known for one in chunks)
+            or any(one.channels is not None and not one.channels <= known for one in chunks)
             or len(self._channels) != counts.channel_count
             or (counts.metadata_count + counts.attachment_count > len(places))
         ):
@@ -356,11 +374,7 @@ class McapLog(Log):
                 self._span = (counts.message_start_time, counts.message_end_time)
             return False
         self._counts = counts.channel_message_counts or None  # an empty map says that they were not counted
-        for one in sorted(chunks, key=lambda one: one.chunk_start_offset):
-            channels = frozenset(one.message_index_offsets) or None
-            times = (one.message_start_time, one.message_end_time)
-            place = (one.chunk_start_offset, one.chunk_length, one.message_index_length)
-            self._chunks.append(_Chunk(*place, channels, times))
+        self._chunks = sorted(chunks, key=lambda one: one.start)
         for opcode, place in places:
             head = self._bytes(place.offset, 9)
             if head[0] != opcode - 1:
@@ -521,18 +535,20 @@ class McapLog(Log):
 
     def _require_indexed(self, chunk: _Chunk, data: Array) -> None:
         """Compare the index of a chunk, which has no checksum, with its messages: a wrong time would move others."""
-        for channel, entries in self._indexed(chunk, chunk.channels or ()).items():
-            at = entries["offset"]
-            if len(at) and int(at.max()) + 9 + _MESSAGE_HEAD.size > len(data):
-                self.damaged("its index names a message that is not there")
-            heads = data[at.astype(np.int64)[:, None] + np.arange(9 + 14)]
-            channels, logs = (np.ascontiguousarray(heads[:, one]).view("<u2") for one in (slice(9, 11), slice(15, 23)))
-            known = (heads[:, 0] == 5) & (channels[:, 0] == channel)
-            if not (known.all() and np.array_equal(logs.view("<u8")[:, 0], entries["log"])):
-                self.damaged(f"the index of the chunk at byte {chunk.start:,} has other messages than the chunk")
+        indexed = self._indexed(chunk, self._asked)
+        if not indexed:
+            return
+        entries = np.frombuffer(b"".join(indexed.values()), _INDEX_ENTRY)
+        owners = np.repeat(np.array(list(indexed), "<u2"), [len(one) // 16 for one in indexed.values()])
+        if len(entries) and int(entries["offset"].max()) + 9 + _MESSAGE_HEAD.size > len(data):
+            self.damaged("its index names a message that is not there")
+        heads = data[entries["offset"].astype(np.int64)[:, None] + _HEAD_BYTES].view(_HEAD)[:, 0]
+        known = (heads["opcode"] == 5) & (heads["channel"] == owners) & (heads["log"] == entries["log"])
+        if not known.all():
+            self.damaged(f"the index of the chunk at byte {chunk.start:,} has other messages than the chunk")
 
-    def _indexed(self, chunk: _Chunk, wanted: Collection[int]) -> dict[int, Array]:
-        """Return log time and offset of the messages of some channels in a chunk."""
+    def _indexed(self, chunk: _Chunk, wanted: Collection[int]) -> dict[int, bytes]:
+        """Return log time and offset of the messages of some channels in a chunk, as an index has them."""
         if chunk.entries is not None:
             return {channel: chunk.entries[channel] for channel in wanted if channel in chunk.entries}
         if chunk.channels is None:
@@ -540,7 +556,7 @@ class McapLog(Log):
             return self._indexed(chunk, wanted)
         if chunk.channels.isdisjoint(wanted):
             return {}
-        found: dict[int, Array] = {}
+        found: dict[int, bytes] = {}
         for opcode, content in self._records_in(self._bytes(chunk.start + chunk.length, chunk.index_length)):
             if opcode != 7 or len(content) < 6:
                 self.damaged("the index of a chunk is not there")
@@ -548,9 +564,7 @@ class McapLog(Log):
             if length != len(content) - 6 or length % 16:
                 self.damaged("the index of a chunk has another length than it states")
             if channel in wanted:
-                entries = found[channel] = np.frombuffer(content, _INDEX_ENTRY, length // 16, 6)
-                if length and not chunk.times[0] <= entries["log"].min() <= entries["log"].max() <= chunk.times[1]:
-                    self.damaged("the index of a chunk has times that its summary does not state")
+                found[channel] = content[6:]
         if found.keys() != chunk.channels & set(wanted):
             self.damaged("the index of a chunk lacks channels")
         return found
@@ -559,39 +573,33 @@ class McapLog(Log):
     def paths(self) -> list[Path]:
         return [self._path]
 
-    def index(self, names: Collection[str]) -> dict[str, Index]:
+    def find(self, names: Collection[str]) -> dict[str, Index]:
         wanted = {channel: name for name in names if name in self.topics for channel in self.topics[name].channels}
-        logs: dict[str, list[Array]] = {name: [] for name in names}
-        places: dict[str, list[Array]] = {name: [] for name in names}
-        counts = dict.fromkeys(wanted, 0)
-
-        def take(channel: int, at: int, entries: Array) -> None:
-            log = entries["log"]
-            if len(log) and int(log.max()) >> 63:
-                self.damaged(f"a message on {wanted[channel]} has a time in the year 2262 or later")
-            if len(log) and self._span is not None and not self._span[0] <= log.min() <= log.max() <= self._span[1]:
-                self.damaged(f"a message on {wanted[channel]} has a time that its summary does not state")
-            place = np.zeros((len(entries), 3), np.int64)
-            place[:, 1], place[:, 2] = at, entries["offset"].astype(np.int64)
-            logs[wanted[channel]].append(log.astype(np.int64))
-            places[wanted[channel]].append(place)
-            counts[channel] += len(entries)
-
+        found: dict[int, list[tuple[int, bytes]]] = {channel: [] for channel in wanted}
+        self._asked |= wanted.keys()
         with reading("the index", self._path, struct.error):
             for at, chunk in enumerate(self._chunks):
                 for channel, entries in self._indexed(chunk, wanted).items():
-                    take(channel, at, entries)
+                    found[channel].append((at, entries))
             for channel in wanted:
-                take(channel, -1, _entries(self._bare.get(channel, ())))
+                found[channel].append((-1, _entries(self._bare.get(channel, ()))))
+        bounds = np.array([*(chunk.times for chunk in self._chunks), self._span], np.uint64).T
+        logs: dict[str, list[Array]] = {name: [np.zeros(0, np.int64)] for name in names}
+        places: dict[str, list[Array]] = {name: [np.zeros((0, 3), np.int64)] for name in names}
         for channel, name in wanted.items():
-            stated = counts[channel] if self._counts is None else self._counts.get(channel, 0)
-            if counts[channel] != stated:
-                self.damaged(f"it states {stated:,} messages on {name}, and its index has {counts[channel]:,}")
-        none = np.zeros((0, 3), np.int64)
-        return {
-            name: Index.of(np.concatenate([np.zeros(0, np.int64), *logs[name]]), np.concatenate([none, *places[name]]))
-            for name in names
-        }
+            entries = np.frombuffer(b"".join(part for _, part in found[channel]), _INDEX_ENTRY)
+            log, chunks = entries["log"], np.array([at for at, _ in found[channel]], np.int64)
+            chunks = np.repeat(chunks, [len(part) // 16 for _, part in found[channel]])
+            stated = len(log) if self._counts is None else self._counts.get(channel, 0)
+            if len(log) != stated:
+                self.damaged(f"it states {stated:,} messages on {name}, and its index has {len(log):,}")
+            if len(log) and int(log.max()) >> 63:
+                self.damaged(f"a message on {name} has a time in the year 2262 or later")
+            if ((log < bounds[0, chunks]) | (log > bounds[1, chunks])).any():
+                self.damaged(f"a message on {name} has a time that its summary does not state")
+            logs[name].append(log.astype(np.int64))
+            places[name].append(np.stack((np.zeros_like(chunks), chunks, entries["offset"].astype(np.int64)), 1))
+        return {name: Index.of(np.concatenate(logs[name]), np.concatenate(places[name])) for name in names}
 
     def message(self, place: Sequence[int], log: int | None = None) -> tuple[int | None, Buffer]:
         _, at, offset = place
@@ -620,8 +628,16 @@ class McapLog(Log):
         self._file.close()
 
 
-def _entries(pairs: Sequence[tuple[int, int]]) -> Array:
-    return np.array(list(pairs), _INDEX_ENTRY)
+def _entries(pairs: Sequence[tuple[int, int]]) -> bytes:
+    return np.array(list(pairs), _INDEX_ENTRY).tobytes()
+
+
+def _chunk_of(content: bytes) -> _Chunk:
+    """Read the record of an index about a chunk; struct.error for one that is cut."""
+    first, last, start, length, size = struct.unpack_from("<QQQQI", content)
+    channels = frozenset(channel for channel, _ in struct.iter_unpack("<HQ", content[36 : 36 + size])) or None
+    (index_length,) = struct.unpack_from("<Q", content, 36 + size)
+    return _Chunk(start, length, index_length, channels, (first, last))
 
 
 # ROS 2 in SQLite ----------------------------------------------------------------------------------------
@@ -676,7 +692,7 @@ class SqliteLog(Log):
     def paths(self) -> list[Path]:
         return [self._path]
 
-    def index(self, names: Collection[str]) -> dict[str, Index]:
+    def find(self, names: Collection[str]) -> dict[str, Index]:
         found = {}
         with reading("the bag", self._path, sqlite3.Error):
             for name in names:
@@ -745,7 +761,7 @@ class Ros1Log(Log):
     def paths(self) -> list[Path]:
         return [self._path]
 
-    def index(self, names: Collection[str]) -> dict[str, Index]:
+    def find(self, names: Collection[str]) -> dict[str, Index]:
         found = {}
         for name in names:
             channels = self.topics[name].channels if name in self.topics else []
@@ -828,8 +844,8 @@ class SplitLog(Log):
     def paths(self) -> list[Path]:
         return [path for part in self._parts for path in part.paths]
 
-    def index(self, names: Collection[str]) -> dict[str, Index]:
-        parts = [part.index([name for name in names if name in part.topics]) for part in self._parts]
+    def find(self, names: Collection[str]) -> dict[str, Index]:
+        parts = [part.find([name for name in names if name in part.topics]) for part in self._parts]
         found = {}
         for name in names:
             there = [(at, one[name]) for at, one in enumerate(parts) if name in one]

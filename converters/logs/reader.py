@@ -14,6 +14,7 @@ import tempfile
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -32,7 +33,7 @@ from ...core.ted.schema import ACTION, NEXT, REWARD, Field, Key, Timing, key_nam
 from ..files.images import ImageForm, image_form, is_image, require_images
 from ..files.readers import SurveyedReader
 from ..table.mapping import STATES, parse_map, require_ted_key
-from .containers import MARKER, Index, Log, Recording, has_recordings, left_out, require_recordings, schema_names
+from .containers import MARKER, Index, Log, has_recordings, left_out, require_recordings, schema_names
 from .messages import (
     Buffer,
     Codec,
@@ -468,23 +469,19 @@ class Line:
 class OpenLog:
     """A recording that is open, with the time lines of its topics on the clock of the rules."""
 
-    def __init__(self, recording: Recording, topics: Sequence[str], clock: str) -> None:
-        self.log = recording.open()
+    def __init__(self, log: Log, topics: Sequence[str], clock: str) -> None:
+        self.log = log
         self.notes = list(self.log.notes)
         self.decoders: dict[str, VideoDecoder] = {}
         self.kept: Mapping[str, KeptVideo] = {}
         self._begins: dict[str, int] = {}
-        try:
-            for name in topics:
-                self.log.topic(name)
-            self.codecs = {name: self.log.topics[name].codec(self.log.name) for name in topics}
-            indexes = self.log.index(topics)
-            self.lines = {name: Line(one, one.log, np.arange(len(one))) for name, one in indexes.items()}
-            if clock != "log":
-                self._take_clock(clock)
-        except BaseException:
-            self.log.close()
-            raise
+        for name in topics:
+            self.log.topic(name)
+        self.codecs = {name: self.log.topics[name].codec(self.log.name) for name in topics}
+        indexes = self.log.index(topics)
+        self.lines = {name: Line(one, one.log, np.arange(len(one))) for name, one in indexes.items()}
+        if clock != "log":
+            self._take_clock(clock)
 
     def _take_clock(self, clock: str) -> None:
         stamps = self._published() if clock == "publish" else self._headers()
@@ -914,13 +911,20 @@ class LogReader(SurveyedReader[_Found]):
     def _opened(self, number: int, columns: Sequence[_Column]) -> OpenLog:
         if self._open is None or self._open[0] != number:
             self._close()
-            opened = OpenLog(self._recordings[number], self._topics(columns), self._rules.clock)
-            self._open = (number, opened)
-            for part in _videos(columns):
-                opened.begin_at_key_frame(part)
-            if self._found is not None:
-                opened.kept = self._found.kept[number]
+            with ExitStack() as stack:
+                self._take_up(number, stack.enter_context(self._recordings[number].open()), columns)
+                stack.pop_all()
+        assert self._open is not None
         return self._open[1]
+
+    def _take_up(self, number: int, log: Log, columns: Sequence[_Column]) -> None:
+        """Make the time lines of a recording that was opened."""
+        opened = OpenLog(log, self._topics(columns), self._rules.clock)
+        for part in _videos(columns):
+            opened.begin_at_key_frame(part)
+        if self._found is not None:
+            opened.kept = self._found.kept[number]
+        self._open = (number, opened)
 
     def _close(self) -> None:
         if self._open is not None:
@@ -999,8 +1003,8 @@ class LogReader(SurveyedReader[_Found]):
         }  # fmt: skip
 
     def _columns(self) -> tuple[list[_Column], list[str], list[Dropped]]:
-        log = self._recordings[0].open()
-        try:
+        with ExitStack() as stack:
+            log = stack.enter_context(self._recordings[0].open())
             mapping = LogMapping(log, self._given, self._images)
             kinds = schema_names(log.topics.values())
             dropped = self._unmapped(log, mapping.columns, ())
@@ -1009,12 +1013,12 @@ class LogReader(SurveyedReader[_Found]):
                     f"{clocks[0]} was recorded: nodes may have used simulated time, which header stamps then count"
                 )
             self._require_alignable(mapping)
-        finally:
-            log.close()
+            self._refuse_next(mapping.columns)
+            self._take_up(0, log, mapping.columns)
+            stack.pop_all()
         marks = next((one.key for one in dropped if MARKER.search(one.key)), None)
         if self._rules.gap is None and self._rules.marker is None and marks is not None:
             mapping.notes.append(f"{marks} may mark episodes: --episodes-by topic:{marks} cuts them there")
-        self._refuse_next(mapping.columns)
         if not any(column.key[0] == ACTION[0] for column in mapping.columns) and self._rules.next_of is None:
             mapping.notes.append("no action is mapped: the dataset has none (--action next:KEY takes observations)")
         return mapping.columns, mapping.notes, dropped
