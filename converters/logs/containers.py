@@ -576,11 +576,13 @@ class McapLog(Log):
     def find(self, names: Collection[str]) -> dict[str, Index]:
         wanted = {channel: name for name in names if name in self.topics for channel in self.topics[name].channels}
         found: dict[int, list[tuple[int, bytes]]] = {channel: [] for channel in wanted}
-        self._asked |= wanted.keys()
+        if not wanted.keys() <= self._asked:
+            self._asked |= wanted.keys()
+            self._cache = _Chunks()  # of which other channels were compared with the index
         with reading("the index", self._path, struct.error):
             for at, chunk in enumerate(self._chunks):
-                for channel, entries in self._indexed(chunk, wanted).items():
-                    found[channel].append((at, entries))
+                for channel, part in self._indexed(chunk, wanted).items():
+                    found[channel].append((at, part))
             for channel in wanted:
                 found[channel].append((-1, _entries(self._bare.get(channel, ()))))
         bounds = np.array([*(chunk.times for chunk in self._chunks), self._span], np.uint64).T
@@ -739,6 +741,8 @@ class Ros1Log(Log):
         super().__init__(str(path))
         self._path = path
         self._module = library("rosbags.rosbag1.reader")
+        self._asked: set[int] = set()
+        self._named: dict[int, list[Any]] = {}
         self._cache = _Chunks()
         self._errors = (AssertionError, EOFError, struct.error, self._module.ReaderError)
         self._reader = self._module.Reader(path)
@@ -766,6 +770,11 @@ class Ros1Log(Log):
         for name in names:
             channels = self.topics[name].channels if name in self.topics else []
             rows = [one for channel in channels for one in self._reader.indexes[channel]]
+            for one in rows if self._asked.isdisjoint(channels) else ():
+                self._named.setdefault(one.chunk_pos, []).append(one)
+            if not self._asked.issuperset(channels):
+                self._asked |= set(channels)
+                self._cache = _Chunks()
             log = np.array([one.time for one in rows], np.int64)
             places = np.zeros((len(rows), 3), np.int64)
             places[:, 1] = [one.chunk_pos for one in rows]
@@ -779,27 +788,34 @@ class Ros1Log(Log):
             chunk = self._reader.chunks[at]
             self._reader.bio.seek(chunk.datapos)
             kept = bytes(chunk.decompressor(self._reader.bio.read(chunk.datasize)))
+            for one in self._named.get(at, ()):  # the index has no checksum, and a wrong time would move others
+                self._found(kept, one.offset, one.time)
             self._cache.put(at, kept)
         return kept
 
     def message(self, place: Sequence[int], log: int | None = None) -> tuple[int | None, Buffer]:
         with reading("the bag", self._path, *self._errors):
-            data, at = self._content(place[1]), place[2]
-            while True:
-                (length,) = struct.unpack_from("<I", data, at)
-                head = data[at + 4 : at + 4 + length]
-                at += 4 + length
-                (size,) = struct.unpack_from("<I", data, at)
-                kind = _ros1_field(head, b"op")
+            data = self._content(place[1])
+            return None, memoryview(data)[slice(*self._found(data, place[2], log))]
+
+    def _found(self, data: bytes, at: int, log: int | None) -> tuple[int, int]:
+        """Return where the bytes of a message begin and end, which an index has at a place in a chunk."""
+        while True:
+            (length,) = struct.unpack_from("<I", data, at)
+            head = data[at + 4 : at + 4 + length]
+            at += 4 + length
+            (size,) = struct.unpack_from("<I", data, at)
+            kind = _ros1_field(head, b"op")
+            at += 4
+            if kind == b"\x02" and log is not None:
                 seconds, nanos = struct.unpack("<II", _ros1_field(head, b"time") or bytes(8))
-                at += 4
-                if kind == b"\x02" and log is not None and seconds * 10**9 + nanos != log:
+                if seconds * 10**9 + nanos != log:
                     self.damaged(f"its index has a message at {log} ns, which was logged at another time")
-                if kind == b"\x02" and at + size <= len(data):
-                    return None, memoryview(data)[at : at + size]
-                if kind != b"\x07" or at + size > len(data):
-                    self.damaged("its index names a message that is not there")
-                at += size
+            if kind == b"\x02" and at + size <= len(data):
+                return at, at + size
+            if kind != b"\x07" or at + size > len(data):
+                self.damaged("its index names a message that is not there")
+            at += size
 
     def close(self) -> None:
         if self._reader.bio is not None:

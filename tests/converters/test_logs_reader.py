@@ -1240,6 +1240,15 @@ def test_an_index_that_names_other_times_is_refused(tmp_path: Path) -> None:
         rows_of(tmp_path / "moved.mcap", MARKED)
 
 
+def test_an_index_of_ros_1_that_names_other_times_is_refused(tmp_path: Path) -> None:
+    """The last command is moved behind the last row, where it would never be read."""
+    data = bytearray((LOGS / "ros1_sim_clock.bag").read_bytes())
+    data[8165] ^= 4
+    (tmp_path / "moved.bag").write_bytes(data)
+    with pytest.raises(CorruptDataError, match="which was logged at another time"):
+        rows_of(tmp_path / "moved.bag", BAG)
+
+
 def test_a_file_beside_its_compressed_copy_is_read_once(tmp_path: Path) -> None:
     bag = _sqlite(tmp_path, lambda base: None)
     file = bag / "rosbag2_sqlite.db3"
