@@ -76,10 +76,13 @@ def test_importing_modules(tmp_path: Path, number: signal.Signals, code: int, mo
 @pytest.mark.parametrize(
     ("form", "stop_at", "number", "code"),
     [
-        *((form, stop_at, *ending) for form in ("flat", "h5") for stop_at in (5, 60) for ending in SIGNALS),
+        ("flat", 5, *SIGNALS[0]), ("h5", 5, *SIGNALS[1]), ("h5", 60, *SIGNALS[0]), ("flat", 60, *SIGNALS[1]),
+        *(pytest.param(*others, marks=pytest.mark.slow) for others in (
+            ("h5", 5, *SIGNALS[0]), ("flat", 5, *SIGNALS[1]), ("flat", 60, *SIGNALS[0]), ("h5", 60, *SIGNALS[1]),
+        )),
         ("flat", 5, signal.SIGHUP, 129),
     ],
-)
+)  # fmt: skip
 def test_saving_a_checkpoint(tmp_path: Path, number: signal.Signals, code: int, stop_at: int, form: str) -> None:
     write_walks(tmp_path / "walks", [(9, "terminated"), (4, "open")])
     write_walks(tmp_path / "older", [(3, "open")])

@@ -208,7 +208,7 @@ def write_elsewhere(buffer: ReplayBuffer) -> None:
     buffer.storage[8:9]["a"].fill_(1)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_writes_of_other_processes_are_seen(tmp_path: Path, start: str) -> None:
     buffer, path = ring(LazyMemmapStorage), tmp_path / "saved"
     buffer.dumps(path)
@@ -383,7 +383,7 @@ def read_and_write(buffer: ReplayBuffer) -> None:
 
 
 @pytest.mark.usefixtures("mapped")
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_loaded_rows_are_shared_as_others_are(tmp_path: Path, start: str) -> None:
     buffer, path = ReplayBuffer(storage=LazyTensorStorage(MANY)), tmp_path / "saved"
     buffer.extend(steps(MANY))

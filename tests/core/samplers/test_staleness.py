@@ -228,7 +228,7 @@ def _publish(buffer: Any) -> None:
     buffer.sampler.consumer_version = 7
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_other_processes_write_and_publish(start: str) -> None:
     sampler = StalenessAwareSampler(0)
     buffer = ReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, shared=True, batch_size=1)

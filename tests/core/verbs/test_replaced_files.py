@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import run_forked
 
 import rbtool
 from rbtool.core.format import fs
@@ -283,10 +283,7 @@ def test_what_a_new_link_leads_to_is_left_alone(job: str, at: str, tmp_path: Pat
     if job == LEFTOVER:
         (leftover / "deep").mkdir(parents=True)
     outside.mkdir()
-    arguments = [str(root), str(outside), at, str(tmp_path / "names")]
-    ran = subprocess.run(
-        [sys.executable, "-c", JOB.replace("{job}", job), *arguments], capture_output=True, text=True, check=False
-    )
+    ran = run_forked(JOB.replace("{job}", job), root, outside, at, tmp_path / "names")
     assert ran.returncode == 0, ran.stderr
     names = (tmp_path / "names").read_text().split("\n")
     assert names
