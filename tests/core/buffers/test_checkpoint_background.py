@@ -268,7 +268,7 @@ assert not handle.done()
 """
 
 
-@pytest.mark.parametrize("state", ["whole", "broken"])
+@pytest.mark.parametrize("state", ["whole", pytest.param("broken", marks=pytest.mark.slow)])
 def test_the_end_of_the_program_waits_for_it(tmp_path: Path, state: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, tmp_path / "saved", state], capture_output=True, text=True, check=False

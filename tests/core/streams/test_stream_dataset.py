@@ -276,12 +276,18 @@ def test_loaders_go_on_with_other_ranks_and_workers(
     assert sorted(found) == sorted(later) == list(range(STEPS))
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    ("workers", "persistent"),
+    [
+        (0, False),
+        (1, True),
+        (3, False),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in ((1, False), (3, True))),
+    ],
+)
 def test_a_loader_of_a_stream_goes_on_with_the_very_next_batch(stream: Any, workers: int, persistent: bool) -> None:
     def made(seed: int) -> rbtool.TorchLoader:
-        kept = {"persistent_workers": True} if persistent and workers else {}
-        return rbtool.TorchLoader(stream(seed), num_workers=workers, device="cpu", **kept)
+        return rbtool.TorchLoader(stream(seed), num_workers=workers, device="cpu", persistent_workers=persistent)
 
     first = made(0)
     whole = [rows(first) for _ in range(3)]
