@@ -120,5 +120,6 @@ def test_a_stream_reads_a_shard_at_a_time(machine: Machine) -> None:
     assert (sum(map(len, whole["steps"])), whole["episodes"]) == (document["steps"], 3)
     assert whole["shards"] > 2
     assert rest["steps"] == whole["steps"][1:]
-    untrusted = in_process(machine.variables, {"dataset": "openx:toy_two"})[0]
-    assert untrusted["error"] == "UsageError"
+    untrusted, texts = in_process(machine.variables, {"dataset": "openx:toy_two"}, asked | {"texts": True})
+    assert untrusted["error"] == texts["error"] == "UsageError"
+    assert "texts of its episodes in its shards" in texts["message"]
