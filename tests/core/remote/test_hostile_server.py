@@ -339,4 +339,4 @@ def test_a_token_that_was_exchanged_is_sent(serve: Any, monkeypatch: pytest.Monk
     monkeypatch.setenv("HF_OIDC_ID_TOKEN", "identity")
     with Hub() as hub:
         assert hub.tree("acme/one", "0" * 40) == []
-        assert hub.headers(f"{server.url}/file")["authorization"] == "Bearer hf_exchanged"
+        assert hub.headers(address := f"{server.url}/file", address)["authorization"] == "Bearer hf_exchanged"
