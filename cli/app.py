@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import errno
-import importlib
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from ..core import __version__
 from .complete import SCRIPTS, install
 from .failures import EXIT_CODES, Stopped, allow_open_files, release_streams, report
 from .help import CONTEXT, EXAMPLE_SOURCE, SOURCE, Example, VerbGroup, examples_text
+from .options import add_verb
 from .output import STDOUT, Output
 from .words import GROUPS, SECTIONS, SHORT_NAMES, VERBS, in_order
 
@@ -78,8 +78,8 @@ def rbtool(
         Output().text(context.get_help())
 
 
-for module in dict.fromkeys(verb.module for verb in VERBS.values()):
-    importlib.import_module(f".{module}", __package__).add(app)
+for name in VERBS:
+    add_verb(app, name)
 
 
 def main() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ..core.progress import counted
 from ..core.progress import readable_size as size
 from ..core.verbs.options import BENCH_JOBS, BenchOptions
@@ -24,11 +22,7 @@ EXAMPLES = (
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "bench", EXAMPLES)(bench)
-
-
+@verb("bench", EXAMPLES)
 def bench(
     dataset: Dataset,
     *,

@@ -14,7 +14,7 @@ from ..core.errors import UsageError
 from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .help import SOURCE, STORED, Example
-from .options import Root, Yes, verb, verb_group
+from .options import Root, Yes, verb
 from .output import Output
 from .text import Cell, Line, Styled, Table, ago, folded
 
@@ -43,15 +43,7 @@ _DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Show what w
 _KINDS = f"Datasets by {SOURCE}:ID, a path below the root, or a pattern with *, ? or [...]."
 
 
-def add(app: typer.Typer) -> None:
-    """Add the group of verbs to the command line."""
-    group = verb_group(app, "cache", "See, verify and remove what is stored.", LS_EXAMPLES)
-    verb(group, "ls", LS_EXAMPLES)(ls)
-    verb(group, "rm", RM_EXAMPLES)(rm)
-    verb(group, "prune", PRUNE_EXAMPLES)(prune)
-    verb(group, "verify", VERIFY_EXAMPLES)(verify)
-
-
+@verb("cache ls", LS_EXAMPLES)
 def ls(*, out: Output, root: Root = None) -> None:
     """List what is stored: bytes, last use, leftovers.
 
@@ -71,6 +63,7 @@ def ls(*, out: Output, root: Root = None) -> None:
         out.suggest(f"rbtool cache prune{_root_option(root)}")
 
 
+@verb("cache rm", RM_EXAMPLES)
 def rm(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help=_KINDS)],
     *,
@@ -89,6 +82,7 @@ def rm(
     return answer.show(cache.rm(*names, root=root, dry_run=dry_run, confirm=answer))
 
 
+@verb("cache prune", PRUNE_EXAMPLES)
 def prune(*, out: Output, root: Root = None, yes: Yes = False, dry_run: _DryRun = False) -> int:
     """Remove leftovers, partial downloads, shards of streams and old listings.
 
@@ -100,6 +94,7 @@ def prune(*, out: Output, root: Root = None, yes: Yes = False, dry_run: _DryRun 
     return answer.show(cache.prune(root=root, dry_run=dry_run, confirm=answer))
 
 
+@verb("cache verify", VERIFY_EXAMPLES)
 def verify(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help=f"{_KINDS} Default: all.")] = None,
     *,

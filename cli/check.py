@@ -61,11 +61,7 @@ class Format(StrEnum):
     MARKDOWN = "markdown"
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "check", EXAMPLES)(check)
-
-
+@verb("check", EXAMPLES)
 def check(
     datasets: SomeDatasets = None,
     *,

@@ -10,7 +10,7 @@ import typer
 from ..core.progress import counted
 from ..core.verbs.options import LoadOptions, SaveOptions
 from .help import STORED, Example
-from .options import Dataset, OptionGroup, Root, show_published, verb, verb_group
+from .options import Dataset, OptionGroup, Root, show_published, verb
 from .output import Output
 from .text import Cell, Styled, folded
 
@@ -37,14 +37,7 @@ _DESCRIPTIONS = {"episodes_text": ("text of episodes", "differs")}
 _Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="The checkpoint: a folder, or an HDF5 file.")]
 
 
-def add(app: typer.Typer) -> None:
-    """Add the group of verbs to the command line."""
-    group = verb_group(app, "checkpoint", "Save, load and verify checkpoints of datasets.", SAVE_EXAMPLES)
-    verb(group, "save", SAVE_EXAMPLES)(save)
-    verb(group, "load", LOAD_EXAMPLES)(load)
-    verb(group, "verify", VERIFY_EXAMPLES)(verify)
-
-
+@verb("checkpoint save", SAVE_EXAMPLES)
 def save(
     dataset: Dataset,
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write, or the file for h5.")],
@@ -61,6 +54,7 @@ def save(
     show_published(out, result, dest, after)
 
 
+@verb("checkpoint load", LOAD_EXAMPLES)
 def load(
     checkpoint: _Checkpoint,
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write.")],
@@ -76,6 +70,7 @@ def load(
     show_published(out, result, dest)
 
 
+@verb("checkpoint verify", VERIFY_EXAMPLES)
 def verify(checkpoint: _Checkpoint, dataset: Dataset, *, out: Output, root: Root = None) -> int:
     """Compare a checkpoint with a dataset, value for value."""
     from ..core.verbs import checkpoint as verbs

@@ -28,11 +28,7 @@ EXAMPLES = (
 _COLOURS: dict[str, Any] = {"drop": "red", "trim": "yellow", "fix": "green"}
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "clean", EXAMPLES)(clean)
-
-
+@verb("clean", EXAMPLES)
 def clean(
     dataset: Dataset,
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write.")],

@@ -102,7 +102,14 @@ def candidates(words: Sequence[str], current: str) -> Iterable[str]:
     verb = VERBS.get(path[0])
     if verb is None:
         return ()
-    command = _command(verb.module, path[0])
+    import typer
+
+    from .options import add_verb
+
+    part = typer.Typer()
+    add_verb(part, path[0])  # the only module that is needed for it
+    command: Any = typer.main.get_group(part)
+    command = command.commands[path[0]]
     if verb.group:
         if len(path) == 1:
             return ["--help"] if current.startswith("-") else list(command.commands)
@@ -110,17 +117,6 @@ def candidates(words: Sequence[str], current: str) -> Iterable[str]:
         if command is None:
             return ()
     return _Parsed.of(command.params, path[2 if verb.group else 1 :]).following(current)
-
-
-def _command(module: str, name: str) -> Any:
-    """Build the command of one verb, or of a group of verbs, from the only module that is needed for it."""
-    import importlib
-
-    import typer
-
-    part = typer.Typer()
-    importlib.import_module(f".{module}", __package__).add(part)
-    return typer.main.get_group(part).commands[name]
 
 
 class _Parsed(NamedTuple):

@@ -36,11 +36,7 @@ EXAMPLES = (
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "convert", EXAMPLES)(convert)
-
-
+@verb("convert", EXAMPLES)
 def convert(
     path: Annotated[str, typer.Argument(metavar="PATH", help="The dataset to read; its format is detected.")],
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write.")],

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 EXAMPLES = (Example("rbtool demo", "into ./rbtool-demo; about half a minute"),)
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "demo", EXAMPLES)(demo)
-
-
+@verb("demo", EXAMPLES)
 def demo(
     folder: Annotated[
         str, typer.Argument(metavar="[FOLDER]", help="Where to put everything; a new folder, or the one of a demo.")

@@ -31,11 +31,7 @@ EXAMPLES = (
 _MANY = 10
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "diff", EXAMPLES)(diff)
-
-
+@verb("diff", EXAMPLES)
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A path, or a stored dataset.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The dataset to compare it with.")],

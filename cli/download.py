@@ -49,11 +49,7 @@ EXAMPLES = (
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "download", EXAMPLES)(download)
-
-
+@verb("download", EXAMPLES)
 def download(
     source: Annotated[
         str,

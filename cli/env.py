@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-
 from ..core.progress import readable_size
 from .help import Example
 from .options import verb
@@ -21,11 +19,7 @@ EXAMPLES = (
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "env", EXAMPLES)(env)
-
-
+@verb("env", EXAMPLES)
 def env(*, out: Output) -> None:
     """Show versions, extras, folders and variables, for a report of a bug.
 

@@ -13,12 +13,6 @@ from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
 from .options import Dataset, OptionGroup, show_published, verb
 from .output import Output
 
-
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "export", EXAMPLES)(export)
-
-
 EXAMPLES = (
     Example(
         f"rbtool export ./cartpole ./cartpole-{SOURCE} --to {SOURCE}",
@@ -38,6 +32,7 @@ EXAMPLES = (
 _FORMATS = {one.name: one for one in declared() if one.sink is not None}
 
 
+@verb("export", EXAMPLES)
 def export(
     dataset: Dataset,
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The file (h5, npz, parquet) or folder to write.")],

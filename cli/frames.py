@@ -23,11 +23,7 @@ _OUTPUT = optional(
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "frames", EXAMPLES)(frames)
-
-
+@verb("frames", EXAMPLES)
 def frames(
     dataset: Dataset,
     *,

@@ -261,11 +261,7 @@ EXAMPLES = (
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "inspect", EXAMPLES)(inspect)
-
-
+@verb("inspect", EXAMPLES)
 def inspect(
     datasets: Datasets,
     *,

@@ -30,14 +30,10 @@ EXAMPLES = (
 _LIST_RIGHT = frozenset({1, 2, 3})
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "list", EXAMPLES)(list_datasets)
-
-
 # Listing datasets ------------------------------------------------------------------------------------
 
 
+@verb("list", EXAMPLES)
 def list_datasets(
     pattern: Annotated[
         str | None, typer.Argument(metavar="[PATTERN]", help="Part of a name, or a pattern with *, ? or [...].")

@@ -29,11 +29,7 @@ EXAMPLES = (
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "merge", EXAMPLES)(merge)
-
-
+@verb("merge", EXAMPLES)
 def merge(
     datasets: Annotated[list[str], typer.Argument(metavar="DATASET...", help="Paths or stored datasets, two or more.")],
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write.")],

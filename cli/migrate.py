@@ -24,11 +24,7 @@ EXAMPLES = (
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "migrate", EXAMPLES)(migrate)
-
-
+@verb("migrate", EXAMPLES)
 def migrate(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Python files, or folders of them.")],
     *,

@@ -41,11 +41,7 @@ EXAMPLES = (
 SchemaName = enum.StrEnum("SchemaName", {"ERROR": "error", "INTERSECT": "intersect", "UNION": "union"})
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "mix", EXAMPLES)(mix)
-
-
+@verb("mix", EXAMPLES)
 def mix(
     datasets: Annotated[
         list[str],

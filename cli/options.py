@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
 import inspect
 import logging
 import os
@@ -29,6 +30,7 @@ from .failures import Stopped, report
 from .help import CONTEXT, EXAMPLE_SOURCE, SOURCE, Example, VerbCommand, VerbGroup, examples_text
 from .output import Output
 from .text import Line, Styled, clean_lines
+from .words import VERBS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,57 +156,76 @@ def _group_of(parameter: inspect.Parameter) -> OptionGroup | None:
     return next((part for part in metadata if isinstance(part, OptionGroup)), None)
 
 
-def verb(app: typer.Typer, name: str, examples: Sequence[Example]) -> Callable[[_Function], _Function]:
+_FUNCTIONS: dict[str, tuple[_Function, Sequence[Example]]] = {}
+"""The functions of the verbs whose modules are imported, with examples, by `VERB` or `GROUP VERB`."""
+
+
+def verb(name: str, examples: Sequence[Example]) -> Callable[[_Function], _Function]:
     """Make a function the verb `name`, with the common options; it is called with its own parameters and `out`.
 
-    The function returns its exit code, None for 0. What it raises is reported as one sentence.
+    A verb of a group has the name of the group before its own. The function returns its exit code, None for 0. What it
+    raises is reported as one sentence.
     """
 
     def register(function: _Function) -> _Function:
-        own = inspect.signature(function, eval_str=True)
-        common = inspect.signature(_common, eval_str=True).parameters
-        groups = {name: group for name, parameter in own.parameters.items() if (group := _group_of(parameter))}
-
-        def run(**given: Any) -> int:
-            colour = "never" if given["no_color"] else given["color"].value
-            out = Output(as_json=given["as_json"], debug=given["debug"], colour=colour)
-            try:
-                _refuse_empty(given, parameters)
-                out = _common(**{option: given.pop(option) for option in common})
-                grouped = {name: group.values(given) for name, group in groups.items()}
-                options = {option.name for group in groups.values() for option in group.parameters}
-                single = {option: value for option, value in given.items() if option not in options}
-                return _logged(name, lambda: function(**single, **grouped, out=out), given)
-            except (Exception, KeyboardInterrupt, Stopped) as error:
-                return report(error, out)
-
-        parameters = [
-            option
-            for parameter in own.parameters.values()
-            if parameter.name != "out"
-            for option in (groups[parameter.name].parameters if parameter.name in groups else (parameter,))
-        ]
-        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*parameters, *common.values())]
-        run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        run.__doc__ = function.__doc__
-        app.command(name, cls=VerbCommand, epilog=examples_text(examples), context_settings=CONTEXT)(run)
+        _FUNCTIONS[name] = function, examples
         return function
 
     return register
 
 
-def verb_group(app: typer.Typer, name: str, about: str, examples: Sequence[Example]) -> typer.Typer:
-    """Make the group of verbs `name`, which shows its help page if no verb is given."""
-    group = typer.Typer(cls=VerbGroup, context_settings=CONTEXT, rich_markup_mode=None, epilog=examples_text(examples))
+def add_verb(app: typer.Typer, name: str) -> None:
+    """Add a verb to the command line, or a group of verbs, which shows its help page if none of them is given."""
+    importlib.import_module(f".{name}", __package__)
+    about = VERBS[name].group
+    if not about:
+        _add(app, name, name)
+        return
+    names = [one for one in _FUNCTIONS if one.startswith(f"{name} ")]
+    examples = examples_text(_FUNCTIONS[names[0]][1])
+    group = typer.Typer(cls=VerbGroup, context_settings=CONTEXT, rich_markup_mode=None, epilog=examples)
 
     def without_verb(context: typer.Context) -> None:
         if context.invoked_subcommand is None:
             Output().text(context.get_help())
 
     group.callback(invoke_without_command=True, help=about)(without_verb)
+    for one in names:
+        _add(group, one, one.removeprefix(f"{name} "))
     app.add_typer(group, name=name)
-    return group
+
+
+def _add(app: typer.Typer, name: str, short: str) -> None:
+    """Add the function of a verb as the command `short`."""
+    function, examples = _FUNCTIONS[name]
+    own = inspect.signature(function, eval_str=True)
+    common = inspect.signature(_common, eval_str=True).parameters
+    groups = {name: group for name, parameter in own.parameters.items() if (group := _group_of(parameter))}
+
+    def run(**given: Any) -> int:
+        colour = "never" if given["no_color"] else given["color"].value
+        out = Output(as_json=given["as_json"], debug=given["debug"], colour=colour)
+        try:
+            _refuse_empty(given, parameters)
+            out = _common(**{option: given.pop(option) for option in common})
+            grouped = {name: group.values(given) for name, group in groups.items()}
+            options = {option.name for group in groups.values() for option in group.parameters}
+            single = {option: value for option, value in given.items() if option not in options}
+            return _logged(name, lambda: function(**single, **grouped, out=out), given)
+        except (Exception, KeyboardInterrupt, Stopped) as error:
+            return report(error, out)
+
+    parameters = [
+        option
+        for parameter in own.parameters.values()
+        if parameter.name != "out"
+        for option in (groups[parameter.name].parameters if parameter.name in groups else (parameter,))
+    ]
+    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*parameters, *common.values())]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__ = function.__doc__
+    app.command(short, cls=VerbCommand, epilog=examples_text(examples), context_settings=CONTEXT)(run)
 
 
 def _logged(name: str, run: Callable[[], int | None], given: Mapping[str, Any]) -> int:

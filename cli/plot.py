@@ -28,11 +28,7 @@ EXAMPLES = (
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "plot", EXAMPLES)(plot)
-
-
+@verb("plot", EXAMPLES)
 def plot(
     dataset: Dataset,
     *,

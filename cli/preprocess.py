@@ -95,11 +95,7 @@ EXAMPLES = (
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "preprocess", EXAMPLES)(preprocess)
-
-
+@verb("preprocess", EXAMPLES)
 def preprocess(
     dataset: Dataset,
     dest: Annotated[str | None, typer.Option("--dest", metavar="DIR", help="The folder to write.")] = None,

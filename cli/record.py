@@ -24,11 +24,7 @@ EXAMPLES = (
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "record", EXAMPLES)(record)
-
-
+@verb("record", EXAMPLES)
 def record(
     env_id: Annotated[str, typer.Argument(metavar="ENV_ID", help="A gymnasium environment, or MODULE:ENV_ID.")],
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write.")],

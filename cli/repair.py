@@ -18,11 +18,7 @@ EXAMPLES = (
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "repair", EXAMPLES)(repair)
-
-
+@verb("repair", EXAMPLES)
 def repair(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A folder that episodes were recorded in.")],
     *,

@@ -22,11 +22,7 @@ EXAMPLES = (
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "report", EXAMPLES)(report)
-
-
+@verb("report", EXAMPLES)
 def report(
     datasets: Annotated[list[str], typer.Argument(metavar="DATASET...", help="Paths or stored datasets, up to 8.")],
     *,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ..core.progress import counted
 from ..core.progress import readable_size as size
 from ..core.verbs.options import SampleOptions
@@ -40,11 +38,7 @@ _SHOWN = 6
 _TITLE = 9
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "sample", EXAMPLES)(sample)
-
-
+@verb("sample", EXAMPLES)
 def sample(
     dataset: Dataset,
     *,

@@ -16,11 +16,7 @@ EXAMPLES = (
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "schema", EXAMPLES)(schema)
-
-
+@verb("schema", EXAMPLES)
 def schema(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind of a document: for most verbs, their name.")],
     *,

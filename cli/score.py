@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ..core.progress import counted
 from ..core.verbs.options import ScoreOptions
 from .help import Example
@@ -35,11 +33,7 @@ EXAMPLES = (
 _SHOWN = 10
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "score", EXAMPLES)(score)
-
-
+@verb("score", EXAMPLES)
 def score(
     dataset: Dataset,
     *,

@@ -37,11 +37,7 @@ _DEST = optional(
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "split", EXAMPLES)(split)
-
-
+@verb("split", EXAMPLES)
 def split(
     dataset: Dataset,
     *,

@@ -26,11 +26,7 @@ EXAMPLES = (
 _DIMENSIONS_SHOWN = 12
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "stats", EXAMPLES)(stats)
-
-
+@verb("stats", EXAMPLES)
 def stats(
     dataset: Dataset,
     *,

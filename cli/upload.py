@@ -25,11 +25,7 @@ EXAMPLES = (
 )
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "upload", EXAMPLES)(upload)
-
-
+@verb("upload", EXAMPLES)
 def upload(
     dataset: Dataset,
     address: Annotated[str, typer.Argument(metavar="hf://OWNER/NAME", help="The repository; it is made if need be.")],

@@ -7,54 +7,53 @@ from typing import NamedTuple
 
 
 class Verb(NamedTuple):
-    """A verb: its module, which has a function `add(app)`, whether a second verb follows, and a name of other tools.
+    """A verb, which the module of its name defines; if a second verb follows, what the group is for; and a short name.
 
-    The short name of a verb with second verbs stands for the second verb of that name: `rm` for `cache rm`.
+    The short name is that of other tools. Of a group it stands for the second verb of that name: `rm` for `cache rm`.
     """
 
-    module: str
-    group: bool = False
+    group: str = ""
     short: str = ""
 
 
 SECTIONS: dict[str, dict[str, Verb]] = {
     "Get": {
-        "list": Verb("list", short="ls"),
-        "download": Verb("download"),
-        "convert": Verb("convert"),
-        "record": Verb("record"),
-        "demo": Verb("demo"),
+        "list": Verb(short="ls"),
+        "download": Verb(),
+        "convert": Verb(),
+        "record": Verb(),
+        "demo": Verb(),
     },
     "Make": {
-        "preprocess": Verb("preprocess"),
-        "clean": Verb("clean"),
-        "merge": Verb("merge"),
-        "split": Verb("split"),
-        "mix": Verb("mix"),
-        "checkpoint": Verb("checkpoint", group=True),
+        "preprocess": Verb(),
+        "clean": Verb(),
+        "merge": Verb(),
+        "split": Verb(),
+        "mix": Verb(),
+        "checkpoint": Verb(group="Save, load and verify checkpoints of datasets."),
     },
     "Look": {
-        "inspect": Verb("inspect", short="show"),
-        "stats": Verb("stats"),
-        "plot": Verb("plot"),
-        "frames": Verb("frames"),
-        "report": Verb("report"),
-        "sample": Verb("sample"),
+        "inspect": Verb(short="show"),
+        "stats": Verb(),
+        "plot": Verb(),
+        "frames": Verb(),
+        "report": Verb(),
+        "sample": Verb(),
     },
     "Check": {
-        "check": Verb("check"),
-        "score": Verb("score"),
-        "bench": Verb("bench"),
-        "diff": Verb("diff"),
-        "repair": Verb("repair"),
-        "cache": Verb("cache", group=True, short="rm"),
-        "env": Verb("env"),
-        "schema": Verb("schema"),
+        "check": Verb(),
+        "score": Verb(),
+        "bench": Verb(),
+        "diff": Verb(),
+        "repair": Verb(),
+        "cache": Verb(group="See, verify and remove what is stored.", short="rm"),
+        "env": Verb(),
+        "schema": Verb(),
     },
     "Train and share": {
-        "export": Verb("export"),
-        "upload": Verb("upload"),
-        "migrate": Verb("migrate"),
+        "export": Verb(),
+        "upload": Verb(),
+        "migrate": Verb(),
     },
 }
 """The verbs, in the sections and the order of the help page: one line is all that the command line knows of a verb."""

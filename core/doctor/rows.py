@@ -109,6 +109,11 @@ class Signal:
         """Return a measure of all episodes, `[episodes, components]`."""
         return np.concatenate(self.each[name])
 
+    @property
+    def span(self) -> Array:
+        """The range of every component in every episode."""
+        return self.array("high") - self.array("low")
+
     def places(self, which: Any) -> list[str]:
         """Return where the first components of a mask are, such as `observation.state[2]`."""
         found = []
@@ -338,11 +343,13 @@ class RowRules:
             self._measure_rewards(columns, batch)
         if "index" in columns:
             ahead = columns["index"] - np.arange(batch.rows)
-            self._each["index"].append(columns["index"][batch.starts].astype(np.int64))
-            self._each["index_jumps"].append(batch.largest(ahead) - batch.least(ahead))
+            self._keep(
+                index=columns["index"][batch.starts].astype(np.int64),
+                index_jumps=batch.largest(ahead) - batch.least(ahead),
+            )
         for name in ("terminated", "success"):
             if name in columns:
-                self._each[name].append(columns[name][batch.starts + batch.lengths - 1] > 0)
+                self._keep(**{name: columns[name][batch.lasts] > 0})
         self._keep_poses(columns, batch)
 
     def _measure(self, signal: Signal, x: Array, batch: _Batch, before: Array | None) -> Array:
@@ -425,33 +432,31 @@ class RowRules:
         weight = _inverse(self.actions.scale)
         pace = (weight / max(1, int((weight > 0).sum()))) @ np.abs(step, out=step)
         repeated, repeated_at = batch.longest_run(held)
-        self._each["repeated"].append(repeated)
-        self._each["repeated_at"].append(repeated_at - batch.starts)
+        self._keep(repeated=repeated, repeated_at=repeated_at - batch.starts)
         run, place = batch.longest_run(still & (pace > limits.slow))
-        self._each["frozen"].append(run)
-        self._each["frozen_at"].append(place - batch.starts)
+        self._keep(frozen=run, frozen_at=place - batch.starts)
         lead, tail = batch.leading((pace > limits.slow) | (self._pace > limits.slow))
-        self._each["lead"].append(lead)
-        self._each["tail"].append(tail)
+        self._keep(lead=lead, tail=tail)
         within = np.arange(batch.rows) - batch.spread(batch.starts)
         few, half = np.ones(_NOISY) / _NOISY, _NOISY // 2  # the noise of a single step does not end a pause
         slowed = (np.convolve(one, few)[half : half + batch.rows] for one in (pace, self._pace))
         rests = np.maximum(*slowed) <= _HELD * limits.slow
         rests &= (within >= batch.spread(lead)) & (within < batch.spread(batch.lengths - tail))
         run, place = batch.longest_run(rests)
-        self._each["pause"].append(run)
-        self._each["pause_at"].append(place - batch.starts)
+        self._keep(pause=run, pause_at=place - batch.starts)
         by_state, by_action = _inverse(self.states.spread), _inverse(self.actions.spread)
         if len(state) == len(action):  # positions follow positions, or their changes follow velocities
             weights = self._projection[: len(by_state)].T
             one, other = (weights * by_action) @ action, batch.changes((weights * by_state) @ state)
-            self._each["lags"].append(lag_correlations(batch.changes(one), other, batch))
-            self._each["lags_of_speeds"].append(lag_correlations(one, other, batch))
-            self._each["agree"].append(_correlation(state, action, batch).T)
+            self._keep(
+                lags=lag_correlations(batch.changes(one), other, batch),
+                lags_of_speeds=lag_correlations(one, other, batch),
+                agree=_correlation(state, action, batch).T,
+            )
             self._equal &= bool((state == action).all())
             return
         one, other = by_action @ np.abs(action), by_state @ np.abs(batch.changes(state))
-        self._each["lags"].append(lag_correlations(one[None], other[None], batch))
+        self._keep(lags=lag_correlations(one[None], other[None], batch))
 
     def _look_for_copies(self, signals: list[Array], beside: Array, batch: _Batch) -> None:
         """Take digests of each episode, a few of its rows, and anchors by which parts of others are recognised.
@@ -460,9 +465,9 @@ class RowRules:
         """
         numbers = self.numbers[-1]
         pictures, rest = (np.ascontiguousarray(one) for one in beside)
-        self._each["beside"].append(np.column_stack((_digests(pictures, batch), _digests(rest, batch))))
+        self._keep(beside=np.column_stack((_digests(pictures, batch), _digests(rest, batch))))
         joined = pictures + rest
-        self._each["beside_varies"].append(batch.largest(joined) > batch.least(joined))
+        self._keep(beside_varies=batch.largest(joined) > batch.least(joined))
         code = np.zeros(batch.rows, np.uint64)
         for at, one in enumerate(signals):
             factors = np.random.default_rng(at).integers(1, 1 << 32, (2, len(one)), np.uint32) | np.uint32(1)
@@ -477,7 +482,7 @@ class RowRules:
             picks = (batch.starts[:, None] + (batch.lengths - 1)[:, None] * np.array([0, 0.3, 0.5, 0.8, 1])).astype(int)
             whole = np.concatenate([one.T[picks].reshape(len(picks), -1) for one in signals], axis=1)
             self._picked += whole.size
-            self._each["picks"].append(whole)
+            self._keep(picks=whole)
         self._keep_anchors(code, batch, numbers)
 
     def _keep_anchors(self, code: Array, batch: _Batch, numbers: Array) -> None:
@@ -530,40 +535,46 @@ class RowRules:
         allowed = max(self._limits.jitter * usual, float(rounding), self._limits.tolerance)
         back = inner & (step <= 0)
         gap = inner & (step > usual * self._limits.gap)
-        self._each["usual"].append(np.full(len(batch.starts), usual))
-        self._each["tick"].append(np.full(len(batch.starts), tick))
-        self._each["time_first"].append(time[batch.starts])
+        self._keep(
+            usual=np.full(len(batch.starts), usual),
+            tick=np.full(len(batch.starts), tick),
+            time_first=time[batch.starts],
+        )
         within = np.arange(len(time)) - batch.spread(batch.starts)
         apart = time - batch.spread(time[batch.starts]) - within * tick
         apart -= batch.spread(batch.sum(apart) / batch.lengths)
         drift = batch.largest(np.abs(apart))
-        self._each["jitter"].append(np.minimum(drift, batch.largest(np.where(near, off, 0))))
-        lasting = (time[batch.starts + batch.lengths - 1] - time[batch.starts]) / np.maximum(batch.lengths - 1, 1)
-        self._each["lasting"].append(lasting)
-        self._each["jittered"].append(batch.share(near & (off > allowed)))
-        self._each["gap"].append(batch.largest(np.where(inner, step, 0)))
-        self._each["gap_at"].append(_first_of(gap, batch))
-        self._each["backward"].append(batch.sum(back.astype(np.int64)))
-        self._each["backward_at"].append(_first_of(back, batch))
+        self._keep(jitter=np.minimum(drift, batch.largest(np.where(near, off, 0))))
+        lasting = (time[batch.lasts] - time[batch.starts]) / np.maximum(batch.lengths - 1, 1)
+        self._keep(
+            lasting=lasting,
+            jittered=batch.share(near & (off > allowed)),
+            gap=batch.largest(np.where(inner, step, 0)),
+            gap_at=_first_of(gap, batch),
+            backward=batch.sum(back.astype(np.int64)),
+            backward_at=_first_of(back, batch),
+        )
 
     def _measure_rewards(self, columns: dict[str, Array], batch: _Batch) -> None:
         reward = np.nan_to_num(columns["reward"])
-        self._each["return"].append(batch.sum(reward))
-        self._each["reward_low"].append(batch.least(reward))
-        self._each["reward_high"].append(batch.largest(reward))
+        self._keep(returns=batch.sum(reward), reward_low=batch.least(reward), reward_high=batch.largest(reward))
         size = np.abs(reward)
         grows = np.zeros(len(reward), bool)
         grows[1:] = size[1:] >= size[:-1]
         grows[batch.starts] = True
-        self._each["growing"].append(batch.share(grows))
-        self._each["rewarded"].append(batch.sum((size > 0).astype(np.int64)))
-        self._each["reward_from_end"].append(batch.leading(size > 0)[1])
-        self._each["reward_first"].append(size[batch.starts])
-        self._each["reward_last"].append(size[batch.starts + batch.lengths - 1])
+        self._keep(
+            growing=batch.share(grows),
+            rewarded=batch.sum((size > 0).astype(np.int64)),
+            reward_from_end=batch.leading(size > 0)[1],
+            reward_first=size[batch.starts],
+            reward_last=size[batch.lasts],
+        )
         if "stored" in columns and self._summing < _MOST_SUMMED:
             self._summing += batch.rows
-            self._each["sums"].append(np.column_stack((np.nan_to_num(columns["stored"]), reward)))
-            self._each["sums_first"].append(np.isin(np.arange(batch.rows), batch.starts))
+            self._keep(
+                sums=np.column_stack((np.nan_to_num(columns["stored"]), reward)),
+                sums_first=np.isin(np.arange(batch.rows), batch.starts),
+            )
         if "state" in columns and "action" in columns:
             self._fit_rewards(columns, reward, batch)
 
@@ -574,15 +585,14 @@ class RowRules:
         inner = np.ones(len(reward), bool)
         for away in (0, 1):
             inner[np.minimum(batch.starts + away, len(reward) - 1)] = False
-            inner[np.maximum(batch.starts + batch.lengths - 1 - away, 0)] = False
+            inner[np.maximum(batch.lasts - away, 0)] = False
         at = np.flatnonzero(inner)[: 1 << 14]
         if not len(at):
             return
         self._fitted += len(at)
-        self._each["fit_rows"].append(np.concatenate([
-            columns["state"].T[at], columns["state"].T[at + 1], columns["action"].T[at],
-            reward[at - 1][:, None], reward[at][:, None], reward[at + 1][:, None],
-        ], axis=1).astype(np.float32))  # fmt: skip
+        around = [reward[at - 1], reward[at], reward[at + 1]]
+        rows = [columns["state"].T[at], columns["state"].T[at + 1], columns["action"].T[at], *around]
+        self._keep(fit_rows=np.column_stack(rows).astype(np.float32))
 
     def _keep_poses(self, columns: dict[str, Array], batch: _Batch) -> None:
         if "state" not in columns or self._posed > _POSES:
@@ -593,6 +603,11 @@ class RowRules:
             if "action" in columns:
                 self._moves[number] = columns["action"][:_POSE_WIDTH, start:stop].T.copy()
         self._posed += batch.rows
+
+    def _keep(self, **measures: Array) -> None:
+        """Keep measures of the episodes of a batch, by their names."""
+        for name, values in measures.items():
+            self._each[name].append(values)
 
     # Findings ----------------------------------------------------------------------------------------------
 
@@ -618,7 +633,6 @@ class RowRules:
         self._lengths_and_returns(robot=robot)
         self._constant()
         self._rewards()
-        self._wild: set[int] = set()
         if not robot:
             return
         for _, signal in self._signals():
@@ -631,25 +645,24 @@ class RowRules:
         if self.has("usual"):
             self._time()
 
+    def _few(self, which: Array) -> bool:
+        """Whether a mask has episodes, and so few that the others can be the rule."""
+        return bool(which.any() and which.mean() < self._limits.few)
+
+    def _spans(self, which: Array, begin: Any, length: Any) -> list[tuple[Any, Any]]:
+        """Return rows of the episodes of a mask: `length` of them from the step `begin` of each."""
+        starts, stops = ((self._start + at)[which] for at in (begin, begin + length))
+        return list(zip(starts, stops, strict=True))
+
     def _add(
-        self,
-        rule: str,
-        what: str,
-        which: Array,
-        figure: float,
-        threshold: float,
-        steps: Sequence[Any] = (),
-        *,
+        self, rule: str, what: str, which: Array, figure: float, threshold: float, steps: Sequence[Any] = (), *,
         parts: Sequence[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Report about the episodes of a mask; `what` has `{}` for their numbers."""
         numbers = np.unique(self._number[which])
-        ranges = steps or [
-            (start, start + length) for start, length in zip(self._start[which], self._length[which], strict=True)
-        ]
         self._report.add(
-            rule, what.replace("{}", of_episodes(numbers), 1), episodes=numbers.tolist(), steps=ranges, figure=figure,
-            threshold=threshold, components=parts,
+            rule, what.replace("{}", of_episodes(numbers), 1), episodes=numbers.tolist(), figure=figure,
+            threshold=threshold, components=parts, steps=steps or self._spans(which, 0, self._length),
         )  # fmt: skip
 
     def _first(self, states: int, actions: int) -> list[str]:
@@ -686,22 +699,16 @@ class RowRules:
             found = int(length[long].max())
             up = "up to " * (int(long.sum()) > 1)
             self._add("EPI006", f"{{}}: {up}{found:,} steps, the median is {middle:.0f}", long[part_of], found, most)
-        if not self.has("return") or len(length) < 8:
+        if not self.has("returns") or len(length) < 8:
             return
-        value = np.add.reduceat(self.array("return"), starts)
+        value = np.add.reduceat(self.array("returns"), starts)
         middle, spread = map(float, robust(value))
         far = np.abs(value - middle)
         reached = limits.outlier * max(spread, 1e-3 * abs(middle))
         if reached > 0 and 0 < (odd := far > reached).mean() < limits.few / 3:
             worst = float(value[odd][np.argmax(far[odd])])
-            self._add(
-                "EPI007",
-                f"{{}}: return {worst:g}, the median is {middle:g}",
-                odd[part_of],
-                worst,
-                reached,
-                parts=["next.reward"],
-            )
+            text = f"{{}}: return {worst:g}, the median is {middle:g}"
+            self._add("EPI007", text, odd[part_of], worst, reached, parts=["next.reward"])
 
     @property
     def alike(self) -> list[list[int]]:
@@ -795,7 +802,7 @@ class RowRules:
         """Whether anything varies in each episode."""
         found = self.array("beside_varies") if self._recognised and not [*self._signals()] else self._begins & False
         for _, signal in self._signals():
-            found |= (signal.array("high") > signal.array("low")).any(1)
+            found |= (signal.span > 0).any(1)
         return found
 
     def _near(self, equal: set[int], varied: Array, spoiled: set[int]) -> dict[int, tuple[int, float]]:
@@ -822,7 +829,7 @@ class RowRules:
 
     def _constant(self) -> None:
         for name, signal in self._signals():
-            span = signal.array("high") - signal.array("low")
+            span = signal.span
             moving = np.median(span[self._whole], axis=0) > 0 if self._whole.any() else np.zeros(span.shape[1], bool)
             if moving.any():
                 still = self._whole & (span[:, moving] == 0).all(1)
@@ -837,15 +844,11 @@ class RowRules:
         limits = self._limits
         ended = self.array("terminated") if self.has("terminated") else np.zeros(len(self._number), bool)
         length, everything = self._length, np.ones(len(self._number), bool)
-        if (
-            len(length) >= 5
-            and ended.all()
-            and (length == length.max()).mean() > limits.all
-            and length.max() >= limits.least
-        ):
-            text = f"all episodes terminate, {(length == length.max()).mean():.0%} of them after {length.max():,} steps"
-            self._add("REW004", text, everything, float((length == length.max()).mean()), limits.all)
-        if not self.has("return"):
+        share = (length == length.max()).mean()
+        if len(length) >= 5 and ended.all() and share > limits.all and length.max() >= limits.least:
+            text = f"all episodes terminate, {share:.0%} of them after {length.max():,} steps"
+            self._add("REW004", text, everything, share, limits.all)
+        if not self.has("returns"):
             return
         if self.has("sums"):
             self._stored_returns()
@@ -933,7 +936,7 @@ class RowRules:
 
     def _leaps(self, signal: Signal) -> None:
         limits = self._limits
-        span = self._family(signal.array("high") - signal.array("low"))
+        span = self._familysignal.span
         glitch, leap, speed, rough, turns = (
             signal.array(name) for name in ("glitch", "leap", "speed", "rough", "turns")
         )
@@ -957,34 +960,32 @@ class RowRules:
         )
         jump = (leap > limits.jump * self._family(leap)) & (leap > limits.spike_range / 2 * span) & (span > 0)
         wild |= jump & (jump.sum(1) > max(1, limits.several * jump.shape[1]))[:, None]
-        wild &= glitch > limits.spike_range / 3 * (signal.array("high") - signal.array("low"))  # not a smooth rare move
+        wild &= glitch > limits.spike_range / 3 * signal.span  # not a smooth rare move
         wild &= wild.mean(0) < limits.few
         steady = self._whole & ~self._scaled(signal).any(1)
         which = (
             steady & (wild & ~chatter).any(1) & ~((rough > limits.rough * self._family(rough)).mean(1) > limits.most)
         )
-        if which.any() and which.mean() < limits.few:
-            self._wild |= set(np.flatnonzero(which).tolist())
+        if self._few(which):
             ratio = float((glitch[which] / np.maximum(usual, 1e-12)).max())
-            at = self._start[which] + signal.array("peak")[which, 0]
-            text = f"{{}}: {signal.called(wild[which].any(0))} leaps by {ratio:.0f} times the usual"
-            places = [(int(one), int(one) + 1) for one in at]
-            self._add("MOT001", text, which, ratio, limits.spike, places, parts=signal.places(wild[which].any(0)))
+            parts, steps = wild[which].any(0), self._spans(which, signal.array("peak")[:, 0], 1)
+            text = f"{{}}: {signal.called(parts)} leaps by {ratio:.0f} times the usual"
+            self._add("MOT001", text, which, ratio, limits.spike, steps, parts=signal.places(parts))
         one_joint = chatter.any(1) & ~shaken
         odd = steady & unlike & ~which & ~one_joint
-        if odd.any() and odd.mean() < limits.few:
+        if self._few(odd):
             by_rough, by_speed = (one / np.maximum(self._family(one), 1e-12) for one in (rough, speed))
-            far = np.maximum(by_rough, by_speed) > limits.fast
-            figure = float(np.maximum(by_rough, by_speed)[odd].max())
-            text = f"{{}}: {signal.called(far[odd].any(0))} changes {figure:.1f} times as fast or as roughly as usual"
-            self._add("MOT009", text, odd, figure, limits.rough, parts=signal.places(far[odd].any(0)))
+            most = np.maximum(by_rough, by_speed)[odd]
+            parts = (most > limits.fast).any(0)
+            text = f"{{}}: {signal.called(parts)} changes {most.max():.1f} times as fast or as roughly as usual"
+            self._add("MOT009", text, odd, most.max(), limits.rough, parts=signal.places(parts))
         odd = steady & one_joint
         if odd.any():
-            most = float(turns[odd].max())
-            text = f"{{}}: {signal.called(chatter[odd].any(0))} reverses by far in {most:.0%} of the steps"
+            most, parts = turns[odd].max(), chatter[odd].any(0)
+            text = f"{{}}: {signal.called(parts)} reverses by far in {most:.0%} of the steps"
             if longest := int(alternating[odd].max()):
                 text += f", up to {longest} of them in a row"
-            self._add("MOT005", text, odd, most, limits.chatter, parts=signal.places(chatter[odd].any(0)))
+            self._add("MOT005", text, odd, most, limits.chatter, parts=signal.places(parts))
 
     def _together(self, values: Array, ratio: float, span: Array) -> Array:
         """Whether most components of episodes are many times the family's, judged by their median ratio."""
@@ -1005,7 +1006,7 @@ class RowRules:
 
     def _scaled(self, signal: Signal) -> Array:
         """Whether components of episodes have another unit: `[episodes, components]`."""
-        span = signal.array("high") - signal.array("low")
+        span = signal.span
         size = np.maximum(np.abs(signal.array("high")), np.abs(signal.array("low")))
         usual, usual_size = self._family(span), self._family(size)
         larger = (span > self._limits.units * usual) & (size > self._limits.units * usual_size) & (usual > 0)
@@ -1026,17 +1027,15 @@ class RowRules:
     def _units(self, signal: Signal) -> None:
         found = self._scaled(signal)
         odd = self._whole & found.any(1)
-        if odd.any() and odd.mean() < self._limits.few:
-            span = signal.array("high") - signal.array("low")
-            part = found[odd]
-            ratio = float(np.median((span[odd] / np.maximum(self._family(span), 1e-12))[part]))
-            guess = ", as degrees among radians are" if 40 < ratio < 75 else ""
-            text = f"{{}}: the range of {signal.called(part.any(0))} is {ratio:.3g} times the usual{guess}"
-            self._add("MOT008", text, odd, ratio, self._limits.units, parts=signal.places(part.any(0)))
+        if self._few(odd):
+            ratio = float(np.median((signal.span / np.maximum(self._family(signal.span), 1e-12))[odd][found[odd]]))
+            guess, parts = ", as degrees among radians are" if 40 < ratio < 75 else "", found[odd].any(0)
+            text = f"{{}}: the range of {signal.called(parts)} is {ratio:.3g} times the usual{guess}"
+            self._add("MOT008", text, odd, ratio, self._limits.units, parts=signal.places(parts))
 
     def _still(self, signal: Signal) -> None:
         limits = self._limits
-        stuck, span = signal.array("stuck"), signal.array("high") - signal.array("low")
+        stuck, span = signal.array("stuck"), signal.span
         regular = (self._family(stuck) < limits.resting) & (self._family(signal.array("resting")) < 0.5)
         regular &= (
             np.quantile(span[self._whole], 0.1, axis=0) > limits.regular / 3 * self._family(span)
@@ -1063,13 +1062,14 @@ class RowRules:
         often &= span > 0.05 * self._family(span)
         clipped = (often.sum(1) > 1) & ~(signal.array("turns") > limits.chatter).any(1)
         odd = self._whole & held.any(1) & (held.mean(1) < 0.9) & ~clipped
-        if odd.any() and odd.mean() < limits.few and len(span[0]) > 1:
-            most = float(stuck[odd][held[odd]].max())
-            text = f"{{}}: {signal.called(held[odd].any(0))} stands still in {most:.0%} of the moves of others"
+        if self._few(odd) and len(span[0]) > 1:
+            most, parts = float(stuck[odd][held[odd]].max()), held[odd].any(0)
+            text = f"stands still in {most:.0%} of the moves of others"
             if most <= limits.stuck:
                 most = 1 - float(share_of[odd][held[odd]].min())
-                text = f"{{}}: {signal.called(held[odd].any(0))} hardly moves: {1 - most:.2%} of the usual range"
-            self._add("MOT002", text, odd, most, limits.stuck, parts=signal.places(held[odd].any(0)))
+                text = f"hardly moves: {1 - most:.2%} of the usual range"
+            text = f"{{}}: {signal.called(parts)} {text}"
+            self._add("MOT002", text, odd, most, limits.stuck, parts=signal.places(parts))
         length = self._length[:, None]
         total = (share * touches * length)[whole].sum(0) / self._length[whole].sum()
         several = touches[whole].mean(0) > 0.5
@@ -1079,59 +1079,49 @@ class RowRules:
         ordinary = np.isin(low, (-1, 0)) | ((signal.array("low") == low)[whole].sum(0) < 3)
         ordinary &= np.isin(high, (0, 1, 100)) | ((signal.array("high") == high)[whole].sum(0) < 3)
         if everywhere.sum() > (everywhere & ordinary).sum() or (everywhere.sum() > 1 and total[everywhere].max() > 0.2):
-            text = f"{signal.called(everywhere)} lies on a limit in {total[everywhere].max():.0%} of the moving steps"
-            share_of_all = float(total[everywhere].max())
-            self._add("MOT004", text, whole, share_of_all, limits.limits, parts=signal.places(everywhere))
+            most = total[everywhere].max()
+            text = f"{signal.called(everywhere)} lies on a limit in {most:.0%} of the moving steps"
+            self._add("MOT004", text, whole, most, limits.limits, parts=signal.places(everywhere))
             return
         odd = whole & clipped
-        if odd.any() and odd.mean() < limits.few:
-            most = float(share[odd][often[odd]].max())
-            text = f"{{}}: {signal.called(often[odd].any(0))} lies on a limit in {most:.0%} of the moving steps"
-            self._add("MOT004", text, odd, most, limits.clipped, parts=signal.places(often[odd].any(0)))
+        if self._few(odd):
+            most, parts = share[odd][often[odd]].max(), often[odd].any(0)
+            text = f"{{}}: {signal.called(parts)} lies on a limit in {most:.0%} of the moving steps"
+            self._add("MOT004", text, odd, most, limits.clipped, parts=signal.places(parts))
 
     def _pairs(self) -> None:
         limits, whole = self._limits, self._whole
         run = self.array("frozen")
         odd = whole & (run >= limits.frozen) & (run > limits.frozen_ratio * np.median(run[whole]))
-        if odd.any() and odd.mean() < limits.few:
-            at = (self._start + self.array("frozen_at"))[odd]
-            steps = [(int(start), int(start + length)) for start, length in zip(at, run[odd], strict=True)]
-            text = f"{{}}: states stand still for {int(run[odd].max())} steps while actions move"
-            self._add("MOT003", text, odd, float(run[odd].max()), limits.frozen, steps, parts=self._first(2, 1))
-        moves = np.zeros(len(self._number), bool)
-        for _, signal in self._signals():
-            moves |= (signal.array("high") > signal.array("low")).any(1)
-        rests = {name: np.asarray(self.array(name)) for name in ("lead", "tail")}
-        idle, left = self._idle(rests, moves)
+        if self._few(odd):
+            steps = self._spans(odd, self.array("frozen_at"), run)
+            text = f"{{}}: states stand still for {run[odd].max()} steps while actions move"
+            self._add("MOT003", text, odd, run[odd].max(), limits.frozen, steps, parts=self._first(2, 1))
+        rests = {name: self.array(name) for name in ("lead", "tail")}
+        idle, left = self._idle(rests, self._varied())
         for name, words in (("lead", "begins"), ("tail", "ends")):
             rest, odd = rests[name], idle[name]
             if odd.any():
-                most = int(rest[odd].max())
-                text = f"{{}}: {words} with up to {counted(most, 'step')} of rest"
-                if name == "lead":
-                    steps = [(start, start + one) for start, one in zip(self._start[odd], rest[odd], strict=True)]
-                else:
-                    end = (self._start + self._length)[odd]
-                    steps = [(stop - one, stop) for stop, one in zip(end, rest[odd], strict=True)]
-                share = float((rest / left[name])[odd].max())
+                text = f"{{}}: {words} with up to {counted(int(rest[odd].max()), 'step')} of rest"
+                steps = self._spans(odd, 0 if name == "lead" else self._length - rest, rest)
+                share = (rest / left[name])[odd].max()
                 self._add("MOT006", text, odd, share, limits.idle, steps, parts=self._first(2, 1))
         run, at = self.array("repeated"), self.array("repeated_at")
         inside = (at > 1) & (at + run < self._length - 1)
         odd = whole & inside & (run >= limits.frozen) & (run > limits.frozen_ratio * np.median(run[whole]) + 2)
-        if odd.any() and odd.mean() < limits.few:
-            steps = [(int(one), int(one + more)) for one, more in zip((self._start + at)[odd], run[odd], strict=True)]
-            text = f"{{}}: states and actions are repeated for {int(run[odd].max())} steps, bit for bit"
-            self._add("MOT003", text, odd, float(run[odd].max()), limits.frozen, steps, parts=self._first(2, 1))
+        if self._few(odd):
+            text = f"{{}}: states and actions are repeated for {run[odd].max()} steps, bit for bit"
+            steps = self._spans(odd, at, run)
+            self._add("MOT003", text, odd, run[odd].max(), limits.frozen, steps, parts=self._first(2, 1))
         run = self.array("pause")
         usual = float(np.quantile(run[whole], 1 - limits.few))
         least = max(limits.pause, (self._rate or 0) * limits.pause_seconds, limits.frozen_ratio * usual)
         allowed = np.maximum(least, limits.pause_share * self._length)
         odd = whole & (run > allowed) & ~self._known()
-        if odd.any() and odd.mean() < limits.few:
-            begins, figure = (self._start + self.array("pause_at"))[odd], float(run[odd].max())
-            steps = [(int(start), int(start + length)) for start, length in zip(begins, run[odd], strict=True)]
+        if self._few(odd):
+            figure, steps = run[odd].max(), self._spans(odd, self.array("pause_at"), run)
             text = f"{{}}: rests for {figure:.0f} steps in the middle, up to {usual:.0f} are usual"
-            self._add("MOT011", text, odd, figure, float(allowed[odd].min()), steps, parts=self._first(2, 1))
+            self._add("MOT011", text, odd, figure, allowed[odd].min(), steps, parts=self._first(2, 1))
         self._lag()
         if self.has("agree"):
             self._agreement()
@@ -1181,14 +1171,15 @@ class RowRules:
             & (best - lags[:, usual] > 0.05)
             & (best > limits.agreement)
         )
-        if odd.any() and odd.mean() < limits.few:
-            shown = int(LAGS[own[odd]][0])
-            text = f"{{}}: states follow actions by {shown} steps, the others by {int(LAGS[usual])}"
-            away = shown - int(LAGS[usual])
-            self._add("MOT007", text, odd, away, limits.lag, parts=self._first(1, 1))
+        if self._few(odd):
+            self._late(odd, int(LAGS[own[odd]][0]), int(LAGS[usual]))
         family = np.median(lags[whole], axis=0)
         if family[usual] - family[len(LAGS) // 2] > 0.05:
             self._lag_of_all(int(LAGS[usual]))
+
+    def _late(self, odd: Array, lag: int, usual: int) -> None:
+        text = f"{{}}: states follow actions by {lag} steps, the others by {usual}"
+        self._add("MOT007", text, odd, lag - usual, self._limits.lag, parts=self._first(1, 1))
 
     def _lag_of_all(self, lag: int) -> None:
         """Report a lag of all episodes that is longer than a robot needs, or below 0."""
@@ -1255,10 +1246,8 @@ class RowRules:
         is_late = (np.abs(own - room) >= limits.lag) & (errors.min(1) < 0.5 * here) & (errors.min(1) < 0.4 * total)
         odd = np.zeros_like(self._whole)
         odd[places[is_late]] = True
-        if odd.any() and odd.mean() < limits.few:
-            shown = int(LAGS[usual] + own[is_late][0] - room)
-            text = f"{{}}: states follow actions by {shown} steps, the others by {int(LAGS[usual])}"
-            self._add("MOT007", text, odd, shown - int(LAGS[usual]), limits.lag, parts=self._first(1, 1))
+        if self._few(odd):
+            self._late(odd, int(LAGS[usual] + own[is_late][0] - room), int(LAGS[usual]))
         family, spread = robust(np.log(np.maximum(parts, 1e-12)))
         scale = np.maximum(target.var(0), 1e-12)
         far = np.log(np.maximum(parts, 1e-12)) > family + np.maximum(np.log(5), limits.apart * spread)
@@ -1268,10 +1257,10 @@ class RowRules:
         other: Array = np.zeros_like(self._whole)
         other[places[far.any(1) & ~is_late]] = True
         other &= ~self._known()
-        if other.any() and other.mean() < limits.few:
+        if self._few(other):
             there = np.isin(places, np.flatnonzero(other))
             names = Signal([], self.actions.names[:_POSE_WIDTH], {}).called(far[there].any(0))
-            figure = float((parts / scale)[there][far[there]].max())
+            figure = (parts / scale)[there][far[there]].max()
             text = f"{{}}: {names} does not follow from the states as in the others"
             self._add("MOT010", text, other, figure, 0.5, parts=self._first(2, 2))
         if found[usual][0] < 0.7 * found[room][0] and found[room][0] > (1 - _AGREED) * total:
@@ -1294,16 +1283,16 @@ class RowRules:
         agree = self.array("agree")
         apart = self.actions.array("mean") - self.states.array("mean")
         usual_apart, spread_apart = robust(apart[self._whole])
-        span = self._family(self.states.array("high") - self.states.array("low"))
+        span = self._family(self.states.span)
         far = np.abs(apart - usual_apart) > np.maximum(10 * spread_apart, self._limits.offset * span) + 1e-9
         far &= ~(self.states.array("stuck") > 0.5) | self.states.is_gripper()
         known = self._known()
         odd = self._whole & far.any(1) & ~known
-        if odd.any() and odd.mean() < self._limits.few and np.median(agree[self._whole]) > 0.7:
-            figure = float(np.abs(apart - usual_apart)[odd][far[odd]].max())
-            text = f"{{}}: {self.states.called(far[odd].any(0))} is {figure:.3g} away from its actions on average"
-            limit = float((10 * spread_apart + self._limits.offset * span).min())
-            self._add("MOT010", text, odd, figure, limit, parts=self._both(far[odd].any(0)))
+        if self._few(odd) and np.median(agree[self._whole]) > 0.7:
+            figure, parts = np.abs(apart - usual_apart)[odd][far[odd]].max(), far[odd].any(0)
+            text = f"{{}}: {self.states.called(parts)} is {figure:.3g} away from its actions on average"
+            limit = (10 * spread_apart + self._limits.offset * span).min()
+            self._add("MOT010", text, odd, figure, limit, parts=self._both(parts))
         if (np.abs(apart) == 0).all() and self._equal:
             self._add("MOT010", "all actions are the states of their steps", np.ones_like(self._whole), 1, 1)
         middle, spread = robust(agree[self._whole])
@@ -1317,12 +1306,13 @@ class RowRules:
         odd = self._whole & far.any(1) & ~known
         lags, usual, _ = self._lags()
         odd &= np.abs(lags.argmax(1) - usual) < self._limits.lag
-        if odd.any() and odd.mean() < self._limits.few:
-            worst, usual_one = float(agree[odd][far[odd]].min()), float(middle[far[odd].any(0)].min())
-            names = self.states.called(far[odd].any(0))
+        if self._few(odd):
+            parts = far[odd].any(0)
+            worst, usual_one = agree[odd][far[odd]].min(), float(middle[parts].min())
+            names = self.states.called(parts)
             text = f"{{}}: states and actions of {names} correlate by {worst:.2f}, {usual_one:.2f} is usual"
             limit = usual_one - self._limits.disagreement
-            self._add("MOT010", text, odd, worst, limit, parts=self._both(far[odd].any(0)))
+            self._add("MOT010", text, odd, worst, limit, parts=self._both(parts))
 
     def _time(self) -> None:
         limits = self._limits
@@ -1330,48 +1320,32 @@ class RowRules:
         gap, back = self.array("gap"), self.array("backward")
         skips = gap > limits.gap * np.maximum(usual, 1e-12)
         if skips.any() and skips.mean() < 0.9:
-            at = (self._start + self.array("gap_at"))[skips].tolist()
-            text = f"{{}}: up to {gap[skips].max():.3f} s between two steps, {usual[0]:.3f} s are usual"
-            steps = [(one - 1, one + 1) for one in at]
-            self._add(
-                "TIM001",
-                text,
-                skips,
-                float(gap[skips].max()),
-                limits.gap * float(usual[0]),
-                steps,
-                parts=["timestamp"],
-            )
+            steps, most = self._spans(skips, self.array("gap_at") - 1, 2), gap[skips].max()
+            text = f"{{}}: up to {most:.3f} s between two steps, {usual[0]:.3f} s are usual"
+            self._add("TIM001", text, skips, most, limits.gap * usual[0], steps, parts=["timestamp"])
         if (odd := back > 0).any():
-            at = (self._start + self.array("backward_at"))[odd].tolist()
+            steps = self._spans(odd, self.array("backward_at") - 1, 2)
             text = f"{{}}: time does not go on in {counted(int(back.sum()), 'step')}"
-            places = [(one - 1, one + 1) for one in at]
-            self._add("TIM003", text, odd, float(back.sum()), 0, places, parts=["timestamp"])
+            self._add("TIM003", text, odd, back.sum(), 0, steps, parts=["timestamp"])
         jitter = self.array("jitter")
         if (odd := self.array("jittered") > limits.jittered).any():
-            most = float(jitter[odd].max())
+            most, limit = jitter[odd].max(), max(limits.jitter * usual[0], limits.tolerance)
             text = f"{{}}: steps are off by up to {1e3 * most:.1f} ms"
-            self._add(
-                "TIM002",
-                text,
-                odd,
-                most,
-                max(limits.jitter * float(usual[0]), limits.tolerance),
-                parts=["timestamp"],
-            )
+            self._add("TIM002", text, odd, most, limit, parts=["timestamp"])
         first = self.array("time_first")
         middle = float(np.median(first))
-        late = np.abs(first - middle) > limits.late * np.maximum(tick, 1e-12)
-        raw = self._report.is_raw  # a dataset's times may count from anywhere
-        begins = self._begins
-        late &= begins
-        absolute = raw and self._rate is not None and (np.abs(first) > limits.late * np.maximum(tick, 1e-12)) & begins
-        if len(first) > 2 and absolute is not False and np.mean(absolute) > 0.5:
+        begins, limit = self._begins, limits.late * tick[0]
+        late, absolute = (
+            (np.abs(first - origin) > limits.late * np.maximum(tick, 1e-12)) & begins for origin in (middle, 0)
+        )
+        if not self._report.is_raw or len(first) < 3:
+            pass  # a dataset's times may count from anywhere
+        elif self._rate is not None and absolute.mean() > 0.5:
             text = f"{{}}: time stamps begin at up to {np.abs(first[begins]).max():.3f} s instead of 0"
-            self._add("TIM004", text, np.asarray(absolute), float(np.abs(first).max()), limits.late * float(tick[0]))
-        elif raw and len(first) > 2 and late.any() and late.mean() < limits.few:
+            self._add("TIM004", text, absolute, np.abs(first).max(), limit)
+        elif self._few(late):
             text = f"{{}}: begins at {first[late][0]:.3f} s, the others at {middle:.3f} s"
-            self._add("TIM004", text, late, float(np.abs(first[late] - middle).max()), limits.late * float(tick[0]))
+            self._add("TIM004", text, late, np.abs(first[late] - middle).max(), limit)
         several = self._length > 1
         lasting = float(np.median(self.array("lasting")[several])) if several.any() else 0.0
         if self._rate and lasting > 0 and abs(lasting * self._rate - 1) > limits.jitter:

@@ -396,7 +396,7 @@ def _declared(line: str) -> set[str]:
     """Return the file that a line of `LEAVES` in core/declarations.py, or of `VERBS` in cli/words.py, declares."""
     if found := _DECLARED.fullmatch(line):
         return {_file(found[1])}
-    found = re.fullmatch(r' {4,8}"[a-z]+": (?:Verb\()?"(\w+)".*\n', line)
+    found = re.fullmatch(r' {8}"([a-z]+)": Verb\(.*\n', line)
     return set() if found is None else {f"cli/{found[1]}.py"}
 
 
