@@ -1,4 +1,4 @@
-"""Reads D4RL's flat HDF5 files. Imports h5py; never d4rl, gym or torch.
+"""Reads D4RL's flat HDF5 files, and downloads those that are published. Imports h5py; never d4rl, gym or torch.
 
 A file is one long table of steps: all columns have as many rows as there are steps. What is below `metadata/` describes
 the file: it becomes documents. A file without columns at its root may have them in chunks of rows, in groups
@@ -18,9 +18,12 @@ What comes after the last end is an episode too: the recording stops there.
 
 from __future__ import annotations
 
+import functools
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property, partial
@@ -30,13 +33,16 @@ from typing import Any, TypeAlias
 import h5py
 import numpy as np
 
-from ...core.encodings.h5 import begins_as_h5, stated_bytes
+from ...core.encodings.h5 import HDF5_SIGNATURE, begins_as_h5, stated_bytes
 from ...core.encodings.hdf5_files import H5Rows, HeapValues, absurd_size, datasets_in, open_h5, root_members
-from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError, UsageError
+from ...core.errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
 from ...core.format.contracts import Array, EpisodeBlock, Piece, SourceFacts
-from ...core.format.documents import dump_json
+from ...core.format.converter import Catalogue, CatalogueEntry, Ids, LocalCache, Reader, RemoteFile, safe_id
+from ...core.format.documents import dump_json, written_time
 from ...core.format.locate import OptionNeededError
 from ...core.format.manifest import Dropped, is_inside
+from ...core.remote.catalogue import not_found
+from ...core.remote.http import MirrorSource, hint_on_failure
 from ...core.ted.episodes import Final, rows_equal
 from ...core.ted.schema import (
     ACTION,
@@ -62,7 +68,112 @@ from ..files.readers import (
     require_single,
     zero_or_one,
 )
-from .datasets import D4rlDataset, dataset_named, dataset_of_file, same_file
+
+_TABLE = Path(__file__).with_name("datasets.tsv")
+"""The 179 datasets that D4RL publishes, a line for each id: its file, the time limit of its environment, and known
+checksums. Several ids may share a file: the long-horizon editions of the Adroit data differ from the others in the time
+limit alone.
+"""
+_V0_ANTMAZE = (
+    "timeouts in the v0 files of antmaze are out of step with the resets of its environment (D4RL issue 77): the v2 "
+    "file has them repaired"
+)
+_SUCCESSORS = {
+    r"(pen|door|hammer|relocate)-(human|cloned|expert)": r"\1-\2",
+    r"antmaze-(umaze|medium|large)(-play|-diverse)?": r"antmaze-\1\2",
+    r"kitchen-(complete|partial|mixed)": r"kitchen-\1",
+    r"maze2d-(open|umaze|medium|large)(-dense)?": r"pointmaze-\1\2",
+    r"minigrid-(fourrooms(-random)?)": r"minigrid-\1",
+}
+"""Ids of D4RL whose successor in Minari has a name of the same form; both without their version."""
+
+
+@dataclass(frozen=True, slots=True)
+class D4rlDataset:
+    """A published dataset.
+
+    `file` is its path below the base URL, `horizon` the most steps that an episode of its environment has. `size` (in
+    bytes) and `sha256` are None where they are not known.
+    """
+
+    id: str
+    file: str
+    horizon: int
+    size: int | None
+    sha256: str | None
+
+    @property
+    def file_name(self) -> str:
+        """The name of the file, as in the cache of the d4rl package."""
+        return self.file.rpartition("/")[2]
+
+    @property
+    def is_antmaze(self) -> bool:
+        """Whether `terminals` mark rows near a goal, and only `timeouts` the ends of episodes."""
+        return self.id.startswith("antmaze-")
+
+    @property
+    def known_problems(self) -> tuple[str, ...]:
+        """Sentences on what is known to be wrong with the published file."""
+        return (_V0_ANTMAZE,) if self.is_antmaze and self.id.endswith("-v0") else ()
+
+    @property
+    def fetch_command(self) -> str:
+        """The command that downloads it."""
+        return f"rbtool download d4rl {self.id}"
+
+    @property
+    def replacement(self) -> str:
+        """What can be had instead while D4RL's server is down: a command."""
+        bare = re.sub(r"-v\d+$", "", self.id)
+        for pattern, successor in _SUCCESSORS.items():
+            found = re.fullmatch(pattern, bare)
+            if found:
+                return f"rbtool download minari {found.expand(successor)}"
+        return f"rbtool list --remote minari {bare.removeprefix('bullet-').partition('-')[0]}"
+
+
+@functools.cache
+def published() -> dict[str, D4rlDataset]:
+    """All datasets by id, in the order of their ids."""
+    rows = [line.split("\t") for line in _TABLE.read_text(encoding="ascii").splitlines()[1:]]
+    datasets = [
+        D4rlDataset(name, file, int(horizon), int(size) if size else None, sha256 or None)
+        for name, file, horizon, size, sha256 in rows
+    ]
+    return {dataset.id: dataset for dataset in sorted(datasets, key=lambda dataset: dataset.id)}
+
+
+def dataset_named(dataset_id: str) -> D4rlDataset:
+    """Return the dataset of an id, or raise DatasetNotFoundError that names the nearest ids."""
+    found = published().get(dataset_id)
+    if found is None:
+        raise not_found(dataset_id, list(published()), "d4rl")
+    return found
+
+
+def dataset_of_file(name: str) -> D4rlDataset | None:
+    """Return the dataset whose file has this name; of several the one with the shortest id, None where there is none.
+
+    `name` may bear a number, as browsers add it to a second download: `hopper_medium-v2 (1).hdf5`.
+    """
+    bare = re.sub(r" ?\(\d+\)(?=\.hdf5$)", "", name)
+    found = [dataset for dataset in published().values() if dataset.file_name == bare]
+    return min(found, key=lambda dataset: (len(dataset.id), dataset.id), default=None)
+
+
+def same_file(dataset: D4rlDataset) -> list[D4rlDataset]:
+    """Return the other datasets that have the same file."""
+    return [other for other in published().values() if other.file == dataset.file and other.id != dataset.id]
+
+
+def not_in_cache(dataset: D4rlDataset, folder: Path, variable: str) -> DatasetNotFoundError:
+    """Make the error for a dataset whose file is not in the cache of the d4rl package."""
+    return DatasetNotFoundError(
+        f"the local d4rl cache {folder} has no dataset {dataset.id!r}: looked for {dataset.file_name}",
+        hint=f"{dataset.fetch_command} fetches it; {variable} names the folder, if it is another",
+    )
+
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 NEXT_OBSERVATIONS = "next_observations"
@@ -851,3 +962,87 @@ class _D4rlColumns:
 def _usual_name(path: str) -> str:
     """The name of a column in TED, where nothing about it had to be changed."""
     return ".".join(("info", *path.removeprefix("infos/").split("/"))) if path.startswith("infos/") else ""
+
+
+_SERVER = "rail.eecs.berkeley.edu/datasets/offline_rl"
+
+
+class D4rlCache(LocalCache):
+    """The folder in which the d4rl package keeps what it downloaded: files by name, without any folders."""
+
+    def find(self, dataset_id: str, reader: type[Reader]) -> Path:
+        """Return the file of a dataset; DatasetNotFoundError, with the nearest ids, for one that is not there."""
+        dataset = dataset_named(safe_id(dataset_id))
+        path = self.folder / dataset.file_name
+        if not path.is_file():
+            raise not_in_cache(dataset, self.folder, self.variable)
+        return path
+
+    def ids(self, reader: type[Reader]) -> Iterator[str]:
+        """Ids of all datasets whose file is there."""
+        folder = self.folder
+        return (dataset.id for dataset in published().values() if (folder / dataset.file_name).is_file())
+
+
+class D4rlSource(MirrorSource):
+    """D4RL's server, or the mirrors that `D4RL_URL` names: base URLs (http or https) in the order in which to try them.
+
+    Files whose size and sha256 are known must have both. Any other is opened, and must be HDF5 with D4RL's columns,
+    before it is taken; the next mirror is asked where it is not.
+    """
+
+    name = "d4rl"
+    title = "D4RL"
+    bases_variable = "D4RL_URL"
+    defaults = (f"https://{_SERVER}", f"http://{_SERVER}")
+    signatures = (HDF5_SIGNATURE,)
+    local_cache = D4rlCache("d4rl", "D4RL_DATASET_DIR", "~/.d4rl/datasets")
+
+    def list_ids(self) -> Ids:
+        """List the ids, which are part of this package: nothing is requested."""
+        return Ids(tuple(published()))
+
+    def list_catalogue(self, known: Catalogue | None, progress: Callable[[int, int], None]) -> Catalogue:
+        """List all datasets with the sizes that are known; nothing is requested."""
+        entries = tuple(CatalogueEntry(dataset.id, dataset.size) for dataset in published().values())
+        progress(len(entries), len(entries))
+        return Catalogue(self.remote, written_time(), entries)
+
+    def addresses(self, dataset_id: str) -> Mapping[str, Sequence[str]]:
+        """Return the address of the file on each mirror."""
+        dataset = dataset_named(dataset_id)
+        return {dataset.file_name: [f"{base}/{dataset.file}" for base in self.bases]}
+
+    def checksums(self, dataset_id: str) -> Mapping[str, str]:
+        """Return the sha256 where it is known."""
+        dataset = dataset_named(dataset_id)
+        return {} if dataset.sha256 is None else {dataset.file_name: f"sha256:{dataset.sha256}"}
+
+    def find_files(self, dataset_id: str) -> Sequence[RemoteFile]:
+        """Describe the file of a dataset; a server is asked only where size and sha256 are not known."""
+        dataset = dataset_named(dataset_id)
+        ((path, addresses),) = self.addresses(dataset_id).items()
+        checksum = self.checksums(dataset_id).get(path)
+        if dataset.size is None or checksum is None:
+            with hint_on_failure(_replacement_hint(dataset)):
+                return [self.described(path, addresses)]
+        return [RemoteFile(path, dataset.size, checksum, tuple(addresses))]
+
+    def explained(self, file: RemoteFile | None = None) -> AbstractContextManager[None]:
+        """Name what can be had instead of the dataset to which a file belongs, by the end of its address."""
+        address = "" if file is None else file.addresses[0]
+        dataset = next((one for one in published().values() if address.endswith(f"/{one.file}")), None)
+        return hint_on_failure("" if dataset is None else _replacement_hint(dataset))
+
+    def require_readable(self, path: Path) -> None:
+        """Open a file; FormatError if it is not D4RL's format."""
+        from .reader import D4rlFile  # h5py takes longer to load than a listing
+
+        D4rlFile(path).close()
+
+
+def _replacement_hint(dataset: D4rlDataset) -> str:
+    return (
+        "D4RL's server is down at times: try later, or name a mirror (D4RL_URL=BASE); its successor, which was "
+        f"collected again: {dataset.replacement}"
+    )

@@ -13,84 +13,60 @@ writes bool; complex numbers are compounds of `r` and `i`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
 import numpy as np
 
 from ...core.encodings.hdf5_files import H5Rows, HeapValues, absurd_size, datasets_in, open_h5
-from ...core.encodings.output_files import LatchedFile
-from ...core.errors import CorruptDataError, RbtoolError
-from ...core.format import fs
+from ...core.errors import CorruptDataError
 from ...core.format.contracts import Array
-from ...core.format.converter import Sink
+from ...core.format.documents import dump_json
 from ...core.format.manifest import is_inside
 from ...core.ted.schema import file_stem
 from ..files.exports import FORMAT, ExportColumn, columns_of
-from ..files.readers import DAMAGED, reading
+from ..files.hdf5_exports import H5Sink
+from ..files.readers import reading
 from .columns import ExportFile, about, episode_columns, is_column, require_names
 
-_UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)
 
-
-class H5Exporter(Sink):
+class H5Exporter(H5Sink):
     """Writes an HDF5 file that any HDF5 library reads."""
 
     keeps_scores = True
-
-    @classmethod
-    def made(cls, path: Path) -> bool:
-        """Return whether the attribute `format` says that it is an export."""
-        try:
-            with h5py.File(open_h5(path)) as file, closing(HeapValues(file.id)) as values:
-                return bool(values.attribute(file["/"].id, "format") == FORMAT)
-        except _UNREADABLE:
-            return False
+    mark = "format"
+    format = FORMAT
 
     def prepare(self) -> None:
         """Refuse bfloat16, which HDF5 does not have."""
         self.refuse({"bfloat16"}, "HDF5")
         require_names([_name(column) for column in columns_of(self.chosen.fields)], "HDF5")
+        self.place(field.key for field in self.chosen.fields)
 
-    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
+    def fill(self, h5: h5py.File) -> Iterator[int]:
         """Write leaf after leaf."""
-        with LatchedFile(target) as file:
-            with h5py.File(file, "w", libver=("v108", "v108")) as h5:
-                h5.attrs["format"] = FORMAT
-                h5.attrs["about"] = about(self.chosen)
-                self._write_episodes(h5)
-                for column in columns_of(self.chosen.fields):
-                    file.check()
-                    self._write_column(h5, column, file, progress)
-            file.check()
-            fs.fsync(file.descriptor, target)
+        h5.attrs["about"] = about(self.chosen)
+        self._write_episodes(h5)
+        for column in columns_of(self.chosen.fields):
+            text = column.length is not None
+            shape = (self.chosen.steps, *(() if text else column.field.shape))
+            dtype = h5py.string_dtype() if text else column.field.numpy
+            dataset, done = h5.create_dataset(_name(column), shape, dtype), 0
+            for rows in column.chunks(self.chosen):
+                if dataset.size:
+                    dataset[done : done + len(rows)] = rows
+                done += len(rows)
+                yield len(rows) * column.bytes
 
     def _write_episodes(self, h5: h5py.File) -> None:
         for name, values in episode_columns(self.chosen).items():
             h5.create_dataset(f"episodes/{name}", data=values)
         if self.chosen.text is not None:
-            from ...core.format.documents import dump_json
-
             texts = [dump_json(row) for row in self.chosen.text]
             h5.create_dataset("episodes/text", data=texts, dtype=h5py.string_dtype())
         for name, data in self.chosen.reader.documents().items():
             h5.create_dataset(f"source/{name}", data=np.frombuffer(data, np.uint8))
-
-    def _write_column(
-        self, h5: h5py.File, column: ExportColumn, file: LatchedFile, progress: Callable[[int], None]
-    ) -> None:
-        text = column.length is not None
-        shape = (self.chosen.steps, *(() if text else column.field.shape))
-        dtype = h5py.string_dtype() if text else column.field.numpy
-        dataset, done = h5.create_dataset(_name(column), shape, dtype), 0
-        for rows in column.chunks(self.chosen):
-            if dataset.size:
-                dataset[done : done + len(rows)] = rows
-            done += len(rows)
-            file.check()
-            progress(len(rows) * column.bytes)
 
 
 def _name(column: ExportColumn) -> str:

@@ -1,4 +1,4 @@
-"""What exports to HDF5 files of other libraries share: the mark in a file, and columns of rows."""
+"""What exports to HDF5 files share: the mark in a file, and columns of rows."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)
 
 
 class H5Sink(RowSink):
-    """An export to one HDF5 file of another library, whose name is `format`.
+    """An export to one HDF5 file, whose attribute `mark` is `format`: the name of the library whose layout it has.
 
     A subclass implements `prepare()`, which calls `place`, and `fill(h5)`.
     """
 
+    mark: ClassVar[str] = MARK
     format: ClassVar[str]
 
     @classmethod
@@ -36,7 +37,7 @@ class H5Sink(RowSink):
         """Return whether the file has our mark with the name of this format."""
         try:
             with h5py.File(open_h5(path)) as file, closing(HeapValues(file.id)) as values:
-                return MARK in file.attrs and str(values.attribute(file["/"].id, MARK)) == cls.format
+                return cls.mark in file.attrs and str(values.attribute(file["/"].id, cls.mark)) == cls.format
         except _UNREADABLE:
             return False
 
@@ -47,7 +48,7 @@ class H5Sink(RowSink):
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
         with LatchedFile(target) as file:
             with h5py.File(file, "w", libver=("v108", "v108")) as h5:
-                h5.attrs[MARK] = self.format
+                h5.attrs[self.mark] = self.format
                 for amount in self.fill(h5):
                     file.check()
                     progress(amount)

@@ -933,7 +933,7 @@ class MinariReader(FileReader):
 
 def _open_store(metadata: MinariMetadata) -> EpisodeStore:
     if metadata.data_format == "hdf5":
-        from .hdf5 import Hdf5Store  # h5py and pyarrow take longer to load than most datasets to inspect
+        from .store import Hdf5Store
 
         return Hdf5Store(metadata.folder)
     from .arrow import ArrowStore

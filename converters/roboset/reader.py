@@ -1,4 +1,4 @@
-"""Reads RoboSet's HDF5 files: a group `TrialN` for each episode, in one file or in one for each seed.
+"""Reads, and downloads, RoboSet's HDF5 files: a group `TrialN` for each episode, in one file or in one for each seed.
 
 Imports h5py; never robohive or torch.
 """
@@ -9,6 +9,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from ...core.format.converter import FinalStep
 from ...core.format.documents import dump_json
 from ...core.format.manifest import Dropped
 from ...core.progress import counted
+from ...core.remote.hub import HubFolderSource
 from ...core.ted.schema import ACTION, REWARD, Key, Role, Timing, key_name, safe_part
 from ..files.episode_groups import (
     GroupColumn,
@@ -35,13 +37,7 @@ from ..files.episode_groups import (
     single_forms,
 )
 from ..files.hdf5 import GroupFile, h5_files_in, has_name, plain_value, require_whole_h5, text_of_name
-from ..files.readers import (
-    ColumnPath,
-    column_name,
-    natural_order,
-    notes_on_identical,
-    stated_ends,
-)
+from ..files.readers import ColumnPath, column_name, natural_order, notes_on_identical, stated_ends
 
 _TRIAL = re.compile(rb"Trial(0|[1-9]\d{0,17})")
 _SEED = re.compile(r"(?:^|[^a-z])seed_?(\d{1,18})(?!\d)", re.IGNORECASE)
@@ -298,3 +294,15 @@ def _files_at(path: Path) -> Iterator[Path]:
         yield path
     elif path.is_dir():
         yield from sorted(h5_files_in(path), key=lambda file: natural_order(file.name))
+
+
+class RobosetSource(HubFolderSource):
+    """The repository `jdvakil/RoboSet_Sim`, of which every folder with HDF5 files is a dataset."""
+
+    name = "roboset"
+    repository = "jdvakil/RoboSet_Sim"
+    suffixes = (".h5", ".hdf5")
+
+    def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
+        """The id, which the folder of the files does not state."""
+        return {"id": dataset_id}

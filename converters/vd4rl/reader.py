@@ -1,4 +1,4 @@
-"""Reads V-D4RL's folders: npz files of one episode each, or HDF5 shards, with pixels.
+"""Reads, and downloads, V-D4RL's folders: npz files of one episode each, or HDF5 shards, with pixels.
 
 Imports h5py; never dm_control or torch.
 
@@ -30,16 +30,8 @@ from ...core.format.contracts import Array, Closing, Piece, SourceFacts
 from ...core.format.converter import refuse_damaged
 from ...core.format.files import FETCH_AGAIN, no_match
 from ...core.format.manifest import Dropped
-from ...core.ted.schema import (
-    ACTION,
-    REWARD,
-    Field,
-    Key,
-    Timing,
-    dtype_name,
-    key_name,
-    safe_part,
-)
+from ...core.remote.hub import HubFolderSource
+from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, key_name, safe_part
 from ..files.hdf5 import names_in, require_whole_h5
 from ..files.numpy_files import NpzFile, array_names, first_name_of_cut
 from ..files.readers import (
@@ -685,3 +677,19 @@ def _looks_right(file: Path) -> bool:
 def _begins_as_zip(file: Path) -> bool:
     with file.open("rb") as opened:
         return opened.read(2) == b"PK"
+
+
+class Vd4rlSource(HubFolderSource):
+    """The repository `conglu/vd4rl`: ids are paths below `vd4rl`, like `main/walker_walk/random/64px`.
+
+    An id names that very folder, and never another one whose path contains it.
+    """
+
+    name = "vd4rl"
+    repository = "conglu/vd4rl"
+    folder = "vd4rl"
+    suffixes = (".npz", ".hdf5")
+
+    def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
+        """The id, which the folder of the files does not state."""
+        return {"id": dataset_id}

@@ -936,7 +936,7 @@ class RowRules:
 
     def _leaps(self, signal: Signal) -> None:
         limits = self._limits
-        span = self._familysignal.span
+        span = self._family(signal.span)
         glitch, leap, speed, rough, turns = (
             signal.array(name) for name in ("glitch", "leap", "speed", "rough", "turns")
         )

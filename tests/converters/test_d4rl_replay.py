@@ -13,7 +13,7 @@ from table_files import after_final_step, flat, plain_rows, random_episodes, wri
 
 import rbtool
 from rbtool import D4RLExperienceReplay
-from rbtool.converters.d4rl.datasets import dataset_named
+from rbtool.converters.d4rl.reader import dataset_named
 from rbtool.core.errors import DatasetNotFoundError, UsageError
 
 ID = "maze2d-umaze-v1"

@@ -12,9 +12,8 @@ from static_server import Fault, StaticServer, mirror
 from table_files import flat, random_episodes, write_d4rl
 
 import rbtool
-from rbtool.converters.d4rl import datasets
-from rbtool.converters.d4rl.datasets import dataset_named, dataset_of_file, published
-from rbtool.converters.d4rl.source import D4rlSource
+from rbtool.converters.d4rl import reader as datasets
+from rbtool.converters.d4rl.reader import D4rlSource, dataset_named, dataset_of_file, published
 from rbtool.core.errors import (
     AuthorisationError,
     CheckFailed,

@@ -12,7 +12,7 @@ from commands import ask, ask_one, failed
 from demonstration_files import DOOR, LIFT, ROBOMIMIC_IDS, ROBOSET_IDS, lay_out_folders
 from hub import Fault, Hub
 
-from rbtool.converters.robomimic.source import ids_of
+from rbtool.converters.robomimic.reader import ids_of
 from rbtool.core.format.locate import source_class
 
 ALL = [("robomimic", ROBOMIMIC_IDS), ("roboset", ROBOSET_IDS)]

@@ -215,7 +215,7 @@ QUICK = {"cli/complete.py"}  # which looks at the kind of a file first, and impo
 OTHERS = {"converters/lance/table_process.py"}  # the process of pylance, which imports nothing: files of an export
 OWN = {
     "__init__.py",
-    "converters/d4rl/datasets.py",
+    "converters/d4rl/reader.py",
     "converters/ogbench/reader.py",
     "core/report/page.py",
 }  # files of the package itself
