@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -58,6 +58,11 @@ class Silent:
 def counted(count: int, noun: str) -> str:
     """Format a count with its noun: `1 step`, `6,704 steps`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def some_of(items: Sequence[object], most: int) -> str:
+    """List the first items: `3, 4, …`."""
+    return ", ".join(map(str, items[:most])) + (", …" if len(items) > most else "")
 
 
 def readable_size(count: float) -> str:

@@ -30,6 +30,7 @@ from ...core.format.converter import Ids, LocalCache, RemoteFile
 from ...core.format.documents import dump_json
 from ...core.format.files import no_match
 from ...core.format.manifest import Dropped
+from ...core.progress import some_of
 from ...core.remote.catalogue import not_found
 from ...core.remote.http import MirrorSource
 from ...core.ted.episodes import Final
@@ -377,7 +378,7 @@ def _missing(parts: Sequence[_Slots], joined: Sequence[bool], there: set[int], p
         if lacking and not follows:
             which = f"checkpoint {lacking[0]} is"
             if len(lacking) > 1:
-                names = ", ".join(map(str, lacking[:_NAMED])) + (", …" if len(lacking) > _NAMED else "")
+                names = some_of(lacking, _NAMED)
                 which = f"checkpoints {names} are"
             yield FormatError(f"{path}: {which} missing between {other.number} and {one.number}")
 

@@ -38,7 +38,7 @@ from ...core.encodings.hdf5_files import H5Rows, HeapValues, absurd_size, datase
 from ...core.errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
 from ...core.format.contracts import Array, EpisodeBlock, Piece, SourceFacts
 from ...core.format.converter import Catalogue, CatalogueEntry, Ids, LocalCache, Reader, RemoteFile, safe_id
-from ...core.format.documents import dump_json, written_time
+from ...core.format.documents import json_file, written_time
 from ...core.format.locate import OptionNeededError
 from ...core.format.manifest import Dropped, is_inside
 from ...core.remote.catalogue import not_found
@@ -329,7 +329,7 @@ class D4rlFile:
         self.infos = tuple(found.infos)
         documents = dict(found.arrays)
         if found.metadata:
-            documents[_DOCUMENT] = (dump_json(found.metadata, indent=1) + "\n").encode()
+            documents[_DOCUMENT] = json_file(found.metadata)
         self.contents = FileContents(documents, tuple(found.dropped))
 
     @property

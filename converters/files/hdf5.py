@@ -22,6 +22,7 @@ from ...core.encodings.hdf5_files import LARGEST, HeapValues, absurd_size, membe
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array
 from ...core.format.files import FETCH_AGAIN
+from ...core.progress import some_of
 from ...core.ted.schema import dtype_name
 from .readers import DAMAGED, ColumnForm, ColumnPath, StoredColumn, column_name, reading
 
@@ -53,7 +54,7 @@ def other_files_note(path: Path, read: Path) -> Iterator[str]:
         return
     names = sorted(one.name for one in path.iterdir() if one.name != read.name and not one.name.startswith("."))
     if names:
-        listed = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+        listed = some_of(names, _SHOWN)
         which = (
             "another entry of the folder is" if len(names) == 1 else f"{len(names):,} other entries of the folder are"
         )

@@ -24,7 +24,7 @@ from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.converter import Reader
 from ...core.format.files import FETCH_AGAIN, digest_file, disk_failed, open_regular, reading_from
 from ...core.format.manifest import Dropped
-from ...core.progress import counted
+from ...core.progress import counted, some_of
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key, Timing, row_bytes, ted_fields
 
@@ -284,7 +284,7 @@ class ColumnReader(FileReader):
 
     def note_of_empty(self, numbers: Sequence[int]) -> str:
         """Return the sentence on episodes without steps."""
-        names = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
+        names = some_of(numbers, 10)
         return f"{counted(len(numbers), 'episode')} without steps left out: {names}"
 
     @cached_property

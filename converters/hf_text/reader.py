@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from ...core.errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ...core.format.contracts import Array, EpisodeBlock, Piece, SourceFacts
 from ...core.format.converter import RemoteDataset, safe_id
-from ...core.format.documents import dump_json, load_json
+from ...core.format.documents import json_file, load_json
 from ...core.format.files import no_match, open_regular, read_regular, refuse_pointer
 from ...core.format.manifest import Dropped
 from ...core.remote.hub import HubRepositorySource
@@ -332,7 +332,7 @@ class HfTextReader(FileReader):
             listed = ", ".join(f"{at} {name} ({count:,} rows)" for at, (name, count) in enumerate(of_split))
             notes.append(f"the splits by their number in {SPLIT[0]}: {listed}")
         documents = {name: read_regular(self.path / name) for name in _DOCUMENTS if (self.path / name).is_file()}
-        documents["splits.json"] = (dump_json({"splits": self._splits}, indent=1) + "\n").encode()
+        documents["splits.json"] = json_file({"splits": self._splits})
         return SourceFacts(
             source="hf-text",
             id=self.id_or(self.path.name),

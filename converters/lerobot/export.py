@@ -29,7 +29,7 @@ from ...core.errors import CorruptDataError, RbtoolError, SchemaError, UsageErro
 from ...core.format import fs
 from ...core.format.contracts import Array
 from ...core.format.converter import Chosen, Sink
-from ...core.format.documents import dump_json, parse_json
+from ...core.format.documents import dump_json, json_file, parse_json
 from ...core.format.files import read_regular
 from ...core.format.language import TASK, TASKS, Said, parse_said, said_in_rows, tasks_of
 from ...core.format.manifest import Dropped
@@ -834,7 +834,7 @@ class LerobotExporter(Sink):
             ),
             "features": features, "exported_by": FORMAT,
         }  # fmt: skip
-        fs.write_file(target / "meta" / "stats.json", (dump_json(statistics, indent=1) + "\n").encode())
+        fs.write_file(target / "meta" / "stats.json", json_file(statistics))
         fs.write_file(target / INFO, (dump_json(document, indent=4) + "\n").encode())
 
 

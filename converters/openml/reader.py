@@ -25,7 +25,7 @@ from ...core.errors import CorruptDataError, DatasetNotFoundError, FormatError, 
 from ...core.format import fs
 from ...core.format.contracts import Array, EpisodeBlock, Piece, SourceFacts
 from ...core.format.converter import Advance, Ids, Note, Reader, RemoteDataset, RemoteFile
-from ...core.format.documents import dump_json, parse_json
+from ...core.format.documents import json_file, parse_json
 from ...core.format.files import open_regular, read_regular
 from ...core.format.manifest import Dropped
 from ...core.remote.http import HttpSource
@@ -449,7 +449,7 @@ class OpenmlReader(Reader):
             notes=tuple(notes),
             documents={
                 DESCRIPTION: read_regular(self.path / DESCRIPTION),
-                "encoding.json": (dump_json(found.to_dict(), indent=1) + "\n").encode(),
+                "encoding.json": json_file(found.to_dict()),
             },
             lengths=[1] * found.rows,
         )

@@ -39,6 +39,7 @@ from ...core.format.converter import (
 )
 from ...core.format.files import LEAVES_OUT, no_match, read_regular
 from ...core.format.manifest import Dropped
+from ...core.progress import some_of
 from ...core.remote.bucket import Bucket, BucketObject
 from ...core.remote.fetch import fetch_files
 from ...core.remote.transport import Transport
@@ -255,7 +256,7 @@ def notes_of(found: RldsSurvey, layout: VersionLayout) -> Iterator[str]:
     if counts["terminal"]:
         yield f"is_terminal is set in {counts['terminal']:,} steps inside episodes, and stays a flag there"
     if found.invalid:
-        names = ", ".join(map(str, found.invalid[:_SHOWN])) + (", …" if len(found.invalid) > _SHOWN else "")
+        names = some_of(found.invalid, _SHOWN)
         which = "1 episode is" if len(found.invalid) == 1 else f"{len(found.invalid):,} episodes are"
         yield f"{which} marked as invalid by the recorder, and kept: {names}"
     for problem in found.problems[:_SHOWN]:

@@ -41,6 +41,7 @@ from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaErr
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.files import no_match
 from ...core.format.manifest import Dropped
+from ...core.progress import some_of
 from ...core.ted.episodes import Final, ranges_of
 from ...core.ted.schema import (
     ACTION,
@@ -701,7 +702,7 @@ class RllibReader(FileReader):
             are = "is" if len(self._damage) == 1 else "are"
             yield f"{parts} {are} damaged and left out, and the steps there are missing: {self._damage[0]}"
         if self._others:
-            names = ", ".join(self._others[:3]) + (", …" if len(self._others) > 3 else "")
+            names = some_of(self._others, 3)
             yield f"{len(self._others):,} files in the folder have none of RLlib's rows, and are not read: {names}"
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:

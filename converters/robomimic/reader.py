@@ -1,4 +1,4 @@
-"""Reads, and downloads, robomimic's HDF5 files: a group `data/demo_N` for each episode, in the variants of several tools.
+"""Reads, and downloads, robomimic's HDF5 files: a group `data/demo_N` for each episode, in variants of several tools.
 
 Attributes, models of the simulator and splits are read next to the rows. Imports h5py; never robomimic, robosuite or
 torch.
@@ -20,7 +20,7 @@ import numpy as np
 
 from ...core.errors import FormatError, RbtoolError, UsageError, did_you_mean
 from ...core.format.contracts import SourceFacts
-from ...core.format.documents import dump_json, parse_json
+from ...core.format.documents import dump_json, json_file, parse_json
 from ...core.format.manifest import Dropped
 from ...core.progress import counted
 from ...core.remote.hub import HubFile, HubFolderSource
@@ -206,7 +206,7 @@ class FileAttributes:
             self.documents[f"{_ENVIRONMENT}.json"] = str(environment).encode()
             document[_ENVIRONMENT] = _parsed(environment)
         if document:
-            self.documents["metadata.json"] = (dump_json(document, indent=1) + "\n").encode()
+            self.documents["metadata.json"] = json_file(document)
 
     def _values(self, group: StoredGroup, where: str) -> dict[str, Any]:
         found = {}
@@ -297,7 +297,7 @@ class Splits:
 
     def document(self) -> dict[str, bytes]:
         """The splits as a document, if there are any."""
-        return {"mask.json": (dump_json(self.demos, indent=1) + "\n").encode()} if self.demos else {}
+        return {"mask.json": json_file(self.demos)} if self.demos else {}
 
     def choose(self, key: str, known: Mapping[str, int]) -> list[int]:
         """Return the numbers of a split; UsageError for one that is not there, FormatError for absent episodes."""

@@ -16,9 +16,9 @@ import numpy as np
 from ...core.errors import FormatError, RbtoolError
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.converter import FinalStep
-from ...core.format.documents import dump_json
+from ...core.format.documents import dump_json, json_file
 from ...core.format.manifest import Dropped
-from ...core.progress import counted
+from ...core.progress import counted, some_of
 from ...core.remote.hub import HubFolderSource
 from ...core.ted.schema import ACTION, REWARD, Key, Role, Timing, key_name, safe_part
 from ..files.episode_groups import (
@@ -103,7 +103,7 @@ class RobosetReader(GroupReader):
         self.episodes, mapping = trials.episodes(self._ends)
         if not self.episodes:
             raise FormatError(f"{self.path} has no trials with steps")
-        documents = {} if len(trials.files) == 1 else {_EPISODES: (dump_json(mapping, indent=1) + "\n").encode()}
+        documents = {} if len(trials.files) == 1 else {_EPISODES: json_file(mapping)}
         kept = self.episodes.values()
         return SourceFacts(
             source="roboset",
@@ -226,7 +226,7 @@ class _Trials:
             yield f"{len(self.files):,} files: {ranges}; the document {_EPISODES} lists all episodes"
         yield from self._done_notes(ends, final_step)
         if self._empty:
-            shown = ", ".join(self._empty[:_SHOWN]) + (", …" if len(self._empty) > _SHOWN else "")
+            shown = some_of(self._empty, _SHOWN)
             yield f"{counted(len(self._empty), 'trial')} without steps left out: {shown}"
 
     def _done_notes(self, ends: object, final_step: FinalStep) -> Iterator[str]:

@@ -26,7 +26,7 @@ from ...core.encodings.hdf5_files import H5Rows, HeapValues, absurd_size, datase
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.converter import require_trust
-from ...core.format.documents import dump_json
+from ...core.format.documents import json_file
 from ...core.format.files import no_match
 from ...core.format.manifest import Dropped
 from ...core.progress import counted
@@ -545,7 +545,7 @@ class TianshouReader(ColumnReader):
                 f"stack_num is {stacked}: Tianshou stacks as many observations when it samples; they are stored one "
                 f"by one; {_DOCUMENT} has the number"
             )
-        documents = {_DOCUMENT: (dump_json(attributes, indent=1) + "\n").encode()}
+        documents = {_DOCUMENT: json_file(attributes)}
         return self.facts_of("tianshou", self.path.stem, notes, dropped=self._dropped, documents=documents)
 
     def _plain(self, name: str) -> Any:

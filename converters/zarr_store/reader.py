@@ -17,7 +17,7 @@ from ...core.encodings.video import VideoFile
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, UsageError, did_you_mean
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.converter import refuse_damaged
-from ...core.format.documents import dump_json
+from ...core.format.documents import dump_json, json_file
 from ...core.format.files import LEAVES_OUT, digest_file
 from ...core.format.language import TASK
 from ...core.format.manifest import Dropped
@@ -312,9 +312,9 @@ class ZarrReader(ColumnReader):
         notes = [*found.notes, "there are no flags: all episodes end truncated", *self._video_notes()]
         kept = {}
         if types := {name: one for name, one in found.types.items() if one}:
-            kept[META_TYPES] = (dump_json(types, indent=1) + "\n").encode()
+            kept[META_TYPES] = json_file(types)
         if attributes := dict(self._others()):
-            kept["attributes.json"] = (dump_json(attributes, indent=1) + "\n").encode()
+            kept["attributes.json"] = json_file(attributes)
         facts = self.facts_of(
             "zarr", self.id_or(name), notes, dropped=found.dropped, renamed=found.renamed, documents=kept
         )

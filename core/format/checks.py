@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import CorruptDataError, FormatError
-from ..progress import Progress
+from ..progress import Progress, some_of
 from ..ted.episodes import Final, rows_equal
 from ..ted.rules import DATA_RULES, RULE_BY_ID, Finding, Places, Rows, Rule, Tally, data_rules
 from ..ted.schema import (
@@ -334,7 +334,7 @@ def sound_steps(reader: StepReader) -> StepReader:
         first = f": {problems[0]}" if problems else ""
         raise CorruptDataError(f"{reader.path} has no episode that is sound{first}", hint=_look(reader.path))
     numbers = reader.episodes.episode[bad].tolist()
-    named = ", ".join(map(str, numbers[:_MOST_NAMED])) + (", …" if len(numbers) > _MOST_NAMED else "")
+    named = some_of(numbers, _MOST_NAMED)
     notes = list(problems)
     if numbers:
         notes.append(f"{len(numbers):,} of {len(bad):,} episodes are damaged and left out: {named}")

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, final, get_args
 import numpy as np
 
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
+from ..progress import some_of
 from ..ted.episodes import Final
 from ..ted.schema import REWARD, Field, Key, Timing, is_real, key_name
 from . import fs
@@ -555,7 +556,7 @@ def _with_damage_named(path: Path, pieces: Iterator[Piece]) -> Iterator[Piece]:
 
 
 def _vanished(numbers: Sequence[int]) -> str:
-    names = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
+    names = some_of(numbers, 10)
     which = f"episode {names} is" if len(numbers) == 1 else f"{len(numbers)} episodes ({names}) are"
     return f"{which} left out: one step, without an observation after it (--final-step repeat keeps it)"
 

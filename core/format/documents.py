@@ -98,6 +98,11 @@ def dump_with_digest(document: Mapping[str, Any]) -> tuple[str, str]:
     return f'{text[:-1]}, "digest": "{digest}"}}', digest
 
 
+def json_file(value: Any) -> bytes:
+    """Write a value as the contents of a JSON file that people read."""
+    return (dump_json(value, indent=1) + "\n").encode()
+
+
 def load_json(path: Path) -> Any:
     """Read a JSON file, or raise FormatError that names it."""
     return parse_json(read_regular(path), str(path))

@@ -28,7 +28,7 @@ from ..progress import redact
 from . import fs
 from .contracts import FoundSteps
 from .converter import Reader, Sink, Source, safe_id
-from .documents import decode, dump_json, load_json
+from .documents import decode, json_file, load_json
 from .files import open_regular, reading_from, refuse_pointer, understood
 from .manifest import HIDDEN, Manifest, Request, has_manifest
 from .staging import mend
@@ -563,7 +563,7 @@ class KnownNames:
         """Remember what words mean."""
         if self.get(found.asked) != found:
             names = dict(sorted({**self._read(), found.asked: {"id": found.id, "how": found.how}}.items()))
-            fs.replace_file_below(self._root, self.path, (dump_json(names, indent=1) + "\n").encode())
+            fs.replace_file_below(self._root, self.path, json_file(names))
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -24,6 +24,7 @@ from .documents import (
     document_digest,
     dump_json,
     is_sound_field,
+    json_file,
     load_json,
     newer_version,
     parse_json,
@@ -428,4 +429,4 @@ def is_source_document(path: str) -> bool:
 
 
 def _written(document: Mapping[str, Any]) -> bytes:
-    return (dump_json(document, indent=1) + "\n").encode()
+    return json_file(document)

@@ -39,7 +39,7 @@ from ..format.staging import Outcome, Publication, Staging, share_files
 from ..format.videos import UNDECODED, size_of_videos
 from ..open_steps import BufferSteps, is_steps, refuse_several
 from ..options import takes
-from ..progress import Progress
+from ..progress import Progress, some_of
 from ..remote.transport import matches
 from ..results import (
     Published,
@@ -592,5 +592,5 @@ def versions_of(remote: RemoteDataset) -> dict[str, str | None]:
 def unverified_note(remote: RemoteDataset) -> str:
     """Return the note for the manifest on files without a checksum of the remote."""
     paths = remote.unverified
-    names = ", ".join(paths[:3]) + (", …" if len(paths) > 3 else "")
+    names = some_of(paths, 3)
     return f"unverified by the remote: it gives no checksum of {len(paths)} of {len(remote.files)} files ({names})"

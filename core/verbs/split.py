@@ -23,7 +23,7 @@ import xxhash
 from ..errors import RbtoolError, UsageError, did_you_mean
 from ..format import fs
 from ..format.contracts import Array, StepReader
-from ..format.documents import dump_json, float_from_json, load_json, plain
+from ..format.documents import float_from_json, json_file, load_json, plain
 from ..format.episodes import SCORE, EpisodeTable
 from ..format.files import bytes_of
 from ..format.locate import find_dataset, require_apart
@@ -37,6 +37,7 @@ from ..format.staging import PARTS_FILE, Outcome, Publication, Staging
 from ..format.videos import videos_of_episodes
 from ..open_steps import finished_manifest
 from ..options import takes
+from ..progress import some_of
 from ..results import Result, layout_arguments, new_notes, seconds_since
 from ..saved_steps import verified_steps
 from ..ted.schema import EPISODE, Field, Key, key_called, key_name
@@ -250,7 +251,7 @@ class _Splitting:
         if count and not self.asked.allow_duplicates:
             first = identical[torn][0]
             numbers = self.reader.episodes.episode[identical == first].tolist()
-            shown = ", ".join(map(str, numbers[:_FEW])) + (", …" if len(numbers) > _FEW else "")
+            shown = some_of(numbers, _FEW)
             raise UsageError(
                 f"{count:,} episodes have a byte-identical one in another part: episodes {shown} are the same",
                 hint="add --by content to keep identical episodes in one part, or --allow-duplicates",
@@ -295,7 +296,7 @@ class _Splitting:
                 made.append(builder.finish(table.chosen(chosen), self._origin(part, chosen), own))
         self.asked.reporter.done()
         document = self._document(made, counted)
-        fs.write_file(folder / PARTS_FILE, (dump_json(document, indent=1) + "\n").encode())
+        fs.write_file(folder / PARTS_FILE, json_file(document))
         return _Parts(made, counted)
 
     def _origin(self, part: int, chosen: Array) -> Origin:

@@ -13,7 +13,7 @@ from ..encodings.save import VerifyingReader
 from ..errors import UsageError, suggests_keywords
 from ..format import fs
 from ..format.contracts import StepReader
-from ..format.documents import dump_json
+from ..format.documents import json_file
 from ..format.locate import find_dataset, known_root, require_apart, sink_class
 from ..format.memmap.reader import TedReader
 from ..open_steps import open_steps
@@ -134,7 +134,7 @@ def stats(
 def _write(target: Path | None, document: dict[str, Any]) -> None:
     if target is not None:
         fs.make_folder(target.parent)
-        fs.replace_file(target, (dump_json(document, indent=1) + "\n").encode())
+        fs.replace_file(target, json_file(document))
 
 
 def _wanted(reader: StepReader, names: Sequence[str] | None) -> set[Key]:

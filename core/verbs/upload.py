@@ -27,7 +27,7 @@ from ..format.manifest import MANIFEST, Manifest, has_manifest
 from ..format.open_files import ListedFiles
 from ..open_steps import open_dataset
 from ..options import PathLike, takes
-from ..progress import Progress, clean, readable_size, redact
+from ..progress import Progress, clean, readable_size, redact, some_of
 from ..remote.hub import (
     MAIN,
     HubFile,
@@ -338,7 +338,7 @@ class _Upload:
         changed = [path for path in differences(local, there.tree) if path in there.tree]
         others = [path for path in foreign + changed if path != SHARD_DIGESTS]  # shards of other versions may differ
         if others and not (self.asked.force or there.is_new):
-            named = ", ".join(others[:_NAMED]) + (", …" if len(others) > _NAMED else "")
+            named = some_of(others, _NAMED)
             what = "another dataset" if MANIFEST in there.tree else "files of something else"
             raise UsageError(
                 f"{self.target} has {what} ({named}); nothing was uploaded",

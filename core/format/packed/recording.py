@@ -28,7 +28,7 @@ from ...ted.episodes import EndReason, end_reason
 from ...ted.schema import NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, field_named, key_name
 from .. import fs
 from ..contracts import Array
-from ..documents import Check, decode, document_digest, dump_json, load_json
+from ..documents import Check, decode, document_digest, json_file, load_json
 from ..episodes import EPISODES, EpisodeRow, EpisodeTable
 from ..files import FileRecord, Hasher, digest_bytes
 from ..manifest import HIDDEN, MANIFEST, SOURCE_DOCUMENTS, Dropped, Manifest, Request, is_space
@@ -67,7 +67,7 @@ class RecordedOrigin:
         document["dropped_keys"] = [{"key": one.key, "why": one.why} for one in self.dropped_keys]
         document["digest"] = document_digest(document, "digest")
         fs.make_folder((folder / ORIGIN).parent)
-        fs.replace_file(folder / ORIGIN, (dump_json(document, indent=1) + "\n").encode())
+        fs.replace_file(folder / ORIGIN, json_file(document))
 
     @classmethod
     def load(cls, folder: Path) -> RecordedOrigin:
@@ -253,7 +253,7 @@ def fields_bytes(fields: Sequence[Field]) -> bytes:
     """The document that states what is recorded, with its own digest."""
     entries = [{"key": f.key, "dtype": f.dtype, "shape": f.shape, "role": f.role} for f in fields]
     document = {"format": "rbtool recording", "version": RECORDING_VERSION, "fields": entries}
-    return (dump_json({**document, "digest": document_digest(document, "digest")}, indent=1) + "\n").encode()
+    return json_file({**document, "digest": document_digest(document, "digest")})
 
 
 SYNC_SECONDS = 1.0

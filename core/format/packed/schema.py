@@ -34,7 +34,7 @@ import numpy as np
 from ...errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ...ted.schema import NEXT, Field, Key, key_called, key_name, numpy_dtype, state_keys, unknown_field
 from ..contracts import Array
-from ..documents import SOUND_FIELD, decode, dump_json, newer_version, parse_json
+from ..documents import SOUND_FIELD, decode, json_file, newer_version, parse_json
 from ..episodes import EpisodeTable
 from ..files import FileRecord, Hasher, bytes_of
 from ..memmap.tree import leaf_path, require_own_files
@@ -594,7 +594,7 @@ class PackedSchema:
             "format": _FORMAT, "version": _VERSION, "byte_order": "little", "record_bytes": self.record_bytes,
             "fields": [one.to_dict() for one in self.fields],
         }  # fmt: skip
-        return (dump_json(document, indent=1) + "\n").encode()
+        return json_file(document)
 
     @classmethod
     def parse(cls, data: bytes, leaves: Sequence[Field], origin: str) -> PackedSchema:

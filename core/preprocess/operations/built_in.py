@@ -29,6 +29,7 @@ from ...errors import SchemaError, UsageError, did_you_mean
 from ...format.contracts import Array
 from ...format.episodes import COLUMNS, SCORE, EpisodeTable, parse_episodes, select_episodes
 from ...format.returns import add_rewards_to_go, one_step_reward
+from ...progress import some_of
 from ...stats import Moments, QuantileSketch
 from ...ted.schema import DTYPES, EPISODE, FLAGS, NEXT, NEXT_REWARD, SINGLETONS, Field, Key, is_floating, key_name
 from ..processor import flagged
@@ -1092,7 +1093,7 @@ class Constants:
         """Notes on the result."""
         found = []
         if self.constant:
-            which = ", ".join(map(str, self.constant[:20])) + (", …" if len(self.constant) > 20 else "")
+            which = some_of(self.constant, 20)
             found.append(f"normalize: {self.key} never varies in dimension {which}, which is moved and not divided")
         if self.nan or self.infinite:
             found.append(
