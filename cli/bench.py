@@ -36,16 +36,15 @@ def bench(
     """
     from ..core.verbs.bench import bench as run
 
-    with out.progress() as progress:
-        result = run(dataset, progress=progress, **options)
+    result = out.run(run, dataset, **options)
     fastest = [one.name for one in result.libraries if any(job.rank == 1 for job in one.jobs.values())]
-    out.show(result, fastest or [one.name for one in result.libraries], lambda width: bench_lines(result, width))
+    out.show(result, fastest or [one.name for one in result.libraries], bench_lines)
     if result.missing:
         out.summary(Styled(f"not installed here: {', '.join(result.missing)}", "dim"))
         out.suggest(f"rbtool bench {dataset} --library rbtool --library {result.missing[0]}=PYTHON")
 
 
-def bench_lines(result: BenchResult, width: int | None = None) -> list[Line]:
+def bench_lines(result: BenchResult, width: int | None) -> list[Line]:
     """Return a line for each library, the fastest of each job in bold, and below what it lacks."""
     names = ("frames/s", "chunks/s", "epoch rows/s", "shuffled", "resume", "on disk", "made in")
     lines: list[Line] = [[Styled(text, "dim") for text in ("library", *names)]]

@@ -56,7 +56,7 @@ def ls(*, out: Output, root: Root = None) -> None:
         if entry.problem and (out.quiet or out.as_json):
             out.warn(f"{entry.name} cannot be read: {entry.problem}")
     names = [entry.name for entry in result.entries if entry.what == "dataset"]
-    out.show(result, names, lambda width: _table(result.entries, width, hints=True))
+    out.show(result, names, lambda _, width: _table(result.entries, width, hints=True))
     for line in _totals(result):
         out.summary(Styled(line, "dim"))
     if any(entry.prunable for entry in result.entries):
@@ -108,9 +108,8 @@ def verify(
     """
     from ..core.verbs import cache
 
-    with out.progress() as progress:
-        result = cache.verify(*(names or ()), root=root, progress=progress)
-    out.show(result, dict.fromkeys(problem.name for problem in result.problems), lambda width: _verdict(result, width))
+    result = out.run(cache.verify, *(names or ()), root=root)
+    out.show(result, dict.fromkeys(problem.name for problem in result.problems), _verdict)
     return 3 if result.problems else 0
 
 
@@ -146,7 +145,7 @@ class _Confirmation:
         removed = () if self._declined else result.removed
         none: list[Line] = [] if self._declined else [[f"nothing to remove below {result.root}"]]
         names = dict.fromkeys(entry.name for entry in removed)
-        self.out.show(result, names, lambda width: _table(removed, width) or none)
+        self.out.show(result, names, lambda _, width: _table(removed, width) or none)
         total = f"{_counted_kinds(removed)}, {size(result.bytes)}"
         if self._declined:
             self.out.summary(Styled("nothing was removed", "yellow"))

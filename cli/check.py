@@ -123,14 +123,13 @@ def check(
     }  # fmt: skip
 
     def check_one(dataset: str, out: Output) -> int:
-        with out.progress() as progress:
-            result = run(dataset, format=source_format, progress=progress, **chosen, **raw)
+        result = out.run(run, dataset, format=source_format, **chosen, **raw)
         failed = result.failed("warn" if fail_on is FailOn.WARN else "error")
         if form in _WRITERS:
             results[dataset] = result
             return 3 if failed else 0
         names = [dataset] * failed if out.is_part else dict.fromkeys(finding.rule for finding in result.findings)
-        out.show(result, names, lambda width: lines(result, width))
+        out.show(result, names, lines)
         return 3 if failed else 0
 
     def written() -> None:
@@ -153,10 +152,10 @@ def _show_rules(datasets: list[str] | None, out: Output) -> None:
     if datasets:
         raise UsageError("--rules lists the rules and checks nothing", hint="leave the dataset or --rules out")
     result = RulesResult()
-    out.show(result, [entry.rule for entry in result.rules], lambda width: rule_lines(result, width))
+    out.show(result, [entry.rule for entry in result.rules], rule_lines)
 
 
-def rule_lines(result: RulesResult, width: int | None = None) -> list[list[Cell]]:
+def rule_lines(result: RulesResult, width: int | None) -> list[list[Cell]]:
     """Return a row for each rule: id, severities, name, what it checks, and the names that other tools have for it."""
     rows: list[Line] = []
     for entry in result.rules:

@@ -48,8 +48,7 @@ def save(
     """Save a dataset as a checkpoint."""
     from ..core.verbs import checkpoint
 
-    with out.progress() as progress:
-        result = checkpoint.save(dataset, dest, progress=progress, **options)
+    result = out.run(checkpoint.save, dataset, dest, **options)
     after = None if "for_library" in options else f"rbtool checkpoint verify {shlex.join([dest, dataset])}"
     show_published(out, result, dest, after)
 
@@ -65,8 +64,7 @@ def load(
     """Load a checkpoint into a dataset folder."""
     from ..core.verbs import checkpoint as verbs
 
-    with out.progress() as progress:
-        result = verbs.load(checkpoint, dest, progress=progress, **options)
+    result = out.run(verbs.load, checkpoint, dest, **options)
     show_published(out, result, dest)
 
 
@@ -75,13 +73,12 @@ def verify(checkpoint: _Checkpoint, dataset: Dataset, *, out: Output, root: Root
     """Compare a checkpoint with a dataset, value for value."""
     from ..core.verbs import checkpoint as verbs
 
-    with out.progress() as progress:
-        result = verbs.verify(checkpoint, dataset, root=root, progress=progress)
-    out.show(result, [one.key for one in result.differences], lambda width: lines(result, width))
+    result = out.run(verbs.verify, checkpoint, dataset, root=root)
+    out.show(result, [one.key for one in result.differences], lines)
     return 0 if result.equal else 3
 
 
-def lines(result: CheckpointVerifyResult, width: int | None = None) -> list[list[Cell]]:
+def lines(result: CheckpointVerifyResult, width: int | None) -> list[list[Cell]]:
     """Return the differences and the verdict."""
     return [part for line in _verdict(result) for part in folded(line, width, 4)]
 

@@ -43,21 +43,21 @@ def clean(
     """
     from ..core.verbs.clean import clean as run
 
-    with stdout_to_stderr(), out.progress() as progress:
-        result = run(dataset, dest, progress=progress, **options)
+    with stdout_to_stderr():
+        result = out.run(run, dataset, dest, **options)
     if result.dry_run and not (out.quiet or out.as_json):
         out.summary(
             Styled("nothing was written; this would be ", "yellow"),
             f"{counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}",
         )
-        out.show(result, [dest], lambda width: lines(result, width))
+        out.show(result, [dest], lines)
         return
     for line in lines(result, out.stderr_width):
         out.summary(*line)
     show_published(out, result, dest, f"rbtool check {shlex.quote(dest)}")
 
 
-def lines(result: CleanResult, width: int | None = None) -> list[Line]:
+def lines(result: CleanResult, width: int | None) -> list[Line]:
     """Return a row for each change, and for each finding that remains."""
     found = [(one.what, one.rule, one.name, one.message) for one in result.changes]
     for left in result.remaining:

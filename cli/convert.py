@@ -53,6 +53,6 @@ def convert(
 
     # Ray prints about its workers.
     apart = stdout_to_stderr() if options["engine"] == "ray" else contextlib.nullcontext()
-    with apart, out.progress() as progress:
-        result = run(path, dest, progress=progress, **options)
+    with apart:
+        result = out.run(run, path, dest, **options)
     show_published(out, result, dest)

@@ -35,9 +35,8 @@ def demo(
     """
     from ..core.verbs.demo import demo as run
 
-    with out.progress() as progress:
-        result = run(folder, progress=progress, view=_Screen(out))
-    out.show(result, [str(result.folder)], lambda width: _lines(result, verbose=out.verbose))
+    result = out.run(run, folder, view=_Screen(out))
+    out.show(result, [str(result.folder)], lambda _, width: _lines(result, verbose=out.verbose))
 
 
 class _Screen:

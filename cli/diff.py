@@ -51,11 +51,10 @@ def diff(
     """
     from ..core.verbs.diff import diff as run
 
-    with out.progress() as progress:
-        result = run(a, b, rtol=rtol, atol=atol, ignore_order=ignore_order, root=root, progress=progress)
+    result = out.run(run, a, b, rtol=rtol, atol=atol, ignore_order=ignore_order, root=root)
     rows = list(_differences(result, a, b))
     head = _verdict(result, a, b)
-    out.show(result, (f"{kind} {text}".strip() for kind, text in rows), lambda width: _diff_lines(head, rows, width))
+    out.show(result, (f"{kind} {text}".strip() for kind, text in rows), lambda _, width: _diff_lines(head, rows, width))
     return None if result.equal else CheckFailed.exit_code
 
 

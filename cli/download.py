@@ -74,8 +74,7 @@ def download(
     from ..core.format.locate import substitution_text
     from ..core.verbs.download import download as run
 
-    with out.progress() as progress:
-        result = run(source, id, progress=progress, **options)
+    result = out.run(run, source, id, **options)
     if out.quiet and result.resolved == "words":  # with -q no note has named it
         out.warn(f"{substitution_text(result.asked, result.id)} (disable with --exact-id)")
     _show_fetch(out, result)

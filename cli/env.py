@@ -28,7 +28,7 @@ def env(*, out: Output) -> None:
     from ..core.verbs.env import env as run
 
     result = run()
-    out.show(result, [result.rbtool], lambda width: _lines(result, width))
+    out.show(result, [result.rbtool], _lines)
 
 
 def _lines(result: EnvResult, width: int | None) -> list[list[Cell]]:

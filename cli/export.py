@@ -47,8 +47,7 @@ def export(
     """
     from ..core.verbs.export import export as run
 
-    with out.progress() as progress:
-        result = run(dataset, dest, progress=progress, **options)
+    result = out.run(run, dataset, dest, **options)
     form = _FORMATS[result.layout]
     inside, code = form.opened
     opened = dest if dest.lower().endswith(form.suffixes) else dest + inside

@@ -37,11 +37,10 @@ def frames(
     """
     from ..core.verbs.frames import frames as run
 
-    with out.progress() as progress:
-        result = run(dataset, progress=progress, **options)
+    result = out.run(run, dataset, **options)
     for note in result.notes:
         out.summary(f"note: {note}")
     rate = "" if result.fps is None else f", {result.fps:g} a second"
     what = f"{result.field} of episode {result.episode}"
     out.summary(f"{what}: {counted(len(result.steps), 'frame')} of {result.width} × {result.height}{rate}")
-    out.show(result, [options["output"]], lambda width: [[options["output"]]])
+    out.show(result, [options["output"]])

@@ -20,7 +20,7 @@ from .options import FromFormat, ReaderOptions, Root, ends, not_following, verb,
 from .output import Output
 from .several import Datasets, of_each
 from .streams import CacheSize, Streaming, inspect_stream, refuse_stream_options, refuse_without_stream
-from .text import Cell, Line, Styled, Table, folded, kind_cells, number, sparkline, vector
+from .text import TITLE, Cell, Line, Styled, Table, folded, kind_cells, number, sparkline, titled, vector
 
 if TYPE_CHECKING:
     from ..core.format.locate import ColumnView
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 
 _INDENT = "  "
-_TITLE = 9
 _STEPS_TO_NEXT = ("steps_to_next_obs",)
 
 
@@ -54,23 +53,23 @@ def summary_lines(result: InspectResult, width: int | None = None) -> Iterator[l
     ]
     yield from folded(title, width, len(_INDENT))
     counts = {name: getattr(result.ends, name) for name in result.ends.__slots__}
-    yield from folded(_titled("ends", ends(counts)), width, _TITLE)
+    yield from titled("ends", ends(counts), width)
     if apart := _steps_ahead(result.fields) or not_following(counts):
-        yield from folded(_titled("next", apart), width, _TITLE)
+        yield from titled("next", apart, width)
     if apart := without_final(counts):
-        yield from folded(_titled("final", f"{apart}: the source has no observation after it"), width, _TITLE)
+        yield from titled("final", f"{apart}: the source has no observation after it", width)
     spreads = [("length", result.length), ("return", result.returns)]
     spreads += [(name.rpartition(".")[2], spread) for name, spread in result.scores.items()]
     rows = [_spread(title, spread) for title, spread in spreads if spread is not None]
-    yield from Table(rows, indent=_TITLE).lines(width)
+    yield from Table(rows, indent=TITLE).lines(width)
     if result.layouts:
-        yield from folded(_titled("layouts", _layouts(result)), width, _TITLE)
+        yield from titled("layouts", _layouts(result), width)
     yield [Styled("fields", "dim")]
-    yield from Table(list(_field_rows(result.fields)), frozenset({3, 4, 6}), frozenset({5, 6}), _TITLE).lines(width)
+    yield from Table(list(_field_rows(result.fields)), frozenset({3, 4, 6}), frozenset({5, 6}), TITLE).lines(width)
     for problem in result.problems:
-        yield from folded([Styled(f"{'damaged':<{_TITLE}}", "red"), problem], width, _TITLE)
-    for line in (*_spaces(result), *_remarks(result)):
-        yield from folded(line, width, _TITLE)
+        yield from titled("damaged", problem, width, "red")
+    for title, text in (*_spaces(result), *_remarks(result)):
+        yield from titled(title, text, width)
     yield from _origin(result, width)
 
 
@@ -89,10 +88,6 @@ def _layouts(result: InspectResult) -> str:
     ted, packed = result.layouts["ted"], result.layouts["packed"]
     share = f" ({100 - round(100 * packed / ted)} % less)" if packed < ted else ""
     return f"{' · '.join(shown)}{share}"
-
-
-def _titled(title: str, text: str) -> list[Cell]:
-    return [Styled(f"{title:<{_TITLE}}", "dim"), text]
 
 
 def _spread(title: str, spread: Spread) -> Line:
@@ -138,31 +133,31 @@ def _field_row(name: str, group: list[FieldView]) -> Line:
     ]
 
 
-def _spaces(result: InspectResult) -> Iterator[list[Cell]]:
+def _spaces(result: InspectResult) -> Iterator[tuple[str, str]]:
     from ..core.format.manifest import space_text
 
     for name, space in result.spaces.items():
-        yield _titled("space", f"{name}: {space_text(space)}")
+        yield "space", f"{name}: {space_text(space)}"
 
 
-def _remarks(result: InspectResult) -> Iterator[list[Cell]]:
+def _remarks(result: InspectResult) -> Iterator[tuple[str, str]]:
     for before, after in result.renamed_keys.items():
-        yield _titled("renamed", f"{before} → {after}")
+        yield "renamed", f"{before} → {after}"
     for dropped in result.dropped_keys:
-        yield _titled("left out", f"{dropped.key} ({dropped.why})")
+        yield "left out", f"{dropped.key} ({dropped.why})"
     for note in result.notes:
-        yield _titled("note", note)
+        yield "note", note
 
 
 def _origin(result: InspectResult, width: int | None) -> Iterator[list[Cell]]:
     for step in result.provenance:
-        yield from step_lines(step, _titled("made", "")[0], _TITLE, width)
+        yield from step_lines(step, Styled(f"{'made':<{TITLE}}", "dim"), TITLE, width)
     for transfer in result.transfers:
         other = "" if transfer.content_digest == result.content_digest else " · of other contents"
         text = f"{transfer.address}@{transfer.commit[:7]} · {transfer.time[:10]}{other}"
-        yield from folded(_titled(transfer.verb, text), width, _TITLE)
+        yield from titled(transfer.verb, text, width)
     if result.content_digest:
-        yield from folded(_titled("digest", result.content_digest), width, _TITLE)
+        yield from titled("digest", result.content_digest, width)
 
 
 _FLAGS = ("next.terminated", "next.truncated")
@@ -318,23 +313,23 @@ def _show(
     from ..core.verbs.mix import MixResult
 
     if isinstance(result, ColumnsResult):
-        out.show(result, [str(result.path)], lambda width: column_lines(result, width))
+        out.show(result, [str(result.path)], column_lines)
         return
     if isinstance(result, PartsResult):
-        out.show(result, [str(part.path) for part in result.parts], lambda width: parts_lines(result, width))
+        out.show(result, [str(part.path) for part in result.parts], parts_lines)
         return
     if isinstance(result, EnsembleResult):
-        out.show(result, [str(one.path) for one in result.members], lambda width: ensemble_lines(result, width))
+        out.show(result, [str(one.path) for one in result.members], ensemble_lines)
         return
     if isinstance(result, BufferResult):
         title: Line = [Styled(str(result.path), "bold"), f"   {result.sentence}"]
-        out.show(result, [str(result.path)], lambda width: folded(title, width, len(_INDENT)))
+        out.show(result, [str(result.path)], lambda _, width: folded(title, width, len(_INDENT)))
         return
     if isinstance(result, MixResult):
-        out.show(result, [str(result.path)], lambda width: mixture_lines(result, width))
+        out.show(result, [str(result.path)], mixture_lines)
         out.suggest(f"rbtool sample {shlex.quote(dataset)}")
         return
-    out.show(result, [str(result.path)], lambda width: lines(result, width))
+    out.show(result, [str(result.path)], lines)
     if result.episode is not None or not plain:
         return  # what to type next would need the same options
     if result.type == "source":
@@ -345,7 +340,7 @@ def _show(
         out.suggest(f"rbtool inspect {shlex.quote(dataset)} --episode {result.first_episode} --head 5")
 
 
-def column_lines(result: ColumnsResult, width: int | None = None) -> Iterator[Line]:
+def column_lines(result: ColumnsResult, width: int | None) -> Iterator[Line]:
     """Return the columns of a file of which no more is known, and the command that would convert it."""
     if result.topics:
         yield from _topic_lines(result, width)
@@ -360,9 +355,9 @@ def column_lines(result: ColumnsResult, width: int | None = None) -> Iterator[Li
         yield from folded(title, width, len(_INDENT))
     yield [Styled("columns", "dim")]
     rows = 0 if result.topics else max((column.rows for column in result.columns), default=0)
-    yield from Table([_column_row(group, rows) for group in _alike(result.columns)], indent=_TITLE).lines(width)
+    yield from Table([_column_row(group, rows) for group in _alike(result.columns)], indent=TITLE).lines(width)
     for doubt in result.doubts:
-        yield from folded(_titled("note", doubt), width, _TITLE)
+        yield from titled("note", doubt, width)
     yield [Styled("to convert, where this is what the columns are:", "dim")]
     yield [f"{_INDENT}{result.command}"]
 
@@ -386,7 +381,7 @@ def _topic_lines(result: ColumnsResult, width: int | None) -> Iterator[Line]:
         kind = Styled(topic.type or topic.encoding, "cyan")
         gap = f"gaps up to {topic.gap:.3f} s" if topic.gap else ""
         rows.append([_INDENT + topic.name, kind, counted(topic.messages, "message"), rate, gap, stamps])
-    yield from Table(rows, indent=_TITLE).lines(width)
+    yield from Table(rows, indent=TITLE).lines(width)
 
 
 _NUMBERED = re.compile(r"(.*?)\d+")
@@ -501,14 +496,14 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def mixture_lines(result: MixResult, width: int | None = None) -> Iterator[Line]:
+def mixture_lines(result: MixResult, width: int | None) -> Iterator[Line]:
     """Return a mixture as `inspect` shows it: what it is, then `member_lines`."""
     yield from folded([Styled(str(result.path), "bold"), f"   mixture   {mixture_counts(result)}"], width, 2)
     yield from member_lines(result, width)
-    yield from folded([Styled(f"{'digest':<{_TITLE}}", "dim"), result.content_digest], width, _TITLE)
+    yield from titled("digest", result.content_digest, width)
 
 
-def ensemble_lines(result: EnsembleResult, width: int | None = None) -> Iterator[Line]:
+def ensemble_lines(result: EnsembleResult, width: int | None) -> Iterator[Line]:
     """Return the members of a saved ensemble as `inspect` shows them."""
     batch = "" if result.batch_size is None else f"   batches of {result.batch_size:,}"
     counts = f"{counted(len(result.members), 'member')}   {counted(result.elements, 'element')}{batch}"
@@ -525,7 +520,7 @@ def ensemble_lines(result: EnsembleResult, width: int | None = None) -> Iterator
     yield from Table(rows, frozenset({1, 2})).lines(width)
 
 
-def parts_lines(result: PartsResult, width: int | None = None) -> Iterator[Line]:
+def parts_lines(result: PartsResult, width: int | None) -> Iterator[Line]:
     """Return the parts of a split as `inspect` shows them."""
     how = [f"by {result.by}", "in order" if result.in_order else f"seed {result.seed}"]
     how += [f"stratified by {result.stratify}"] if result.stratify else []
@@ -545,7 +540,5 @@ def parts_lines(result: PartsResult, width: int | None = None) -> Iterator[Line]
     yield from Table(rows, frozenset({1, 2, 3, 4})).lines(width)
     if result.duplicates:
         line = f"{counted(result.duplicates, 'episode')} also in another part"
-        yield from folded([Styled(f"{'identical':<{_TITLE}} ", "yellow"), line], width, _TITLE)
-    yield from folded(
-        [Styled(f"{'digest':<{_TITLE}}", "dim"), f"{result.content_digest}, before the split"], width, _TITLE
-    )
+        yield from titled("identical", line, width, "yellow")
+    yield from titled("digest", f"{result.content_digest}, before the split", width)

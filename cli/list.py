@@ -70,7 +70,7 @@ def _list_stored(pattern: str | None, out: Output, root: str | None) -> None:
     for entry in result.datasets:
         if entry.problem and (out.quiet or out.as_json):
             out.warn(f"{entry.name} cannot be read: {entry.problem}")
-    out.show(result, [entry.name for entry in sound], lambda width: _stored_lines(result.datasets, width))
+    out.show(result, [entry.name for entry in sound], lambda _, width: _stored_lines(result.datasets, width))
     if result.datasets or (pattern is not None and result.root.exists()):
         like = f" with a name like {pattern}" if pattern else ""
         out.summary(Styled(f"{counted(len(result.datasets), 'dataset')} below {result.root}{like}", "dim"))
@@ -93,12 +93,11 @@ def _list_stored(pattern: str | None, out: Output, root: str | None) -> None:
 def _list_remote(source: str, pattern: str | None, out: Output, root: str | None, refresh: bool) -> None:
     from ..core.verbs.list import list_remote as run
 
-    with out.progress() as progress:
-        result = run(source, pattern, root=root, refresh=refresh, progress=progress)
+    result = out.run(run, source, pattern, root=root, refresh=refresh)
     for problem in result.problems:
         out.warn(f"skipped: {problem}")
     entries = result.datasets
-    out.show(result, [entry.name for entry in entries], lambda width: _remote_lines(entries, width))
+    out.show(result, [entry.name for entry in entries], lambda _, width: _remote_lines(entries, width))
     like = f" with a name like {pattern}" if pattern else ""
     age = f", as of {ago(result.age)} (--refresh asks again)" if result.cached else ""
     out.summary(Styled(f"{counted(len(entries), 'dataset')} of {result.remote}{like}{age}", "dim"))
@@ -110,7 +109,7 @@ def _list_formats(out: Output) -> None:
     from ..core.verbs.list import list_formats as run
 
     result = run()
-    out.show(result, [one.name for one in result.formats], lambda width: _format_lines(result.formats, width))
+    out.show(result, [one.name for one in result.formats], lambda _, width: _format_lines(result.formats, width))
     out.suggest(f"rbtool list --remote {source_example()}, or: rbtool convert PATH DEST")
 
 

@@ -44,8 +44,7 @@ def merge(
     """
     from ..core.verbs.merge import merge as run
 
-    with out.progress() as progress:
-        result = run(datasets, dest, progress=progress, **options)
+    result = out.run(run, datasets, dest, **options)
     if result.renumbered:
         for name, source in zip(datasets, result.sources, strict=True):
             shown = f"episodes {_short(source.episodes)} are episodes {_short(source.numbers)} of {name}"

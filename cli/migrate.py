@@ -43,8 +43,7 @@ def migrate(
     """
     from ..core.verbs.migrate import migrate as run
 
-    with out.progress() as progress:
-        result = run(paths, dry_run=dry_run or diff or check, progress=progress)
+    result = out.run(run, paths, dry_run=dry_run or diff or check)
     failed = [file for file in result.files if file.error]
     for file in failed:
         out.warn(f"{file.path} is left as it is: {file.error}")
@@ -54,7 +53,7 @@ def migrate(
             out.summary(place, " ", kind, " ", text)
     out.summary(_total(result))
     shown = _diff_lines if diff else _lines
-    out.show(result, [str(file.path) for file in changed], lambda width: shown(result, width))
+    out.show(result, [str(file.path) for file in changed], shown)
     return max(int(bool(failed)), CheckFailed.exit_code if check and changed else 0)
 
 

@@ -13,12 +13,11 @@ from ..core.progress import counted
 from .help import Example
 from .options import DryRun, Force, Root, verb
 from .output import Output
-from .text import Line, Styled, Table, folded, number
+from .text import TITLE, Line, Styled, Table, folded, number, titled
 
 if TYPE_CHECKING:
     from ..core.verbs.mix import MixResult
 
-_TITLE = 9
 
 EXAMPLES = (
     Example(
@@ -92,7 +91,7 @@ def mix(
     state = "nothing was written; this would be " if dry_run else ""
     state = "already there: " if result.already_there else state
     out.summary(Styled(state, "yellow"), mixture_counts(result))
-    out.show(result, [dest], lambda width: member_lines(result, width))
+    out.show(result, [dest], member_lines)
     if not dry_run:
         out.suggest(f"rbtool sample {shlex.quote(dest)}")
 
@@ -103,7 +102,7 @@ def mixture_counts(result: MixResult) -> str:
     return " · ".join([*found, counted(result.episodes, "episode")])
 
 
-def member_lines(result: MixResult, width: int | None = None) -> Iterator[Line]:
+def member_lines(result: MixResult, width: int | None) -> Iterator[Line]:
     """Return the datasets with the share of each, and what is done about fields that differ."""
     rows: list[Line] = [
         [
@@ -120,9 +119,9 @@ def member_lines(result: MixResult, width: int | None = None) -> Iterator[Line]:
     if result.weights is not None or result.temperature != 1:
         how = [f"by {'number of steps' if result.weights == 'size' else result.weights}"] if result.weights else []
         how += [f"temperature {number(result.temperature)}"] if result.temperature != 1 else []
-        yield from folded([Styled(f"{'weights':<{_TITLE}}", "dim"), " · ".join(how)], width, _TITLE)
+        yield from titled("weights", " · ".join(how), width)
     names = [one.name for one in result.members]
     for one in result.differences:
-        yield from folded([Styled(f"{result.policy:<{_TITLE}} ", "yellow"), one.sentence(names)], width, _TITLE)
+        yield from folded([Styled(f"{result.policy:<{TITLE}} ", "yellow"), one.sentence(names)], width, TITLE)
     for note in result.notes:
-        yield from folded([Styled(f"{'note':<{_TITLE}}", "yellow"), note], width, _TITLE)
+        yield from titled("note", note, width, "yellow")

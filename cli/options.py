@@ -321,7 +321,7 @@ def show_published(out: Output, result: Published, named: str | None = None, nex
         out.summary(*line)
     path = named or str(result.path)
     try:
-        out.show(result, [path], lambda width: [[path]])
+        out.show(result, [path])
     except OSError:
         if not result.dry_run:
             out.warn(f"{path} is complete, but its name could not be written to stdout")

@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from ..core.progress import Silent, clean
 from .text import Cell, Line, Styled, amount, clean_bytes, clean_json, clean_lines, folded
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 STDOUT = "standard output"
+T = TypeVar("T")
 """The name of stdout in errors, in place of a file name."""
 
 _ANSI = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -93,10 +94,12 @@ class Output:
 
     # The result ------------------------------------------------------------------------------------
 
-    def show(self, result: Any, names: Iterable[str], lines: Callable[[int | None], Iterable[Line]]) -> None:
-        """Write the result to stdout: its JSON document, `names` one per line, or `lines` for the screen width.
+    def show(
+        self, result: T, names: Iterable[str], lines: Callable[[T, int | None], Iterable[Line]] | None = None
+    ) -> None:
+        """Write the result to stdout: its JSON document, `names` one per line, or `lines(result, width)`.
 
-        The width is None if stdout is not a terminal: then lines are not wrapped.
+        The width is None if stdout is not a terminal: then lines are not wrapped. Without `lines`, it is the names.
         """
         self.end_progress()
         self.shown = True
@@ -104,11 +107,11 @@ class Output:
             from ..core.results import entries_of
 
             self.document(entries_of(result))
-        elif self.quiet:
+        elif self.quiet or lines is None:
             self._write(sys.stdout, "".join(f"{clean(name)}\n" for name in names))
         else:
             width = shutil.get_terminal_size().columns if self._is_terminal(sys.stdout) else None
-            text = (f"{self._paint(line, sys.stdout)}\n" for line in (*self._heading, *lines(width)))
+            text = (f"{self._paint(line, sys.stdout)}\n" for line in (*self._heading, *lines(result, width)))
             self._write(sys.stdout, "".join(text))
 
     def document(self, document: dict[str, Any]) -> None:
@@ -179,6 +182,11 @@ class Output:
         """Write a log record to stderr, for `-v`."""
         for line in text.split("\n"):
             self._to_stderr([Styled(line, "dim")])
+
+    def run(self, verb: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Call the function of a verb, and show its progress."""
+        with self.progress() as progress:
+            return verb(*arguments, progress=progress, **options)
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress]:

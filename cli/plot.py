@@ -52,21 +52,20 @@ def plot(
     """
     from ..core.verbs.plot import plot as run
 
-    with out.progress() as progress:
-        result = run(dataset, fields=field, episodes=episodes, output=output, root=root, force=force, progress=progress)
+    result = out.run(run, dataset, fields=field, episodes=episodes, output=output, root=root, force=force)
     for note in result.notes:
         out.summary(f"note: {note}")
     if output is not None:
         shown = len(result.episodes) + sum(len(one.episodes) for one in result.datasets)
         out.summary(f"{counted(len(result.charts), 'chart')} of {counted(shown, 'episode')}")
-        out.show(result, [output], lambda width: [[output]])
+        out.show(result, [output])
         return
-    out.show(result, [chart.labels.title for chart in result.charts], lambda width: plot_lines(result, width))
+    out.show(result, [chart.labels.title for chart in result.charts], plot_lines)
     if not field:
         out.suggest(f"rbtool plot {shlex.quote(dataset)} --field reward")
 
 
-def plot_lines(result: PlotResult, width: int | None = None) -> Iterator[list[Cell]]:
+def plot_lines(result: PlotResult, width: int | None) -> Iterator[list[Cell]]:
     """Return the charts as lines of at most `width` columns, 80 if that is None."""
     from .plot import chart_lines, pair_lines
 

@@ -117,8 +117,8 @@ def preprocess(
 
     keys = {name: options.pop(name, None) for name in ("goal_key", "achieved_goal_key")}
     options["hindsight"] = _relabelling(options.get("hindsight"), keys)
-    with stdout_to_stderr(), out.progress() as progress:
-        result = run(dataset, dest=dest, operations=operations, progress=progress, **options)
+    with stdout_to_stderr():
+        result = out.run(run, dataset, dest=dest, operations=operations, **options)
     return show_published(out, result, dest)
 
 
@@ -143,4 +143,4 @@ def _show_pipeline(out: Output, operations: Mapping[str, Any], options: Mapping[
     for note in result.notes:
         out.summary(f"note: {note}")
     lines = result.text.rstrip("\n").split("\n")
-    out.show(result, lines, lambda width: [[line] for line in lines])
+    out.show(result, lines)

@@ -38,6 +38,5 @@ def record(
     """
     from ..core.verbs.record import record as run
 
-    with out.progress() as progress:
-        result = run(env_id, dest, progress=progress, **options)
+    result = out.run(run, env_id, dest, **options)
     show_published(out, result, dest)

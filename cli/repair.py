@@ -32,8 +32,7 @@ def repair(
     """
     from ..core.recording.repair import repair as run
 
-    with out.progress() as progress:
-        result = run(path, yes=yes, dry_run=dry_run, progress=progress)
+    result = out.run(run, path, yes=yes, dry_run=dry_run)
     state = "would keep" if dry_run else "restored" if result.repaired else "sound as it is:"
     out.summary(f"{state} {counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}")
     if result.remade:
@@ -42,4 +41,4 @@ def repair(
         out.summary(f"{'to be cut' if dry_run else 'cut'}: {size(result.cut_bytes)} of no finished episode")
     if result.lost_episodes:
         out.summary(f"given up: {counted(result.lost_episodes, 'finished episode')}")
-    out.show(result, [path], lambda width: [[path]])
+    out.show(result, [path])

@@ -38,12 +38,11 @@ def report(
     """
     from ..core.verbs.report import report as run
 
-    with out.progress() as progress:
-        result = run(datasets, output, root=root, force=force, progress=progress)
+    result = out.run(run, datasets, output, root=root, force=force)
     out.summary(f"{counted(len(result.datasets), 'dataset')}, {size(result.bytes)}, {result.seconds:.1f} s")
     for row in Table([_row(result, place) for place in range(len(result.datasets))]).lines():
         out.summary(*row)
-    out.show(result, [output], lambda width: [[output]])
+    out.show(result, [output])
     return 3 if result.failed() else 0
 
 

@@ -64,7 +64,7 @@ def sample(
 
         refuse_stream_options(cache_size, raw)
         result = run(dataset, **options)
-    out.show(result, _names(result), lambda width: lines(result, width))
+    out.show(result, _names(result), lines)
 
 
 def _names(result: SampleResult) -> list[str]:
@@ -79,7 +79,7 @@ def _names(result: SampleResult) -> list[str]:
     return [str(index) for index in result.indices]
 
 
-def lines(result: SampleResult, width: int | None = None) -> list[list[Cell]]:
+def lines(result: SampleResult, width: int | None) -> list[list[Cell]]:
     """Return the first few steps or slices, a summary of each leaf, and the speed."""
     rows: list[Line] = [
         [

@@ -47,8 +47,7 @@ def score(
     """
     from ..core.verbs.score import score as run
 
-    with out.progress() as progress:
-        result = run(dataset, progress=progress, **options)
+    result = out.run(run, dataset, **options)
     lowest = sorted(result.scores, key=lambda one: 1.0 if one.quality is None else one.quality)
     for note in result.notes:
         out.summary(f"note: {note}")
@@ -61,13 +60,13 @@ def score(
     out.show(
         result,
         [dest] if dest is not None else [str(one.episode) for one in lowest],
-        lambda width: score_lines(lowest, width),
+        lambda _, width: score_lines(lowest, width),
     )
     if dest is not None and not result.dry_run:
         out.suggest(f"rbtool preprocess {shlex.quote(dest)} --filter 'score.quality > 0.5' --dest DEST")
 
 
-def score_lines(lowest: list[EpisodeScores], width: int | None = None) -> list[Line]:
+def score_lines(lowest: list[EpisodeScores], width: int | None) -> list[Line]:
     """Return the episodes with the lowest quality, and the medians of all."""
     from ..core.verbs.score import NAMES
 

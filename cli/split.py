@@ -51,8 +51,7 @@ def split(
     """
     from ..core.verbs.split import split as run
 
-    with out.progress() as progress:
-        result = run(dataset, progress=progress, **options)
+    result = out.run(run, dataset, **options)
     _show_split(out, result, options.get("dest"))
 
 
@@ -70,7 +69,7 @@ def _show_split(out: Output, result: SplitResult, dest: str | None) -> None:
     folder = dest or result.path.name
     names = {part.name: f"{folder.rstrip('/') or '/'}/{part.name}" for part in result.parts}
     out.show(
-        result, names.values(), lambda width: Table(_part_rows(result, names), frozenset({1, 2, 3, 4})).lines(width)
+        result, names.values(), lambda _, width: Table(_part_rows(result, names), frozenset({1, 2, 3, 4})).lines(width)
     )
     if not result.dry_run:
         out.suggest(f"rbtool inspect {shlex.quote(names['train' if 'train' in names else result.parts[0].name])}")

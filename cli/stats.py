@@ -52,11 +52,8 @@ def stats(
     from ..core.verbs.stats import stats as run
 
     fractions = _fractions(",".join(quantiles)) if quantiles else FRACTIONS
-    with out.progress() as progress:
-        result = run(
-            dataset, fields=field, quantiles=fractions, write_lerobot=write_lerobot, root=root, progress=progress
-        )
-    out.show(result, [".".join(item.key) for item in result.fields], lambda width: stats_lines(result, width))
+    result = out.run(run, dataset, fields=field, quantiles=fractions, write_lerobot=write_lerobot, root=root)
+    out.show(result, [".".join(item.key) for item in result.fields], stats_lines)
 
 
 def _fractions(text: str) -> Sequence[float]:
@@ -68,7 +65,7 @@ def _fractions(text: str) -> Sequence[float]:
         raise UsageError(f"--quantiles is {text!r}, expected numbers from 0 to 1 with commas between them") from None
 
 
-def stats_lines(result: StatsResult, width: int | None = None) -> list[list[Cell]]:
+def stats_lines(result: StatsResult, width: int | None) -> list[list[Cell]]:
     """Return a row per dimension of small leaves and per large leaf, and remarks.
 
     If `width` columns are too few, each row becomes a block of lines.

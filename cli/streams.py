@@ -12,14 +12,13 @@ from ..core.errors import UsageError
 from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .output import Output
-from .text import Line, Styled, Table, folded, kind_cells
+from .text import TITLE, Line, Styled, Table, folded, kind_cells, titled
 
 if TYPE_CHECKING:
     from ..core.storages.dataset import StreamStorage
     from ..core.verbs.streams import StreamResult
 
 _PANEL = "Streams"
-_TITLE = 9
 
 Streaming: TypeAlias = Annotated[
     bool,
@@ -78,13 +77,13 @@ def inspect_stream(
     from ..core.verbs.streams import inspect_stream as run
 
     result = run(stream_opener(dataset, root, cache_size, options))
-    out.show(result, [result.address], lambda width: stream_lines(result, width))
+    out.show(result, [result.address], stream_lines)
     if not any(options.values()):  # what to type next would need the same options
         out.suggest(f"rbtool sample {shlex.quote(dataset)} --streaming")
     return 0
 
 
-def stream_lines(result: StreamResult, width: int | None = None) -> Iterator[Line]:
+def stream_lines(result: StreamResult, width: int | None) -> Iterator[Line]:
     """Return how much there is, as far as it is known, what is in the first shard, and the fields."""
     counts = [counted(result.shards, "shard")]
     counts += [counted(result.steps, "step")] if result.steps is not None else []
@@ -92,9 +91,9 @@ def stream_lines(result: StreamResult, width: int | None = None) -> Iterator[Lin
     counts += [size(result.bytes)] if result.bytes is not None else []
     yield from folded([Styled(result.address, "bold"), f"   stream   {'   '.join(counts)}"], width, 2)
     first = f"the first has {counted(result.shard_steps, 'step')} in {counted(result.shard_episodes, 'episode')}"
-    yield from folded([Styled(f"{'shards':<{_TITLE}}", "dim"), first], width, _TITLE)
+    yield from titled("shards", first, width)
     yield [Styled("fields", "dim")]
     rows: list[Line] = [[f"  {one.key}", *kind_cells(one.dtype, one.shape, one.role)] for one in result.fields]
-    yield from Table(rows, indent=_TITLE).lines(width)
+    yield from Table(rows, indent=TITLE).lines(width)
     for sentence in result.lacking:
-        yield from folded([Styled(f"{'left out':<{_TITLE}}", "yellow"), sentence], width, _TITLE)
+        yield from titled("left out", sentence, width, "yellow")

@@ -45,7 +45,7 @@ class Table:
     glued: frozenset[int] = frozenset()
     indent: int = 4
 
-    def lines(self, width: int | None = None) -> list[list[Cell]]:
+    def lines(self, width: int | None) -> list[list[Cell]]:
         """Format the rows for `width` columns; one line each if that is None."""
         return [line for block in self.blocks(width) for line in block]
 
@@ -141,6 +141,15 @@ def folded(line: Line, width: int | None, indent: int) -> list[list[Cell]]:
         rest = text[cut:].lstrip(" ")
         letters, text, room = letters[len(text) - len(rest) :], rest, max(1, (width or 0) - indent)
     return [*lines, [*([" " * indent] if lines else []), *_joined(letters)]]
+
+
+TITLE = 9
+"""Columns of a title in front of what it is about."""
+
+
+def titled(title: str, text: str, width: int | None, style: Style = "dim") -> list[list[Cell]]:
+    """Break a text behind its title into lines that begin below it."""
+    return folded([Styled(f"{title:<{TITLE - 1}} ", style), text], width, TITLE)
 
 
 def _break(text: str, room: int, least: int) -> int:

@@ -40,10 +40,9 @@ def upload(
     """
     from ..core.verbs.upload import upload as run
 
-    with out.progress() as progress:
-        result = run(dataset, address, progress=progress, **options)
+    result = out.run(run, dataset, address, **options)
     _summarise(out, result)
-    out.show(result, [result.address], lambda width: [[result.address]])
+    out.show(result, [result.address])
     if not result.dry_run:
         branch = "" if result.branch == "main" else f"@{result.branch}"
         out.suggest(f"rbtool download {shlex.quote(result.address.partition('@')[0] + branch)}")

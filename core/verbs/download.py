@@ -150,6 +150,8 @@ def download(asked: DownloadOptions) -> DownloadResult:
         CorruptDataError: the bytes do not match the remote's checksums after retries.
         FormatError, OutOfSpaceError: as in `convert`.
     """
+    if asked.frozen and asked.force:
+        raise UsageError("--frozen keeps the stored one and --force replaces it", hint="leave one out")
     given = given_options(asked.of_reader())
     address = hub_address(asked.source, asked.id, asked.revision)
     if address is not None:
@@ -325,8 +327,6 @@ class SourceDownload:
     def run(self) -> dict[str, Any]:
         """Return the entries of a `DownloadResult`, but for `source` and `asked`."""
         started = time.perf_counter()
-        if self.asked.frozen and self.asked.force:
-            raise UsageError("--frozen keeps the stored one and --force replaces it", hint="leave one out")
         found, there = self._remembered()
         if found is None:
             found = self._find()
@@ -533,16 +533,12 @@ class SourceDownload:
 
     def _fetch(self, found: Resolution, originals: Originals, revision: str | None) -> tuple[RemoteDataset, Fetch]:
         """Fetch the needed originals; once more if the remote changes during the fetch."""
-        try:
+        with _hinting_at_kept(originals):
             try:
                 return self._fetch_listed(self._describe(found, revision), originals)
             except StaleListing as error:
                 self._progress.note(f"the remote changed while it was fetched ({error}): looking again")
                 return self._fetch_listed(self._describe(found, revision), originals)
-        except NetworkError as error:
-            if originals.has_any():
-                error.hint = error.hint or "run it again: what came so far is kept"
-            raise
 
     def _fetch_listed(self, whole: RemoteDataset, originals: Originals) -> tuple[RemoteDataset, Fetch]:
         remote = self._needed(whole)
@@ -556,10 +552,8 @@ class SourceDownload:
         return remote, fetch
 
     def _fetch_ahead(self, remote: RemoteDataset, originals: Originals) -> Fetch:
-        present = originals.present(remote)
         # The dataset is rarely smaller than half of the originals, and both exist at the same time.
-        fs.require_space(self.root, max(0, remote.bytes - present) + remote.bytes // 2)
-        return Fetch(len(remote.files), remote.bytes, present, fs.free_space(self.root))
+        return _fetch_ahead(self.root, remote, originals, remote.bytes // 2)
 
     def _note_waiting(self, found: Resolution) -> None:
         self._progress.note(f"another process is fetching {found.id}: waiting for it")
@@ -605,6 +599,23 @@ class SourceDownload:
         }  # fmt: skip
 
 
+def _fetch_ahead(root: Path, remote: RemoteDataset, originals: Originals, more: int = 0) -> Fetch:
+    """Return what is to be fetched; OutOfSpaceError without room for it and `more` bytes."""
+    present = originals.present(remote)
+    fs.require_space(root, max(0, remote.bytes - present) + more)
+    return Fetch(len(remote.files), remote.bytes, present, fs.free_space(root))
+
+
+@contextlib.contextmanager
+def _hinting_at_kept(originals: Originals) -> Iterator[None]:
+    try:
+        yield
+    except NetworkError as error:
+        if originals.has_any():
+            error.hint = error.hint or "run it again: what came so far is kept"
+        raise
+
+
 def _announcement(fetch: Fetch, address: str) -> str:
     files = counted(fetch.files, "file")
     there = f", {readable_size(fetch.bytes_present)} of it is there already" if fetch.bytes_present else ""
@@ -646,8 +657,6 @@ class HubDownload:
     def run(self) -> dict[str, Any]:
         """Return the entries of a `DownloadResult`."""
         started = time.perf_counter()
-        if self.asked.frozen and self.asked.force:
-            raise UsageError("--frozen keeps the stored one and --force replaces it", hint="leave one out")
         publication = Publication(
             staging=Staging(self._folder, replace=self.asked.force, below=self.root),
             find=self._existing,
@@ -666,7 +675,7 @@ class HubDownload:
 
     def _plan(self) -> Outcome[_Stored]:
         remote, manifest = self._describe()
-        return Outcome((manifest, remote.address), {"fetch": self._fetch_ahead(remote)})
+        return Outcome((manifest, remote.address), {"fetch": _fetch_ahead(self.root, remote, self._originals)})
 
     @property
     def _folder(self) -> Path:
@@ -762,11 +771,6 @@ class HubDownload:
         place = self.hub.address(self.address.repository, commit, file.path)
         return RemoteFile(file.path, file.size, file.checksum, (place,))
 
-    def _fetch_ahead(self, remote: RemoteDataset) -> Fetch:
-        present = self._originals.present(remote)
-        fs.require_space(self.root, max(0, remote.bytes - present))
-        return Fetch(len(remote.files), remote.bytes, present, fs.free_space(self.root))
-
     # Fetching ------------------------------------------------------------------------------------------
 
     def _fetch(self, publication: Publication[_Stored]) -> Outcome[_Stored]:
@@ -795,15 +799,11 @@ class HubDownload:
 
     def _bring(self, remote: RemoteDataset, originals: Originals) -> Fetch:
         """Fetch what is missing, compared with the checksums of the hub."""
-        fetch = self._fetch_ahead(remote)
+        fetch = _fetch_ahead(self.root, remote, originals)
         originals.begin(remote, remote.paths, kept=False)
-        there = f", {readable_size(fetch.bytes_present)} of it is there already" if fetch.bytes_present else ""
-        self._progress.note(
-            f"{fetch.files:,} files, {readable_size(fetch.bytes)}, from {self.address.at(str(remote.revision)[:7])}"
-            f"{there}; {readable_size(fetch.bytes_free)} free"
-        )
+        self._progress.note(_announcement(fetch, remote.address))
         self._progress.start("fetching", remote.bytes, "bytes")
-        try:
+        with _hinting_at_kept(originals):
             fetch_files(
                 remote.files,
                 originals.files,
@@ -811,10 +811,6 @@ class HubDownload:
                 progress=self._progress.advance,
                 note=self._progress.note,
             )
-        except NetworkError as error:
-            if originals.has_any():
-                error.hint = error.hint or "run it again: what came so far is kept"
-            raise
         self._progress.done()
         return fetch
 
