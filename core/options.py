@@ -102,8 +102,8 @@ class VerbOptions:
 
 def ordered_fields(options: type[Any]) -> list[dataclasses.Field[Any]]:
     """Return the fields of a dataclass: positional arguments first, and own ones before inherited ones."""
-    own = vars(options).get("__annotations__", {})
-    return sorted(dataclasses.fields(options), key=lambda one: (bool(one.kw_only), one.name not in own))
+    own = {name: place for place, name in enumerate(vars(options).get("__annotations__", ()))}
+    return sorted(dataclasses.fields(options), key=lambda one: (bool(one.kw_only), own.get(one.name, len(own))))
 
 
 def takes(
@@ -191,6 +191,16 @@ skip_bad_option = functools.partial(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions(VerbOptions):
+    """Options of verbs that write a dataset; they follow a verb's own."""
+
+    root: PathLike | None = root_option()
+    force: bool = force_option()
+    dry_run: bool = dry_run_option()
+    progress: Progress | None = None
+
+
 def _reader_option(help: str, metavar: str | None = None, default: Any = None, **more: Any) -> Any:
     return option(default, help, metavar, panel=RAW_PANEL, **more)
 
@@ -271,7 +281,7 @@ _FUNCTION, _PIPELINE, _RUN = "Your own function", "Operations from a file or ano
 
 
 @dataclass(frozen=True)
-class PreprocessOptions(VerbOptions):
+class PreprocessOptions(WriteOptions):
     """The arguments of `preprocess`."""
 
     dataset: PathLike
@@ -330,9 +340,5 @@ class PreprocessOptions(VerbOptions):
     engine: str = option(
         "local", "This machine, or a Ray cluster over a shared folder.", choices=("local", "ray"), panel=_RUN
     )
-    root: PathLike | None = root_option()
     skip_bad: bool = skip_bad_option()
-    force: bool = force_option()
-    dry_run: bool = dry_run_option()
     vmap: bool | None = None
-    progress: Progress | None = None

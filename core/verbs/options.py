@@ -16,6 +16,7 @@ from ..options import (
     PathLike,
     RawOptions,
     VerbOptions,
+    WriteOptions,
     compress_option,
     dry_run_option,
     episodes_option,
@@ -40,7 +41,7 @@ format_option = partial(
 
 
 @dataclass(frozen=True)
-class ConvertOptions(RawOptions):
+class ConvertOptions(RawOptions, WriteOptions):
     """The arguments of `convert`."""
 
     path: PathLike
@@ -53,10 +54,7 @@ class ConvertOptions(RawOptions):
     layout: str | None = layout_option()
     compress: Sequence[str] = compress_option()
     final_step: str = final_step_option()
-    root: PathLike | None = root_option()
     skip_bad: bool = skip_bad_option()
-    force: bool = force_option()
-    dry_run: bool = dry_run_option()
     num_workers: int = num_workers_option()
     engine: str = option(
         "local",
@@ -65,21 +63,19 @@ class ConvertOptions(RawOptions):
     )
     resume: bool = option(False, "Continue what those processes left when they were interrupted.")
     format: str | None = format_option()
-    progress: Progress | None = None
 
 
 _caches = ", ".join(f"${one.cache_variable}" for one in declared() if one.cache_variable)
 
 
 @dataclass(frozen=True)
-class DownloadOptions(RawOptions):
+class DownloadOptions(RawOptions, WriteOptions):
     """The arguments of `download`."""
 
     source: str
     id: str | None = None
     _: KW_ONLY
     local: bool = option(False, f"Take it from the source's own cache ({_caches}); no network.")
-    root: PathLike | None = root_option()
     episodes: str | None = episodes_option()
     revision: str | None = option(None, "A branch, tag or commit of the remote.", "REV")
     exact_id: bool = option(False, "Take the id as it is: do not fill in a version or look for a newer name.")
@@ -90,13 +86,10 @@ class DownloadOptions(RawOptions):
     num_workers: int = num_workers_option()
     skip_bad: bool = skip_bad_option()
     keep_source: bool = option(False, "Keep the original files, too.")
-    force: bool = force_option()
-    dry_run: bool = dry_run_option()
-    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
-class CleanOptions(RawOptions):
+class CleanOptions(RawOptions, WriteOptions):
     """The arguments of `clean`."""
 
     dataset: PathLike
@@ -133,18 +126,15 @@ class CleanOptions(RawOptions):
         None, "Processes; 0: this one alone. Default: one a core, and one to read raw datasets.", "N"
     )
     resume: bool = option(False, "Continue an interrupted run with the same arguments.")
-    root: PathLike | None = root_option()
-    force: bool = force_option()
     dry_run: bool = option(False, "Show what would be changed and why, and write nothing.")
     format: str | None = format_option()
-    progress: Progress | None = None
 
 
 _kept_layout = partial(option, None, "ted or packed. Default: packed if all sources are.", choices=("ted", "packed"))
 
 
 @dataclass(frozen=True)
-class MergeOptions(VerbOptions):
+class MergeOptions(WriteOptions):
     """The arguments of `merge`."""
 
     datasets: Sequence[PathLike]
@@ -159,10 +149,6 @@ class MergeOptions(VerbOptions):
     cast: bool = option(False, "Convert different element types to the one that holds all their values.")
     layout: str | None = _kept_layout()
     compress: Sequence[str] | None = compress_option(None)
-    root: PathLike | None = root_option()
-    force: bool = force_option()
-    dry_run: bool = dry_run_option()
-    progress: Progress | None = None
 
 
 BENCH_JOBS = ("frames", "chunks", "epoch", "resume")
@@ -194,20 +180,15 @@ class BenchOptions(VerbOptions):
 
 
 @dataclass(frozen=True)
-class ScoreOptions(VerbOptions):
+class ScoreOptions(WriteOptions):
     """The arguments of `score`."""
 
     dataset: PathLike
     dest: PathLike | None = option(None, "Write a copy of the dataset that has the scores.", "DIR", values=str)
-    _: KW_ONLY
-    root: PathLike | None = root_option()
-    force: bool = force_option()
-    dry_run: bool = dry_run_option()
-    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
-class SplitOptions(VerbOptions):
+class SplitOptions(WriteOptions):
     """The arguments of `split`."""
 
     dataset: PathLike
@@ -227,14 +208,10 @@ class SplitOptions(VerbOptions):
     allow_duplicates: bool = option(False, "Allow identical episodes in two parts.")
     layout: str | None = _kept_layout()
     compress: Sequence[str] | None = compress_option(None)
-    root: PathLike | None = root_option()
-    force: bool = force_option()
-    dry_run: bool = dry_run_option()
-    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
-class SaveOptions(VerbOptions):
+class SaveOptions(WriteOptions):
     """The arguments of `checkpoint.save`."""
 
     dataset: PathLike
@@ -256,10 +233,6 @@ class SaveOptions(VerbOptions):
         "What a power cut leaves: full: all; data: the files' bytes; none: no promise.",
         choices=("full", "data", "none"),
     )
-    root: PathLike | None = root_option()
-    force: bool = force_option()
-    dry_run: bool = dry_run_option()
-    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
@@ -319,7 +292,7 @@ _written = "; ".join(f"{name}: {one.written}" if one.written else name for name,
 
 
 @dataclass(frozen=True)
-class ExportOptions(VerbOptions):
+class ExportOptions(WriteOptions):
     """The arguments of `export`."""
 
     dataset: PathLike
@@ -327,7 +300,6 @@ class ExportOptions(VerbOptions):
     _: KW_ONLY
     to: str | None = option(None, f"{_written}. Default: by the suffix of DEST, {_suffixes}.", choices=tuple(_sinks))
     episodes: str | None = episodes_option()
-    root: PathLike | None = root_option()
     fps: float | None = option(None, "Steps a second, for lerobot and mcap. Default: as the source states it.", "N")
     names: Sequence[str] = option(
         (), "Names of the numbers of a vector, for lerobot: action=x,y,grip.", "KEY=A,B", values=list[str]
@@ -335,13 +307,10 @@ class ExportOptions(VerbOptions):
     robot_type: str | None = option(None, "The robot, for lerobot. Default: as the source states it.", "NAME")
     modality: str | None = option(None, "A modality.json for GR00T, for lerobot. Default: the source's.", "FILE")
     skip_bad: bool = skip_bad_option()
-    force: bool = force_option()
-    dry_run: bool = dry_run_option()
-    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
-class UploadOptions(VerbOptions):
+class UploadOptions(WriteOptions):
     """The arguments of `upload`."""
 
     dataset: PathLike
@@ -352,10 +321,8 @@ class UploadOptions(VerbOptions):
     message: str | None = option(None, "The message of the commit.", "TEXT")
     revision: str | None = option(None, "The branch, made if need be. Default: main.", "BRANCH")
     allow_errors: bool = option(False, "Upload data in which check finds errors; the card states them.")
-    root: PathLike | None = root_option()
     force: bool = option(False, "Replace what the repository has; its history keeps that.")
     dry_run: bool = option(False, "Show what would be done, and send nothing.")
-    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
