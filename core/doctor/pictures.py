@@ -19,7 +19,7 @@ import numpy as np
 from ..format.contracts import Array
 from ..format.videos import image_key, reference_keys
 from ..progress import counted
-from ..ted.episodes import ranges_of
+from ..ted.episodes import ranges_of, runs_of
 from ..ted.rules import Rows
 from ..ted.schema import NEXT, Field, Key, key_name
 from .rows import RowRules
@@ -143,6 +143,11 @@ class _Shots:
     def joined(cls, parts: Sequence[_Shots]) -> _Shots:
         """Join the pictures of parts of an episode."""
         return cls(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)))
+
+    @property
+    def contrast(self) -> Array:
+        """How much the parts of each picture differ."""
+        return np.asarray(self.small.std(axis=1))
 
     @property
     def light(self) -> Array:
@@ -362,7 +367,7 @@ class PictureRules:
                     first, second = shots[one][number], shots[other][number]
                     if len(first.small) == len(second.small):
                         apart = np.abs(first.small.astype(int) - second.small).mean()
-                        if apart < self._limits.equal and first.small.std(axis=1).mean() > self._limits.flat:
+                        if apart < self._limits.equal and first.contrast.mean() > self._limits.flat:
                             equal.append(number)
                     own = np.abs(means[one][number] - family[one]) + np.abs(means[other][number] - family[other])
                     cross = np.abs(means[one][number] - family[other]) + np.abs(means[other][number] - family[one])
@@ -386,7 +391,7 @@ class PictureRules:
                 continue
             steps = parts[0].steps
             for part in parts:
-                steps = np.intersect1d(steps, part.steps[part.small.std(axis=1) >= self._limits.flat])
+                steps = np.intersect1d(steps, part.steps[part.contrast >= self._limits.flat])
             steps = steps[steps < len(pose)]
             if len(steps) < 2 * self._limits.least:
                 continue
@@ -426,26 +431,25 @@ class PictureRules:
             away, turned = shift - round(lag), one.agreement(turned=True)
             fits = {other: one.agreement(of) for other, of in sights.items() if other != number}
             other = max(fits, key=fits.__getitem__)
-            if turned > max(own[number] + _BETTER, usual - max(2 * spread, 2 * _GAIN), shifted, fits[other]):
-                text = f"episode {number}: pictures fit the states in reverse order, and not as they are"
-                report.add("PIC009", text, episodes=[number], figure=own[number], threshold=usual, components=shown)
-                continue
             strange = own[number] < usual - 6 * spread or sights[other].agreement(one) > own[other] + _GAIN
-            if strange and fits[other] > max(own[number] + _GAIN, most, shifted):
-                text = f"episode {number}: pictures show the states of episode {other}"
-                report.add("PIC009", text, episodes=[number], figure=own[number], threshold=usual, components=shown)
-                continue
             late = abs(away) >= max(self._limits.lag, 2 * jitter) and own[number] < usual - 3 * spread
-            if late and shifted > max(own[number] + _GAIN, most):
-                when = f"{abs(away)} steps {'later' if away > 0 else 'earlier'}"
-                report.add("PIC008", f"episode {number}: pictures show states {when} than those of their step",
-                           episodes=[number], figure=away, threshold=self._limits.lag, components=shown)  # fmt: skip
-                continue
             others = [own[other] for other in sights if other not in {number, *known}]
             sure = usual > _SURE and len(others) > 2 and min(others) > usual - self._limits.disagreement / 2
-            if number not in known and sure and own[number] < usual - max(self._limits.disagreement, 6 * spread):
-                text = f"episode {number}: pictures do not change with the states as in the others"
-                report.add("PIC009", text, episodes=[number], figure=own[number], threshold=usual, components=shown)
+            rule, figure, threshold = "PIC009", own[number], usual
+            if turned > max(own[number] + _BETTER, usual - max(2 * spread, 2 * _GAIN), shifted, fits[other]):
+                text = "pictures fit the states in reverse order, and not as they are"
+            elif strange and fits[other] > max(own[number] + _GAIN, most, shifted):
+                text = f"pictures show the states of episode {other}"
+            elif late and shifted > max(own[number] + _GAIN, most):
+                rule, figure, threshold = "PIC008", away, self._limits.lag
+                when = f"{abs(away)} steps {'later' if away > 0 else 'earlier'}"
+                text = f"pictures show states {when} than those of their step"
+            elif number not in known and sure and own[number] < usual - max(self._limits.disagreement, 6 * spread):
+                text = "pictures do not change with the states as in the others"
+            else:
+                continue
+            about = f"episode {number}: {text}"
+            report.add(rule, about, episodes=[number], figure=figure, threshold=threshold, components=shown)
 
 
 @dataclass
@@ -561,15 +565,8 @@ class _Camera:
         return found
 
     def _add(self, rule: str, number: int, text: str, steps: Array, figure: float, threshold: float) -> None:
-        start = self.starts.get(number, 0)
-        places = [(start + int(one), start + int(one) + 1) for one in steps]
-        ranges: list[tuple[int, int]] = []
-        for begin, end in places:
-            if ranges and ranges[-1][1] == begin:
-                ranges[-1] = ranges[-1][0], end
-            else:
-                ranges.append((begin, end))
-        self.found.setdefault(rule, []).append((number, text, ranges, figure, threshold))
+        places = runs_of(steps + self.starts.get(number, 0))
+        self.found.setdefault(rule, []).append((number, text, places, figure, threshold))
 
     def _tell(self) -> None:
         """Report what was found: of many episodes together, with the words for the longest run of pictures."""
@@ -588,7 +585,7 @@ class _Camera:
 
     def _flat(self, number: int, one: _Shots) -> Array:
         """Find pictures of one colour; return which."""
-        even = one.small.std(axis=1) < self.limits.flat
+        even = one.contrast < self.limits.flat
         black, white = even & (one.light < self.limits.dark), even & (one.light > 255 - self.limits.dark)
         for which, word in ((black, "black"), (white, "white")):
             if which.any():
@@ -667,13 +664,10 @@ class _Camera:
                 return
 
     def _blur(self) -> None:
-        def contrast(one: _Shots) -> Array:
-            return np.asarray(one.small.std(axis=1))
-
-        usual = max(1.0, float(np.median(np.concatenate([contrast(one) for one in self.shots.values()]))))
+        usual = max(1.0, float(np.median(np.concatenate([one.contrast for one in self.shots.values()]))))
         low_in = {
-            number: (one.sharp < self.limits.sharp * self._sharp * np.minimum(contrast(one) / usual, 1))
-            & (one.small.std(axis=1) >= self.limits.flat)
+            number: (one.sharp < self.limits.sharp * self._sharp * np.minimum(one.contrast / usual, 1))
+            & (one.contrast >= self.limits.flat)
             for number, one in self.shots.items()
         }
         if self._sharp < 1 or np.median([low.mean() for low in low_in.values()]) > 0.02:
@@ -687,11 +681,7 @@ class _Camera:
 
     def _looks(self) -> None:
         """Compare brightness, colours and view of whole episodes."""
-        whole = {
-            number: one
-            for number, one in self.shots.items()
-            if (one.small.std(axis=1) >= self.limits.flat).mean() > 0.9
-        }
+        whole = {number: one for number, one in self.shots.items() if (one.contrast >= self.limits.flat).mean() > 0.9}
         if len(whole) < 5:
             return
         numbers = list(whole)

@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import UsageError, did_you_mean
 from ..format.contracts import Array
 from ..format.files import read_regular
+from ..ted.episodes import runs_of
 from ..ted.rules import Finding, Places, RuleEntry
 
 Profile: TypeAlias = Literal["data", "robot"]
@@ -476,7 +477,7 @@ class Report:
             return f"rbtool clean {place} DEST --fix retime"
         first, dataset = (f"rbtool convert {place} STEP && ", "STEP") if self.is_raw else ("", place)
         if how == "task" and episodes:
-            given = " ".join(f"--task {part}=TEXT" for part in _ranges(episodes))
+            given = " ".join(f"--task {start}:{stop}=TEXT" for start, stop in runs_of(sorted(episodes)))
             return f"{first}rbtool preprocess {dataset} --dest DEST {given}"
         if how in {"export", "retime"}:
             return f"{first}rbtool export {dataset} DEST --to lerobot"
@@ -494,22 +495,6 @@ class Report:
         if how in {"look", "leave out", "task"}:
             return otherwise or f"look at it with rbtool inspect {place}"
         return how
-
-
-def ranges_without(numbers: Sequence[int], left_out: Collection[int]) -> str:
-    """Write the episodes without some of them as `--episodes` takes them: `0:3,4:8`."""
-    return ",".join(_ranges(set(numbers) - set(left_out), single="{}"))
-
-
-def _ranges(numbers: Iterable[int], single: str = "{}:{}") -> list[str]:
-    """Write numbers as half-open ranges, and those that stand alone as `single`."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and parts[-1][1] == number:
-            parts[-1][1] = number + 1
-        else:
-            parts.append([number, number + 1])
-    return [(f"{start}:{stop}" if stop - start > 1 else single.format(start, stop)) for start, stop in parts]
 
 
 def of_episodes(episodes: Collection[int]) -> str:

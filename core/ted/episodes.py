@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
@@ -67,6 +68,19 @@ def ranges_of(chosen: Array) -> list[tuple[int, int]]:
     """Return the half-open ranges in which a mask, bool `[n]`, is true."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], chosen, [False])).astype(np.int8)))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def runs_of(numbers: Sequence[int] | Array) -> list[tuple[int, int]]:
+    """Return the half-open ranges of consecutive numbers, in their order."""
+    values = np.asarray(numbers, np.int64)
+    starts = np.flatnonzero(np.diff(values, prepend=values[:1] - 2) != 1)
+    lasts = np.append(starts[1:], len(values))[: len(starts)] - 1
+    return list(zip(values[starts].tolist(), (values[lasts] + 1).tolist(), strict=True))
+
+
+def runs_text(numbers: Sequence[int] | Array) -> str:
+    """Write episode numbers in their order as runs: `0:40,57,52:55`."""
+    return ",".join(f"{start}:{stop}" if stop - start > 1 else f"{start}" for start, stop in runs_of(numbers))
 
 
 def rows_equal(one: Array, other: Array) -> Array:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ..doctor.rows import KEPT_REST, least_length
-from ..doctor.rules import BY_ID, DROPS, Thresholds, ranges_without
+from ..doctor.rules import BY_ID, DROPS, Thresholds
 from ..engine.workspace import RESULT, require_same_run
 from ..errors import CorruptDataError, OutOfSpaceError, RbtoolError, UsageError, did_you_mean
 from ..format import fs
@@ -41,6 +41,7 @@ from ..preprocess.preprocess import preprocess
 from ..progress import counted
 from ..results import Published, given_options, published_entries, refuse_raw_options
 from ..saved_steps import has_steps
+from ..ted.episodes import runs_text
 from ..ted.rules import RULE_BY_ID, Finding
 from .check import CheckResult, check
 from .convert import convert, digest_of_inputs
@@ -429,7 +430,7 @@ class _Cleaning:
 
     @property
     def _kept(self) -> str:
-        return ranges_without(self._numbers, self._gone)
+        return runs_text(sorted(set(self._numbers) - self._gone))
 
     @property
     def _step(self) -> Provenance:

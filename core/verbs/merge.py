@@ -32,7 +32,7 @@ from ..open_steps import BufferSteps, finished_manifest
 from ..options import PathLike, takes
 from ..results import Published, layout_arguments, published_entries, require_layout, seconds_since
 from ..saved_steps import has_steps, is_of_buffer, open_saved, verified_steps
-from ..ted.episodes import Continuity
+from ..ted.episodes import Continuity, runs_text
 from ..ted.schema import EPISODE, NEXT, Field, Key, as_numbers, key_name, state_keys
 from .options import MergeOptions, SplitOptions
 
@@ -596,16 +596,6 @@ def joined_documents(each: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:
         if len(dict(found)) == len(found):
             break
     return dict(found)
-
-
-def runs_text(numbers: Sequence[int] | Array) -> str:
-    """Write episode numbers in their order as runs: `0:40,57,52:55`."""
-    values = np.asarray(numbers, np.int64)
-    return ",".join(_run_text(int(values[low]), high - low) for low, high in pairwise(_edges(values)) if low < high)
-
-
-def _run_text(first: int, count: int) -> str:
-    return str(first) if count == 1 else f"{first}:{first + count}"
 
 
 def numbers_of_runs(text: str) -> Array:

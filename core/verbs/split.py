@@ -40,8 +40,9 @@ from ..options import takes
 from ..progress import some_of
 from ..results import Result, layout_arguments, new_notes, seconds_since
 from ..saved_steps import verified_steps
+from ..ted.episodes import runs_text
 from ..ted.schema import EPISODE, Field, Key, key_called, key_name
-from .merge import SPLIT, opened_steps, planned_manifest, result_layout, runs_text
+from .merge import SPLIT, opened_steps, planned_manifest, result_layout
 from .options import SplitOptions
 
 _FORMAT = "rbtool split"

@@ -22,7 +22,7 @@ import rbtool
 from rbtool import CorruptDataError, UsageError
 from rbtool.core.doctor.pictures import Eye, Frames
 from rbtool.core.doctor.rows import _MOST_HELD, RowRules
-from rbtool.core.doctor.rules import BY_ID, DROPS, ENTRIES, Report, Thresholds, ranges_without
+from rbtool.core.doctor.rules import BY_ID, DROPS, ENTRIES, Report, Thresholds
 from rbtool.core.preprocess import run
 from rbtool.core.results import to_document
 from rbtool.core.ted.rules import Rows
@@ -307,14 +307,6 @@ def test_a_file_without_findings_is_no_baseline(stuck: Path, tmp_path: Path, tex
         path.write_text(text)
     with pytest.raises(UsageError, match=r"^the baseline \S+reviewed.json [^']*$"):
         rbtool.check(stuck, baseline=path)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "gone", "text"),
-    [(range(8), [3], "0:3,4:8"), (range(4), [0, 2], "1,3"), ([2, 5, 6], [2], "5:7"), (range(3), [], "0:3")],
-)
-def test_the_other_episodes_are_written_as_ranges(numbers: Any, gone: Any, text: str) -> None:
-    assert ranges_without(numbers, gone) == text
 
 
 def test_findings_do_not_depend_on_how_rows_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ from rbtool.core.format.manifest import Manifest, Request
 from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
 from rbtool.core.format.packed.builder import write_dataset
 from rbtool.core.open_steps import open_steps
-from rbtool.core.ted.episodes import EndReason
+from rbtool.core.ted.episodes import EndReason, runs_text
 from rbtool.core.ted.schema import Field, role_of
 from rbtool.core.testing.datasets import write_walks
-from rbtool.core.verbs.merge import lossless_type, numbers_of_runs, runs_text
+from rbtool.core.verbs.merge import lossless_type, numbers_of_runs
 
 
 @pytest.fixture
