@@ -21,11 +21,11 @@ Each worker has a `TaskRunner`: read, call, check, write.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -354,11 +354,8 @@ class Finished(NamedTuple):
     broken: Any
 
 
-class RowAccess(Protocol):
-    """The rows of one task's result, counted from its first."""
-
-    def read(self, key: Key, start: int, stop: int) -> Array:
-        """Read rows `[start, stop)` of one leaf."""
+ReadRows: TypeAlias = Callable[[Key, int, int], Array]
+"""Reads rows `[start, stop)` of a leaf of a task's result."""
 
 
 class Changes(NamedTuple):
@@ -414,7 +411,7 @@ class ResultEpisodes:
         self.renumbered = 0
         self.emptied = 0
 
-    def take(self, finished: Finished, rows: RowAccess) -> Changes:
+    def take(self, finished: Finished, read: ReadRows) -> Changes:
         """Add the next task; return the changes of rows that follow from the preceding tasks."""
         pieces = finished.pieces
         if not len(pieces):
@@ -428,7 +425,7 @@ class ResultEpisodes:
         fresh, unmarked = here.copy(), False
         if was is not None and was.rows:
             fresh[0] = False
-            self._continue(was, int(pieces.rows[0]), columns, rows)
+            self._continue(was, int(pieces.rows[0]), columns, read)
             unmarked = bool(pieces.ends[0]) and not here[0] and self._end_is_missing(was)
             columns["truncated"][0] |= unmarked
         self._number(columns["episode"], fresh)
@@ -438,7 +435,7 @@ class ResultEpisodes:
         closed = (columns["length"] > 0) & pieces.ends
         for name, column in columns.items():
             self._columns.setdefault(name, []).append(column[closed])
-        self._open = None if pieces.ends[-1] else self._left_open(finished, columns, rows)
+        self._open = None if pieces.ends[-1] else self._left_open(finished, columns, read)
         changed = np.flatnonzero(here & (columns["episode"] != finished.ids)).tolist()
         numbers = columns["episode"]
         renumbered = [(int(pieces.starts[row]), int(pieces.rows[row]), int(numbers[row])) for row in changed]
@@ -450,7 +447,7 @@ class ResultEpisodes:
         marked = bool(table.terminated[was.source] or table.truncated[was.source])
         return marked and not (was.terminated or was.truncated)
 
-    def _continue(self, was: _OpenEpisode, count: int, columns: dict[str, Array], rows: RowAccess) -> None:
+    def _continue(self, was: _OpenEpisode, count: int, columns: dict[str, Array], read: ReadRows) -> None:
         """Add the episode's earlier rows to the first run, which continues it."""
         columns["episode"][0] = was.id
         columns["length"][0] += was.rows
@@ -458,11 +455,11 @@ class ResultEpisodes:
             columns["total"][0], columns["broken"][0] = was.total, was.broken
             columns["terminated"][0], columns["truncated"][0] = was.terminated, was.truncated
             return
-        follows = (rows_equal(row, rows.read(key, 0, 1)).all() for key, row in was.following.items())
+        follows = (rows_equal(row, read(key, 0, 1)).all() for key, row in was.following.items())
         columns["broken"][0] |= was.broken or not all(follows)
         columns["total"][0] = was.total
         if self._reward is not None:
-            rewards = as_numbers(rows.read(self._reward.key, 0, count), self._reward.dtype)
+            rewards = as_numbers(read(self._reward.key, 0, count), self._reward.dtype)
             columns["total"][0] = running_return(was.total, rewards)
 
     def _take_returns_of_source(self, columns: dict[str, Array]) -> None:
@@ -487,11 +484,11 @@ class ResultEpisodes:
                 self.renumbered += 1
             self._used.add(int(ids[place]))
 
-    def _left_open(self, finished: Finished, columns: dict[str, Array], rows: RowAccess) -> _OpenEpisode:
+    def _left_open(self, finished: Finished, columns: dict[str, Array], read: ReadRows) -> _OpenEpisode:
         following: dict[Key, Array] = {}
         if finished.pieces.rows[-1]:
             last = finished.rows
-            following = {key: rows.read((NEXT, *key), last - 1, last) for key in self._states}
+            following = {key: read((NEXT, *key), last - 1, last) for key in self._states}
         elif self._open is not None:
             following = self._open.following
         values = {name: column[-1].item() for name, column in columns.items()}
@@ -602,31 +599,6 @@ class UnfinishedRun(NamedTuple):
         run = read_journal(journal_path(folder), take_about, take_entry)
         return None if run is None else cls(run, tuple(fields), tasks)
 
-
-def _finished_of(entry: _JournalEntry, fields: Sequence[Field]) -> Finished:
-    arrays: dict[str, Any] = {name: array_of(entry.runs.get(name, ""), dtype) for name, dtype in _ARRAYS.items()}
-    if len({len(array) for array in arrays.values()}) > 1:
-        raise ValueError("the arrays of a task differ in length")
-    ranges = {field.key: found for field, found in zip(fields, entry.ranges, strict=True)}
-    pieces = Pieces.of(*(arrays.pop(name) for name in _OF_PIECES))
-    return Finished(rows=entry.rows, placed=entry.placed, digest=entry.digest, ranges=ranges, pieces=pieces, **arrays)
-
-
-class ResumeState(NamedTuple):
-    """The fields of the result and the finished tasks of an interrupted run."""
-
-    fields: tuple[Field, ...]
-    finished: Mapping[int, Finished]
-
-    @classmethod
-    def at(cls, folder: Path, steps: int) -> Self | None:
-        """Read the journal of a run of `steps` steps and prepare its folder to resume; None without a journal."""
-        found = UnfinishedRun.of(folder)
-        if found is None:
-            return None
-        revert_publication(folder, leaf_sizes(found.fields, steps))
-        return cls(found.fields, found.finished)
-
     def sound(self, folder: Path, tasks: list[Task], steps: int) -> dict[int, Finished]:
         """Return the finished tasks whose rows on the disk still match their digests."""
         found = {}
@@ -645,6 +617,15 @@ class ResumeState(NamedTuple):
         return found
 
 
+def _finished_of(entry: _JournalEntry, fields: Sequence[Field]) -> Finished:
+    arrays: dict[str, Any] = {name: array_of(entry.runs.get(name, ""), dtype) for name, dtype in _ARRAYS.items()}
+    if len({len(array) for array in arrays.values()}) > 1:
+        raise ValueError("the arrays of a task differ in length")
+    ranges = {field.key: found for field, found in zip(fields, entry.ranges, strict=True)}
+    pieces = Pieces.of(*(arrays.pop(name) for name in _OF_PIECES))
+    return Finished(rows=entry.rows, placed=entry.placed, digest=entry.digest, ranges=ranges, pieces=pieces, **arrays)
+
+
 class Assembled(NamedTuple):
     """The files of a result and what its manifest needs."""
 
@@ -654,18 +635,6 @@ class Assembled(NamedTuple):
     text: EpisodeTexts
     renumbered: int
     emptied: int
-
-
-class _PlacedRows:
-    """The rows of a task in its own place of the result's files."""
-
-    def __init__(self, tree: PositionedTree, start: int) -> None:
-        self._tree = tree
-        self._start = start
-
-    def read(self, key: Key, start: int, stop: int) -> Array:
-        """Read rows `[start, stop)` of one leaf."""
-        return self._tree.read(key, self._start + start, self._start + stop)
 
 
 class Assembly(Closing):
@@ -714,7 +683,7 @@ class Assembly(Closing):
             self._ranges = {key: merge_ranges(self._ranges[key], found) for key, found in finished.ranges.items()}
         else:
             self._ranges = dict(finished.ranges)
-        changes = self._episodes.take(finished, self._rows(task, finished))
+        changes = self._episodes.take(finished, self._reading(task, finished))
         for start, count, number in changes.numbers:
             self._write(task, finished, EPISODE, start, np.full(count, number, np.int64))
         if changes.unmarked:
@@ -723,10 +692,10 @@ class Assembly(Closing):
         if self._in_place:
             self._tree.settle_rows(task.stop)
 
-    def _rows(self, task: Task, finished: Finished) -> _PlacedRows | PartFile:
+    def _reading(self, task: Task, finished: Finished) -> ReadRows:
         if finished.placed:
-            return _PlacedRows(self._tree, task.start)
-        return PartFile(part_path(self._folder, task.index), self._fields, finished.rows)
+            return lambda key, start, stop: self._tree.read(key, task.start + start, task.start + stop)
+        return PartFile(part_path(self._folder, task.index), self._fields, finished.rows).read
 
     def _mark_last_row(self) -> None:
         """Set `truncated` in the last row so far: the rest of its episode has no rows."""
@@ -765,9 +734,9 @@ class Assembly(Closing):
         writer = TreeWriter(result_folder(self._folder), self._fields, ranged=False)
         try:
             for task, finished in self._done:
-                rows = self._rows(task, finished)
+                read = self._reading(task, finished)
                 if finished.rows:
-                    writer.append({field.key: rows.read(field.key, 0, finished.rows) for field in self._fields})
+                    writer.append({field.key: read(field.key, 0, finished.rows) for field in self._fields})
             return writer.finish((self.rows,))
         finally:
             writer.close()
@@ -977,7 +946,7 @@ class Preprocessing:
 
 
 class _Run:
-    """One run of the tasks, from the start or from a resume state."""
+    """One run of the tasks, from the start or continued."""
 
     def __init__(self, processor: Preprocessing, executor: Executor, progress: Progress) -> None:
         self._of = processor
@@ -985,7 +954,7 @@ class _Run:
         self._folder = Path()
         self._progress = progress
         self._tasks = processor.plan.tasks()
-        self._unfinished: ResumeState | None = None
+        self._unfinished: UnfinishedRun | None = None
         self._finished = 0
 
     def count(self) -> tuple[int, int]:
@@ -995,21 +964,19 @@ class _Run:
     def rows(self, staging: Staging) -> tuple[Assembled, tuple[Field, ...], Processor]:
         """Run what is not finished yet in the folder of `staging`, and put the rows together."""
         self._folder = staging.path
-        if staging.taken_up:
-            self._unfinished = ResumeState.at(staging.path, self._of.selection.steps)
-            self._finished = len(self._unfinished.finished) if self._unfinished is not None else 0
         of, executor = self._of, self._executor
+        found = self._unfinished = UnfinishedRun.of(staging.path) if staging.taken_up else None
+        if found is not None:
+            revert_publication(staging.path, leaf_sizes(found.fields, of.selection.steps))
+            self._finished = len(found.finished)
         processor = of.prepared(executor, self._progress)
         verified = BackgroundCall(partial(of.selection.reader.verify_leaves, of.keys_read(processor)))
-        kept: Mapping[int, Finished] = {}
-        if self._unfinished is not None:
-            fields = self._unfinished.fields
-            kept = self._unfinished.sound(self._folder, self._tasks, of.selection.steps)
-        else:
-            fields = of.fields(executor)
-        resumed = self._unfinished is not None
+        fields = of.fields(executor) if found is None else found.fields
+        kept = {} if found is None else found.sound(self._folder, self._tasks, of.selection.steps)
         with (
-            Assembly(self._folder, fields, of.selection, processor, len(self._tasks), resumed=resumed) as assembly,
+            Assembly(
+                self._folder, fields, of.selection, processor, len(self._tasks), resumed=found is not None
+            ) as assembly,
             SerialExecutor() as line,
         ):
             executor.broadcast("open", self._folder, fields)

@@ -508,7 +508,22 @@ def _renamed(name: str) -> Callable[[Sequence[LazyColumn]], LazyColumn]:
 
 
 @dataclass(frozen=True)
-class Select(RowOperation):
+class _OnNames(RowOperation):
+    """An operation on fields and groups that are named: one at least."""
+
+    keys: tuple[str, ...]
+
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        return [cls(names_of(value, cls.name))]
+
+    def __post_init__(self) -> None:
+        if not self.keys:
+            raise UsageError(f"{self.name} names no fields, expected one at least")
+
+
+@dataclass(frozen=True)
+class Select(_OnNames):
     """Keeps the fields and groups named, with what `next` holds of them.
 
     `next.reward`, the flags under `next`, `episode`, and fields that the program itself has added before are kept as
@@ -516,21 +531,15 @@ class Select(RowOperation):
     """
 
     name: ClassVar[str] = "select"
-    keys: tuple[str, ...]
-
-    @classmethod
-    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
-        return [cls(names_of(value, cls.name))]
 
     def plan(self, fields: Fields) -> BoundOperation:
-        _require_names(self.keys, self.name)
         kept = {key for name in self.keys for key in fields.covered(name)}
         kept |= fields.made.union(_STAY)
         return _without(fields, [field.key for field in fields if field.key not in kept], "not selected")
 
 
 @dataclass(frozen=True)
-class Exclude(RowOperation):
+class Exclude(_OnNames):
     """Removes the fields and groups named, with what `next` holds of them.
 
     A field named with `next.` in front is removed there alone. The flags under `next` stay, because they mark where
@@ -538,14 +547,8 @@ class Exclude(RowOperation):
     """
 
     name: ClassVar[str] = "exclude"
-    keys: tuple[str, ...]
-
-    @classmethod
-    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
-        return [cls(names_of(value, cls.name))]
 
     def plan(self, fields: Fields) -> BoundOperation:
-        _require_names(self.keys, self.name)
         lost = []
         for name in self.keys:
             found = [key for key in fields.covered(name) if key not in KEPT]
@@ -553,11 +556,6 @@ class Exclude(RowOperation):
                 raise UsageError(f"exclude {name}: {', '.join(map(key_name, KEPT))} mark where episodes end, and stay")
             lost += found
         return _without(fields, lost, "excluded")
-
-
-def _require_names(names: tuple[str, ...], operation: str) -> None:
-    if not names:
-        raise UsageError(f"{operation} names no fields, expected one at least")
 
 
 def _without(fields: Fields, lost: Sequence[Key], why: str) -> BoundOperation:
