@@ -45,7 +45,7 @@ class Table:
     glued: frozenset[int] = frozenset()
     indent: int = 4
 
-    def lines(self, width: int | None) -> list[list[Cell]]:
+    def lines(self, width: int | None = None) -> list[list[Cell]]:
         """Format the rows for `width` columns; one line each if that is None."""
         return [line for block in self.blocks(width) for line in block]
 
