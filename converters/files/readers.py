@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
-from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.contracts import Array, EpisodeBlock, Piece, SourceFacts
 from ...core.format.converter import Reader
 from ...core.format.files import FETCH_AGAIN, digest_file, disk_failed, open_regular, reading_from
 from ...core.format.manifest import Dropped
@@ -177,6 +178,54 @@ class SurveyedReader(FileReader, Generic[Survey]):
     def take_survey(self, state: Survey) -> None:
         """Take over what was found."""
         self._found = state
+
+
+class RowReader(FileReader):
+    """Reads rows that are episodes of one step each, which is terminated, and has no reward and no next observation."""
+
+    _blocks: Iterator[Mapping[Key, Array]] = iter(())
+    _block: Mapping[Key, Array] = MappingProxyType({})
+    _start = _stop = 0
+
+    @abstractmethod
+    def row_blocks(self) -> Iterator[Mapping[Key, Array]]:
+        """Yield all rows in blocks, in their order."""
+
+    def read_episode(self, number: int) -> Iterator[Piece]:
+        """Yield the one step of an episode."""
+        if number < self._start or not self._stop:
+            self._blocks, self._start, self._stop = self.row_blocks(), 0, 0
+        while number >= self._stop:
+            block = next(self._blocks, None)
+            if block is None:
+                raise CorruptDataError(f"{self.path} changed while it was read")
+            self._block, self._start = block, self._stop
+            self._stop += len(next(iter(block.values())))
+        at = number - self._start
+        columns = {key: rows[at : at + 1] for key, rows in self._block.items()}
+        yield Piece(number, columns, np.ones(1, bool), np.zeros(1, bool), first=True, last=True)
+
+    def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock]:
+        """Yield blocks of many episodes: numbers that ascend take one pass over the files."""
+        wanted = np.asarray(numbers, np.int64)
+        for run in np.split(wanted, np.flatnonzero(np.diff(wanted) < 1) + 1):
+            stop = 0
+            for block in self.row_blocks():
+                start, stop = stop, stop + len(next(iter(block.values())))
+                here = run[np.searchsorted(run, start) : np.searchsorted(run, stop)]
+                if count := len(here):
+                    yield EpisodeBlock(
+                        here, np.arange(1, count + 1), {key: rows[here - start] for key, rows in block.items()},
+                        np.ones(count, bool), np.zeros(count, bool), np.full(count, Final.OBSERVED, np.uint8),
+                    )  # fmt: skip
+                if not len(run) or stop > run[-1]:
+                    break
+            if len(run) and stop <= run[-1]:
+                raise CorruptDataError(f"{self.path} changed while it was read")
+
+    def read_outcomes(self, number: int) -> Iterator[Piece]:
+        """Yield the one step of an episode without its fields: there is no reward."""
+        yield Piece(number, {}, np.ones(1, bool), np.zeros(1, bool), first=True, last=True)
 
 
 def require_single(what: str, shape: Sequence[int]) -> None:

@@ -18,13 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...core.errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
-from ...core.format.contracts import Array, EpisodeBlock, Piece, SourceFacts
+from ...core.format.contracts import Array, SourceFacts
 from ...core.format.converter import RemoteDataset, safe_id
 from ...core.format.documents import json_file, load_json
 from ...core.format.files import no_match, open_regular, read_regular, refuse_pointer
 from ...core.format.manifest import Dropped
 from ...core.remote.hub import HubRepositorySource
-from ...core.ted.episodes import Final
 from ...core.ted.schema import (
     FLAGS,
     LONGEST_ROW,
@@ -39,7 +38,7 @@ from ...core.ted.schema import (
     text_fields,
 )
 from ..files.arrow import require_bounded_parquet
-from ..files.readers import FileReader
+from ..files.readers import RowReader
 
 STATE = "state.json"
 """What `save_to_disk` writes next to the Arrow files of a split."""
@@ -276,7 +275,7 @@ _TRAJECTORIES = frozenset({"obs", "acts", "terminal"})
 """The columns of folders that the imitation library saves with the same functions: these have steps, and no text."""
 
 
-class HfTextReader(FileReader):
+class HfTextReader(RowReader):
     """A folder that `save_to_disk` of the datasets library wrote, or the Parquet files of a repository on a hub.
 
     A column of text becomes the fields `NAME`, UTF-8 bytes padded with zeros to the longest, and `NAME_length`; columns
@@ -318,9 +317,6 @@ class HfTextReader(FileReader):
             if not part.schema.equals(self._parts[0].schema):
                 raise FormatError(f"{part.path} has other columns than {self._parts[0].path}")
         self._columns: TextColumns | None = None
-        self._blocks: Iterator[dict[Key, Array]] = iter(())
-        self._block: dict[Key, Array] = {}
-        self._start = self._stop = 0
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """Read the text once: how long the longest is."""
@@ -357,7 +353,7 @@ class HfTextReader(FileReader):
         found += [Field(key, dtype, (), "info") for key, dtype in columns.numbers.items()]
         return found + ([Field(SPLIT, "int64", (), "info")] if len(self._splits) > 1 else [])
 
-    def _all(self) -> Iterator[dict[Key, Array]]:
+    def row_blocks(self) -> Iterator[Mapping[Key, Array]]:
         """Yield the rows of all files, some at a time."""
         columns = self._known()
         count = max(1, self.block_bytes // max(1, sum(field.row_bytes for field in self._fields())))
@@ -384,48 +380,9 @@ class HfTextReader(FileReader):
             found[SPLIT] = np.full(batch.num_rows, self._splits.index(part.split), np.int64)
         return found
 
-    def read_episode(self, number: int) -> Iterator[Piece]:
-        """Yield the one step of an episode."""
-        if number < self._start or not self._stop:
-            self._blocks, self._start, self._stop = self._all(), 0, 0
-        while number >= self._stop:
-            block = next(self._blocks, None)
-            if block is None:
-                raise CorruptDataError(f"{self.path} changed while it was read")
-            self._block, self._start = block, self._stop
-            self._stop += len(next(iter(block.values())))
-        at = number - self._start
-        columns = {key: rows[at : at + 1] for key, rows in self._block.items()}
-        yield Piece(number, columns, np.ones(1, bool), np.zeros(1, bool), first=True, last=True)
-
-    def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock]:
-        """Yield blocks of many episodes: numbers that ascend take one pass over the files."""
-        wanted = np.asarray(numbers, np.int64)
-        for run in np.split(wanted, np.flatnonzero(np.diff(wanted) < 1) + 1):
-            stop = 0
-            for block in self._all():
-                start, stop = stop, stop + len(next(iter(block.values())))
-                here = run[np.searchsorted(run, start) : np.searchsorted(run, stop)]
-                if len(here):
-                    yield _block(here, {key: rows[here - start] for key, rows in block.items()})
-                if not len(run) or stop > run[-1]:
-                    break
-
-    def read_outcomes(self, number: int) -> Iterator[Piece]:
-        """Yield the one step of an episode without its fields: there is no reward."""
-        yield Piece(number, {}, np.ones(1, bool), np.zeros(1, bool), first=True, last=True)
-
     def files(self) -> list[Path]:
         """The files with rows."""
         return [part.path for part in self._parts]
-
-
-def _block(numbers: Array, columns: dict[Key, Array]) -> EpisodeBlock:
-    count = len(numbers)
-    return EpisodeBlock(
-        numbers, np.arange(1, count + 1), columns, np.ones(count, bool), np.zeros(count, bool),
-        np.full(count, Final.OBSERVED, np.uint8),
-    )  # fmt: skip
 
 
 CARD = "README.md"

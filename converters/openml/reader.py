@@ -23,16 +23,16 @@ from pyarrow import csv as arrow_csv
 
 from ...core.errors import CorruptDataError, DatasetNotFoundError, FormatError, NetworkError, UsageError, did_you_mean
 from ...core.format import fs
-from ...core.format.contracts import Array, EpisodeBlock, Piece, SourceFacts
-from ...core.format.converter import Advance, Ids, Note, Reader, RemoteDataset, RemoteFile
+from ...core.format.contracts import Array, SourceFacts
+from ...core.format.converter import Advance, Ids, Note, RemoteDataset, RemoteFile
 from ...core.format.documents import json_file, parse_json
 from ...core.format.files import open_regular, read_regular
 from ...core.format.manifest import Dropped
 from ...core.remote.http import HttpSource
 from ...core.remote.transport import matches, read_small, require_network
 from ...core.stats import Moments
-from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key
+from ..files.readers import RowReader
 
 _BLOCK_BYTES = 1 << 20
 _LONGEST_LINE = 4 << 20
@@ -377,7 +377,7 @@ OBSERVATION: Key = ("observation",)
 LABEL: Key = ("y",)
 
 
-class OpenmlReader(Reader):
+class OpenmlReader(RowReader):
     """A folder with one ARFF file and `description.json`, the answer of OpenML to what the table is.
 
     `observation` is the encoded row, float64; `y` the label as a number from 0, int64. The dataset has no action
@@ -408,9 +408,6 @@ class OpenmlReader(Reader):
             raise FormatError(f"{self.path} has {len(found)} ARFF files, expected one")
         self._file = ArffFile(found[0])
         self._encoding: Encoding | None = None
-        self._blocks: Iterator[tuple[Array, Array]] = iter(())
-        self._block: tuple[Array, Array] = (np.zeros((0, 0)), np.zeros(0, np.int64))
-        self._start = self._stop = 0
 
     def _encoded(self) -> Encoding:
         if self._encoding is None:
@@ -454,51 +451,14 @@ class OpenmlReader(Reader):
             lengths=[1] * found.rows,
         )
 
-    def read_episode(self, number: int) -> Iterator[Piece]:
-        """Yield the one step of an episode."""
-        if number < self._start or not self._stop:
-            self._blocks, self._start, self._stop = self._encoded().encoded(), 0, 0
-        while number >= self._stop:
-            block = next(self._blocks, None)
-            if block is None:
-                raise CorruptDataError(f"{self._file.path} changed while it was read")
-            self._block, self._start = block, self._stop
-            self._stop += len(block[1])
-        at = number - self._start
-        rows, labels = self._block
-        columns = {OBSERVATION: rows[at : at + 1], LABEL: labels[at : at + 1]}
-        yield Piece(number, columns, np.ones(1, bool), np.zeros(1, bool), first=True, last=True)
-
-    def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock]:
-        """Yield blocks of many episodes: numbers that ascend take one pass over the file."""
-        chosen = np.asarray(numbers, np.int64)
-        for run in np.split(chosen, np.flatnonzero(np.diff(chosen) < 1) + 1):
-            stop = 0
-            for rows, labels in self._encoded().encoded():
-                start, stop = stop, stop + len(labels)
-                here = run[np.searchsorted(run, start) : np.searchsorted(run, stop)]
-                if len(here):
-                    yield _block(here, rows[here - start], labels[here - start])
-                if not len(run) or stop > run[-1]:
-                    break
-            if len(run) and stop <= run[-1]:
-                raise CorruptDataError(f"{self._file.path} changed while it was read")
-
-    def read_outcomes(self, number: int) -> Iterator[Piece]:
-        """Yield the one step of an episode without its fields: there is no reward."""
-        yield Piece(number, {}, np.ones(1, bool), np.zeros(1, bool), first=True, last=True)
+    def row_blocks(self) -> Iterator[Mapping[Key, Array]]:
+        """Yield the encoded rows with their labels."""
+        for rows, labels in self._encoded().encoded():
+            yield {OBSERVATION: rows, LABEL: labels}
 
     def files(self) -> list[Path]:
         """The table and its description."""
         return [self._file.path, self.path / DESCRIPTION]
-
-
-def _block(numbers: Array, rows: Array, labels: Array) -> EpisodeBlock:
-    count = len(numbers)
-    return EpisodeBlock(
-        numbers, np.arange(1, count + 1), {OBSERVATION: rows, LABEL: labels}, np.ones(count, bool),
-        np.zeros(count, bool), np.full(count, Final.OBSERVED, np.uint8),
-    )  # fmt: skip
 
 
 def description_in(data: bytes, origin: str) -> dict[str, Any]:
