@@ -1,4 +1,4 @@
-"""Arrow and Parquet files: a bound on what they unpack to, and the writer of Parquet files.
+"""Arrow and Parquet files: their rows in batches, a bound on what they unpack to, and the writer of Parquet files.
 
 pyarrow allocates as much memory as a file states, whatever it is: what is stated is compared with the bytes there are.
 Compressed buffers of Arrow files and pages of Parquet files state how many bytes they become. pyarrow has no limit
@@ -14,17 +14,18 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...core.encodings.output_files import LatchedFile
-from ...core.errors import CorruptDataError
+from ...core.errors import CorruptDataError, FormatError
 from ...core.format import fs
 from ...core.format.contracts import Array
-from ...core.format.files import open_regular
+from ...core.format.documents import load_json
+from ...core.format.files import open_regular, refuse_pointer
 
 _FREE = 64 << 20
 """Bytes that may be stated in any case."""
@@ -65,6 +66,58 @@ def require_bounded_parquet(path: Path, *, unread: str | None = None) -> None:
             if error.errno is not None:  # of the disk, not of what is in the file
                 raise
             raise ValueError(f"no whole Parquet file: {error}") from error
+
+
+STATE = "state.json"
+"""What `save_to_disk` of the datasets library writes next to the Arrow files."""
+
+
+def saved_files(folder: Path) -> list[Path]:
+    """List the Arrow files in a folder of `save_to_disk`; FormatError if it does not state them."""
+    state = load_json(folder / STATE)
+    listed = state.get("_data_files") if isinstance(state, dict) else None
+    stated = [one.get("filename") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    names = [name for name in stated if is_name(name)]
+    if not names or len(names) < len(stated):
+        raise FormatError(f"{folder / STATE} does not list Arrow files of the folder")
+    return [folder / name for name in names]
+
+
+def is_name(name: object) -> TypeGuard[str]:
+    """Return whether it can be the name of a file or folder in a folder."""
+    return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
+
+
+class ArrowPart:
+    """An Arrow stream or a Parquet file, whose rows are read in batches."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with os.fdopen(open_regular(path), "rb") as file:
+            self._is_parquet = file.read(4) == b"PAR1"
+        refuse_pointer(path)
+        if self._is_parquet:
+            require_bounded_parquet(path)
+            schema = self._parquet().schema_arrow
+        else:
+            with pa.memory_map(str(path)) as mapped:
+                schema = pa.ipc.open_stream(mapped).schema
+        self.schema = schema.remove_metadata()
+        self.names = set(self.schema.names)
+
+    def _parquet(self) -> pq.ParquetFile:
+        return pq.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False)
+
+    def batches(self, names: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of these columns, `rows` of them at a time or fewer."""
+        if self._is_parquet:
+            yield from self._parquet().iter_batches(batch_size=rows, columns=names, use_threads=False)
+            return
+        with pa.memory_map(str(self.path)) as mapped, pa.ipc.open_stream(mapped) as stream:
+            for batch in stream:
+                batch.validate(full=True)
+                for start in range(0, batch.num_rows, rows):
+                    yield batch.select(names).slice(start, rows)
 
 
 def _require(path: Path, what: str, stated: int, stored: int) -> None:

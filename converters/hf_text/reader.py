@@ -6,22 +6,20 @@ wrote. The datasets library is never imported.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ...core.errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.converter import RemoteDataset, safe_id
 from ...core.format.documents import json_file, load_json
-from ...core.format.files import no_match, open_regular, read_regular, refuse_pointer
+from ...core.format.files import no_match, read_regular
 from ...core.format.manifest import Dropped
 from ...core.remote.hub import HubRepositorySource
 from ...core.ted.schema import (
@@ -37,11 +35,9 @@ from ...core.ted.schema import (
     safe_part,
     text_fields,
 )
-from ..files.arrow import require_bounded_parquet
+from ..files.arrow import STATE, ArrowPart, is_name, saved_files
 from ..files.readers import RowReader
 
-STATE = "state.json"
-"""What `save_to_disk` writes next to the Arrow files of a split."""
 INFO = "dataset_info.json"
 SPLITS = "dataset_dict.json"
 """What `save_to_disk` writes next to the folders of several splits."""
@@ -101,26 +97,12 @@ def saved_splits(path: Path) -> list[tuple[str, list[Path]]]:
     if (path / SPLITS).is_file():
         listed = load_json(path / SPLITS)
         names = listed.get("splits") if isinstance(listed, dict) else None
-        if not isinstance(names, list) or not all(_is_name(name) for name in names):
+        if not isinstance(names, list) or not all(is_name(name) for name in names):
             raise FormatError(f"{path / SPLITS} does not list the splits of the folder")
-        return [(name, _arrow_files(path / name)) for name in sorted(names, key=order_of)]
+        return [(name, saved_files(path / name)) for name in sorted(names, key=order_of)]
     if (path / STATE).is_file() and (path / INFO).is_file():
-        return [("", _arrow_files(path))]
+        return [("", saved_files(path))]
     return []
-
-
-def _arrow_files(folder: Path) -> list[Path]:
-    state = load_json(folder / STATE)
-    listed = state.get("_data_files") if isinstance(state, dict) else None
-    stated = [one.get("filename") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    names = [name for name in stated if _is_name(name)]
-    if not names or len(names) < len(stated):
-        raise FormatError(f"{folder / STATE} does not list Arrow files of the folder")
-    return [folder / name for name in names]
-
-
-def _is_name(name: object) -> TypeGuard[str]:
-    return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
 
 
 _ROWS = 4096
@@ -138,37 +120,16 @@ def is_number(kind: pa.DataType) -> bool:
     return any(test(kind) for test in _NUMBERS)
 
 
-class TextPart:
+class TextPart(ArrowPart):
     """One file, which is of `split`."""
 
     def __init__(self, split: str, path: Path) -> None:
-        self.split, self.path = split, path
-        with os.fdopen(open_regular(path), "rb") as file:
-            self._is_parquet = file.read(4) == b"PAR1"
-        refuse_pointer(path)
-        if self._is_parquet:
-            require_bounded_parquet(path)
-            schema = pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False).schema_arrow
-        else:
-            with pa.memory_map(str(path)) as mapped:
-                schema = pa.ipc.open_stream(mapped).schema
-        self.schema = schema.remove_metadata()
-        self.names = set(self.schema.names)
+        super().__init__(path)
+        self.split = split
 
     def has_text(self) -> bool:
         """Return whether a column has text."""
         return any(is_text(field.type) for field in self.schema)
-
-    def batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of these columns."""
-        if self._is_parquet:
-            file = pq.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False)
-            yield from file.iter_batches(batch_size=_ROWS, columns=names, use_threads=False)
-            return
-        with pa.memory_map(str(self.path)) as mapped, pa.ipc.open_stream(mapped) as stream:
-            for batch in stream:
-                batch.validate(full=True)
-                yield batch.select(names)
 
     def text_of(self, batch: pa.RecordBatch, name: str) -> list[bytes]:
         """Return the UTF-8 bytes of a column of text."""
@@ -227,7 +188,7 @@ def columns_of(parts: Sequence[TextPart], progress: Callable[[int], None]) -> Te
     longest, rows = dict.fromkeys(text, 1), []
     for part in parts:
         rows.append(0)
-        for batch in part.batches([*text, *numbers]):
+        for batch in part.batches([*text, *numbers], _ROWS):
             for name in text:
                 longest[name] = max(longest[name], *map(len, part.text_of(batch, name)), 0)
                 _require_room(part, name, longest[name])
@@ -359,7 +320,7 @@ class HfTextReader(RowReader):
         count = max(1, self.block_bytes // max(1, sum(field.row_bytes for field in self._fields())))
         for part, rows in zip(self._parts, columns.rows, strict=True):
             seen = 0
-            for batch in part.batches(list(columns.names.values())):
+            for batch in part.batches(list(columns.names.values()), _ROWS):
                 for start in range(0, batch.num_rows, count):
                     block = self._encoded(batch.slice(start, count), columns, part)
                     seen += len(next(iter(block.values())))

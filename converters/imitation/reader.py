@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -20,15 +19,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Closing, SourceFacts
-from ...core.format.documents import load_json
-from ...core.format.files import no_match, open_regular
+from ...core.format.files import no_match
 from ...core.format.manifest import Dropped
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name, row_bytes, safe_part
-from ..files.arrow import require_bounded_parquet
+from ..files.arrow import STATE, ArrowPart, saved_files
 from ..files.numpy_files import NpzFile, array_names, first_name_of_cut
 from ..files.pickles import PickledArray, PickledList, PickleReader, Value
 from ..files.readers import (
@@ -261,8 +258,6 @@ def _plain_list(reader: PickleReader, value: PickledList) -> Sequence[Any]:
     return reader.items(value, 0, min(len(value), _INFOS_AT_ONCE))
 
 
-STATE = "state.json"
-"""What `save_to_disk` of the datasets library writes next to the Arrow files."""
 _REQUIRED = (OBS, ACTS, TERMINAL)
 _Limit: TypeAlias = Literal["yes", "no", "absent", "unknown"]
 _NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
@@ -272,7 +267,7 @@ _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 def looks_like_folder(path: Path) -> bool:
     """Return whether a folder, or a file in it, has imitation's columns; raises OSError and what pyarrow raises."""
     files = arrow_files(path)
-    return bool(files) and _Part(files[0]).names >= set(_REQUIRED)
+    return bool(files) and ArrowPart(files[0]).names >= set(_REQUIRED)
 
 
 def arrow_files(path: Path) -> list[Path]:
@@ -282,42 +277,8 @@ def arrow_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
     if (path / STATE).is_file():
-        state = load_json(path / STATE)
-        listed = state.get("_data_files") if isinstance(state, dict) else None
-        found = [one.get("filename") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-        names = [name for name in found if isinstance(name, str) and Path(name).name == name]
-        if not names or len(names) < len(found):
-            raise FormatError(f"{path / STATE} does not list Arrow files of the folder")
-        return [path / name for name in names]
+        return saved_files(path)
     return sorted(path.glob("*.parquet")) or sorted(path.glob("data/*.parquet"))
-
-
-class _Part:
-    """One file: its rows are read a trajectory at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with os.fdopen(open_regular(path), "rb") as file:
-            self._is_parquet = file.read(4) == b"PAR1"
-        if self._is_parquet:
-            require_bounded_parquet(path)
-            self._parquet = pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
-            self.schema = self._parquet.schema_arrow
-        else:
-            with pa.memory_map(str(path)) as mapped:
-                self.schema = pa.ipc.open_stream(mapped).schema
-        self.names = set(self.schema.names)
-
-    def batches(self, names: list[str]) -> Iterator[Any]:
-        """Yield the rows in batches, of a single one in Parquet files: trajectories have any length."""
-        if self._is_parquet:
-            yield from self._parquet.iter_batches(batch_size=1, columns=names, use_threads=False)
-            return
-        with pa.memory_map(str(self.path)) as mapped, pa.ipc.open_stream(mapped) as stream:
-            for batch in stream:
-                batch.validate()
-                for row in range(batch.num_rows):
-                    yield batch.slice(row, 1)
 
 
 class FolderTrajectories(Trajectories):
@@ -326,7 +287,7 @@ class FolderTrajectories(Trajectories):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._files = arrow_files(path)
-        self._parts = [_Part(file) for file in self._files]
+        self._parts = [ArrowPart(file) for file in self._files]
         names = self._parts[0].names
         for part in self._parts:
             if part.names != names or not names >= set(_REQUIRED):
@@ -379,7 +340,7 @@ class FolderTrajectories(Trajectories):
 
     def _all(self, names: list[str]) -> Iterator[Any]:
         for part in self._parts:
-            yield from part.batches(names)
+            yield from part.batches(names, 1)  # a trajectory, of any length
 
     def _array(self, row: Any, name: str, number: int) -> Array:
         """Return a column of one trajectory `[rows, *shape]`."""
