@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -126,6 +127,16 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
             except OSError:  # flushing what was still to be written
                 continue
     process.wait()
+
+
+_HEAD = 4096
+
+
+def is_pickle_of(path: Path, names: bytes) -> bool:
+    """Return whether a file begins as a pickle that names what the pattern `names` matches; raises OSError."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    return head[:1] == b"\x80" and re.search(names, head) is not None
 
 
 @functools.lru_cache(maxsize=256)

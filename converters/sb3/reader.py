@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -28,7 +27,7 @@ from ...core.format.manifest import Dropped
 from ...core.progress import counted
 from ...core.ted.schema import ACTION, REWARD, Field, Key, dtype_name, safe_part
 from ..files.numpy_files import NpzFile, array_names
-from ..files.pickles import PickledArray, PickledList, PickledObject, PickleReader, Value
+from ..files.pickles import PickledArray, PickledList, PickledObject, PickleReader, Value, is_pickle_of
 from ..files.readers import (
     BLOCK_BYTES,
     ColumnEpisode,
@@ -47,15 +46,7 @@ EPISODE_START, EPISODE_LENGTH = "ep_start", "ep_length"
 """What the buffer of hindsight experience replay (HER) knows of each row: where its episode starts, and its length."""
 _SINGLE = (ACTIONS, REWARDS, DONES)
 _OPTIONAL = (TIMEOUTS, EPISODE_START, EPISODE_LENGTH)
-_CLASS = re.compile(rb"stable_baselines3\.(common\.buffers|her\.)|rbtool\.converters\.adapters\.sb3")
-_HEAD = 4096
-
-
-def is_pickled(path: Path) -> bool:
-    """Return whether a file begins as the pickle of a buffer; raises OSError."""
-    with path.open("rb") as file:
-        head = file.read(_HEAD)
-    return head[:1] == b"\x80" and _CLASS.search(head) is not None
+_CLASS = rb"stable_baselines3\.(common\.buffers|her\.)|rbtool\.converters\.adapters\.sb3"
 
 
 def looks_like_buffer(path: Path) -> bool:
@@ -182,7 +173,7 @@ class Buffer(Closing):
 
     def __init__(self, path: Path, piece_bytes: int, *, trusted: bool) -> None:
         self.path = path
-        if pickled := is_pickled(path):
+        if pickled := is_pickle_of(path, _CLASS):
             require_trust(
                 path, trusted, "it is the pickle of a replay buffer of Stable-Baselines3, and can run anything"
             )
@@ -363,7 +354,7 @@ class Sb3Reader(ColumnReader):
     def recognises(cls, path: Path) -> bool:
         """Return whether it is npz with a buffer's arrays, or begins as the pickle of a buffer."""
         try:
-            return path.is_file() and (looks_like_buffer(path) or is_pickled(path))
+            return path.is_file() and (looks_like_buffer(path) or is_pickle_of(path, _CLASS))
         except (RbtoolError, OSError) as error:
             return no_match(error)
 

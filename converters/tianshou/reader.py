@@ -12,7 +12,6 @@ Whatever HDF5 cannot hold is a pickle, as an array of int8 that `__data_type__` 
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +43,7 @@ from ...core.ted.schema import (
     text_fields,
 )
 from ..files.hdf5 import names_in, plain_value, require_whole_h5
-from ..files.pickles import PickledArray, PickledList, PickleReader, Value
+from ..files.pickles import PickledArray, PickledList, PickleReader, Value, is_pickle_of
 from ..files.readers import (
     ColumnEpisode,
     ColumnReader,
@@ -77,8 +76,7 @@ _PLACES: dict[str, tuple[str, Role, Timing]] = {
     "info": ("info", "info", "result"),
     "policy": ("policy", "info", "step"),
 }
-_CLASS = re.compile(rb"tianshou\.data")
-_HEAD = 4096
+_CLASS = rb"tianshou\.data"
 _MOST_RINGS = 1 << 20
 _TEXTS = 1 << 14
 """Texts in memory at a time."""
@@ -86,12 +84,6 @@ _DOCUMENT = "tianshou.json"
 _REQUIRED = ("obs", "act", "rew")
 _TEXT = "text"
 _UNTRUSTED = "it is a pickle of Python objects: --trust-pickle reads it"
-
-
-def _is_pickled(path: Path) -> bool:
-    with path.open("rb") as file:
-        head = file.read(_HEAD)
-    return head[:1] == b"\x80" and _CLASS.search(head) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +163,13 @@ class TianshouReader(ColumnReader):
             if not path.is_file():
                 return False
             names = set(names_in(path))
-            return (_META in names and not names.isdisjoint({_INDICES, _LAST})) or _is_pickled(path)
+            return (_META in names and not names.isdisjoint({_INDICES, _LAST})) or is_pickle_of(path, _CLASS)
         except (RbtoolError, OSError) as error:
             return no_match(error)
 
     def on_open(self) -> None:
         """Open the file, and read where episodes end."""
-        if _is_pickled(self.path):
+        if is_pickle_of(self.path, _CLASS):
             raise FormatError(
                 f"{self.path} is the pickle of a buffer of Tianshou, which is not read",
                 hint="load it with Tianshou, and write it with buffer.save_hdf5(path)",
