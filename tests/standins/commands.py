@@ -46,7 +46,7 @@ _MODULES = (
     "rbtool.core.samplers.slices", "rbtool.core.verbs.checkpoint", "rbtool.core.preprocess.preprocess",
     "rbtool.core.verbs.download", "anyio", "filelock", "httpcore2", "httpx2", "pyarrow.dataset", "tenacity", "yaml",
     "rbtool.converters.export.reader", "rbtool.converters.files.exports", "rbtool.converters.files.pickles",
-    "rbtool.converters.minari.hdf5", "rbtool.core.datasets.mixtures", "rbtool.core.preprocess.operations.built_in",
+    "rbtool.converters.minari.store", "rbtool.core.datasets.mixtures", "rbtool.core.preprocess.operations.built_in",
     "rbtool.core.torchrl.reader", "rbtool.core.torchrl.writer", "rbtool.core.transforms.windows",
     "rbtool.core.verbs.check", "rbtool.core.verbs.inspect", "rbtool.core.verbs.list", "rbtool.core.verbs.sample",
     "rbtool.core.verbs.saved_buffers", "rbtool.core.verbs.stats", "rich.console", "rich.progress", "rich.table",
