@@ -13,7 +13,15 @@ from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from minari import MinariDataset
-from minari_oracle import assert_equals_minari, flat_columns, make_episode, minari_cache, minari_episodes, write_minari
+from minari_oracle import (
+    SPACES,
+    assert_equals_minari,
+    flat_columns,
+    make_episode,
+    minari_cache,
+    minari_episodes,
+    write_minari,
+)
 
 from rbtool.core.errors import SchemaError
 from rbtool.core.format.manifest import Manifest
@@ -23,26 +31,6 @@ from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.export import export
 
 DATA = Path(__file__).parents[1] / "data" / "minari"
-NAMES = st.text("abxyz_ -é.", min_size=1, max_size=6).filter(lambda name: name.strip(" ."))
-LEAVES: st.SearchStrategy[spaces.Space[Any]] = st.one_of(
-    st.builds(
-        lambda shape, dtype: spaces.Box(0, 9, shape, np.dtype(dtype).type),
-        st.lists(st.integers(1, 3), max_size=3).map(tuple),
-        st.sampled_from(["uint8", "int16", "uint64", "float16", "float32", "float64"]),
-    ),
-    st.builds(spaces.Discrete, st.integers(1, 9), start=st.integers(-5, 5)),
-    st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 5), min_size=1, max_size=4)),
-    st.builds(spaces.MultiBinary, st.integers(1, 9)),
-    st.builds(lambda size: spaces.Text(size, min_length=0, charset="aé→𝄞 "), st.integers(1, 9)),
-)
-SPACES: st.SearchStrategy[spaces.Space[Any]] = st.recursive(
-    LEAVES,
-    lambda inner: st.one_of(
-        st.builds(spaces.Dict, st.dictionaries(NAMES, inner, min_size=1, max_size=3)),
-        st.builds(spaces.Tuple, st.lists(inner, min_size=1, max_size=3)),
-    ),
-    max_leaves=5,
-)
 ENDS = st.sampled_from([(False, True), (True, False), (True, True), (False, False)])
 
 

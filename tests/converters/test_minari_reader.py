@@ -21,7 +21,7 @@ import pytest
 from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from minari_oracle import assert_equals_minari, make_episode, write_minari
+from minari_oracle import NAMES, SPACES, assert_equals_minari, make_episode, write_minari
 from PIL import Image
 from pyarrow import dataset
 
@@ -754,25 +754,6 @@ def test_images_of_their_space_are_decoded(mode: str, shape: tuple[int, ...]) ->
     assert decode_images([_jpeg(7, 5, mode=mode)] * 9, shape, "images", 0).shape == (9, *shape)
 
 
-NAMES = st.text("abcxyz_ .-é", min_size=1, max_size=6).filter(lambda name: name.strip(". "))
-DTYPES = st.sampled_from(["uint8", "int16", "int32", "uint64", "float16", "float32", "float64"])
-SHAPES = st.lists(st.integers(1, 4), max_size=3).map(tuple)
-
-LEAVES: st.SearchStrategy[spaces.Space[Any]] = st.one_of(
-    st.builds(lambda shape, dtype: spaces.Box(0, 9, shape, np.dtype(dtype).type), SHAPES, DTYPES),
-    st.builds(spaces.Discrete, st.integers(1, 9), start=st.integers(-5, 5)),
-    st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 5), min_size=1, max_size=4)),
-    st.builds(spaces.MultiBinary, st.integers(1, 9)),
-    st.builds(lambda size: spaces.Text(size, min_length=0, charset="aé→𝄞 "), st.integers(1, 9)),
-)
-SPACES: st.SearchStrategy[spaces.Space[Any]] = st.recursive(
-    LEAVES,
-    lambda inner: st.one_of(
-        st.builds(spaces.Dict, st.dictionaries(NAMES, inner, min_size=1, max_size=3)),
-        st.builds(spaces.Tuple, st.lists(inner, min_size=1, max_size=3)),
-    ),
-    max_leaves=5,
-)
 INFOS = st.dictionaries(
     NAMES,
     st.sampled_from(["number", "vector", "text", "constant", "nested"]),

@@ -13,12 +13,15 @@ from unittest import mock
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from hypothesis import strategies as st
 
 from rbtool.core.format.contracts import Array
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.ted.schema import ACTION, NEXT, NEXT_DONE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Key
 
 __all__ = [
+    "NAMES",
+    "SPACES",
     "MinariColumns",
     "assert_equals_minari",
     "flat_columns",
@@ -31,6 +34,27 @@ __all__ = [
 
 MinariColumns: TypeAlias = dict[Key, Array | list[str]]
 Space: TypeAlias = "gymnasium.Space[Any]"
+
+NAMES = st.text("abcxyz_ .-é", min_size=1, max_size=6).filter(lambda name: name.strip(". "))
+DTYPES = st.sampled_from(["uint8", "int16", "int32", "uint64", "float16", "float32", "float64"])
+SHAPES = st.lists(st.integers(1, 4), max_size=3).map(tuple)
+
+LEAVES: st.SearchStrategy[spaces.Space[Any]] = st.one_of(
+    st.builds(lambda shape, dtype: spaces.Box(0, 9, shape, np.dtype(dtype).type), SHAPES, DTYPES),
+    st.builds(spaces.Discrete, st.integers(1, 9), start=st.integers(-5, 5)),
+    st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 5), min_size=1, max_size=4)),
+    st.builds(spaces.MultiBinary, st.integers(1, 9)),
+    st.builds(lambda size: spaces.Text(size, min_length=0, charset="aé→𝄞 "), st.integers(1, 9)),
+)
+SPACES: st.SearchStrategy[spaces.Space[Any]] = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(spaces.Dict, st.dictionaries(NAMES, inner, min_size=1, max_size=3)),
+        st.builds(spaces.Tuple, st.lists(inner, min_size=1, max_size=3)),
+    ),
+    max_leaves=5,
+)
+"""Any space that Minari can store."""
 
 _ABOUT = {
     "algorithm_name": "random", "author": "nobody", "author_email": "nobody@example.invalid",
