@@ -313,7 +313,9 @@ FIRST_USES = {
 }  # fmt: skip
 """A use of each public class whose docstring has no example, or of what that leaves out."""
 
-PUBLIC_CLASSES = [name for name in rbtool.__all__ if inspect.isclass(getattr(rbtool, name))]
+PUBLIC_CLASSES = {name: kind for name in rbtool.__all__ if inspect.isclass(kind := getattr(rbtool, name))}
+FIRST_OF_MODULES = {kind.__module__: name for name, kind in reversed(PUBLIC_CLASSES.items())}.values()
+"""A class of each module: what the others of a module import, it imports as well."""
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +327,10 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "ted", folder / "packed"
 
 
-@pytest.mark.parametrize("name", PUBLIC_CLASSES)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in FIRST_OF_MODULES else pytest.param(name, marks=pytest.mark.slow) for name in PUBLIC_CLASSES],
+)
 def test_a_public_class_may_be_the_first_thing_that_a_process_uses(
     name: str, datasets: tuple[Path, Path], interpreter: Interpreter, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def test_the_demo_goes_through_every_verb_and_fits_a_screen(demo):
     assert "arning" not in demo[1].stderr.replace("0 warnings", "")
 
 
+@pytest.mark.slow
 def test_a_second_run_shows_more_on_request(demo, shell):
     folder, done = demo
     again = shell("rbtool demo -v", folder)

@@ -74,10 +74,16 @@ def test_libraries_are_compared_timed_and_ranked(walks: Path, tmp_path: Path) ->
             "np.maximum(index[:, None]",
             "reads other chunks than|cannot do compared",
         ),
-        ("epoch", ".iter(batch_size=size)", ".skip(1).iter(batch_size=size)", "an epoch of datasets has other rows"),
-        ("resume", "(start or 0) * size", "0", "goes on in the middle of an epoch with other rows"),
+        pytest.param(
+            "epoch", ".iter(batch_size=size)", ".skip(1).iter(batch_size=size)", "an epoch of datasets has other rows",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "resume", "(start or 0) * size", "0", "goes on in the middle of an epoch with other rows",
+            marks=pytest.mark.slow,
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_library_that_reads_something_else_is_refused(
     job: str, old: str, new: str, message: str, walks: Path, tmp_path: Path
 ) -> None:
