@@ -655,7 +655,6 @@ class EnvironmentRecorder:
         parts = (("observation", observation_space), ("action", action_space))
         encoders = [space_encoder(name, space, name) for name, space in parts]  # type: ignore[arg-type]
         self._lanes = [EpisodeBuffer(*encoders, infos=infos) for _ in range(lanes)]
-        self._paused = [False] * lanes
         self._max_episodes = max_episodes
         name = getattr(spec, "id", None) or "an environment without a spec"
         origin = RecordedOrigin(
