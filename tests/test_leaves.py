@@ -49,7 +49,7 @@ def test_declared_modules_exist() -> None:
 def test_every_verb_and_every_converter_is_in_a_leaf_that_exists() -> None:
     paths = [path for leaf in leaves.leaves().values() for path in leaf.paths]
     assert [one for one in paths if not any((leaves.ROOT / f"{one}{end}").exists() for end in ("", ".py"))] == []
-    commands = {f"cli/{verb.module}.py" for verb in VERBS.values()}
+    commands = {f"cli/{verb}.py" for verb in VERBS}
     converters = {path.relative_to(leaves.ROOT).as_posix() for path in (leaves.ROOT / "converters").glob("*/*.py")}
     assert [one for one in sorted(commands | converters) if leaves.leaf_of(one) is None] == []
 
