@@ -72,6 +72,7 @@ def column_name(path: ColumnPath) -> str:
     return "/".join(path)
 
 
+_MOST_SAID = 200
 # Changed bytes may be read as a name, a type or a size; which exceptions follow is not documented.
 DAMAGED: tuple[type[Exception], ...] = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
 
@@ -87,7 +88,7 @@ def reading(what: str, file: Path, *also: type[Exception], hint: str = FETCH_AGA
         if disk_failed(error):
             with reading_from(file):
                 raise
-        reason = str(error).splitlines()[0].strip(" '\"") if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0].strip(" '\"")[:_MOST_SAID] if str(error) else type(error).__name__
         raise CorruptDataError(
             f"{what} in {file} cannot be read, the file is damaged or was cut: {reason}", hint=hint
         ) from error

@@ -227,10 +227,12 @@ class _Chunks:
 
 def _unzstd(data: Buffer, size: int | None, log: Log) -> bytes:
     try:
-        stated = zstandard.frame_content_size(data) if size is None else size
-        if stated > _MOST_BYTES:
+        stated = zstandard.frame_content_size(data)
+        if stated > _MOST_BYTES or (stated >= 0 and size not in (None, stated)):
             log.damaged(f"a part of it would have {stated:,} bytes")
-        found = zstandard.ZstdDecompressor().decompress(data, max_output_size=_MOST_BYTES if stated < 0 else stated)
+        if stated < 0:  # memory for as many as there are, which may be fewer than a damaged size
+            return bytes(zstandard.ZstdDecompressor().decompressobj().decompress(data))
+        found = zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as error:
         log.damaged(f"a part of it cannot be decompressed ({error})")
     return bytes(found)

@@ -202,6 +202,7 @@ class ZarrReader(ColumnReader):
         for name, one in kept.items():
             behind.setdefault(one.rows - rows, []).append(name)
             if absent := one.absent(rows):
+                self._store.require_names()
                 self._found.notes.append(
                     f"{counted(absent, 'chunk')} of {name} without a file: their rows have its fill value"
                 )

@@ -37,6 +37,8 @@ from ...core.ted.schema import dtype_name
 from ..files.readers import DAMAGED, reading
 
 GROUP_2, ARRAY_2, ATTRIBUTES_2, NODE_3 = ".zgroup", ".zarray", ".zattrs", "zarr.json"
+_USUAL = re.compile(r"\.z(array|attrs|group|metadata)|zarr\.json|[0-9]+(\.[0-9]+)*|c")
+"""How the files in stores are called."""
 _METADATA = frozenset({GROUP_2, ARRAY_2, ATTRIBUTES_2, NODE_3, ".zmetadata"})
 DATA, META = "data/", "meta/"
 ENDS = f"{META}episode_ends"
@@ -46,7 +48,9 @@ OURS = "rbtool"
 """
 META_TYPES = "meta.json"
 """The document with the types of the arrays of `meta` that became texts."""
-_ZIP = b"PK"
+_ZIP, _ZIP_END = b"PK", b"PK\5\6"
+_LARGEST_END, _IN_ZIP64 = 22 + (1 << 16), (1 << 16) - 1
+"""The most bytes of a zip file after its list of members, and the number of members that says that it is elsewhere."""
 _LARGEST_METADATA = 64 << 20
 LARGEST_CHUNK = 2 << 30
 """The most bytes of a chunk, and of the rows that a row of chunks has."""
@@ -120,6 +124,30 @@ class StoreFiles(Closing):
         self._prefix = _prefix(found) or ""
         inside = (name for name in found if name.startswith(self._prefix))
         self.names = frozenset(name.removeprefix(self._prefix) for name in inside)
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _LARGEST_END))
+        stated = int.from_bytes(stream.read().rpartition(_ZIP_END)[2][6:8], "little")
+        if stated not in (_IN_ZIP64, len(self._archive.infolist())):
+            self.close()
+            raise CorruptDataError(
+                f"{path} states {stated:,} members, and lists {len(found):,}: it is damaged", hint=FETCH_AGAIN
+            )
+        if not all(_USUAL.fullmatch(name.rpartition("/")[2]) for name in self.names):
+            try:
+                self.require_names()
+            except BaseException:
+                self.close()
+                raise
+
+    def require_names(self) -> None:
+        """Raise CorruptDataError where the list of a zip file has another name of a member than the member itself.
+
+        Then a chunk or an array would not be found, as if it were not there.
+        """
+        if self._archive is None:
+            return
+        for member in self._archive.infolist():
+            with _reading(repr(member.filename), self.path):
+                self._archive.open(member).close()
 
     @staticmethod
     def _below(folder: Path) -> Iterator[str]:

@@ -285,6 +285,16 @@ def test_zip_files(zarr_format: int, method: int, folder: str, tmp_path: Path) -
     assert json.loads(facts.documents["attributes.json"]) == {"data/state": {"unit": "m"}}
 
 
+@pytest.mark.parametrize("name", ["data/camera0_rgb/.zarray", "data/camera0_rgb/7.0.0.0"])
+def test_a_member_that_is_listed_by_another_name_is_found(name: str, tmp_path: Path) -> None:
+    """The list of a zip file has no checksum: without its name an array would be left out, and a chunk be its fill."""
+    data = (DATA / "umi_one_arm.zarr.zip").read_bytes()
+    at = data.rindex(name.encode())
+    (tmp_path / "a.zarr.zip").write_bytes(data[:at] + data[at:].replace(name.encode(), name.encode()[:-1] + b"?", 1))
+    with pytest.raises(CorruptDataError, match="cannot be read"):
+        read(tmp_path / "a.zarr.zip")
+
+
 def test_a_folder_around_one_store_and_videos_beside_it(tmp_path: Path) -> None:
     write(tmp_path / "run" / "replay_buffer.zarr", some(), [4, 11])
     (tmp_path / "run" / "videos" / "0").mkdir(parents=True)
