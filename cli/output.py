@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ..core.progress import Progress
 
 
-STDOUT = "standard output"
 T = TypeVar("T")
+STDOUT = "standard output"
 """The name of stdout in errors, in place of a file name."""
 
 _ANSI = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}

@@ -1036,8 +1036,6 @@ class D4rlSource(MirrorSource):
 
     def require_readable(self, path: Path) -> None:
         """Open a file; FormatError if it is not D4RL's format."""
-        from .reader import D4rlFile  # h5py takes longer to load than a listing
-
         D4rlFile(path).close()
 
 

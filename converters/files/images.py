@@ -46,7 +46,7 @@ class ImageForm:
 
 
 def require_images(choice: object, *, known: Iterable[Images] = get_args(Images)) -> Images:
-    """Return the choice of that name, `decode` for None; UsageError for any other than those in `known`."""
+    """Return the choice of that name, the first of `known` for None; UsageError for any other than those in `known`."""
     names = tuple(known)
     for name in names:
         if choice in (name, None):

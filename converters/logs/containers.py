@@ -63,12 +63,17 @@ def library(name: str) -> Any:
 
 @dataclass(slots=True)
 class Topic:
-    """A topic: the schemas of those who publish on it, and the number of its messages, None where not stated."""
+    """A topic: the schemas of those who publish on it, and the number of its messages, None where not stated.
+
+    `is_numbered`: its publisher has no name, and the number of a channel stands for one. Another file may give that
+    number to another publisher.
+    """
 
     name: str
     schemas: list[Schema]
     channels: list[int]
-    count: int | None = None
+    count: int | None = 0
+    is_numbered: bool = False
 
     def codec(self, log: str) -> Codec:
         """Return what decodes its messages; FormatError for publishers that have different types."""
@@ -105,7 +110,8 @@ class Log(Closing, ABC):
     """One recording. `name` is what messages call it, `texts` what it states about its episode, by name.
 
     `notes` say what is odd about it. `attachments` are small files in it. A topic on which several publishers send at
-    the same time is a topic for each of them, `/topic@publisher`: `divided` has these by the name of the topic.
+    the same time is a topic for each of them, `/topic@publisher`: `divided` has these by the name of the topic. Such a
+    name is understood in every log, also where that publisher is the only one: recordings share a map.
     """
 
     kind = ""
@@ -159,46 +165,69 @@ class Log(Closing, ABC):
             published, data = self.message(places[at].tolist(), int(logs[at]))
             yield int(owner[at]), int(number[at]), published, data
 
-    def topic(self, name: str) -> Topic:
-        """Return a topic; UsageError for one that the log does not have, or that several publishers send on."""
+    @property
+    def names(self) -> list[str]:
+        """The names that a map may have: of topics, and of each publisher on them."""
+        return list(self.topics | {own: part for parts in self._publishers.values() for own, part in parts.items()})
+
+    def _topic(self, name: str) -> Topic | None:
+        found = (parts[name] for parts in self._publishers.values() if name in parts)
+        return self.topics.get(name) or next(found, None)
+
+    def _channels_of(self, name: str) -> list[int]:
+        topic = self._topic(name)
+        return [] if topic is None else topic.channels
+
+    def topic(self, name: str, is_alone: bool = True) -> Topic:
+        """Return a topic; UsageError for one that the log does not have, or that several publishers send on.
+
+        Unless the log `is_alone`, and in one file, it is one as well for a publisher that has a number and no name.
+        """
         if name in self.divided:
             names = self.divided[name]
             raise UsageError(
                 f"{self.name}: {len(names)} publishers send on {name} at the same time, whose messages would be mixed",
                 hint=f"map one of {', '.join(names)}",
             )
-        if name not in self.topics:
+        found = self._topic(name)
+        if found is None:
             raise UsageError(
                 f"{self.name} has no topic {name!r}{did_you_mean(name, self.topics)}",
                 hint=f"topics are {', '.join(self.topics) or 'none'}",
             )
-        return self.topics[name]
+        if found.is_numbered and not is_alone:
+            raise UsageError(
+                f"{self.name}: {name} names a publisher by its number, which may be another one in the next file",
+                hint="convert each file on its own, with its own map, and merge the datasets",
+            )
+        return found
 
     def _add(self, name: str, schema: Schema, channel: int, count: int | None, publisher: str | None = None) -> None:
         """Take a channel, which has the messages of one publisher on a topic; without a name it is one of its own."""
-        whole = self.topics.setdefault(name, Topic(name, [], [], 0))
         own = f"{name}@{channel if publisher is None else publisher}"
-        part = self._publishers.setdefault(name, {}).setdefault(own, Topic(own, [], [], 0))
-        for topic in (whole, part):
-            if schema not in topic.schemas:
-                topic.schemas.append(schema)
-            topic.channels.append(channel)
-            topic.count = None if count is None or topic.count is None else topic.count + count
+        self._join(name, Topic(own, [schema], [channel], count, is_numbered=publisher is None))
+
+    def _join(self, name: str, part: Topic) -> None:
+        whole = self.topics.setdefault(name, Topic(name, [], []))
+        own = Topic(part.name, [], [], is_numbered=part.is_numbered)
+        for topic in (whole, self._publishers.setdefault(name, {}).setdefault(part.name, own)):
+            topic.schemas += [one for one in part.schemas if one not in topic.schemas]
+            topic.channels += part.channels
+            topic.count = None if part.count is None or topic.count is None else topic.count + part.count
 
     def _divide(self) -> None:
         """Find the topics on which publishers send at the same time; one that takes over from another is no other."""
         for name, parts in self._publishers.items():
             if len(parts) < 2:
                 continue
-            whole = self.topics.pop(name)
-            self.topics.update(parts)
             spans = sorted((int(one.log[0]), int(one.log[-1])) for one in self.find(list(parts)).values() if len(one))
             if any(begin < end for (_, end), (begin, _) in pairwise(spans)):
-                self.divided[name] = list(parts)
-            else:
-                for own in parts:
-                    del self.topics[own]
-                self.topics[name] = whole
+                self._split(name)
+
+    def _split(self, name: str) -> None:
+        del self.topics[name]
+        self.topics |= self._publishers[name]
+        self.divided[name] = list(self._publishers[name])
 
     def damaged(self, why: object, hint: str | None = None) -> NoReturn:
         """Raise CorruptDataError."""
@@ -576,7 +605,8 @@ class McapLog(Log):
         return [self._path]
 
     def find(self, names: Collection[str]) -> dict[str, Index]:
-        wanted = {channel: name for name in names if name in self.topics for channel in self.topics[name].channels}
+        channels = {name: self._channels_of(name) for name in names}
+        wanted = {channel: name for name in names for channel in channels[name]}
         found: dict[int, list[tuple[int, bytes]]] = {channel: [] for channel in wanted}
         if not wanted.keys() <= self._asked:
             self._asked |= wanted.keys()
@@ -588,8 +618,8 @@ class McapLog(Log):
             for channel in wanted:
                 found[channel].append((-1, _entries(self._bare.get(channel, ()))))
         bounds = np.array([*(chunk.times for chunk in self._chunks), self._span], np.uint64).T
-        logs: dict[str, list[Array]] = {name: [np.zeros(0, np.int64)] for name in names}
-        places: dict[str, list[Array]] = {name: [np.zeros((0, 3), np.int64)] for name in names}
+        logs: dict[int, Array] = {}
+        places: dict[int, Array] = {}
         for channel, name in wanted.items():
             entries = np.frombuffer(b"".join(part for _, part in found[channel]), _INDEX_ENTRY)
             log, chunks = entries["log"], np.array([at for at, _ in found[channel]], np.int64)
@@ -601,9 +631,15 @@ class McapLog(Log):
                 self.damaged(f"a message on {name} has a time in the year 2262 or later")
             if ((log < bounds[0, chunks]) | (log > bounds[1, chunks])).any():
                 self.damaged(f"a message on {name} has a time that its summary does not state")
-            logs[name].append(log.astype(np.int64))
-            places[name].append(np.stack((np.zeros_like(chunks), chunks, entries["offset"].astype(np.int64)), 1))
-        return {name: Index.of(np.concatenate(logs[name]), np.concatenate(places[name])) for name in names}
+            logs[channel] = log.astype(np.int64)
+            places[channel] = np.stack((np.zeros_like(chunks), chunks, entries["offset"].astype(np.int64)), 1)
+        return {
+            name: Index.of(
+                np.concatenate([np.zeros(0, np.int64), *(logs[one] for one in of)]),
+                np.concatenate([np.zeros((0, 3), np.int64), *(places[one] for one in of)]),
+            )
+            for name, of in channels.items()
+        }
 
     def message(self, place: Sequence[int], log: int | None = None) -> tuple[int | None, Buffer]:
         _, at, offset = place
@@ -700,7 +736,7 @@ class SqliteLog(Log):
         found = {}
         with reading("the bag", self._path, sqlite3.Error):
             for name in names:
-                channels = self.topics[name].channels if name in self.topics else []
+                channels = self._channels_of(name)
                 marks = ",".join("?" * len(channels))
                 rows = self._base.execute(f"SELECT timestamp, id FROM messages WHERE topic_id IN ({marks})", channels)
                 pairs = np.array(rows.fetchall(), np.int64).reshape(-1, 2)
@@ -770,7 +806,7 @@ class Ros1Log(Log):
     def find(self, names: Collection[str]) -> dict[str, Index]:
         found = {}
         for name in names:
-            channels = self.topics[name].channels if name in self.topics else []
+            channels = self._channels_of(name)
             rows = [one for channel in channels for one in self._reader.indexes[channel]]
             for one in rows if self._asked.isdisjoint(channels) else ():
                 self._named.setdefault(one.chunk_pos, []).append(one)
@@ -849,21 +885,21 @@ class SplitLog(Log):
             self.texts.update(part.texts)
             self.attachments.update(part.attachments)
             self.notes += part.notes
-            for topic_name, names in part.divided.items():
-                self.divided[topic_name] = list(dict.fromkeys([*self.divided.get(topic_name, ()), *names]))
-            for topic in part.topics.values():
-                for schema in topic.schemas:
-                    self._add(topic.name, schema, 0, 0)
-                found = self.topics[topic.name]
-                known = None if topic.count is None or found.count is None else found.count + topic.count
-                found.count = known
+            for topic, publishers in part._publishers.items():
+                for publisher in publishers.values():
+                    self._join(topic, publisher)
+        for divided in dict.fromkeys(name for part in parts for name in part.divided):
+            self._split(divided)
+
+    def topic(self, name: str, is_alone: bool = True) -> Topic:
+        return super().topic(name, is_alone and len(self._parts) == 1)
 
     @property
     def paths(self) -> list[Path]:
         return [path for part in self._parts for path in part.paths]
 
     def find(self, names: Collection[str]) -> dict[str, Index]:
-        parts = [part.find([name for name in names if name in part.topics]) for part in self._parts]
+        parts = [part.find([name for name in names if part._topic(name) is not None]) for part in self._parts]
         found = {}
         for name in names:
             there = [(at, one[name]) for at, one in enumerate(parts) if name in one]

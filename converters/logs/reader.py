@@ -265,7 +265,7 @@ class LogMapping:
             require_ted_key(key, tuple(texts))
             if key[0] in {NEXT, TIME, AGE, LATE}:
                 raise UsageError(f"--map has the key {key_name(key)!r}, which rbtool makes of the log")
-            found.append((key, [split_topic(text, log.topics) for text in texts]))
+            found.append((key, [split_topic(text, log.names) for text in texts]))
         for _, parts in found:
             for topic, _ in parts:
                 log.topic(topic)
@@ -469,15 +469,13 @@ class Line:
 class OpenLog:
     """A recording that is open, with the time lines of its topics on the clock of the rules."""
 
-    def __init__(self, log: Log, topics: Sequence[str], clock: str) -> None:
+    def __init__(self, log: Log, topics: Sequence[str], clock: str, is_alone: bool = True) -> None:
         self.log = log
         self.notes = list(self.log.notes)
         self.decoders: dict[str, VideoDecoder] = {}
         self.kept: Mapping[str, KeptVideo] = {}
         self._begins: dict[str, int] = {}
-        for name in topics:
-            self.log.topic(name)
-        self.codecs = {name: self.log.topics[name].codec(self.log.name) for name in topics}
+        self.codecs = {name: self.log.topic(name, is_alone).codec(self.log.name) for name in topics}
         indexes = self.log.index(topics)
         self.lines = {name: Line(one, one.log, np.arange(len(one))) for name, one in indexes.items()}
         if clock != "log":
@@ -919,7 +917,7 @@ class LogReader(SurveyedReader[_Found]):
 
     def _take_up(self, number: int, log: Log, columns: Sequence[_Column]) -> None:
         """Make the time lines of a recording that was opened."""
-        opened = OpenLog(log, self._topics(columns), self._rules.clock)
+        opened = OpenLog(log, self._topics(columns), self._rules.clock, is_alone=len(self._recordings) == 1)
         for part in _videos(columns):
             opened.begin_at_key_frame(part)
         if self._found is not None:
@@ -1024,7 +1022,8 @@ class LogReader(SurveyedReader[_Found]):
         return mapping.columns, mapping.notes, dropped
 
     def _unmapped(self, log: Log, columns: Sequence[_Column], known: Iterable[Dropped]) -> list[Dropped]:
-        used = {part.topic for column in columns for part in column.parts} | {one.key for one in known}
+        mapped = {part.topic for column in columns for part in column.parts}
+        used = mapped | {name.partition("@")[0] for name in mapped} | {one.key for one in known}
         return [
             Dropped(name, f"it is not mapped ({kind})" if kind else "it is not mapped")
             for name, kind in schema_names(log.topics.values()).items()
@@ -1061,7 +1060,7 @@ class LogReader(SurveyedReader[_Found]):
         if self._rules.marker is None:
             return None, ""
         with self._recordings[0].open() as log:
-            return split_topic(self._rules.marker, log.topics)
+            return split_topic(self._rules.marker, log.names)
 
     def _topics(self, columns: Sequence[_Column]) -> list[str]:
         names = dict.fromkeys(part.topic for column in columns for part in column.parts)

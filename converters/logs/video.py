@@ -114,7 +114,9 @@ class Packets:
 
     def _require_form(self, number: int, form: ImageForm) -> None:
         """Raise FormatError where a key frame has another form."""
-        _, pixels = next(_decoded(self, (number,)))
+        _, pixels = next(_decoded(self, (number,)), (number, None))
+        if pixels is None:
+            damaged(self.what, f"packet {number:,} has no picture")
         found = ImageForm("uint8", pixels.shape)
         if found != form:
             raise changed_size(self.what, found, form)

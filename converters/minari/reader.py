@@ -46,7 +46,7 @@ from ...core.ted.schema import (
 )
 from ..files.readers import OUTCOME_ROWS, ColumnForm, ColumnPath, FileReader, StoredColumn, column_name
 from .metadata import METADATA_FILE, MinariMetadata, env_metadata, looks_like_minari, space_leaves, strict_space
-from .store import DERIVED, EpisodeStore, StoredEpisode, look_at_text
+from .store import DERIVED, EpisodeStore, Hdf5Store, StoredEpisode, look_at_text
 
 _LONGEST_NAME = 240
 """Bytes of a name: 255 at most in a file system, less suffixes such as `_length.memmap`."""
@@ -933,8 +933,6 @@ class MinariReader(FileReader):
 
 def _open_store(metadata: MinariMetadata) -> EpisodeStore:
     if metadata.data_format == "hdf5":
-        from .store import Hdf5Store
-
         return Hdf5Store(metadata.folder)
     from .arrow import ArrowStore
 

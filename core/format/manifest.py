@@ -375,7 +375,7 @@ class Manifest:
 
     def to_bytes(self) -> Bytes:
         """Return the document as it is written to disk."""
-        return _written(self.to_dict())
+        return json_file(self.to_dict())
 
     def save(self, folder: Path, *, at_once: bool = False) -> None:
         """Write the manifest of the dataset in `folder`: the last file to be written there.
@@ -407,7 +407,7 @@ def has_manifest(folder: Path) -> bool:
 
 def is_canonical(data: bytes) -> bool:
     """Return whether a manifest is byte for byte as it was written; its own digest sees through white space."""
-    return _written(parse_json(data, MANIFEST)) == data
+    return json_file(parse_json(data, MANIFEST)) == data
 
 
 def content_digest(files: tuple[FileRecord, ...]) -> str:

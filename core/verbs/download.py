@@ -553,7 +553,7 @@ class SourceDownload:
 
     def _fetch_ahead(self, remote: RemoteDataset, originals: Originals) -> Fetch:
         # The dataset is rarely smaller than half of the originals, and both exist at the same time.
-        return _fetch_ahead(self.root, remote, originals, remote.bytes // 2)
+        return _planned_fetch(self.root, remote, originals, remote.bytes // 2)
 
     def _note_waiting(self, found: Resolution) -> None:
         self._progress.note(f"another process is fetching {found.id}: waiting for it")
@@ -599,7 +599,7 @@ class SourceDownload:
         }  # fmt: skip
 
 
-def _fetch_ahead(root: Path, remote: RemoteDataset, originals: Originals, more: int = 0) -> Fetch:
+def _planned_fetch(root: Path, remote: RemoteDataset, originals: Originals, more: int = 0) -> Fetch:
     """Return what is to be fetched; OutOfSpaceError without room for it and `more` bytes."""
     present = originals.present(remote)
     fs.require_space(root, max(0, remote.bytes - present) + more)
@@ -675,7 +675,7 @@ class HubDownload:
 
     def _plan(self) -> Outcome[_Stored]:
         remote, manifest = self._describe()
-        return Outcome((manifest, remote.address), {"fetch": _fetch_ahead(self.root, remote, self._originals)})
+        return Outcome((manifest, remote.address), {"fetch": _planned_fetch(self.root, remote, self._originals)})
 
     @property
     def _folder(self) -> Path:
@@ -799,7 +799,7 @@ class HubDownload:
 
     def _bring(self, remote: RemoteDataset, originals: Originals) -> Fetch:
         """Fetch what is missing, compared with the checksums of the hub."""
-        fetch = _fetch_ahead(self.root, remote, originals)
+        fetch = _planned_fetch(self.root, remote, originals)
         originals.begin(remote, remote.paths, kept=False)
         self._progress.note(_announcement(fetch, remote.address))
         self._progress.start("fetching", remote.bytes, "bytes")

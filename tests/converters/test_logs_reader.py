@@ -574,6 +574,42 @@ def test_publishers_that_send_at_once_are_topics_of_their_own(
     assert rows["observation.b"].tolist()[:5] == [10.0, 11.0, 12.0, 13.0, 14.0]
 
 
+@pytest.mark.parametrize("files", [("bag_0.mcap", "bag_1.mcap"), ("one.mcap", "two.mcap")], ids=["split", "folder"])
+@pytest.mark.parametrize("senders", [("ab", "a"), ("a", "ba"), ("ba", "ab")], ids=str)
+def test_publishers_are_the_same_in_all_files(senders: tuple[str, str], files: tuple[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "bag"
+    folder.mkdir()
+    for number, (file, sent) in enumerate(zip(files, senders, strict=True)):
+        _published(folder, senders=sent, file=file, begin=5 * number)
+    episodes, facts = rows_of(folder, {"map": "observation=/q@a.x", "fps": 1.0})
+    assert len(episodes) == (1 if files[0] == "bag_0.mcap" else 2)
+    found = [value for one in episodes for value in one["observation"].tolist()]
+    assert [value for value, before in zip(found, [None, *found], strict=False) if value != before] == [
+        0.0, 1.0, 2.0, 3.0, 4.0, 0.0, 1.0, 2.0, 3.0, 4.0
+    ]  # fmt: skip
+    assert not any("/q is" in note or "not mapped" in note for note in facts.notes)
+    with pytest.raises(UsageError, match="2 publishers send on /q at the same time"):
+        rows_of(folder, {"map": "observation=/q.x", "fps": 1.0})
+
+
+@pytest.mark.parametrize("files", [("bag_0.mcap", "bag_1.mcap"), ("one.mcap", "two.mcap")], ids=["split", "folder"])
+def test_the_number_of_a_publisher_holds_in_one_file(files: tuple[str, str], tmp_path: Path) -> None:
+    """With the channels in another order, the second file went on with the other publisher."""
+    folder = tmp_path / "bag"
+    folder.mkdir()
+    for number, file in enumerate(files):
+        _published(folder, file=file, begin=5 * number)
+    with pytest.raises(UsageError, match="its number, which may be another one in the next file"):
+        rows_of(folder, {"map": "observation=/q@1.x", "fps": 1.0})
+
+
+def test_a_topic_and_a_publisher_on_it_are_both_read(tmp_path: Path) -> None:
+    log = _published(tmp_path, gap=5)
+    (rows,), _ = rows_of(log, {"map": "observation.all=/q.x observation.one=/q@1.x", "fps": 1.0})
+    assert rows["observation.all"].tolist()[-3:] == [13.0, 14.0, 14.0]
+    assert rows["observation.one"].tolist()[:6] == [0.0, 1.0, 2.0, 3.0, 4.0, 4.0]
+
+
 def test_a_publisher_that_takes_over_is_no_other(tmp_path: Path) -> None:
     (rows,), _ = rows_of(_published(tmp_path, gap=5), {"map": "observation=/q.x", "fps": 1.0})
     assert rows["observation"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 10.0, 11.0, 12.0, 13.0, 14.0, 14.0]
@@ -950,18 +986,19 @@ def _sizes(folder: Path) -> Path:
     )
 
 
-def _published(folder: Path, gap: int = 0) -> Path:
-    """Two channels on a topic, the second one from `gap` seconds on."""
-    with (folder / "two.mcap").open("wb") as file:
-        writer = Writer(file)
+def _published(folder: Path, gap: int = 0, senders: str = "--", file: str = "two.mcap", begin: int = 0) -> Path:
+    """A topic with a channel for each sender, `-` has no name; the second one sends from `gap` seconds on."""
+    with (folder / file).open("wb") as stream:
+        writer = Writer(stream)
         writer.start(profile="", library="test")
-        for number in range(2):
-            channel = writer.register_channel("/q", "json", 0)
+        for number, sender in enumerate(senders):
+            channel = writer.register_channel("/q", "json", 0, {} if sender == "-" else {"callerid": sender})
+            first = 10 * (number if sender == "-" else "ab".index(sender))
             for at in range(5):
-                data = json.dumps({"x": float(10 * number + at)}).encode()
-                writer.add_message(channel, BEGIN + (at + number * gap) * NS, data, 0)
+                data = json.dumps({"x": float(first + at)}).encode()
+                writer.add_message(channel, BEGIN + (begin + at + number * gap) * NS, data, 0)
         writer.finish()
-    return folder / "two.mcap"
+    return folder / file
 
 
 def _nodes(folder: Path) -> Path:

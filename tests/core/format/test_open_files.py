@@ -213,12 +213,7 @@ USERS_OWN = {"core/progress.py", "core/preprocess/operations/program.py"}  # may
 SYSTEMS = {"core/format/threads.py"}
 QUICK = {"cli/complete.py"}  # which looks at the kind of a file first, and imports nothing
 OTHERS = {"converters/lance/table_process.py"}  # the process of pylance, which imports nothing: files of an export
-OWN = {
-    "__init__.py",
-    "converters/d4rl/reader.py",
-    "converters/ogbench/reader.py",
-    "core/report/page.py",
-}  # files of the package itself
+OWN = {"__init__.py", "core/report/page.py"}  # files of the package itself
 
 
 def _opens_to_read(call: ast.Call) -> bool:
@@ -227,7 +222,8 @@ def _opens_to_read(call: ast.Call) -> bool:
         return False
     name = ast.unparse(call.func)
     if name.endswith((".read_bytes", ".read_text")):
-        return not name.startswith("self._source")  # a dataset of an HDF5 file
+        # a dataset of an HDF5 file, and a table beside the module
+        return not name.startswith("self._source") and name != "_TABLE.read_text"
     if name == "os.open":
         return not {"os.devnull", "os.O_RDONLY | os.O_DIRECTORY"} & {ast.unparse(word) for word in call.args}
     return name in {"open", "io.open", "np.memmap"} and not isinstance(call.args[0], ast.Constant)
