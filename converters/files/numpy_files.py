@@ -728,6 +728,10 @@ class NpzFile(Closing):
             if member.filename in found:
                 raise self._damaged(f"{member.filename[:200]!r} is in it twice")
             found[member.filename] = member
+            self._bytes_of(member)  # a name that only the list has would be of another array, or of none
+        end = os.pread(self._descriptor, _LARGEST_END, max(0, size - _LARGEST_END)).rpartition(_END)[2]
+        if (stated := int.from_bytes(end[6:8], "little")) not in (_IN_ZIP64, len(members)):
+            raise self._damaged(f"it states {stated:,} arrays, and lists {len(members):,}")
         return found
 
     def _bytes_of(self, member: zipfile.ZipInfo) -> _Member:
@@ -746,6 +750,10 @@ class NpzFile(Closing):
 
     def _damaged(self, why: str) -> CorruptDataError:
         return damaged(str(self.path), why)
+
+
+_END, _LARGEST_END, _IN_ZIP64 = b"PK\5\6", 22 + (1 << 16), (1 << 16) - 1
+"""What the last record begins with, the most bytes from there on, and the number of members that is elsewhere."""
 
 
 def _refused(member: zipfile.ZipInfo, size: int) -> str:

@@ -324,8 +324,18 @@ def test_a_member_under_the_name_of_another_is_refused(tmp_path: Path) -> None:
     second = data.rindex(b"PK\x01\x02")
     data[second + 42 : second + 46] = bytes(4)  # where a.npy is
     (tmp_path / "a.npz").write_bytes(data)
-    with NpzFile(tmp_path / "a.npz") as file, pytest.raises(CorruptDataError, match="another name where it is stored"):
-        file.form("b")
+    with pytest.raises(CorruptDataError, match="another name where it is stored"):
+        NpzFile(tmp_path / "a.npz")
+
+
+def test_a_list_that_lacks_a_member_is_refused(tmp_path: Path) -> None:
+    """The list has no checksum: here the comment of the first member takes the second one in."""
+    data = _zip(tmp_path / "a.npz", {"a.npy": _array([1]), "b.npy": _array([2])})
+    first, second, end = data.index(b"PK\x01\x02"), data.rindex(b"PK\x01\x02"), data.rindex(b"PK\x05\x06")
+    data[first + 32 : first + 34] = (end - second).to_bytes(2, "little")
+    (tmp_path / "a.npz").write_bytes(data)
+    with pytest.raises(CorruptDataError, match="it states 2 arrays, and lists 1"):
+        NpzFile(tmp_path / "a.npz")
 
 
 def _read_all(path: Path) -> dict[str, bytes]:
