@@ -1,5 +1,6 @@
 """A save of a buffer or an ensemble that is killed leaves the older checkpoint or the newer one, in all its parts."""
 
+import itertools
 import os
 import shutil
 import tempfile
@@ -88,9 +89,17 @@ def state_of(kind: str, dest: Path) -> str:
     return name
 
 
-@pytest.mark.parametrize("durable", ["none", "data", "full", "in the background"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("strikes", [5, pytest.param(None, marks=pytest.mark.slow)])
+DURABLE = ("none", "data", "full", "in the background")
+EVERY_DAY = [*(("default", durable) for durable in DURABLE), ("flat", "full"), ("h5", "data"), ("h5", DURABLE[-1])]
+
+
+@pytest.mark.parametrize(
+    ("kind", "durable", "strikes"),
+    [
+        *((*pair, 5) for pair in EVERY_DAY),
+        *(pytest.param(*pair, None, marks=pytest.mark.slow) for pair in itertools.product(KINDS, DURABLE)),
+    ],
+)
 def test_killed_anywhere_the_checkpoint_is_old_or_new(
     folder: Path, kind: str, durable: str, strikes: int | None
 ) -> None:
