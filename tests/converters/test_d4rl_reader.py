@@ -549,7 +549,7 @@ def test_inspect_shows_the_keys_of_a_file_that_needs_the_horizon(inside: bool, t
         assert found.command.endswith("DEST --from d4rl --horizon N")
     with pytest.raises(FormatError, match="neither timeouts"):
         rbtool.inspect(file, episode=0)
-    text = " ".join(str(cell) for line in column_lines(found) for cell in line)
+    text = " ".join(str(cell) for line in column_lines(found, None) for cell in line)
     assert "HDF5 file of format d4rl" in text
 
 
