@@ -1068,41 +1068,41 @@ class ReplayBuffer(Rebased):
         storage = self._storage
         if not self._transform.is_empty:
             with self._held_again_on_failure():
-                if is_tensor_collection(data):
-                    return self._add_transformed(data.unsqueeze(-1))
-                return self._add_unless_none(self._transform.inv(data))
+                if not is_tensor_collection(data):
+                    return self._write(self._transform.inv(data), single=True)
+                changed = self._transform.inv(data.unsqueeze(-1))
+                single = changed is not None and changed.ndim == data.ndim + 1 and changed.shape[-1] == 1
+                return self._write(changed.squeeze(-1) if single else changed, single=single)
         if storage.ndim == 1 and _has_batch(data) and not quiet():
             warn_caller(
                 f"a tensordict of batch size {list(data.batch_size)} is added as one element; "
                 "extend() writes its rows one by one"
             )
-        return WriteResult(data, self._add(data))
+        return WriteResult(data, self._put(True, self._writer.add, data))
 
-    def _add_unless_none(self, data: Any) -> WriteResult:
-        return self._nothing_written() if data is None else WriteResult(data, self._add(data))
+    def _write(self, data: Any, *, single: bool = False) -> WriteResult:
+        """Write an element or a batch, unless transforms left None of it."""
+        if data is None:
+            return WriteResult(None, torch.empty((0, self._storage.ndim), dtype=torch.int64))
+        if single:
+            return WriteResult(data, self._put(True, self._writer.add, data))
+        dim = self._dim_extend
+        return WriteResult(data, self._put(False, self._writer.extend, swap(data, dim) if dim else data), dim)
 
-    def _nothing_written(self) -> WriteResult:
-        return WriteResult(None, torch.empty((0, self._storage.ndim), dtype=torch.int64))
-
-    def _add(self, data: Any) -> Any:
+    def _put(self, single: bool, write: Callable[..., Any], *data: Any) -> Any:
+        """Let a method of the writer write, and tell the sampler; return the index, None if nothing was written."""
         with self._guard:
             if self._unshared:
                 self._share_rows()
             if self._write_error is not None:
                 raise self._write_error.with_traceback(None)
-            index = self._writer.add(data)
+            index = write(*data)
             if self._unshared:
                 self._share_rows()
-            if self._notify_sampler and index is not None:  # a writer may reject an element
+            if self._notify_sampler and index is not None:
                 with self._sampling:
-                    self._sampler.add(index)
+                    (self._sampler.add if single else self._sampler.extend)(index)
         return index
-
-    def _add_transformed(self, data: Any) -> WriteResult:
-        changed = self._transform.inv(data)
-        if changed is not None and changed.ndim == data.ndim and changed.shape[-1] == 1:
-            return self._add_unless_none(changed.squeeze(-1))
-        return self._extend_unless_none(changed)
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
         """Write a batch of elements. If it is longer than the capacity, only its last elements are kept.
@@ -1131,9 +1131,9 @@ class ReplayBuffer(Rebased):
 
     def _write_batch(self, data: Any) -> WriteResult:
         if data is not None and self._transform.is_empty:
-            return self._extend_unless_none(data)
+            return self._write(data)
         with self._held_again_on_failure():
-            return self._extend_unless_none(self._inward(data, self._transform.inv))
+            return self._write(self._inward(data, self._transform.inv))
 
     def flush(self) -> torch.Tensor:
         """Write the data that transforms such as `MultiStepTransform` hold back; returns indices as `extend` does."""
@@ -1142,10 +1142,7 @@ class ReplayBuffer(Rebased):
 
     def _write_held(self) -> WriteResult:
         with self._held_again_on_failure():
-            return self._extend_unless_none(self._transform.flush())
-
-    def _extend_unless_none(self, data: Any) -> WriteResult:
-        return self._nothing_written() if data is None else WriteResult(data, self._extend(data), self._dim_extend)
+            return self._write(self._transform.flush())
 
     @contextlib.contextmanager
     def _held_again_on_failure(self) -> Iterator[None]:
@@ -1156,22 +1153,6 @@ class ReplayBuffer(Rebased):
         except BaseException:
             self._transform.hold_back(held)
             raise
-
-    def _extend(self, data: Any) -> torch.Tensor:
-        if self._dim_extend:
-            data = swap(data, self._dim_extend)
-        with self._guard:
-            if self._unshared:
-                self._share_rows()
-            if self._write_error is not None:
-                raise self._write_error.with_traceback(None)
-            index = self._writer.extend(data)
-            if self._unshared:
-                self._share_rows()
-            if self._notify_sampler:
-                with self._sampling:
-                    self._sampler.extend(index)
-        return index
 
     # Priorities and emptying -----------------------------------------------------------------------
 

@@ -16,15 +16,12 @@ from ..samplers.base import Index, Sampler
 from ..samplers.prioritized import PrioritizedSampler, checked_device
 from ..samplers.sample_units import Sequence
 from ..storages.base import Storage
-from ..storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from ..storages.list_storage import ListStorage
 from ..storages.pytree import added
-from ..storages.tensor import TensorStorage
 from ..torchrl_classes import counterpart
 from ..writers.base import INDEX, Writer
 from ..writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 from .draws import Draw
-from .processes import Guard
 from .pytrees import ragged_elements
 from .replay_buffer import ReplayBuffer, WriteResult
 
@@ -35,8 +32,6 @@ _REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "min": torch.amin,
     "sum": torch.sum,
 }
-_RINGS = frozenset({RoundRobinWriter, TensorDictRoundRobinWriter})
-_TENSORS = frozenset({TensorStorage, LazyTensorStorage, LazyMemmapStorage})
 _STEPS_OF_SLICES, _STEPS_OF_TRAJECTORIES = ("collector", "mask"), "mask"
 
 
@@ -109,8 +104,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     _label: ClassVar[str | None] = INDEX
     carries_info: ClassVar[bool] = True
-    _takes_arrays = False
-    """Whether writer and storage can write arrays as they are."""
 
     def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **arguments: Any) -> None:
         self.priority_key = priority_key
@@ -166,39 +159,25 @@ class TensorDictReplayBuffer(ReplayBuffer):
             index = written.index
         return index
 
-    def _connect(self) -> None:
-        super()._connect()
-        storage = self._storage
-        self._takes_arrays = type(self._writer) in _RINGS and type(storage) in _TENSORS and storage.ndim == 1
-
     def _written_as_is(self, data: dict[Any, Any], single: bool) -> Any:
         """Write a dict of NumPy arrays and numbers without making a tensordict, and return the index.
 
         None, with nothing changed, if anything needs a tensordict: a part of another kind, a transform, priorities.
         """
-        alone = type(self._guard) is Guard and self._write_error is None
-        if not (alone and self._takes_arrays and self._transform.is_empty):
+        if not self._transform.is_empty or (self._sampler.takes_priorities and self._has_priorities(data)):
             return None
-        if self._sampler.takes_priorities and self._has_priorities(data):
-            return None
-        writer: Any = self._writer
-        with self._guard:
-            index = writer.write_arrays(data, single)
-            if index is not None and self._notify_sampler:
-                with self._sampling:
-                    (self._sampler.add if single else self._sampler.extend)(index)
-        return index
+        return self._put(single, self._writer.write_as_is, data, single)
 
     def _has_priorities(self, data: Any) -> bool:
         for part in (self.priority_key,) if isinstance(self.priority_key, str) else self.priority_key:
             data = data.get(part) if type(data) is dict else None
         return data is not None
 
-    def _extend_unless_none(self, data: Any) -> WriteResult:
+    def _write(self, data: Any, *, single: bool = False) -> WriteResult:
         dim, storage = self._dim_extend, self._storage
-        empty = is_tensor_collection(data) and 0 in data.shape[dim : dim + 1]
+        empty = not single and is_tensor_collection(data) and 0 in data.shape[dim : dim + 1]
         if not (empty and self._writer.writes and getattr(storage, "initialized", True)):
-            return super()._extend_unless_none(data)
+            return super()._write(data, single=single)
         return WriteResult(None, torch.empty(0 if storage.ndim == 1 else (0, storage.ndim), dtype=torch.int64))
 
     def flush(self) -> torch.Tensor:

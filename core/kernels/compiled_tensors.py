@@ -11,6 +11,7 @@ from numba import types
 
 from ..ted.schema import Numbers
 from .addresses import copy_row, fence, intrinsic, ints_at
+from .compiled import copy_runs
 
 _BYTES = ir.IntType(8).as_pointer()
 _INT = ir.IntType(32)
@@ -127,6 +128,27 @@ def find_sources(
                 if start < memory[place, 1] and stop > memory[place, 0]:
                     return ODD
         tensors[number] = start
+    return lie
+
+
+@numba.njit("int64(int64, int64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1], int64, int64)", cache=True)
+def copy_tensors(
+    items: int,
+    head: Numbers,
+    leaves: Numbers,
+    memory: Numbers,
+    places: Numbers,
+    widths: Numbers,
+    start: int,
+    count: int,
+) -> int:
+    """Copy a few rows, the tensors whose addresses are at `items`, as `copy_runs` does, if they are `WHOLE`; return
+    what `find_sources` does.
+    """
+    sources, steps = ints_at(items, places.size).copy(), np.empty((places.size, head.size - 1), np.int64)
+    lie = find_sources(sources, head, leaves, memory, steps, count)
+    if lie == WHOLE:
+        copy_runs(places, widths, sources, start, max(count, 1))
     return lie
 
 

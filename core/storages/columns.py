@@ -18,6 +18,7 @@ import mmap
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress
 from multiprocessing.reduction import ForkingPickler
 from operator import attrgetter
 from threading import Thread
@@ -31,7 +32,7 @@ from torch.autograd.graph import increment_version
 
 from ..errors import SchemaError
 from ..format.threads import available_memory, run_together, started, threads_for_memory
-from ..kernels.rows import PlainRows, compiled_module, fastest_rows
+from ..kernels.rows import PlainRows, compiled_module, fastest_rows, warm
 from ..ted.schema import Array, Numbers
 from .cursors import Index, row_numbers
 from .pytree import MappingNode, TensorDictNode, TensorNode, TreeSpec, place, tree_spec_of
@@ -94,8 +95,8 @@ class TensorFinder:
         self, compiled: ModuleType, functions: Sequence[int], columns: Sequence[torch.Tensor], ndim: int,
         memory: Sequence[tuple[int, int]],
     ) -> None:  # fmt: skip
-        self._find, self._copy = compiled.find_sources, compiled.copy_apart
-        self._ndim, self._odd = ndim, compiled.ODD
+        self._compiled: Any = compiled
+        self._ndim = ndim
         self._memory = np.array(memory, np.int64)
         self._head = np.array([*functions, *columns[0].shape[1:ndim]], np.int64)
         self._leaves = np.zeros((len(columns), 5 + max(column.dim() - ndim for column in columns)), np.int64)
@@ -120,12 +121,18 @@ class TensorFinder:
         found = np.fromiter(map(id, values), np.int64, len(self._leaves))
         count = lead[0] if len(lead) == self._ndim else -1
         steps = np.empty((len(found), self._ndim), np.int64)
-        lie = self._find(found, self._head, self._leaves, self._memory, steps, count)
-        return None if lie == self._odd else Sources(found, steps if lie else None)
+        lie = self._compiled.find_sources(found, self._head, self._leaves, self._memory, steps, count)
+        return None if lie == self._compiled.ODD else Sources(found, steps if lie else None)
+
+    def copied(self, values: tuple[torch.Tensor, ...], start: int, count: int) -> bool:
+        """Copy a few rows (-1: one without its dimension), if they are found and have no gaps; else return False."""
+        items = id(values) + tuple.__basicsize__  # where a tuple has the addresses of its items
+        known = (self._head, self._leaves, self._memory, *self._table)
+        return not self._compiled.copy_tensors(items, *known, start, count)
 
     def copy(self, start: int, count: int, sources: Sources) -> None:
         """Copy rows whose elements have gaps between them to the columns, from row `start` on."""
-        self._copy(*self._table, sources.addresses, sources.steps, self._head[2:], start, count)
+        self._compiled.copy_apart(*self._table, sources.addresses, sources.steps, self._head[2:], start, count)
 
 
 def tensor_finder(columns: Sequence[torch.Tensor], ndim: int, memory: Sequence[tuple[int, int]]) -> TensorFinder | None:
@@ -210,10 +217,13 @@ _KNOWN_TO_NUMPY = frozenset({
 })  # fmt: skip
 
 
-# Above this many bytes, rows no longer fit into the processor's caches, and importing the compiled loops pays off.
+# Above this many bytes, rows no longer fit into the processor's caches, and importing the compiled loops pays off. Once
+# they are imported, they serve fewer rows, too, in two thirds of the time.
 _MANY = 32 << 20
 
 
+# Up to this many bytes are copied without releasing the interpreter lock.
+_SMALL = 1 << 16
 # From this many bytes of a column on, new rows are written to its file.
 _LARGE = 1 << 20
 # How many bytes of new files have pages before they are written; and how much memory must be available for that.
@@ -322,9 +332,10 @@ class Columns:
         self._maps_files = any(file is not None for file in self.files)
         # NumPy does not have these types: their bits are gathered, and viewed as the type afterwards.
         self._renamed = [(number, dtype) for number, dtype in enumerate(self.dtypes) if renames(dtype)]
-        self._widest = max(self.widths)
-        marks = [(number, _mark_of(dtype)) for number, dtype in enumerate(self.dtypes)]
-        self._marks = [(number, mark) for number, mark in marks if mark is not None]
+        self._widest, self._few = max(self.widths), _SMALL // max(sum(self.widths), 1)
+        # Views of complex numbers, or of their parts, may be marked as conjugate or negative.
+        self._markable = [dtype.is_floating_point or dtype.is_complex for dtype in self.dtypes]
+        self._mark = _is_marked if any(dtype.is_complex for dtype in self.dtypes) else torch.Tensor.is_neg
         self._expected: tuple[tuple[int, ...] | None, list[torch.Size]] = (None, [])
         self.write_file: Callable[[int, int, memoryview], bool] | None = None
         """Writes bytes to the file that a column is a map of, given its number and the offset; False if it cannot.
@@ -352,7 +363,7 @@ class Columns:
         self._rows = PlainRows(self._arrays)
         self._by_row = self._in_rows and not (self._renamed or self.others)
         self._finder: TensorFinder | None = None
-        self._many: float = _MANY // max(sum(self.widths), 1)
+        self._many: float = 0 if warm(importing=False) else _MANY // max(sum(self.widths), 1)
         self._valid: tuple[int, list[torch.Tensor]] = (-1, [])
         self._elements: Columns | None = None
 
@@ -360,9 +371,9 @@ class Columns:
         if not self._stays and list(map(_DATA_PTR, self.plain)) != self._places:
             self._locate()
 
-    def own_arrays(self) -> list[Array]:
-        """Return what `arrays` does, in less time, if nobody else has references to the columns."""
-        if self.pickled:
+    def own_arrays(self, lent: bool) -> list[Array]:
+        """Return what `arrays` does, in less time, unless others may have references to the columns."""
+        if lent or self.pickled:
             self._follow_moves()
         return self._arrays
 
@@ -538,6 +549,20 @@ class Columns:
             self._expected = (lead, shapes)
         return shapes
 
+    def copy_tensors(self, values: tuple[torch.Tensor, ...], cursor: int | range) -> bool:
+        """Copy values to one row or to consecutive rows; False, with nothing changed, unless `sources` finds them.
+
+        The caller has made sure that the columns did not move.
+        """
+        start, count, lead = (cursor, 1, ()) if isinstance(cursor, int) else (cursor.start, len(cursor), (len(cursor),))
+        finder = None if count > self._few or self._differ(values) else self._finder
+        if finder is not None and finder.copied(values, start, count if lead else -1):
+            return True
+        sources = self.sources(values, (*lead, *self.others), start + count)
+        if sources is not None:
+            self.copy_run(start, count, sources)
+        return sources is not None
+
     def sources(self, values: Sequence[torch.Tensor], lead: tuple[int, ...], stop: int) -> Sources | None:
         """Return the addresses of values whose bytes can be copied as they are, by `copy_run`, to rows before `stop`.
 
@@ -546,12 +571,9 @@ class Columns:
         says what differs.
         """
         self._follow_moves()
-        if not self._in_rows:
+        if not self._in_rows or self._differ(values):
             return None
         self._mover(stop)
-        for number, mark in self._marks:
-            if mark(values[number]):
-                return None
         if self._finder is not None:
             return self._finder.find(values, lead)
         found = []
@@ -565,6 +587,10 @@ class Columns:
         touches = self._memory.touches
         pairs = zip(found, self.widths, strict=True)
         return None if any(touches(at, at + count * width) for at, width in pairs) else Sources(found)
+
+    def _differ(self, values: Sequence[torch.Tensor]) -> bool:
+        """Whether numbers of a value differ from its bytes."""
+        return any(map(self._mark, compress(values, self._markable)))
 
     def copy_run(self, start: int, count: int, sources: Sources, *, together: bool = False) -> None:
         """Copy consecutive rows from the addresses found by `sources`; with `together`, by several threads."""
@@ -632,9 +658,14 @@ class Columns:
             self._made = last
         return min(top + ahead // 2, stop)
 
-    def write_run(self, start: int, count: int, values: Sequence[torch.Tensor], *, together: bool = False) -> None:
-        """Write consecutive rows; the values may be views of the columns. For `together` see `copy_run`."""
-        sources = self.sources(values, (count, *self.others), start + count)
+    def write_run(
+        self, start: int, count: int, values: Sequence[torch.Tensor], *, single: bool = False, together: bool = False
+    ) -> None:
+        """Write consecutive rows; the values may be views of the columns. For `together` see `copy_run`.
+
+        With `single`, the values are one row without its dimension.
+        """
+        sources = self.sources(values, self.others if single else (count, *self.others), start + count)
         if sources is not None:
             self.copy_run(start, count, sources, together=together)
             return
@@ -739,14 +770,8 @@ def require_like(
             raise SchemaError(f"{name or 'the tensor'} is {found}, expected {dtype} {list(shape)}")
 
 
-def _mark_of(dtype: torch.dtype) -> Callable[[torch.Tensor], bool] | None:
-    """Return a function that tells whether numbers of a type differ from their bytes; None for types that never do.
-
-    Views of complex numbers, or of their parts, may be marked as conjugate or negative.
-    """
-    if dtype.is_complex:
-        return lambda value: value.is_conj() or value.is_neg()
-    return torch.Tensor.is_neg if dtype.is_floating_point else None
+def _is_marked(value: torch.Tensor) -> bool:
+    return value.is_conj() or value.is_neg()
 
 
 def _forwards(index: Index) -> bool:
@@ -924,16 +949,19 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class ArrayRows:
-    """Writes rows given as dicts of NumPy arrays and numbers; making tensors of them first takes ten times as long.
+    """Writes rows as they are: tensordicts, and dicts of NumPy arrays and numbers, of which to make tensors first takes
+    ten times as long.
 
     Args:
         structure: how the columns are nested.
         columns: the columns.
-        label: the entry that holds the number of each row, which the dicts do not have; None if there is none.
+        label: the entry that holds the number of each row, which the data does not have; None if there is none.
     """
 
     def __init__(self, structure: TreeSpec, columns: Columns, label: str | None) -> None:
         self.columns, self.label = columns, label
+        own = {key: child for key, child in structure.children.items() if key != label}
+        self._structure = structure if label is None else TensorDictNode(own)
         self._nests: list[tuple[int, str, int]] = []
         self._size = len(structure.children) - (label is not None)
         places: list[tuple[int, str]] = []
@@ -967,6 +995,20 @@ class ArrayRows:
         dtype, shape = self.columns.numpy_types[number], tuple(self.columns.plain[number].shape[1:])
         scalar = None if shape else dtype.type
         return _Entry(nest, key, dtype, shape, scalar, _NUMBERS.get(scalar))
+
+    def tensors(self, data: TensorDict, single: bool) -> tuple[int, tuple[Any, ...]] | None:
+        """Return the number of rows in a tensordict, and its tensors in the order of the columns.
+
+        None unless it has all entries, and as many dimensions as the numbers of its rows.
+        """
+        size = data.batch_size
+        count = 1 if single else next(iter(size), 0)
+        if not count or (self.label is not None and len(size) + single != 1):
+            return None
+        try:
+            return count, tuple(self._structure.flatten(data))
+        except SchemaError:  # the general path says what differs
+            return None
 
     def take(self, data: dict[Any, Any], single: bool) -> tuple[int, list[Any]] | None:
         """Return the number of rows in a dict, and their values in the order of the columns.
@@ -1009,12 +1051,20 @@ class ArrayRows:
             return many
         return self._many[1]
 
-    def put(self, cursor: int | range, values: Sequence[Any], numbers: Any, lent: bool) -> None:
-        """Write the values that `take` returned to one row or to consecutive rows, whose `numbers` are int64.
+    def put(self, cursor: int | range, values: Sequence[Any], numbers: Any, lent: bool) -> bool:
+        """Write what `tensors` or `take` returned to one row or to consecutive rows, whose `numbers` are int64.
 
-        The values are in other memory. `lent` says whether others may have references to the columns.
+        Arrays are in other memory. `lent` says whether others may have references to the columns.
+
+        Returns:
+            False, with nothing changed, for tensors whose bytes cannot be copied as they are; see `Columns.sources`.
         """
-        arrays = self.columns.arrays if lent else self.columns.own_arrays()
+        arrays = self.columns.own_arrays(lent)
+        if type(values) is tuple:
+            if self._labels is not None:
+                label = torch.from_numpy(np.array(numbers))
+                values = (*values[: self._labels], label, *values[self._labels :])
+            return self.columns.copy_tensors(values, cursor)
         if arrays is not self._known[0]:
             self._known = arrays, [arrays[number] for number in self._numbers]
         rows = cursor if isinstance(cursor, int) else slice(cursor.start, cursor.stop)
@@ -1022,6 +1072,7 @@ class ArrayRows:
             array[rows] = value
         if self._labels is not None:
             arrays[self._labels][rows] = numbers
+        return True
 
 
 def _as_number(value: float) -> Any:

@@ -329,7 +329,7 @@ class MappingNode(TreeSpec):
             found = self._completed(found, data, prefix)
         for key, child in self.children.items():
             value = found[key]
-            if type(child) is TensorNode and (type(value) is torch.Tensor or isinstance(value, torch.Tensor)):
+            if type(child) is TensorNode and isinstance(value, torch.Tensor):
                 leaves.append(value)
             else:
                 child.flatten_into(leaves, value, (*prefix, str(key)))

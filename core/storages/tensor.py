@@ -294,8 +294,6 @@ class TensorStorage(IndexedStorage):
     def _write_at(self, cursor: Any, data: Any, set_cursor: bool) -> slice | torch.Tensor | None:
         before = (self._structure, self._columns) if self.initialized else (None, None)
         try:
-            if before[1] is not None and (run := self._copied_run(before[1], cursor, data)) is not None:
-                return run
             if before[1] is None:
                 self._initialize(as_index(cursor, self.ndim), data)
             elif not set_cursor:
@@ -310,33 +308,8 @@ class TensorStorage(IndexedStorage):
                 raise SchemaError(f"the data cannot be brought to {self.device}: {error}") from error
             raise
 
-    def _copied_run(self, columns: Columns, cursor: Any, data: Any) -> slice | None:
-        """Fast path: write consecutive rows whose bytes can be copied as they are; return the rows.
-
-        None, with nothing changed, for anything else, including data that does not fit: the general path says what
-        differs.
-        """
-        run, valid = _run(cursor, columns.lead[0]), self._filled.value
-        if run is None or type(data) not in _WHOLE or run.start > valid or run.start == run.stop:
-            return None
-        start, stop = run.start, run.stop
-        try:
-            values = self.structure.flatten(data)
-        except SchemaError:
-            return None
-        lead = columns.others if type(cursor) is int else (stop - start, *columns.others)
-        sources = columns.sources(values, lead, stop)
-        if sources is None:
-            return None
-        if stop > valid or self.journal is not None or self.log.snapshots:
-            self._prepare(run)
-        columns.copy_run(start, stop - start, sources)
-        if stop > valid:
-            self._filled.value = stop
-        return run
-
     def array_rows(self, label: str | None) -> ArrayRows | None:
-        """Return what takes dicts of NumPy arrays apart for `write_arrays`; None before the first write.
+        """Return what takes tensordicts and dicts apart for `write_arrays`; None before the first write.
 
         `label` is the entry that a writer adds to them, the number of each row.
         """
@@ -348,19 +321,21 @@ class TensorStorage(IndexedStorage):
     def write_arrays(
         self, rows: ArrayRows, cursor: int | range, values: Sequence[Any], numbers: Any, lent: bool
     ) -> bool:
-        """Write the values of one row or of consecutive ones, which are in other memory; see `ArrayRows.put`.
+        """Write the values of one row or of consecutive ones; see `ArrayRows.put`.
 
         Returns:
-            False, with nothing changed, if the rows are beyond the capacity or would leave a gap.
+            False, with nothing changed, if tensors do not fit, or rows are beyond the capacity or would leave a gap.
         """
-        run = slice(cursor, cursor + 1) if isinstance(cursor, int) else slice(cursor.start, cursor.stop)
-        stop, valid, capacity, log = run.stop, self._filled.value, rows.columns.lead[0], self.log
-        if run.start > valid or stop > capacity:
+        valid, capacity, log = self._filled.value, rows.columns.lead[0], self.log
+        run = _run(cursor, capacity)
+        if run is None or run.start > valid:
             return False
+        stop = run.stop
         if stop > valid or self.journal is not None or log.snapshots:
             self._prepare(run)
         try:
-            rows.put(cursor, values, numbers, lent)
+            if not rows.put(cursor, values, numbers, lent):
+                return False
             if stop > valid:
                 self._filled.value = stop
             self.last_cursor = cursor
@@ -400,7 +375,7 @@ class TensorStorage(IndexedStorage):
             count = rows.stop - rows.start
             values = self._values(data, lead if single else (count, *lead))
             self._prepare(rows)
-            self.columns.write_run(rows.start, count, values)
+            self.columns.write_run(rows.start, count, values, single=single)
             return
         values = self._values(data, (len(rows), *lead))
         self._prepare(rows)

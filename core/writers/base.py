@@ -304,18 +304,14 @@ class Writer(ABC):
         Raises:
             SchemaError: (a RuntimeError) the data does not fit the storage. Nothing is changed.
         """
+        if type(data) is TensorDict and (index := self.write_as_is(data, True)) is not None:
+            return index
         storage = self._writable()
         capacity = capacity_rows(storage.max_size, storage.ndim, data)
         row = self.place_one(data, capacity)
         if row is None:
             return None
-        try:
-            storage.set(row, self.prepare(data, row))
-        except BaseException:
-            self.on_refused()
-            raise
-        self.on_written(row, capacity)
-        return self._written(row, 1)
+        return self._store(row, data, capacity, row)
 
     @final
     def extend(self, data: Any) -> torch.Tensor:
@@ -328,29 +324,31 @@ class Writer(ABC):
         Raises:
             SchemaError: (a RuntimeError) the data does not fit the storage, or is not a batch. Nothing is changed.
         """
+        if type(data) is TensorDict and (index := self.write_as_is(data, False)) is not None:
+            return index  # type: ignore[no-any-return]
         storage = self._writable()
         count = batch_length(data)
         capacity = storage.max_size
         if storage.ndim > 1:
             capacity = capacity_rows(capacity, storage.ndim, data, batch=True)
         rows = self.place(data, count, capacity)
+        if isinstance(rows, range) and rows.stop > capacity:  # for repeated rows the last data counts
+            rows = row_numbers(rows).remainder_(capacity)
         if not isinstance(rows, range):
             return self._extend_at(rows, data, count, capacity)
         index = row_numbers(rows)
-        where: Any = rows  # storages copy a range in one piece, but have to scatter row numbers
-        if rows.stop > capacity:
-            where = index.remainder_(
-                capacity
-            ).clone()  # the storage keeps this tensor; for repeated rows the last data counts
         if len(rows) != count:
             _refuse_rows(self, index, count)
-        try:
-            storage.set(where, self.prepare(data, where))
-        except BaseException:
-            self.on_refused()
-            raise
-        self.on_written(where, capacity)
-        return self._written(index, count)  # type: ignore[no-any-return]
+        # Storages copy a range in one piece, but have to scatter row numbers.
+        return self._store(rows, data, capacity, index)  # type: ignore[no-any-return]
+
+    def write_as_is(self, data: Any, single: bool) -> Any:
+        """Write an element, or a batch, whose bytes can be copied as they are, in half of the time; used by buffers.
+
+        Returns:
+            The index, as `add` and `extend` return it; None, with nothing changed, if only these can write the data.
+        """
+        return None
 
     def _extend_at(self, index: torch.Tensor, data: Any, count: int, capacity: int) -> torch.Tensor:
         """Write a batch at the rows that `place` returned; in ascending order unless the writer `keeps_order`."""
@@ -368,19 +366,23 @@ class Writer(ABC):
             kept, order = kept[ascending], ascending if order is None else order[ascending]
         rows = torch.from_numpy(kept)
         stored = data if order is None else chosen_rows(data, torch.from_numpy(order))
+        self._store(rows, stored, capacity, rows)
+        return self._replicate_index(index)
+
+    def _store(self, where: Any, data: Any, capacity: int, rows: Any) -> Any:
+        """Let the storage take data at `where`, which are these rows; return the index of the elements."""
         try:
-            self.storage.set(rows, self.prepare(stored, rows))
+            self.storage.set(where, self.prepare(data, where))
         except BaseException:
             self.on_refused()
             raise
-        self.on_written(rows, capacity)
-        self._written(rows, len(rows))
-        return self._replicate_index(index)
+        self.on_written(where, capacity)
+        return self._written(rows)
 
-    def _written(self, rows: Any, count: int) -> Any:
+    def _written(self, rows: int | torch.Tensor) -> Any:
         """Count a write and notify attached buffers; return the index of the elements."""
         storage = self.storage
-        self._write_counter.add(count)
+        self._write_counter.add(1 if isinstance(rows, int) else len(rows))
         if storage.generations is not None or self.tracks_generations:
             self._count_generations(rows)
         index = rows

@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import is_tensor_collection, is_tensorclass
+from tensordict import TensorDict, is_tensor_collection, is_tensorclass
 
 from ..errors import FormatError, SchemaError, require_flags
 from ..storages.base import Storage
+from ..storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from ..storages.tensor import TensorStorage
 from ..storages.write_log import Generations
 from ..ted.schema import Numbers
 from ..torchrl_classes import counterpart
@@ -121,21 +123,21 @@ class RoundRobinWriter(Writer):
         if self._prepared is not None:
             self._install(self._prepared)
 
-    def write_arrays(self, data: dict[Any, Any], single: bool) -> Any:
-        """Write a step, or a batch, given as a dict of NumPy arrays and numbers, without making a tensordict of it.
-
-        Returns:
-            The index, as `add` and `extend` return it; None, with nothing changed, if only these can write the data.
-        """
+    def write_as_is(self, data: Any, single: bool) -> Any:
+        """Write a tensordict, or a dict of NumPy arrays and numbers of which no tensordict is made; None for others."""
         storage: Any = self._storage
-        if self.tracks_generations or self.reuse is not None or storage.generations is not None:
+        plain = (
+            type(self) in _RINGS and type(storage) in _TENSORS and storage.ndim == 1
+        )  # others may have to see the data
+        if not plain or self.reuse is not None or storage.generations is not None:
             return None
-        rows = storage.array_rows(self._label())
-        if rows is None or (taken := rows.take(data, single)) is None:
+        if (rows := storage.array_rows(self._label())) is None:
             return None
-        count, values = taken
-        lent = storage.log.lent
-        if lent:  # they may be views of rows
+        taken = (rows.tensors if type(data) is TensorDict else rows.take)(data, single)
+        if taken is None:
+            return None
+        (count, values), lent = taken, storage.log.lent
+        if lent and type(values) is list:  # arrays may be views of rows
             values = list(map(np.array, values))
         capacity, start = storage.max_size, self._cursor_counter.value
         cursor, numbers = (start, start) if single else (range(start, start + count), np.arange(start, start + count))
@@ -143,7 +145,7 @@ class RoundRobinWriter(Writer):
             return None
         self._cursor_counter.value = (start + count) % capacity
         self._write_counter.add(count)
-        index = numbers if single else torch.from_numpy(numbers)
+        index = start if single else torch.from_numpy(numbers)
         storage.notify(index)
         return index
 
@@ -165,13 +167,14 @@ class RoundRobinWriter(Writer):
             SchemaError: (a RuntimeError) a row is beyond the capacity, or would leave a gap behind the valid rows.
         """
         storage, single = self.storage, isinstance(index, int)
-        count = 1 if single else batch_length(data)
+        if not single:
+            batch_length(data)
         place = index if isinstance(index, int) else torch.as_tensor(index, dtype=torch.int64).flatten().clone()
         generations = self._generations_for(capacity_rows(storage.max_size, storage.ndim, data, batch=not single))
         storage.set(place, self.prepare(data, place), set_cursor=False)
         if generations is not None:
             self._install(generations)
-        return self._written(place if isinstance(place, int) else place.clone(), count)
+        return self._written(place if isinstance(place, int) else place.clone())
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the generator, and what a buffer has set."""
@@ -284,9 +287,9 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         super().on_register(storage, previous)
         self._labels = Labels()
 
-    def write_arrays(self, data: dict[Any, Any], single: bool) -> Any:
+    def write_as_is(self, data: Any, single: bool) -> Any:
         """Write a step or a batch; None also before the first write, which tells whether rows have numbers."""
-        return None if self._labels.kept is None else super().write_arrays(data, single)
+        return None if self._labels.kept is None else super().write_as_is(data, single)
 
     def _label(self) -> str | None:
         return INDEX if self._labels.kept else None
@@ -301,3 +304,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
                 hint="take a RoundRobinWriter",
             )
         return self._labels.put(data, rows, self.storage)
+
+
+_RINGS = frozenset({RoundRobinWriter, TensorDictRoundRobinWriter})
+_TENSORS = frozenset({TensorStorage, LazyTensorStorage, LazyMemmapStorage})

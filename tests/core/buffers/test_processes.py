@@ -28,7 +28,7 @@ from rbtool.core.errors import OutOfSpaceError
 from rbtool.core.samplers.prioritized import PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.storages import write_log
-from rbtool.core.storages.columns import Columns
+from rbtool.core.storages.columns import Columns, TensorFinder
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.storages.tensor import TensorStorage
@@ -470,6 +470,7 @@ def _write_half(act: Callable[[ReplayBuffer], Any], buffer: ReplayBuffer) -> Non
         if value == CAPACITY:  # the storage was just full
             end()
 
+    TensorFinder.copied = lambda *_: False  # type: ignore[method-assign]  # which copies all columns in one call
     Columns.copy_run, Columns.write_rows, Columns.write_cells = copy_run, write_rows, end  # type: ignore[method-assign]
     if act is fill_up:
         Columns.copy_run = lambda *_, **__: None  # type: ignore[method-assign]

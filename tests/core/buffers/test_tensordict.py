@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import warnings
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -9,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict, tensorclass
+from tensordict import TensorDict, lazy_stack, tensorclass
 
 from rbtool.core.buffers import tensordict as tensordict_module
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.errors import UsageError
+from rbtool.core.errors import SchemaError, UsageError
+from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.samplers.uniform import RandomSampler
+from rbtool.core.storages import columns as columns_module
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.storages.tensor import TensorStorage
@@ -410,6 +413,116 @@ def test_dicts_of_arrays_are_written_as_tensordicts_of_them_are(storage: str, wr
             if len(found) == 2:
                 assert found[0] == found[1]
             assert everything(pair[0]) == everything(pair[1])
+
+
+def odd_tensors(rng: np.random.Generator, data: TensorDict, stored: Any) -> TensorDict:
+    """Change a tensordict in a way that a write has to notice, or must not mind."""
+    lead, after, odd = tuple(data.batch_size), data["next"], rng.integers(0, 26)
+    if odd == 0:
+        del after["done"]
+    elif odd == 1:
+        after["more"] = torch.zeros(lead)
+    elif odd == 2:
+        data["action"] = data["action"].int()
+    elif odd == 3:
+        after["state"] = after["state"][..., :2]
+    elif odd == 4:
+        data["state"] = data["state"].unsqueeze(-2)
+    elif odd == 5:
+        data = data.select(*reversed(list(data.keys())))
+    elif odd == 6:
+        data["state"] = torch.nn.Parameter(data["state"])
+    elif odd == 7:
+        after["state"] = torch.complex(after["state"], after["state"]).conj().imag  # marked as negative
+    elif odd == 8:
+        data["state"] = data["state"].mT.contiguous().mT if lead else data["state"].flip(-1)
+    elif odd == 9:
+        after["reward"] = torch.ones(()).expand(lead)
+    elif odd == 10:
+        data["index"] = torch.full(lead, 77)
+    elif odd == 11:
+        data = data.set_non_tensor("task", "walk")
+    elif odd == 12:
+        data = TensorDict(data.to_dict(), data.batch_size, device="cpu").lock_()
+    elif odd == 13:
+        data["action"] = data["action"].float()
+    elif odd == 14 and len(data.reshape(-1)) and lead:
+        data = torch.stack(list(data.unbind(0))) if rng.random() < 0.5 else lazy_stack(list(data.unbind(0)))
+    elif odd == 15:
+        data["next"] = data["next"].select("state", "done", "reward").select("done", "reward", "state")
+    elif odd == 16:
+        data["weight"] = data["weight"][..., None]
+    elif odd == 17 and lead:
+        data = TensorDict({key: torch.cat([data[key]] * 2)[::2] for key in ("action", "weight")}, lead).update(data)
+    elif odd == 18:
+        data = TensorDict(dict(data.items()), [])
+    elif odd < 22 and len(stored):  # views of the very rows that may be written
+        rows = stored[: lead[0]] if lead else stored[int(rng.integers(len(stored)))]
+        if tuple(rows.batch_size) == lead:
+            data["state"], after["state"] = rows["next", "state"], rows["state"]
+    return data
+
+
+class GeneralWriter(RoundRobinWriter):
+    """Is not known to put data where it belongs without looking at it."""
+
+
+class GeneralLabels(TensorDictRoundRobinWriter):
+    """The same, with numbers of rows."""
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("writers", [(RoundRobinWriter, GeneralWriter), (TensorDictRoundRobinWriter, GeneralLabels)])
+def test_tensordicts_are_written_as_they_are_by_any_path(
+    storage: str, compiled: bool, writers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns_module, "_MANY", 0 if compiled else 1 << 40)
+    monkeypatch.setattr(columns_module, "warm", lambda importing: compiled)
+    monkeypatch.setattr(columns_module, "_SMALL", 150)  # two rows
+    for seed in range(8):
+        rngs = [np.random.default_rng(seed) for _ in writers]
+        pair = [TensorDictReplayBuffer(storage=STORAGES[storage](), writer=kind()) for kind in writers]
+        for _ in range(50):
+            found = []
+            for rng, buffer in zip(rngs, pair, strict=True):
+                rows = buffer.storage if buffer.storage.initialized else ()
+                count = int(rng.integers(0, 5)) * int(rng.integers(1, 4))
+                lead = (count,) if rng.random() < 0.6 else ()
+                step = Arrays(int(rng.integers(1 << 30)), odd=False).step(lead, ())
+                data = odd_tensors(rng, TensorDict.from_dict(step, batch_size=lead), rows)
+                with warnings.catch_warnings(action="ignore", category=UserWarning):
+                    found.append(outcome(buffer.extend if lead else buffer.add, data))
+                if rng.random() < 0.2 and len(buffer):
+                    buffer[int(rng.integers(len(buffer)))]  # lends rows from now on
+            assert found[0] == found[1]
+            assert everything(pair[0]) == everything(pair[1])
+
+
+@pytest.mark.parametrize("writer", [TensorDictRoundRobinWriter, GeneralLabels, RoundRobinWriter, GeneralWriter])
+def test_dimensions_that_the_numbers_of_rows_do_not_have(writer: Any) -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(9), writer=writer())
+    for _ in range(2):  # the second one finds out that rows have numbers
+        buffer.extend(TensorDict({"a": torch.zeros(1, 3)}, [1]))
+    more = TensorDict({"a": torch.ones(2, 3)}, [2, 3])
+    if issubclass(writer, TensorDictRoundRobinWriter):
+        with pytest.raises(SchemaError, match="index"):
+            buffer.extend(more)
+    else:
+        buffer.extend(more)
+    assert buffer[:]["a"].mean(1).tolist() == [0, 0, 1, 1][: len(buffer)]
+
+
+def test_the_index_of_a_write_belongs_to_the_caller() -> None:
+    """What a caller does to it changes neither the ring nor later indices."""
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(9), sampler=SliceSampler(num_slices=1, traj_key="a"))
+    batch = TensorDict({"a": torch.zeros(4, dtype=torch.int64)}, [4])
+    for start in (0, 4, 8):  # the last one goes round
+        index = buffer.extend(batch)
+        assert index.tolist() == [(start + row) % 9 for row in range(4)]
+        index.fill_(5)
+    assert buffer[:]["index"].tolist() == list(range(9))
+    assert (buffer.writer.cursor, buffer.storage.log.now.next_row) == (3, 3)
 
 
 class Doubled(Transform):
