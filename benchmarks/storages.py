@@ -24,11 +24,14 @@ import rbtool
 
 
 def floors(rows: int, batch: int) -> dict[str, Job]:
-    """What a batch costs at least: as many bytes, gathered by NumPy from one array, and copied in one piece."""
+    """What a batch costs at least: as many bytes, gathered by NumPy from one array, and copied in one piece.
+
+    The draws are of as many rows as there are: rows that were read a moment ago would come from the processor's caches.
+    """
     width = sum(leaf[0].nbytes for leaf in state_rows(1).values(True, True))
     one, out = np.zeros((rows, width), np.uint8), np.empty((batch, width), np.uint8)
     one[:] = 1  # so that each row has memory of its own
-    draws = itertools.cycle(np.random.default_rng(0).integers(0, rows, (16, batch)))
+    draws = itertools.cycle(np.random.default_rng(0).integers(0, rows, (rows // batch, batch)))
     return {"take": lambda: one.take(next(draws), 0), "memcpy": lambda: np.copyto(out, one[:batch])}
 
 
