@@ -92,13 +92,14 @@ class Filling:
 
 def writes(rows: int, watch: Watch) -> Claims:
     """Rows written to a memory map that is full, and to one that fills."""
-    filling = peers.sides(lambda library, draws: Filling(library, rows))
     row = state_rows(1)[0]
     made = peers.sides(
         lambda library, draws: filled(
             library.ReplayBuffer(storage=library.LazyMemmapStorage(rows), sampler=draws.RandomSampler()), rows
         )
     )
+    # After the full ones, which load compiled loops, as a buffer that fills does at 32 MiB
+    filling = peers.sides(lambda library, draws: Filling(library, rows))
     for name, count, least in (("extend", 1, 9), ("extend", 32, 8), ("extend", 1000, 5), ("add", 1, 9)):
         data = row if name == "add" else state_rows(count)
         what = f"{name} {count}" if name == "extend" else name
