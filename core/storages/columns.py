@@ -128,6 +128,7 @@ class TensorFinder:
         """Copy a few rows (-1: one without its dimension), if they are found and have no gaps; else return False."""
         items = id(values) + tuple.__basicsize__  # where a tuple has the addresses of its items
         known = (self._head, self._leaves, self._memory, *self._table)
+        assert len(values) == len(self._leaves)  # the loop would read beyond the tuple
         return not self._compiled.copy_tensors(items, *known, start, count)
 
     def copy(self, start: int, count: int, sources: Sources) -> None:
@@ -967,7 +968,8 @@ class ArrayRows:
         places: list[tuple[int, str]] = []
         fits = columns.gathers_into and not any(map(renames, columns.dtypes)) and type(structure) is TensorDictNode
         self._fits = fits and self._find(structure, 0, places)
-        self._labels = places.index((0, label)) if label is not None and (0, label) in places else None
+        paths = list(structure.paths())
+        self._labels = paths.index((label,)) if label is not None and (label,) in paths else None
         if label is not None:
             leaf = None if self._labels is None else columns.plain[self._labels]
             self._fits = self._fits and leaf is not None and leaf.dtype is torch.int64 and leaf.dim() == 1
