@@ -95,8 +95,8 @@ class TensorFinder:
         self, compiled: ModuleType, functions: Sequence[int], columns: Sequence[torch.Tensor], ndim: int,
         memory: Sequence[tuple[int, int]],
     ) -> None:  # fmt: skip
-        self._compiled: Any = compiled
-        self._ndim = ndim
+        self._find, self._copy, self._copy_few = compiled.find_sources, compiled.copy_apart, compiled.copy_tensors
+        self._ndim, self._odd = ndim, compiled.ODD
         self._memory = np.array(memory, np.int64)
         self._head = np.array([*functions, *columns[0].shape[1:ndim]], np.int64)
         self._leaves = np.zeros((len(columns), 5 + max(column.dim() - ndim for column in columns)), np.int64)
@@ -121,19 +121,19 @@ class TensorFinder:
         found = np.fromiter(map(id, values), np.int64, len(self._leaves))
         count = lead[0] if len(lead) == self._ndim else -1
         steps = np.empty((len(found), self._ndim), np.int64)
-        lie = self._compiled.find_sources(found, self._head, self._leaves, self._memory, steps, count)
-        return None if lie == self._compiled.ODD else Sources(found, steps if lie else None)
+        lie = self._find(found, self._head, self._leaves, self._memory, steps, count)
+        return None if lie == self._odd else Sources(found, steps if lie else None)
 
     def copied(self, values: tuple[torch.Tensor, ...], start: int, count: int) -> bool:
         """Copy a few rows (-1: one without its dimension), if they are found and have no gaps; else return False."""
         items = id(values) + tuple.__basicsize__  # where a tuple has the addresses of its items
         known = (self._head, self._leaves, self._memory, *self._table)
         assert len(values) == len(self._leaves)  # the loop would read beyond the tuple
-        return not self._compiled.copy_tensors(items, *known, start, count)
+        return not self._copy_few(items, *known, start, count)
 
     def copy(self, start: int, count: int, sources: Sources) -> None:
         """Copy rows whose elements have gaps between them to the columns, from row `start` on."""
-        self._compiled.copy_apart(*self._table, sources.addresses, sources.steps, self._head[2:], start, count)
+        self._copy(*self._table, sources.addresses, sources.steps, self._head[2:], start, count)
 
 
 def tensor_finder(columns: Sequence[torch.Tensor], ndim: int, memory: Sequence[tuple[int, int]]) -> TensorFinder | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import warnings
 from functools import partial
@@ -497,6 +498,7 @@ def test_tensordicts_are_written_as_they_are_by_any_path(
                     buffer[int(rng.integers(len(buffer)))]  # lends rows from now on
             assert found[0] == found[1]
             assert everything(pair[0]) == everything(pair[1])
+        assert everything(copy.deepcopy(pair[0])) == everything(copy.deepcopy(pair[1]))
 
 
 @pytest.mark.parametrize("writer", [TensorDictRoundRobinWriter, GeneralLabels, RoundRobinWriter, GeneralWriter])

@@ -748,6 +748,7 @@ def test_new_rows_reach_no_file_that_took_the_place_of_the_storage_s_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(columns, "_LARGE", 1)
+    monkeypatch.setattr(columns, "warm", lambda importing: False)
     first, data = LazyMemmapStorage(100, scratch_dir=tmp_path), many_rows(20, 0)
     first.set(range(20), data)
     second = LazyMemmapStorage(100, scratch_dir=tmp_path, existsok=True)
@@ -763,6 +764,7 @@ def test_new_rows_reach_no_file_that_took_the_place_of_the_storage_s_own(
 
 def test_a_disk_that_fills_while_new_rows_are_written_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "_LARGE", 1)
+    monkeypatch.setattr(columns, "warm", lambda importing: False)
     buffer, data = ReplayBuffer(storage=LazyMemmapStorage(100), batch_size=2), many_rows(20, 0)
     buffer.extend(data)
 
