@@ -15,10 +15,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 from ..errors import (
     AuthorisationError,
@@ -73,25 +72,30 @@ class RemoteFolder(Closing):
         self._begin(transport)
 
     def _begin(self, transport: HttpTransport) -> None:
-        self._process, self._transport = os.getpid(), transport
-        self._alone, self._turn = threading.Lock(), threading.Lock()
+        self._own = {os.getpid(): (transport, threading.Lock(), threading.Lock())}
+
+    def _of_process(self) -> tuple[HttpTransport, threading.Lock, threading.Lock]:
+        """What this process has: a fork copies connections that are in use, and locks that nobody will release.
+
+        Threads that ask at the same time get the same: `setdefault` is one step.
+        """
+        own = self._own.get(os.getpid())
+        return own or self._own.setdefault(os.getpid(), (self._kind(), threading.Lock(), threading.Lock()))
 
     @property
     def transport(self) -> HttpTransport:
         """The connections of this process."""
-        if self._process != os.getpid():
-            self._begin(self._kind())
-        return self._transport
+        return self._of_process()[0]
 
     @property
     def alone(self) -> threading.Lock:
         """A lock for threads of this process that fetch files for each other."""
-        return (self.transport, self._alone)[1]
+        return self._of_process()[1]
 
     @property
     def turn(self) -> threading.Lock:
         """A lock of the thread of this process that fetches what is needed first."""
-        return (self.transport, self._turn)[1]
+        return self._of_process()[2]
 
     def pin(self, names: Sequence[str]) -> None:
         """Find out which versions of these files there are; of what a hub's commit has there is one."""
@@ -333,9 +337,11 @@ class S3Transport(WebTransport):
 
     def refusal(self, response: httpx2.Response, address: str) -> Exception:
         bucket, region = _object_at(address)[0], response.headers.get("x-amz-bucket-region", "")
-        # Requests that were made at the same time as the one that found the region out are made again, too.
-        signature = response.request.headers.get("authorization", "")
-        meant = f"/{region}/" in signature if signature else response.status_code != HTTPStatus.MOVED_PERMANENTLY
+        # Requests that were made at the same time as the one that found the region out are made again, too: they went
+        # to another host, or are signed for another region.
+        asked = (response.history or [response])[0].request
+        signature = asked.headers.get("authorization", "")
+        meant = asked.url.host == urlsplit(self.url(address)).hostname and (not signature or f"/{region}/" in signature)
         if re.fullmatch(r"[a-z0-9-]{1,40}", region) and not (meant and region == self._region(bucket)):
             self._regions[bucket] = region
             return Transient(NetworkError(f"s3://{bucket} is in the region {region}"), 0.0)
@@ -450,7 +456,6 @@ class GcsTransport(WebTransport):
         """Look for credentials once; return whether the request was made without them, and can be made with them."""
         with self._finding:
             if not self._looked:
-                self._looked = True
                 try:
                     import google.auth
                     from google.auth.exceptions import DefaultCredentialsError
@@ -461,6 +466,7 @@ class GcsTransport(WebTransport):
                     ) from error
                 with _as_google_refusals(address), suppress(DefaultCredentialsError):
                     self._credentials, _ = google.auth.default(scopes=[_READ_ONLY])
+                self._looked = True  # whoever asks at the same time is told as well what is missing
         return self._credentials is not None and "authorization" not in response.request.headers
 
 

@@ -105,11 +105,13 @@ class HttpTransport(Transport):
     ) -> Iterator[tuple[int, Iterator[bytes]]]:
         what = self.named(address)
         with self._get(address, start, what, stop=stop, match=version) as response:
-            found = _start_of(response, start)
+            found = _start_of(response, start, stop)
             if found is not None:
                 blocks = self._blocks(response, what)
                 yield found, blocks
-                if response.status_code == 206:  # who has what it asked for may not have asked whether that is the end
+                # Who has what it asked for may not have asked whether that is the end. A server that has not said how
+                # much it sends may let wait for the end as long as it is allowed to be silent.
+                if response.status_code == 206 and "Content-Length" in response.headers:
                     next(blocks, None)
                 return
         # The range was refused, or is not the one asked for.
@@ -331,13 +333,18 @@ def _as_network_errors(what: str, hint: str) -> Iterator[None]:
         raise failure(error, what, hint=hint) from error
 
 
-def _start_of(response: httpx2.Response, offset: int) -> int | None:
-    """At which byte of the file the body starts; None where that is not known or is after what was asked for."""
+def _start_of(response: httpx2.Response, offset: int, stop: int | None = None) -> int | None:
+    """At which byte of the file the body starts; None where that is not known or is after what was asked for.
+
+    Up to a `stop`, it has to start there: what starts before may be the late answer to another request on a connection.
+    """
     if response.status_code == 200:
         return 0
     found = re.fullmatch(r"bytes ([0-9]{1,18})-[0-9]+/(?:[0-9]+|\*)", response.headers.get("Content-Range", "").strip())
-    start = int(found[1]) if found else None
-    return start if response.status_code == 206 and start is not None and start <= offset else None
+    if response.status_code != 206 or found is None:
+        return None
+    start = int(found[1])
+    return start if start == offset or (start < offset and stop is None) else None
 
 
 def _answer(response: httpx2.Response, start: int, blocks: Iterator[bytes], what: str) -> Answer:

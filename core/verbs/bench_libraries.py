@@ -413,9 +413,9 @@ class Mosaic(Library):
     def open(self) -> None:
         """Open the shards."""
         from streaming import StreamingDataset
-        from streaming.base.util import clean_stale_shared_memory
 
-        clean_stale_shared_memory()  # of a process that was ended
+        # Shared memory that an ended process has left is in nobody's way: names go on after it. It is not cleaned up,
+        # because `clean_stale_shared_memory` takes it from running jobs as well.
         self._rows: Any = StreamingDataset(local=str(self.folder / "rows"), batch_size=1)
         self._loader: Any = None
 

@@ -75,6 +75,10 @@ def test_ranges_that_start_early_or_behind_the_end(server: StaticServer, transpo
     server.faults["data/file.bin"] = [Fault(content_range="bytes 0-10239/10240", no_range=False)]
     with transport.open(server.address("data/file.bin"), 50) as (start, _):
         assert start == 0
+    # Between two bounds, only what starts there is an answer.
+    server.faults["data/file.bin"] = [Fault(content_range="bytes 0-10239/10240", no_range=False)]
+    with transport.open_range(server.address("data/file.bin"), 50, 60) as (start, blocks):
+        assert (start, b"".join(blocks)) == (0, DATA)
 
 
 def test_the_client_says_who_it_is_and_is_sent_round_to_an_end(server: StaticServer, transport: HttpTransport) -> None:
