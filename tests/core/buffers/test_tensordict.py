@@ -447,7 +447,7 @@ def odd_tensors(rng: np.random.Generator, data: TensorDict, stored: Any) -> Tens
         data = TensorDict(data.to_dict(), data.batch_size, device="cpu").lock_()
     elif odd == 13:
         data["action"] = data["action"].float()
-    elif odd == 14 and len(data.reshape(-1)) and lead:
+    elif odd == 14 and lead and lead[0]:
         data = torch.stack(list(data.unbind(0))) if rng.random() < 0.5 else lazy_stack(list(data.unbind(0)))
     elif odd == 15:
         data["next"] = data["next"].select("state", "done", "reward").select("done", "reward", "state")
