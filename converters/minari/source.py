@@ -36,7 +36,7 @@ from ...core.format.episodes import EpisodeRanges, select_episodes
 from ...core.remote.bucket import Bucket, BucketObject
 from ...core.remote.fetch import fetch_files
 from ...core.remote.hub import Hub, HubFile, HubRepository, hub_endpoint
-from ...core.remote.threads import ask_all
+from ...core.remote.threads import Watch, ask_all
 from ...core.remote.transport import Transport, read_small
 from .metadata import METADATA_FILE, NAMESPACE_FILE, ids_in, is_dataset_id, totals_in
 
@@ -74,14 +74,15 @@ class MinariRemote(Closing, ABC):
     def describe(self, dataset_id: str, revision: str | None) -> RemoteDataset:
         """List the files of one dataset, without its steps and episodes."""
 
-    def totals(self, dataset: RemoteDataset) -> tuple[int | None, int | None]:
+    def totals(self, dataset: RemoteDataset, watch: Watch) -> tuple[int | None, int | None]:
         """Request the steps and episodes from the metadata of the dataset; None where they are not there."""
         file = next(file for file in dataset.files if file.path == DATA_METADATA)
         if file.known_size > _METADATA_BYTES:
             return None, None
         raw = read_small(
-            self.transport, file.addresses[0], limit=_METADATA_BYTES, size=file.size, checksum=file.checksum
-        )
+            self.transport, file.addresses[0], limit=_METADATA_BYTES, size=file.size, checksum=file.checksum,
+            sleep=watch.sleep,
+        )  # fmt: skip
         return totals_in(raw)
 
     def close(self) -> None:
@@ -159,15 +160,16 @@ class MinariOrganisation(MinariRemote):
         raise_if_all_failed(results)
         return found, problems
 
-    def _ids_in(self, repository: HubRepository) -> tuple[list[str], list[str]]:
+    def _ids_in(self, repository: HubRepository, watch: Watch) -> tuple[list[str], list[str]]:
         """List the ids in one repository as it is now."""
         try:
-            index = read_small(self.hub, self.hub.address(repository.name, "main", NAMESPACE_FILE), limit=_INDEX_BYTES)
+            address = self.hub.address(repository.name, "main", NAMESPACE_FILE)
+            index = read_small(self.hub, address, limit=_INDEX_BYTES, sleep=watch.sleep)
         except DatasetNotFoundError:
             index = None
         return ids_in(repository.name, index)
 
-    def _datasets_in(self, repository: HubRepository) -> tuple[list[RemoteDataset], list[str]]:
+    def _datasets_in(self, repository: HubRepository, watch: Watch) -> tuple[list[RemoteDataset], list[str]]:
         """List the datasets in one repository, all as of one commit, with one listing of all its files."""
         commit = repository.commit or self.hub.commit(repository.name)
         tree = self.hub.tree(repository.name, commit)
@@ -175,7 +177,9 @@ class MinariOrganisation(MinariRemote):
         for file in tree:
             if file.path == NAMESPACE_FILE:
                 address = self.hub.address(repository.name, commit, file.path)
-                index = read_small(self.hub, address, limit=_INDEX_BYTES, size=file.size, checksum=file.checksum)
+                index = read_small(
+                    self.hub, address, limit=_INDEX_BYTES, size=file.size, checksum=file.checksum, sleep=watch.sleep
+                )
         ids, problems = ids_in(repository.name, index)
         folders: dict[str, list[HubFile]] = {dataset_id.partition("/")[2]: [] for dataset_id in ids}
         for file in tree:
@@ -363,7 +367,7 @@ class MinariSource(Source):
         found = self._remote.describe(dataset_id, revision)
         if not totals:
             return found
-        steps, episodes = self._remote.totals(found)
+        steps, episodes = self._remote.totals(found, Watch())
         return replace(found, steps=steps, episodes=episodes)
 
     def episode_numbers(self, dataset: RemoteDataset) -> Sequence[int] | None:

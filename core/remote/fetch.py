@@ -26,7 +26,7 @@ from ..format.converter import Advance, Note, RemoteFile
 from ..format.documents import Count, decode, dump_json, parse_json
 from ..format.files import open_regular, reading_from
 from ..format.manifest import is_inside
-from .threads import Watch, ignore, run_together
+from .threads import Job, Watch, ignore, run_together
 from .transport import Answer, Transient, Transport, blocks_of, hasher, matches, retrying
 
 RECORD = ".json"
@@ -341,12 +341,16 @@ def fetch_files(
     CorruptDataError for bytes that never match, OutOfSpaceError, or the NetworkError, AuthorisationError or
     DatasetNotFoundError of the file's first address. Parts stay, to be resumed.
     """
+    watch = Watch(progress or ignore, note or ignore)
+    run_together(fetching(files, folder, transport), watch, workers=workers, interrupt=transport.interrupt)
+
+
+def fetching(files: Sequence[RemoteFile], folder: Path, transport: Transport) -> list[Job]:
+    """Return what `fetch_files` does, a job for each file, to run it together with other jobs."""
     parts = _parts(files, folder)
-    jobs = [
+    return [
         functools.partial(_fetch_file, file, folder, part, transport) for file, part in zip(files, parts, strict=True)
     ]
-    watch = Watch(progress or ignore, note or ignore)
-    run_together(jobs, watch, workers=workers, interrupt=transport.interrupt)
 
 
 def _parts(files: Sequence[RemoteFile], folder: Path) -> list[Path]:

@@ -33,12 +33,12 @@ from ..format.converter import RemoteFile
 from ..format.documents import parse_json
 from ..format.manifest import MANIFEST, Manifest, is_inside
 from ..progress import redact
-from .fetch import fetch_files
+from .fetch import fetching
 from .http import HttpTransport, failure
 from .hub import Hub, hub_endpoint
 from .hub_address import HubAddress
 from .shards import SHARD_DIGESTS
-from .threads import ask_all
+from .threads import Job, Watch, ask_all, run_together
 from .transport import ERROR_BYTES, Answer, Transient, paced, read_range, read_small, require_network, retrying
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("rbtool.remote")
 _DOCUMENT_BYTES = 256 << 20
-_LOOKED_UP_AT_ONCE = 16
-"""Their connections are then there for the first shards."""
 _SCHEMES = ("s3", "gs", "http", "https")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", re.ASCII)
 _HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]+)?", re.ASCII)
@@ -97,12 +95,17 @@ class RemoteFolder(Closing):
         """A lock of the thread of this process that fetches what is needed first."""
         return self._of_process()[2]
 
-    def pin(self, names: Sequence[str]) -> None:
-        """Find out which versions of these files there are; of what a hub's commit has there is one."""
+    def fetch(self, names: Sequence[str], folder: Path, *, pinned: Sequence[str] = (), workers: int = 4) -> None:
+        """Bring whole files to a folder, where they are not there; they are compared with checksums of the remote.
 
-    def fetch(self, names: Sequence[str], folder: Path, *, workers: int = 4) -> None:
-        """Bring whole files to a folder, where they are not there; they are compared with checksums of the remote."""
-        fetch_files([self.files[name] for name in names], folder, self.transport, workers=workers)
+        At the same time find out which versions of the files `pinned` there are, which are not fetched.
+        """
+        jobs = self._jobs(names, folder, pinned)
+        run_together(jobs, Watch(), workers=workers, interrupt=self.transport.interrupt)
+
+    def _jobs(self, names: Sequence[str], folder: Path, pinned: Sequence[str]) -> list[Job]:
+        """Return the jobs of `fetch`. Of what a hub's commit has there is one version."""
+        return fetching([self.files[name] for name in names], folder, self.transport)
 
     def read(self, name: str, start: int, stop: int, write: Callable[[memoryview, int], None]) -> None:
         """Pass bytes of a file to `write`; ChangedMeanwhileError if the remote has another version of it by now."""
@@ -176,36 +179,42 @@ def web_folder(text: str) -> RemoteFolder:
 
 
 class _WebFolder(RemoteFolder):
-    """A folder of which `documents` were read when it was opened, and all else is what the manifest lists."""
+    """A folder of which `documents` were read when it was opened, and all else is what the manifest lists.
+
+    CorruptDataError where files that it lists are missing or have other sizes.
+    """
 
     def _begin(self, transport: HttpTransport) -> None:
         super()._begin(transport)
         self.documents: dict[str, bytes] = {}  # until they are in a file
 
-    def pin(self, names: Sequence[str]) -> None:
-        """Ask for the sizes and versions of these files, where they are not known.
-
-        CorruptDataError where files are missing or have other sizes, and what a transport raises.
-        """
-        asked = [name for name in names if self.files[name].checksum is self.files[name].version is None]
-        calls = [functools.partial(_looked_up, self.transport, *self.files[name].addresses) for name in asked]
-        answers = ask_all(calls, self.transport, workers=_LOOKED_UP_AT_ONCE)
-        for name, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, DatasetNotFoundError):
-                raise CorruptDataError(f"{self.address} has no {name}, which its manifest lists")
-            if isinstance(answer, RbtoolError):
-                raise answer
-            if answer[0] not in (None, self.files[name].size):
-                raise CorruptDataError(f"{self.address}: {name} has another size than its manifest lists")
-            self.files[name] = replace(self.files[name], version=answer[1])
-
-    def fetch(self, names: Sequence[str], folder: Path, *, workers: int = 4) -> None:
+    def _jobs(self, names: Sequence[str], folder: Path, pinned: Sequence[str]) -> list[Job]:
         for name in self.documents.keys() & set(names):
             data = self.documents.pop(name)
             if not (folder / name).exists():
                 fs.make_folder((folder / name).parent)
                 fs.replace_file(folder / name, data)
-        super().fetch(names, folder, workers=workers)
+        asked = [name for name in pinned if self.files[name].checksum is self.files[name].version is None]
+        jobs = super()._jobs(names, folder, ())
+        jobs += [functools.partial(self._pin, name) for name in asked]
+        return [functools.partial(self._expect, name, job) for name, job in zip((*names, *asked), jobs, strict=True)]
+
+    def _pin(self, name: str, watch: Watch) -> None:
+        """Ask for the size and the version of a file."""
+        file = self.files[name]
+        size, version = retrying(lambda: self.transport.look_up(*file.addresses), sleep=watch.sleep)
+        if size not in (None, file.size):
+            raise CorruptDataError(f"{self.address}: {name} has another size than its manifest lists")
+        self.files[name] = replace(file, version=version)
+
+    def _expect(self, name: str, job: Job, watch: Watch) -> None:
+        """Run the job of a file."""
+        try:
+            job(watch)
+        except DatasetNotFoundError as error:
+            if self.files[name].checksum is not None:  # a document: it is not listed
+                raise
+            raise CorruptDataError(f"{self.address} has no {name}, which its manifest lists") from error
 
 
 def _place(address: str, name: str) -> tuple[str]:
@@ -215,8 +224,11 @@ def _place(address: str, name: str) -> tuple[str]:
 def _documents(address: str, transport: WebTransport) -> dict[str, bytes]:
     """Read the manifest and, where they are, the digests of shards."""
     names = (MANIFEST, SHARD_DIGESTS)
-    reading = [functools.partial(read_small, transport, *_place(address, one), limit=_DOCUMENT_BYTES) for one in names]
-    manifest, digests = ask_all(reading, transport)
+
+    def read(name: str, watch: Watch) -> bytes:
+        return read_small(transport, *_place(address, name), limit=_DOCUMENT_BYTES, sleep=watch.sleep)
+
+    manifest, digests = ask_all([functools.partial(read, name) for name in names], transport)
     if isinstance(manifest, DatasetNotFoundError) and not manifest.hint:  # with one there is not even a bucket
         raise DatasetNotFoundError(f"{address} is not an rbtool dataset: it has no {MANIFEST}") from manifest
     if isinstance(manifest, RbtoolError):
@@ -230,10 +242,6 @@ def _documents(address: str, transport: WebTransport) -> dict[str, bytes]:
     if isinstance(digests, RbtoolError):
         raise digests
     return {MANIFEST: manifest, SHARD_DIGESTS: digests}
-
-
-def _looked_up(transport: HttpTransport, address: str) -> tuple[int | None, str | None]:
-    return retrying(lambda: transport.look_up(address))
 
 
 def _web_address(text: str) -> str:

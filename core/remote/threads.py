@@ -152,7 +152,7 @@ class _Workers:
 
 
 def ask_all(
-    calls: Sequence[Callable[[], T]],
+    calls: Sequence[Callable[[Watch], T]],
     transport: Transport,
     *,
     workers: int = 8,
@@ -160,6 +160,7 @@ def ask_all(
 ) -> list[T | RbtoolError]:
     """Make all calls in a few threads; return their results, or the RbtoolError of each that failed, in order.
 
+    A call that waits before it tries again does so by its `watch.sleep`, which ends when nobody waits for it any more.
     `done` receives, in this thread, how many more calls are finished. Any other exception ends it all at once, as does
     an interruption: what the transport waits for is broken off.
     """
@@ -168,7 +169,7 @@ def ask_all(
     def job(index: int, watch: Watch) -> None:
         watch.check()
         try:
-            results[index] = calls[index]()
+            results[index] = calls[index](watch)
         except RbtoolError as error:
             results[index] = error
         watch.progress(1)

@@ -510,6 +510,7 @@ def read_small(
     limit: int,
     size: int | None = None,
     checksum: str | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> bytes:
     """Read a file into memory, trying again what may pass, and verify it where its size and checksum are known.
 
@@ -531,4 +532,4 @@ def read_small(
                 raise Transient(CorruptDataError(f"{address} came with {len(data):,} bytes that are not {checksum}"))
         return bytes(data)
 
-    return retrying(attempt)
+    return retrying(attempt, sleep=sleep)

@@ -57,7 +57,7 @@ from ..progress import Silent, readable_size
 from ..remote.folders import RemoteFolder, hub_folder, is_web_address, web_folder
 from ..remote.hub_address import HubAddress
 from ..remote.shards import SHARD_DIGESTS, EpisodeShards, Range, ShardDigests, row_files, row_ranges
-from ..remote.threads import Job, Watch, ignore, run_together
+from ..remote.threads import Watch, ignore, run_together
 from ..results import PICKLED
 from ..storages.base import Storage
 from ..storages.dataset import OpenShard, ShardedData, StreamShards, StreamStorage
@@ -550,8 +550,8 @@ def disagreement(reader: TedReader | PackedReader, first: int, stop: int) -> str
 _LOG = logging.getLogger("rbtool.remote")
 _BASE = "base"
 _BASE_LOCK = "base.lock"
-_SMALL_FILES = 24
-"""Files without rows that are fetched at a time: an episode table has a dozen."""
+_ASKED_AT_ONCE = 40
+"""Files without rows that are fetched, and others whose versions are asked for: an episode table has a dozen."""
 _CONNECTIONS = 8
 """Pieces of a shard that are fetched at a time."""
 _PIECE = 16 << 20
@@ -624,18 +624,15 @@ class HostedShards(ShardFiles):
                 self._fetch_listed({SCHEMA}, manifest)
             rows = self._files_of_rows(manifest)
             others = {file.path for file in manifest.files if not file.path.startswith(VIDEOS)} - rows
-            jobs: list[Job] = [
-                lambda watch: self._fetch_listed(others, manifest), lambda watch: self.remote.pin(sorted(rows))
-            ]  # fmt: skip
-            run_together(jobs, Watch(), workers=len(jobs), interrupt=self.remote.transport.interrupt)
+            self._fetch_listed(others, manifest, pinned=sorted(rows))
         finally:
             os.close(lock)
 
-    def _fetch_listed(self, names: set[str], manifest: Manifest) -> None:
-        """Fetch files, and compare with the manifest those of which the remote has no checksum."""
+    def _fetch_listed(self, names: set[str], manifest: Manifest, pinned: Sequence[str] = ()) -> None:
+        """Fetch files, and compare with the manifest those of which the remote has no checksum; pin the others."""
         base, digests = self.folder / _BASE, {file.path: file.digest for file in manifest.files}
         for last in (False, True):
-            self.remote.fetch(sorted(names), base, workers=_SMALL_FILES)
+            self.remote.fetch(sorted(names), base, pinned=pinned, workers=_ASKED_AT_ONCE)
             unknown = [name for name in sorted(names) if self.remote.files[name].checksum is None]
             wrong = [name for name in unknown if digest_file(base / name) != digests[name]]
             if not wrong:
@@ -816,6 +813,7 @@ class HostedShards(ShardFiles):
         descriptor = fs.open_to_fill(path)  # by the thread that writes: one left to itself writes to no other file
         try:
             self.remote.read(name, start, start + size, write)
+            watch.progress(start + size - unsynced)
             fs.fsync(descriptor, path)
         finally:
             fs.close(descriptor, path)

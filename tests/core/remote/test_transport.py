@@ -14,7 +14,7 @@ import pytest
 from waiting import HANG
 
 from rbtool.core.errors import CorruptDataError, FormatError, NetworkError, RbtoolError, UsageError
-from rbtool.core.remote.threads import ask_all
+from rbtool.core.remote.threads import Watch, ask_all
 from rbtool.core.remote.transport import (
     Patience,
     Transient,
@@ -216,8 +216,8 @@ def test_what_does_not_match_is_read_again(first: bytes | Exception) -> None:
     assert transport.left == []
 
 
-def answer(number: int) -> Callable[[], int]:
-    def call() -> int:
+def answer(number: int) -> Callable[[Watch], int]:
+    def call(watch: Watch) -> int:
         if number % 3 == 2:
             raise FormatError(f"odd {number}")
         return number
@@ -244,15 +244,20 @@ def test_any_other_error_ends_it_all() -> None:
         def interrupt(self) -> None:
             held.set()
 
-    def wait() -> None:
+    def wait(watch: Watch) -> None:
         held.wait(HANG)
+        watch.sleep(HANG)  # before another attempt, which nobody waits for
 
-    def fail() -> None:
+    def fail(watch: Watch) -> None:
         raise KeyError("a fault of ours")
 
     with pytest.raises(KeyError, match="a fault of ours"):
         ask_all([wait, fail, wait, wait], Held(), workers=2)
     assert held.is_set()
+    for thread in threading.enumerate():
+        if thread.name == "rbtool-fetch":
+            thread.join(HANG / 2)
+            assert not thread.is_alive()
 
 
 @pytest.mark.usefixtures("impatient")
@@ -267,4 +272,4 @@ def test_questions_are_answered_where_few_threads_can_be_started(startable: int,
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
-    assert ask_all([lambda number=number: number for number in range(5)], Replies()) == [0, 1, 2, 3, 4]  # type: ignore[misc]
+    assert ask_all([lambda watch, number=number: number for number in range(5)], Replies()) == [0, 1, 2, 3, 4]  # type: ignore[misc]

@@ -7,9 +7,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,12 +29,14 @@ from lerobot_files import random_takes, write_dataset
 from loopback import Web
 from machine import files_of
 from streaming import batches_of, in_process
-from waiting import wait_until
+from waiting import HANG, wait_until
 
 import rbtool
-from rbtool.core.errors import FormatError
+from rbtool.core.errors import CorruptDataError, FormatError
 from rbtool.core.open_steps import open_dataset
+from rbtool.core.remote.folders import web_folder
 from rbtool.core.remote.shards import SHARD_DIGESTS, ShardDigests
+from rbtool.core.streams.shards import HostedShards
 from rbtool.core.testing.datasets import write_walks
 
 # Streams of a hub compare what they fetch with digests: other bytes are fetched again, or are an error.
@@ -394,6 +398,44 @@ def test_what_is_needed_first_is_asked_for_together(web, web_environment, stored
     assert not sum(fault.times for fault in web.faults)
 
 
+def test_the_next_shard_begins_when_most_of_one_is_there(web, web_environment, stored: Path) -> None:
+    web.faults.append(Fault(r"/next/terminated\.memmap", "held", after=1))  # after the look-up, of the first shard
+    reading = threading.Thread(target=in_process, args=(web_environment, {"dataset": addresses(web, "walks")[0]}))
+    reading.start()
+    while len({one.range for one in list(web.requests) if one.path.endswith("action.memmap")}) < 3:
+        reading.join(0.01)
+        assert reading.is_alive()
+    web.released.set()
+    reading.join()
+
+
+@pytest.mark.parametrize("fails", ["", r"/observation\.memmap"])
+def test_an_open_that_fails_leaves_no_thread(web, web_environment, stored, tmp_path, monkeypatch, fails: str) -> None:
+    for name, value in (web_environment | {"RBTOOL_RETRIES": "9:30"}).items():
+        monkeypatch.setenv(name, value)
+    address = addresses(web, "walks")[0]
+    small = len(files_of(stored / "bucket" / "walks" / ".rbtool")) - 1
+    held = Fault(r"/\.rbtool/(?!manifest|shard-digests)", "held", times=small)
+    web.faults += [held] + [Fault(fails, "status:404")] * bool(fails)
+
+    def interrupt() -> None:
+        wait_until(lambda: not held.times, "requests for the small files")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    helper = threading.Thread(target=interrupt)
+    if not fails:
+        helper.start()
+    with pytest.raises(CorruptDataError if fails else KeyboardInterrupt):
+        HostedShards(web_folder(address), tmp_path)
+    for thread in threading.enumerate():
+        if thread.name == "rbtool-fetch":
+            thread.join(HANG / 2)
+            assert not thread.is_alive()
+    web.faults.clear()
+    web.released.set()
+    HostedShards(web_folder(address), tmp_path).close()
+
+
 @pytest.mark.parametrize("kind", ["cut:1500", "reset", "status:503", "status:429", "norange", "corrupt"])
 def test_a_fault_of_a_web_server_that_passes_changes_nothing(web, web_environment, stored, kind) -> None:
     web.faults.append(Fault(r"GET (?!.*/\.rbtool/)", kind, times=5, after=6, headers={"Retry-After": "0"}))
@@ -550,11 +592,14 @@ def test_without_network_or_dataset_or_files(web: Web, web_environment: dict[str
     assert [(one["error"], one["message"].endswith("manifest.json")) for one in found] == [
         ("DatasetNotFoundError", True)
     ] * 3
-    shutil.copytree(stored / "bucket" / "walks", tmp_path / "there" / "walks")
-    (tmp_path / "there" / "walks" / "action.memmap").unlink()
+    names = ("action.memmap", ".rbtool/episodes/meta.json")
+    for number, name in enumerate(names):
+        (shutil.copytree(stored / "bucket" / "walks", tmp_path / "there" / str(number)) / name).unlink()
     web.root = tmp_path / "there"
-    found = in_process(web_environment, {"dataset": f"{web.url}/walks"})
-    assert (found[0]["error"], "has no action.memmap" in found[0]["message"]) == ("CorruptDataError", True)
+    found = in_process(web_environment, *({"dataset": f"{web.url}/{number}"} for number in range(len(names))))
+    assert [(one["error"], one["message"].partition(" has no ")[2]) for one in found] == [
+        ("CorruptDataError", f"{name}, which its manifest lists") for name in names
+    ]
 
 
 _WORKERS = """
