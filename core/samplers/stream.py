@@ -217,10 +217,6 @@ class StreamSampler(Sampler):
 
     # Order -------------------------------------------------------------------------------------------
 
-    def shards_of(self, storage: Storage) -> list[int]:
-        """Return the shards of this part, in the order of the present epoch."""
-        return list(map(int, self._shard_order(self._stream(storage)).shards))
-
     def _shard_order(self, stream: StreamStorage) -> _Order:
         if self._order is None:
             shards = self._shuffled(np.arange(len(stream.shards)), _SHARDS, 0)

@@ -193,14 +193,17 @@ def _addresses(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + memory.nbytes()
 
 
-# torch cannot gather unsigned integers wider than a byte, so their bits are handled as the signed type of that width.
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+# torch cannot gather unsigned integers wider than a byte, and cannot write numbered rows of floats of one byte, which
+# left rows with some of the columns: their bits are handled as the integers of that width.
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FLOATS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
+_AS_BITS = {one: _BITS[one.itemsize] for one in (torch.uint16, torch.uint32, torch.uint64, *_FLOATS)}
 
 
 def plain_column(leaf: torch.Tensor) -> torch.Tensor:
-    """Return a view of the same memory that torch indexes quickly: not a subclass, not a wide unsigned type."""
+    """Return a view of the same memory that torch indexes quickly: not a subclass, not a type of `_AS_BITS`."""
     column = leaf.detach().as_subclass(torch.Tensor)
-    return column.view(_SIGNED[column.dtype]) if column.dtype in _SIGNED else column
+    return column.view(_AS_BITS[column.dtype]) if column.dtype in _AS_BITS else column
 
 
 def zeros(dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -211,7 +214,6 @@ def zeros(dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> tor
     return whole.view(dtype).view(tuple(shape))
 
 
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _KNOWN_TO_NUMPY = frozenset({
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32,
     torch.float64, torch.complex64, torch.complex128,
@@ -582,6 +584,8 @@ class Columns:
             if value.dtype is not dtype or value.shape != shape or not (value.is_cpu and value.is_contiguous()):
                 return None
             found.append(value.data_ptr())
+            if not found[-1] and value.numel():  # a tensor without memory
+                return None
         count = lead[0] if len(lead) == self.ndim else 1
         if max(found) < self._span[0] - count * self._widest or min(found) >= self._span[1]:
             return Sources(found)
@@ -1005,7 +1009,7 @@ class ArrayRows:
         """
         size = data.batch_size
         count = 1 if single else next(iter(size), 0)
-        if not count or (self.label is not None and len(size) + single != 1):
+        if not count or (self.label is not None and (self._labels is None or len(size) + single != 1)):
             return None
         try:
             return count, tuple(self._structure.flatten(data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from streams import ListedShards, stream_buffer
 
 import rbtool
+from rbtool.core.errors import EmptyPartError
 from rbtool.core.storages.dataset import StreamStorage
 
 LENGTHS = st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=7).filter(lambda parts: any(parts))
@@ -44,7 +46,7 @@ def test_parts_have_every_element_once_together(parts: Any, options: Any, count:
     for number in range(min(count, len(parts))):
         sampler = rbtool.StreamSampler(**options, part=(number, count))
         buffer = stream_buffer(parts, sampler, 3)
-        if any(sum(parts[shard]) for shard in sampler.shards_of(buffer.storage)):
+        with contextlib.suppress(EmptyPartError):  # without steps: what it then lacks, no other part has
             found += drawn(buffer)
     expected = list(range(sum(map(sum, parts))))
     assert sorted(found) == expected if count <= len(parts) else set(found) <= set(expected)

@@ -239,7 +239,13 @@ def test_indices_do_not_reach_into_rows(index: object) -> None:
         TensorStorage(steps())[index]
 
 
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.bfloat16, torch.bool])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.uint16, torch.uint32, torch.uint64, torch.bfloat16, torch.bool, torch.float8_e4m3fn,
+        torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
+    ],
+)  # fmt: skip
 def test_every_element_type_is_gathered_and_written(dtype: torch.dtype) -> None:
     data = (numbers(6, 2, dtype=torch.int64) % 2).to(dtype)
     storage = TensorStorage(data.clone())
