@@ -400,7 +400,8 @@ def test_what_is_needed_first_is_asked_for_together(web, web_environment, stored
 
 def test_the_next_shard_begins_when_most_of_one_is_there(web, web_environment, stored: Path) -> None:
     web.faults.append(Fault(r"/next/terminated\.memmap", "held", after=1))  # after the look-up, of the first shard
-    reading = threading.Thread(target=in_process, args=(web_environment, {"dataset": addresses(web, "walks")[0]}))
+    patient = web_environment | {"RBTOOL_TIMEOUT": str(HANG)}
+    reading = threading.Thread(target=in_process, args=(patient, {"dataset": addresses(web, "walks")[0]}))
     reading.start()
     while len({one.range for one in list(web.requests) if one.path.endswith("action.memmap")}) < 3:
         reading.join(0.01)
