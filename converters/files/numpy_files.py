@@ -729,8 +729,7 @@ class NpzFile(Closing):
                 raise self._damaged(f"{member.filename[:200]!r} is in it twice")
             found[member.filename] = member
             self._bytes_of(member)  # a name that only the list has would be of another array, or of none
-        end = os.pread(self._descriptor, _LARGEST_END, max(0, size - _LARGEST_END)).rpartition(_END)[2]
-        if (stated := int.from_bytes(end[6:8], "little")) not in (_IN_ZIP64, len(members)):
+        if (stated := stated_members(self._descriptor)) not in (None, len(members)):
             raise self._damaged(f"it states {stated:,} arrays, and lists {len(members):,}")
         return found
 
@@ -754,6 +753,17 @@ class NpzFile(Closing):
 
 _END, _LARGEST_END, _IN_ZIP64 = b"PK\5\6", 22 + (1 << 16), (1 << 16) - 1
 """What the last record begins with, the most bytes from there on, and the number of members that is elsewhere."""
+
+
+def stated_members(descriptor: int) -> int | None:
+    """Return how many members a zip file states at its end; None where the number does not fit there.
+
+    `zipfile` does not compare it with the list, of which damage can leave out members in silence.
+    """
+    start = max(0, os.fstat(descriptor).st_size - _LARGEST_END)
+    end = os.pread(descriptor, _LARGEST_END, start).rpartition(_END)[2]
+    stated = int.from_bytes(end[6:8], "little")
+    return None if stated == _IN_ZIP64 else stated
 
 
 def _refused(member: zipfile.ZipInfo, size: int) -> str:

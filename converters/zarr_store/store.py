@@ -34,6 +34,7 @@ from ...core.format.contracts import Array, Closing
 from ...core.format.documents import parse_json
 from ...core.format.files import FETCH_AGAIN, no_match, open_regular, reading_from
 from ...core.ted.schema import dtype_name
+from ..files.numpy_files import stated_members
 from ..files.readers import DAMAGED, reading
 
 GROUP_2, ARRAY_2, ATTRIBUTES_2, NODE_3 = ".zgroup", ".zarray", ".zattrs", "zarr.json"
@@ -48,8 +49,7 @@ OURS = "rbtool"
 """
 META_TYPES = "meta.json"
 """The document with the types of the arrays of `meta` that became texts."""
-_ZIP, _ZIP_END = b"PK", b"PK\5\6"
-_LARGEST_END, _IN_ZIP64 = 22 + (1 << 16), (1 << 16) - 1
+_ZIP = b"PK"
 """The most bytes of a zip file after its list of members, and the number of members that says that it is elsewhere."""
 _LARGEST_METADATA = 64 << 20
 LARGEST_CHUNK = 2 << 30
@@ -124,9 +124,8 @@ class StoreFiles(Closing):
         self._prefix = _prefix(found) or ""
         inside = (name for name in found if name.startswith(self._prefix))
         self.names = frozenset(name.removeprefix(self._prefix) for name in inside)
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _LARGEST_END))
-        stated = int.from_bytes(stream.read().rpartition(_ZIP_END)[2][6:8], "little")
-        if stated not in (_IN_ZIP64, len(self._archive.infolist())):
+        stated = stated_members(stream.fileno())
+        if stated not in (None, len(self._archive.infolist())):
             self.close()
             raise CorruptDataError(
                 f"{path} states {stated:,} members, and lists {len(found):,}: it is damaged", hint=FETCH_AGAIN

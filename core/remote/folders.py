@@ -474,7 +474,7 @@ class GcsTransport(WebTransport):
                     ) from error
                 with _as_google_refusals(address), suppress(DefaultCredentialsError):
                     self._credentials, _ = google.auth.default(scopes=[_READ_ONLY])
-                self._looked = True  # whoever asks at the same time is told as well what is missing
+                self._looked = True  # only now: another thread that asks meanwhile has to get the same error
         return self._credentials is not None and "authorization" not in response.request.headers
 
 

@@ -337,7 +337,7 @@ class _Parts(Feed):
     def state(self, place: _Place) -> dict[str, Any]:
         left = next((one[_LEFT] for one in place.states if one[_LEFT] is not None), None)
         own = [{name: value for name, value in one.items() if name != _LEFT or value != left} for one in place.states]
-        return {_WORKERS: own, _TURN: place.turn, _LEFT: left}  # which is long, once
+        return {_WORKERS: own, _TURN: place.turn, _LEFT: left}  # long, so stored once
 
     def load(self, state: Any) -> None:
         self._stream.load_for(state, self._workers)
