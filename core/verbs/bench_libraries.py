@@ -441,10 +441,14 @@ class Mosaic(Library):
         rows = StreamingDataset(
             local=local, shuffle=True, shuffle_seed=seed, batch_size=size, num_canonical_nodes=nodes
         )
-        self._loader = StreamingDataLoader(rows, batch_size=size, collate_fn=self._stacked)
+        return self._begun(StreamingDataLoader(rows, batch_size=size, collate_fn=self._stacked), start)
+
+    def _begun(self, loader: Any, start: Any) -> Iterator[Batch]:
+        """Return the batches of a loader, from a state on if there is one."""
+        self._loader = loader
         if start is not None:
-            self._loader.load_state_dict(start)
-        return iter(self._loader)
+            loader.load_state_dict(start)
+        return iter(loader)
 
     def state(self, batches: int) -> Any:
         """Return the state of the loader."""
@@ -479,10 +483,7 @@ class Litdata(Mosaic):
         from litdata import StreamingDataLoader, StreamingDataset
 
         rows = StreamingDataset(str(self.folder / "rows"), shuffle=True, seed=seed)
-        self._loader = StreamingDataLoader(rows, batch_size=size, collate_fn=self._stacked)
-        if start is not None:
-            self._loader.load_state_dict(start)
-        return iter(self._loader)
+        return self._begun(StreamingDataLoader(rows, batch_size=size, collate_fn=self._stacked), start)
 
 
 LIBRARIES: dict[str, type[Library]] = {
