@@ -187,6 +187,17 @@ class _WebFolder(RemoteFolder):
     def _begin(self, transport: HttpTransport) -> None:
         super()._begin(transport)
         self.documents: dict[str, bytes] = {}  # until they are in a file
+        self._whole: list[str] = []
+
+    def fetch(self, names: Sequence[str], folder: Path, *, pinned: Sequence[str] = (), workers: int = 4) -> None:
+        super().fetch(names, folder, pinned=pinned, workers=workers)
+        if self._whole:
+            _LOG.warning(
+                "%s is on a server that ignores byte ranges: each part of a file is read from the beginning of the "
+                "file, which is slow; download the dataset, or use a server that knows ranges",
+                self.address,
+            )
+            self._whole.clear()
 
     def _jobs(self, names: Sequence[str], folder: Path, pinned: Sequence[str]) -> list[Job]:
         for name in self.documents.keys() & set(names):
@@ -202,9 +213,11 @@ class _WebFolder(RemoteFolder):
     def _pin(self, name: str, watch: Watch) -> None:
         """Ask for the size and the version of a file."""
         file = self.files[name]
-        size, version = retrying(lambda: self.transport.look_up(*file.addresses), sleep=watch.sleep)
+        size, version, ranged = retrying(lambda: self.transport.look_up(*file.addresses), sleep=watch.sleep)
         if size not in (None, file.size):
             raise CorruptDataError(f"{self.address}: {name} has another size than its manifest lists")
+        if not ranged and file.known_size > 1:
+            self._whole.append(name)
         self.files[name] = replace(file, version=version)
 
     def _expect(self, name: str, job: Job, watch: Watch) -> None:

@@ -133,13 +133,17 @@ class HttpTransport(Transport):
                 raise NetworkError(f"{_host(response)} sends another part of {what} than requested")
             yield _answer(response, 0, self._blocks(response, what), what)
 
-    def look_up(self, address: str) -> tuple[int | None, str | None]:
-        """Return the size and the version of a file, as `Answer` has them, by a request for its first byte."""
+    def look_up(self, address: str) -> tuple[int | None, str | None, bool]:
+        """Return the size and the version of a file, as `Answer` has them, by a request for its first byte.
+
+        Also return whether the server sent that byte alone: one that ignores ranges sends the whole file.
+        """
         what = self.named(address)
         with self._get(address, 0, what, stop=1) as response:
-            if response.status_code == 206:  # the connection can be used again once it is read
+            ranged = response.status_code == 206
+            if ranged:  # the connection can be used again once it is read
                 collections.deque(self._blocks(response, what), 0)
-            return _size_of(response), _version_of(response)
+            return _size_of(response), _version_of(response), ranged
 
     def interrupt(self) -> None:
         with self._lock:

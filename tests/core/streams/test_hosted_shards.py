@@ -445,6 +445,15 @@ def test_a_fault_of_a_web_server_that_passes_changes_nothing(web, web_environmen
     assert not web.faults[0].times
 
 
+@pytest.mark.parametrize("ignores", [True, False])
+def test_a_server_that_ignores_ranges_is_named_once(web, stored, tmp_path, caplog, ignores) -> None:
+    web.faults.extend([Fault("GET ", "norange", times=ALWAYS)] * ignores)
+    with HostedShards(web_folder(addresses(web, "my%20packed")[0]), tmp_path) as shards:
+        shards.fetch(0, tmp_path / "0", lambda size: None)
+    said = [record.getMessage() for record in caplog.records if "byte ranges" in record.getMessage()]
+    assert len(said) == ignores
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "said"),
     [
