@@ -2,9 +2,10 @@
 
     python benchmarks/storages.py [--rows 1000000] [--rounds 15] [--only PART] [--cpu]
 
-TorchRL has to be installed in the same environment; without it, only rbtool's times are shown. Rows are 11 leaves of
-758 bytes, images 28 kB. Both sides take turns in one process with one torch thread; the figures are medians of the time
-of one call in microseconds, and TorchRL's time divided by rbtool's. `--only` keeps the parts whose names hold PART.
+TorchRL, and Stable-Baselines3 for `steps`, have to be installed in the same environment; without them, only rbtool's
+times are shown. Rows are 11 leaves of 758 bytes, images 28 kB. All sides take turns in one process with one torch
+thread; the figures are medians of the time of one call in microseconds, and the time of others divided by ours.
+`--only` keeps the parts whose names hold PART.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from shared import peers
@@ -21,6 +23,12 @@ from shared.claims import Claim, Claims, Job, Watch, main
 from shared.rows import filled, image_rows, state_rows
 
 import rbtool
+
+ring: Any
+try:
+    from stable_baselines3.common.buffers import ReplayBuffer as ring
+except ImportError:
+    ring = None
 
 
 def floors(rows: int, batch: int) -> dict[str, Job]:
@@ -115,6 +123,27 @@ def writes(rows: int, watch: Watch) -> Claims:
         yield from Claim.of(f"{what}, filling", found, {1: 7, 32: 6, 1000: 4}[count])
 
 
+def steps(rows: int, watch: Watch) -> Claims:
+    """Arrays of one step of an environment, or of a vector of them, next to the NumPy ring of Stable-Baselines3."""
+    if ring is None:
+        print("stable-baselines3 is not installed here: no comparison with its ring (pip install stable-baselines3)")
+    draw = np.random.default_rng(0)
+    for lanes, most in ((1, 3), (8, 2), (64, 2)):
+        now, then = draw.normal(size=(2, lanes, 17)).astype(np.float32)
+        action, reward, end = now[:, :6].copy(), np.zeros((lanes, 1), np.float32), np.zeros((lanes, 1), bool)
+        step = {"observation": now, "action": action, "reward": reward, "terminated": end, "next_observation": then}
+        rb = rbtool.TensorDictReplayBuffer(storage=rbtool.LazyTensorStorage(rows // lanes * lanes))
+        one = {key: value[0] for key, value in step.items()}
+        jobs: dict[str, Job] = {"ours": partial(rb.add, one) if lanes == 1 else partial(rb.extend, step)}
+        if ring is not None:
+            spaces = gymnasium.spaces.Box(-1, 1, (17,)), gymnasium.spaces.Box(-1, 1, (6,))
+            there, infos = ring(rows, *spaces, n_envs=lanes), [dict[str, Any]()] * lanes
+            jobs["NumPy"] = partial(there.add, now, then, action, reward[:, 0], end[:, 0], infos)
+        found = watch.medians(f"step of {lanes}", jobs)
+        if ring is not None:
+            yield Claim(f"step of {lanes}, ours : NumPy", found["ours"] / found["NumPy"], most=most)
+
+
 def threads(rows: int, watch: Watch) -> Claims:
     """Two threads that read batches next to one that reads as many."""
     buffer = filled(rbtool.ReplayBuffer(storage=rbtool.LazyTensorStorage(rows)), rows)
@@ -135,7 +164,7 @@ def threads(rows: int, watch: Watch) -> Claims:
     yield Claim("two reading threads, one : two", found["one"] / found["two"])
 
 
-PARTS = (random, images, writes, threads)
+PARTS = (random, images, writes, steps, threads)
 
 if __name__ == "__main__":
     main(__doc__, PARTS)

@@ -25,8 +25,9 @@ import storages
 from shared.claims import main
 
 PARTS = (
-    storages.random, storages.images, storages.writes, samplers.slices, samplers.prioritized_slices_of_torchrl,
-    samplers.prioritized_slices, samplers.priorities, *checkpointers.PARTS, incremental.incremental, preprocess.chunk,
+    storages.random, storages.images, storages.writes, storages.steps, samplers.slices,
+    samplers.prioritized_slices_of_torchrl, samplers.prioritized_slices, samplers.priorities, *checkpointers.PARTS,
+    incremental.incremental, preprocess.chunk,
 )  # fmt: skip
 
 if __name__ == "__main__":
