@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, settings
 from processes import Interpreter
 
 # On a loaded machine, one case may wait for seconds: Hypothesis measures no times. It draws the same examples in each
-# run, so that no test fails by chance; with `--hypothesis-profile=random`, as in `make test-all`, it draws others.
+# run, so that no test fails by chance; with `--hypothesis-profile=random`, as in `make test-all`, it draws others, and
+# more of them.
 _UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("same", **_UNTIMED, derandomize=True)
-settings.register_profile("random", **_UNTIMED, derandomize=False)  # whatever CI says
+settings.register_profile("same", **_UNTIMED, derandomize=True, max_examples=40)
+settings.register_profile("random", **_UNTIMED, derandomize=False, max_examples=100)  # whatever CI says
 settings.load_profile("same")
 
 

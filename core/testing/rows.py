@@ -6,8 +6,9 @@ Nothing here depends on pytest.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, TypeAlias
 
 import torch
@@ -112,6 +113,13 @@ class Case:
     def row(self, number: int) -> Any:
         """Make one row, without its leading dimension."""
         return _first(self.rows(number, 1))
+
+
+def paired(kinds: tuple[str, ...], ndims: tuple[int, ...], fills: Iterable[str]) -> list[tuple[str, int, str]]:
+    """Combine kinds of data, numbers of dimensions and fill levels so that each pair occurs: half of the product."""
+    every = list(product(enumerate(kinds), enumerate(ndims), enumerate(fills)))
+    few = min(len(kinds), len(ndims)) < 2
+    return [(a, b, c) for (one, a), (two, b), (three, c) in every if few or (one + two + three) % 2 == 0]
 
 
 def numbered_rows(kind: str, ndim: int, numbers: range) -> Any:

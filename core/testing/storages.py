@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import torch
 from ..buffers.replay_buffer import ReplayBuffer
 from ..samplers.slices import SliceSampler
 from ..storages.base import Storage
-from .rows import LANES, MarkRecorder, episode_steps, error_of, overwrite, same, sample_rows, spoiled
+from .rows import LANES, MarkRecorder, episode_steps, error_of, overwrite, paired, same, sample_rows, spoiled
 
 ROWS = 10
 
@@ -203,9 +202,9 @@ class StorageFillTests(ABC):
         """Make an empty storage with room for `max_size` elements."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Parametrise the tests that take a case with every case."""
+        """Parametrise the tests that take a case with cases in which each pair of properties occurs."""
         if "case" in metafunc.fixturenames:
-            cases = list(itertools.product(self.kinds, self.ndims, FILLS))
+            cases = paired(self.kinds, self.ndims, FILLS)
             metafunc.parametrize("case", cases, ids=[f"{kind}-{ndim}d-{fill}" for kind, ndim, fill in cases])
 
     def filled(self, case: tuple[str, int, str]) -> tuple[Storage, list[int]]:

@@ -1,7 +1,7 @@
 """What every writer must do: subclass `WriterTests` or `RingTests` and implement `make`; pytest runs the rest.
 
-Each test runs for every kind of data that the writer takes, in storages with one and with two dimensions that are
-empty, partly filled, exactly full and wrapped around.
+Each test runs for every kind of data that the writer takes, in storages with one or two dimensions that are empty,
+partly filled, exactly full and wrapped around: each pair of these properties occurs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import pickle
 import tempfile
 from abc import ABC, abstractmethod
 from functools import partial
-from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from .rows import (
     error_of,
     layout_of,
     leaves_of,
+    paired,
     restore,
     same_leaves,
     same_tensors,
@@ -85,9 +85,10 @@ class WriterTests(ABC):
         return storage
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Parametrise the tests that take a `case` with every case."""
+        """Parametrise the tests that take a `case` with cases in which each pair of properties occurs."""
         if "case" in metafunc.fixturenames:
-            metafunc.parametrize("case", [Case(*parts) for parts in product(self.kinds, self.ndims, FILLED)], ids=str)
+            cases = [Case(*parts) for parts in paired(self.kinds, self.ndims, FILLED)]
+            metafunc.parametrize("case", cases, ids=str)
 
     def filled(self, case: Case) -> tuple[Writer, TensorStorage]:
         """Make a writer and a storage, and write the rows of the case."""

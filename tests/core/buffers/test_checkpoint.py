@@ -678,8 +678,10 @@ def require_in_time(buffer: Any, written: int) -> None:
 
 
 @pytest.mark.parametrize("checkpointer", CHECKPOINTERS)
-@pytest.mark.parametrize("written", [10, 14, 20, 36])
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.parametrize(
+    ("written", "storage"),
+    [(10, LazyTensorStorage), (14, LazyMemmapStorage), (20, LazyTensorStorage), (36, LazyMemmapStorage)],
+)
 def test_every_checkpointer(checkpointer: Any, written: int, storage: Any, tmp_path: Path) -> None:
     one, other = (full_made(size, storage=storage, checkpointer=checkpointer()) for size in (10, 1000))
     for start in range(0, written, 2):

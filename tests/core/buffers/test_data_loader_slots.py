@@ -234,7 +234,7 @@ def described(part: Any) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_of_any_kind_arrives_as_it_was(kind: str) -> None:
     data, alone = dataset(KINDS[kind], 3), dataset(KINDS[kind], 3)
-    found = list(DataLoader(data, batch_size=None, num_workers=2))
+    found = list(DataLoader(data, batch_size=None, num_workers=1))
     assert list(map(described, found)) == list(map(described, alone))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
@@ -651,9 +652,9 @@ WRONG: dict[str, Callable[[TensorDict, Any], Any]] = {  # batches that do not fi
 
 
 @pytest.mark.usefixtures("_loops")
-@pytest.mark.parametrize("name", WRONG)
-@pytest.mark.parametrize("used", [False, True])
-@pytest.mark.parametrize("kind", ["uniform", "transformed"])
+@each("name", WRONG)
+@each("used", [False, True])
+@each("kind", ["uniform", "transformed"])
 def test_a_batch_that_does_not_fit_is_refused_and_unchanged(kind: str, used: bool, name: str) -> None:
     buffer = full(kind)
     batch = buffer.sample(8)

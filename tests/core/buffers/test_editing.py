@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorClass, TensorDict
@@ -62,8 +63,8 @@ EXPECTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", [TensorStorage, LazyTensorStorage, LazyMemmapStorage, LazyStackStorage])
+@each("way", WAYS)
+@each("kind", [TensorStorage, LazyTensorStorage, LazyMemmapStorage, LazyStackStorage])
 def test_entries_are_edited(kind: Callable[..., Any], way: str) -> None:
     buffer = made(kind)
     before = buffer.storage.log.now.irregular
@@ -379,7 +380,7 @@ def selected(lead: tuple[int, ...], index: Any) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
 @pytest.mark.parametrize("make", [*TENSORS, *LISTS])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(index=ALONG)
 def test_one_element_goes_to_all_that_are_named(
     make: Callable[..., Storage], kind: type[ReplayBuffer], index: Any
@@ -423,9 +424,9 @@ def test_data_of_other_kinds_is_repeated_as_well(make: Callable[..., Storage], i
     assert plain[:].tolist() == b.tolist()
 
 
-@pytest.mark.parametrize("make", [*TENSORS, *LISTS])
-@pytest.mark.parametrize("index", [slice(0, 3), [1, 2, 4], torch.tensor([True, False] * 3)])
-@pytest.mark.parametrize("count", [1, 2])
+@each("make", [*TENSORS, *LISTS])
+@each("index", [slice(0, 3), [1, 2, 4], torch.tensor([True, False] * 3)])
+@each("count", [1, 2])
 def test_fewer_elements_than_are_named_are_refused(make: Callable[..., Storage], index: Any, count: int) -> None:
     buffer = filled(make)
     before = values(buffer)

@@ -97,7 +97,7 @@ forms = st.sampled_from(["exact", "stack"])
 
 @pytest.mark.parametrize("loops", [True, False], ids=["compiled", "plain"])
 @pytest.mark.parametrize("kind", SAMPLERS)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(plans=plans, form=forms, seed=st.integers(0, 99))
 def test_seeded_members_draw_what_they_draw_one_by_one(
     kind: str, loops: bool, plans: Any, form: Any, seed: int

@@ -1202,9 +1202,15 @@ def suite(
     return make_class(name, made, content=content, ndim=ndim, one_by_one=storage in OF_ITEMS)
 
 
+def in_turns(buffer: type[ReplayBuffer], contents: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    """Each of the contents in each storage of rows, with one dimension and with two in turn."""
+    pairs = product(enumerate(OF_ROWS), enumerate(contents))
+    return [(buffer, storage, content, 1 + (one + other) % 2, {}) for (one, storage), (other, content) in pairs]
+
+
 COMBINATIONS = [
-    *product((ReplayBuffer,), OF_ROWS, CONTENTS, (1, 2), ({},)),
-    *product((TensorDictReplayBuffer,), OF_ROWS, TENSORDICTS, (1, 2), ({},)),
+    *in_turns(ReplayBuffer, CONTENTS),
+    *in_turns(TensorDictReplayBuffer, TENSORDICTS),
     *product((ReplayBuffer,), (ListStorage,), CONTENTS, (1,), ({},)),
     *product((ReplayBuffer,), (CompressedListStorage,), ("tensor", *TENSORDICTS), (1,), ({},)),
     *product((TensorDictReplayBuffer,), OF_ITEMS, TENSORDICTS, (1,), ({},)),

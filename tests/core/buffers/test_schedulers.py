@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each
 
 import rbtool
 from rbtool import (
@@ -32,7 +33,7 @@ def steps(scheduler: Any, count: int) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "expected"),
     [
         (lambda obj: LinearScheduler(obj, "beta", 1.0, 4), [0.55, 0.7, 0.85, 1.0, 1.0]),
@@ -50,7 +51,7 @@ def steps(scheduler: Any, count: int) -> list[float]:
         (lambda obj: LambdaScheduler(obj, "alpha", lambda k: torch.tensor(1 / k)), [0.7 / k for k in range(1, 6)]),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("in_buffer", [True, False])
+@each("in_buffer", [True, False])
 def test_values_go_as_the_table_says(make: Any, expected: list[float], in_buffer: bool) -> None:
     sampler = prioritized()
     obj: Any = rbtool.ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler) if in_buffer else sampler

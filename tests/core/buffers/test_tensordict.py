@@ -384,7 +384,7 @@ STORAGES: dict[str, Any] = {
 )
 def test_dicts_of_arrays_are_written_as_tensordicts_of_them_are(storage: str, writer: Any, kind: Any) -> None:
     """A mapping of another type than dict is always made a tensordict."""
-    for seed in range(6):
+    for seed in range(2):
         draws = [Arrays(seed), Arrays(seed)]
         seeds = [torch.Generator().manual_seed(seed) for _ in draws]
         pair = [kind(storage=STORAGES[storage](), writer=writer(), batch_size=4, generator=one) for one in seeds]
@@ -481,7 +481,7 @@ def test_tensordicts_are_written_as_they_are_by_any_path(
     monkeypatch.setattr(columns_module, "_MANY", 0 if compiled else 1 << 40)
     monkeypatch.setattr(columns_module, "warm", lambda importing: compiled)
     monkeypatch.setattr(columns_module, "_SMALL", 150)  # two rows
-    for seed in range(8):
+    for seed in range(3):
         rngs = [np.random.default_rng(seed) for _ in writers]
         pair = [TensorDictReplayBuffer(storage=STORAGES[storage](), writer=kind()) for kind in writers]
         for _ in range(50):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorClass, TensorDict, is_tensorclass, lazy_stack
@@ -91,7 +92,7 @@ def runs_by_id(model: RingModel) -> list[list[int]]:
     return [[model.step_at(place).number for place in run] for run in model.runs("ids")]
 
 
-@pytest.mark.parametrize(("name", "contents", "ndim"), list(product(SITUATIONS, CONTENTS, (1, 2))))
+@each(("name", "contents", "ndim"), list(product(SITUATIONS, CONTENTS, (1, 2))))
 def test_trajectories_of_rings(name: str, contents: str, ndim: int) -> None:
     twin = situation(name, contents, lanes=ndim, ndim=ndim)
     assert numbers(twin.buffer.query()) == runs_by_id(twin.model)
@@ -152,8 +153,8 @@ CONDITIONS = {
 }
 
 
-@pytest.mark.parametrize("name", CONDITIONS)
-@pytest.mark.parametrize("kind", ["batch", "buffer"])
+@each("name", CONDITIONS)
+@each("kind", ["batch", "buffer"])
 def test_conditions_choose_as_plain_python_does(name: str, kind: str) -> None:
     (condition, plain), lengths = CONDITIONS[name], [1, 3, 5, 2, 4]
     data: Any = stored(lengths, 20) if kind == "buffer" else steps(lengths)
@@ -279,8 +280,8 @@ def test_a_trajectory(kind: str) -> None:
     assert repr(one).startswith("Trajectory(length=5, keys=['episode'")
 
 
-@pytest.mark.parametrize("kind", ["batch", "buffer"])
-@pytest.mark.parametrize(
+@each("kind", ["batch", "buffer"])
+@each(
     ("use", "expected"),
     [
         (lambda one: (one.batch_size, one.shape, one.device, one.names), (torch.Size([5]),) * 2 + (None, [None])),
@@ -442,7 +443,7 @@ def test_results_pass_the_transforms() -> None:
     assert numbers(buffer.query((traj.number > 7).any())) == [[6, 8, 10, 12, 14]]
 
 
-@pytest.mark.parametrize(("name", "contents", "ndim"), list(product(SITUATIONS, CONTENTS, (1, 2))))
+@each(("name", "contents", "ndim"), list(product(SITUATIONS, CONTENTS, (1, 2))))
 def test_trajectories_of_ensembles(name: str, contents: str, ndim: int) -> None:
     twins = [situation(name, contents, lanes=ndim, ndim=ndim), situation("partly filled", "ragged", lanes=1, ndim=1)]
     inner = ReplayBufferEnsemble(twins[1].buffer, twins[1].buffer)

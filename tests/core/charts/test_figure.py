@@ -88,7 +88,7 @@ def test_the_same_chart_has_the_same_bytes_and_ids_of_its_own(chart: Chart) -> N
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_charts_are_saved_with_the_same_bytes(suffix: str) -> None:
-    charts = list(CHARTS.values())[:6]
+    charts = [CHARTS["lines"], CHARTS["heatmap"]]
     assert file_bytes(charts, suffix, title="cartpole") == file_bytes(charts, suffix, title="cartpole")
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from buffers_of_episodes import BufferPlan, bits, buffer_plans
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict, tensorclass
@@ -66,7 +67,7 @@ def maker(form: str, plan: BufferPlan) -> Callable[[], StorageCheckpointerBase]:
 
 @any_form
 @given(plan=buffer_plans(), more=st.integers(0, 3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_there_and_back(form: str, plan: BufferPlan, more: int) -> None:
     make, source = maker(form, plan), plan.buffer()._storage
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +80,7 @@ def test_there_and_back(form: str, plan: BufferPlan, more: int) -> None:
 
 @any_form
 @given(plan=buffer_plans())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_a_buffer_goes_on_where_it_was(form: str, plan: BufferPlan) -> None:
     make = maker(form, plan)
     buffer, other = plan.buffer(make()), ReplayBuffer(storage=plan.storage(), batch_size=2, dim_extend=0)
@@ -97,7 +98,7 @@ def test_a_buffer_goes_on_where_it_was(form: str, plan: BufferPlan) -> None:
 
 
 @given(plan=buffer_plans(), forms=st.permutations(list(MAKERS)))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_from_form_to_form(plan: BufferPlan, forms: list[str]) -> None:
     source = plan.buffer()._storage
     with tempfile.TemporaryDirectory() as folder:
@@ -129,7 +130,7 @@ def spread(folder: Path, flips: list[float]) -> Iterator[tuple[Path, int]]:
 
 @any_form
 @given(plan=buffer_plans(), flips=st.lists(st.floats(0, 1, exclude_max=True), min_size=6, max_size=6))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_one_changed_byte_is_found_and_nothing_is_touched(form: str, plan: BufferPlan, flips: list[float]) -> None:
     make, target = maker(form, plan), plan.buffer()._storage
     before = bits(target[:])
@@ -630,8 +631,8 @@ def test_h5_kwargs_reach_the_datasets(tmp_path: Path, kwargs: dict[str, Any], ex
 
 
 @each_class
-@pytest.mark.parametrize("argument", ["done_keys", "reward_keys"])
-@pytest.mark.parametrize("keys", [5, 0, 1.5, [5], [()], False])
+@each("argument", ["done_keys", "reward_keys"])
+@each("keys", [5, 0, 1.5, [5], [()], False])
 def test_keys_that_are_none_are_named(form: str, argument: str, keys: Any) -> None:
     with pytest.raises(UsageError, match=f"^{argument} .*texts or tuples of texts"):
         CLASSES[form](**{argument: keys})

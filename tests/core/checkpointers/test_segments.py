@@ -90,7 +90,9 @@ def runs(path: Path) -> dict[int, list[list[int]]]:
 
 def rows_of(source: Any) -> list[Any]:
     leaves = source[torch.arange(len(source))] if len(source) else TensorDict({}, [0])
-    return [(str(key), leaf.tolist()) for key, leaf in sorted(leaves.items(True, True), key=str)]
+    small = len(source) <= ROWS  # lists are read where a test fails, and take long
+    found = sorted(leaves.items(True, True), key=str)
+    return [(str(key), leaf.dtype, leaf.tolist() if small else leaf.numpy().tobytes()) for key, leaf in found]
 
 
 def content(path: Path) -> list[Any]:
@@ -652,6 +654,7 @@ def test_files_are_closed_where_another_one_cannot_be_opened(tmp_path: Path, mon
 
 
 RING_ROWS, BLOCK = 4096, 4
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture
@@ -704,11 +707,14 @@ class Ring:
         assert sum(segment.rows for segment in found.segments) <= RING_ROWS * 5 // 4 + BLOCK
 
 
-@pytest.mark.parametrize(("count", "times"), [(1, 4.5), (4, 3.5), (40, 2.5), (41, 2.5), (400, 1.5), (3000, 1.4)])
+@pytest.mark.parametrize(
+    ("count", "times"),
+    [(1, 4.5), (41, 2.5), (3000, 1.4), *(pytest.param(*one, marks=SLOW) for one in ((4, 3.5), (40, 2.5), (400, 1.5)))],
+)
 @pytest.mark.usefixtures("many_blocks")
 def test_rows_are_written_a_few_times(tmp_path: Path, count: int, times: float) -> None:
     ring, taken = Ring(tmp_path / "saved"), list[int]()
-    for number in range(150):
+    for number in range(80):  # more than there may be segments
         ring.extend(count)
         taken.append(ring.dump())
         ring.require_few()
@@ -719,7 +725,7 @@ def test_rows_are_written_a_few_times(tmp_path: Path, count: int, times: float) 
     assert sorted(taken)[len(taken) // 2] == count  # most dumps write the new rows and no more
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in (1, 2))])
 @pytest.mark.usefixtures("many_blocks")
 def test_writes_of_all_sizes(tmp_path: Path, seed: int) -> None:
     draw, ring = random.Random(seed), Ring(tmp_path / "saved")
@@ -741,7 +747,7 @@ def test_rows_that_were_handed_out_cost_little_more(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "saved")
     view = ring.buffer.storage[:RING_ROWS]
     taken = list[int]()
-    for number in range(120):
+    for number in range(80):
         ring.extend(40)
         taken.append(ring.dump())
         ring.require_few()
@@ -749,7 +755,7 @@ def test_rows_that_were_handed_out_cost_little_more(tmp_path: Path) -> None:
             view[5 * number] = -number
             assert ring.dump() > 0
             ring.require_same()
-    assert sum(taken) <= 120 * (40 + RING_ROWS // 16)
+    assert sum(taken) <= len(taken) * (40 + RING_ROWS // 16)
     assert ring.dump() == 0
 
 
@@ -758,14 +764,14 @@ def test_a_storage_that_fills_up(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "saved")
     ring.buffer, ring.number = ReplayBuffer(storage=LazyTensorStorage(1 << 20)), 0
     taken = 0
-    for _ in range(200):
+    for _ in range(80):
         ring.extend(50)
         taken += ring.dump()
         assert len(document(ring.path).segments) <= 60
     other = ReplayBuffer(storage=LazyTensorStorage(1 << 20))
     other.loads(ring.path, verify=True)
-    assert torch.equal(other.storage[torch.arange(10_000)], torch.arange(10_000))
-    assert taken <= 5 * 10_000
+    assert torch.equal(other.storage[torch.arange(4_000)], torch.arange(4_000))
+    assert taken <= 5 * 4_000
 
 
 # Runs ----------------------------------------------------------------------------------------------

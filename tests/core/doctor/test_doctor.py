@@ -146,7 +146,7 @@ def _with_two_steps(draw: np.random.Generator) -> tuple[Any, Any]:
     [(one, ()) for one in (_levels, _reaching, _walking, _waving, _opening, _turning, _ending_early)]
     + [(_with_two_steps, ("EPI004",))],
 )  # fmt: skip
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_robots_of_other_kinds_raise_no_alarm(motion: Any, accepted: Any, seed: int) -> None:
     draw = np.random.default_rng(seed)
     episodes = [[one.astype(np.float32) for one in motion(draw)] for _ in range(60)]
@@ -470,17 +470,17 @@ def _several(path: Path, kind: Kind) -> Path:
     return write(made, path)
 
 
-@pytest.mark.parametrize("is_raw", [True, False])
 @pytest.mark.parametrize(
-    ("asked", "dropped", "fixed", "left"),
+    ("asked", "dropped", "fixed", "left", "is_raw"),
     [
-        ({}, {"EPI001": (5,), "MOT002": (3,)}, ["retime"], set()),
-        ({"drop": "duplicate, mot002"}, {"EPI001": (5,), "MOT002": (3,)}, None, {"MOT006", "TIM002"}),
-        ({"dedupe": "near"}, {"EPI001": (5,)}, None, {"MOT002", "MOT006", "TIM002"}),
-        ({"trim_idle": True}, {}, None, {"EPI001", "MOT002", "TIM002"}),
-        ({"fix": ["retime", "stats"]}, {}, ["retime"], {"EPI001", "MOT002", "MOT006"}),
+        ({}, {"EPI001": (5,), "MOT002": (3,)}, ["retime"], set(), True),
+        ({}, {"EPI001": (5,), "MOT002": (3,)}, ["retime"], set(), False),
+        ({"drop": "duplicate, mot002"}, {"EPI001": (5,), "MOT002": (3,)}, None, {"MOT006", "TIM002"}, False),
+        ({"dedupe": "near"}, {"EPI001": (5,)}, None, {"MOT002", "MOT006", "TIM002"}, True),
+        ({"trim_idle": True}, {}, None, {"EPI001", "MOT002", "TIM002"}, False),
+        ({"fix": ["retime", "stats"]}, {}, ["retime"], {"EPI001", "MOT002", "MOT006"}, True),
         ({"min_length": 85, "drop": ["stuck"]}, {"EPI004": (3, 8, 9), "MOT002": (3,)}, None,
-         {"EPI001", "MOT006", "TIM002"}),
+         {"EPI001", "MOT006", "TIM002"}, True),
     ],
 )  # fmt: skip
 def test_clean_does_what_is_asked_for_and_says_what_is_left(
@@ -594,14 +594,14 @@ def test_clean_keeps_the_copy_about_which_nothing_is_found(tmp_path: Path) -> No
     assert done.dropped == {"EPI001": (1,), "TIM001": (1,)}
 
 
-@pytest.mark.parametrize("is_raw", [True, False])
 @pytest.mark.parametrize(
-    ("cameras", "change", "said"),
+    ("cameras", "change", "said", "is_raw"),
     [
-        (1, lambda one: [array.__iadd__(np.uint8(9)) for array in one.pictures.values()], "with other pictures"),
-        (1, lambda one: setattr(one, "task", "wave to the camera"), "with another task"),
-        (0, lambda one: one.columns["next.reward"].__imul__(2), "with other rewards, flags or further values"),
-        (1, lambda one: None, ""),
+        (1, lambda one: [array.__iadd__(np.uint8(9)) for array in one.pictures.values()], "with other pictures", True),
+        (1, lambda one: setattr(one, "task", "wave to the camera"), "with another task", False),
+        (0, lambda one: one.columns["next.reward"].__imul__(2), "with other rewards, flags or further values", True),
+        (0, lambda one: one.columns["next.reward"].__imul__(2), "with other rewards, flags or further values", False),
+        (1, lambda one: None, "", False),
     ],
 )
 def test_a_copy_is_the_same_in_all_that_is_stored(

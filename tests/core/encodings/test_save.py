@@ -67,7 +67,7 @@ def assert_same_rows(one: StepReader, other: StepReader, seed: int) -> None:
 
 @any_form
 @given(plan=dataset_plans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_there_and_back(form: Form, plan: DatasetPlan) -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -83,7 +83,7 @@ def test_there_and_back(form: Form, plan: DatasetPlan) -> None:
 
 
 @given(plan=dataset_plans(), forms=st.permutations(FORMS))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_from_form_to_form(plan: DatasetPlan, forms: list[Form]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)

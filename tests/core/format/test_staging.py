@@ -1,8 +1,8 @@
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
+from processes import run_forked
 
 from rbtool import UsageError
 from rbtool.core.format import fs
@@ -114,7 +114,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_leftovers_of_the_dead_are_swept_those_of_the_living_are_not(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", DIE, str(tmp_path / "da[t]a")], check=False)
+    assert run_forked(DIE, tmp_path / "da[t]a").returncode == -signal.SIGKILL
     assert len(_names(tmp_path)) == 1
     with Staging(tmp_path / "da[t]a") as living:
         assert _names(tmp_path) == [living.path.name]

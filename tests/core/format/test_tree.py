@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -34,21 +35,22 @@ from rbtool.core.ted.schema import DTYPES, Field
 from rbtool.core.testing.datasets import write_walks
 
 
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
-@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (1, 2, 2)])
+@each("dtype", sorted(DTYPES))
+@each("shape", [(), (3,), (2, 0), (1, 2, 2)])
 def test_tensordict_reads_every_type_and_shape(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     field = Field(("a", "b c"), dtype, shape, "info")
     rows = (np.arange(5 * np.prod(shape, dtype=int)) % 2).reshape(5, *shape).astype(DTYPES[dtype])
-    writer = TreeWriter(tmp_path / "tree", [field])
+    path = tmp_path / f"{dtype}-{len(shape)}"
+    writer = TreeWriter(path, [field])
     writer.append({field.key: rows[:2]})
     writer.append({field.key: rows[2:]})
     writer.finish((5,))
-    found = TensorDict.load_memmap(tmp_path / "tree")[field.key]
+    found = TensorDict.load_memmap(path)[field.key]
     assert found.shape == (5, *shape)
     assert found.dtype == getattr(torch, dtype)
     bits = found.view(torch.uint16).numpy() if dtype == "bfloat16" else found.numpy()
     np.testing.assert_array_equal(bits, rows)
-    assert read_tree(OpenFiles(tmp_path / "tree")) == {field.key: MappedLeaf(dtype, (5, *shape))}
+    assert read_tree(OpenFiles(path)) == {field.key: MappedLeaf(dtype, (5, *shape))}
 
 
 def test_what_tensordict_writes_is_read(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 
 from rbtool.core.errors import RbtoolError
 from rbtool.core.kernels.compiled_trees import CompiledTree
@@ -71,20 +72,20 @@ def loaded(make: Make, weights: Any, dtype: torch.dtype = torch.float32) -> Prio
 # What is kept ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("capacity", CAPACITIES)
+@each("capacity", CAPACITIES)
 def test_a_fresh_tree_is_all_zeros(make: Make, capacity: int) -> None:
     Oracle(np.zeros(capacity)).compare(make(capacity))
 
 
-@pytest.mark.parametrize("zeros", [0, 0.5, 0.999])
-@pytest.mark.parametrize("capacity", CAPACITIES)
+@each("zeros", [0, 0.5, 0.999])
+@each("capacity", CAPACITIES)
 def test_loaded_weights_add_up(make: Make, capacity: int, zeros: float) -> None:
     weights = whole_numbers(capacity, capacity, zeros)
     Oracle(weights).compare(loaded(make, weights))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("capacity", CAPACITIES)
+@each("dtype", [torch.float32, torch.float64])
+@each("capacity", CAPACITIES)
 def test_updates_with_repeats_are_as_in_the_oracle(make: Make, capacity: int, dtype: torch.dtype) -> None:
     random = np.random.default_rng(capacity)
     tree, oracle = make(capacity, dtype), Oracle(np.zeros(capacity))
@@ -180,8 +181,8 @@ def test_copies_lead_lives_of_their_own(make: Make, copied: Callable[[PriorityTr
 # Draws ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("zeros", [0, 0.5, 0.99])
-@pytest.mark.parametrize("capacity", CAPACITIES)
+@each("zeros", [0, 0.5, 0.99])
+@each("capacity", CAPACITIES)
 def test_fractions_fall_where_the_oracle_says(make: Make, capacity: int, zeros: float) -> None:
     weights = whole_numbers(capacity, capacity, zeros)
     weights[capacity // 2] = 7
@@ -203,8 +204,8 @@ def test_the_only_positive_leaf_is_found_among_long_runs_of_zeros(make: Make, on
     assert tree.draw(fractions)[0].tolist() == [only] * 4
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each("seed", range(5))
+@each("dtype", [torch.float32, torch.float64])
 def test_a_leaf_of_weight_zero_is_never_drawn(make: Make, dtype: torch.dtype, seed: int) -> None:
     """Weights of all magnitudes: sums are rounded everywhere, and fractions aim at all borders and next to them."""
     random = np.random.default_rng(seed)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
+from processes import Interpreter
 
 import rbtool
 from rbtool import BinaryToDecimal, HashToInt, RandomProjectionHash, SipHash
@@ -103,11 +101,8 @@ def test_hashes_of_nonsense_are_refused(make: Any, kind: type[Exception], messag
         make()
 
 
-def test_hashes_are_the_same_in_another_process() -> None:
-    environment = {**os.environ, "PYTHONHASHSEED": "7"}
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE], env=environment, capture_output=True, text=True, check=True
-    )
+def test_hashes_are_the_same_in_another_process(interpreter: Interpreter) -> None:
+    done = interpreter.run(ELSEWHERE)
     x = torch.arange(12.0).reshape(3, 4) / 7
     torch.manual_seed(5)
     assert done.stdout == f"{SipHash()(x).tolist()} {RandomProjectionHash(n_components=5)(x).tolist()}\n"

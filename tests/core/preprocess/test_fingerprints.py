@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import functools
-import os
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from processes import Interpreter, run_forked
 
 from rbtool.core.errors import RbtoolError, SchemaError
 from rbtool.core.open_steps import open_steps
@@ -143,7 +141,7 @@ def test_circles_and_things_that_cannot_be_seen_into_do_no_harm() -> None:
     assert len(fingerprint_of(made(Loud()))) == len(fingerprint_of(Loud())) == 64
 
 
-def test_other_processes_say_the_same() -> None:
+def test_other_processes_say_the_same(interpreter: Interpreter) -> None:
     code = (
         "from rbtool.core.preprocess.functions import fingerprint_of\n"
         "names = {'north', 'south', 'east', 'west'}\n"
@@ -158,12 +156,8 @@ def test_other_processes_say_the_same() -> None:
         "assert before == [fingerprint_of(one) for one in (f, Both, Both(), Rows)]\n"
         "print(before)"
     )
-    command, said = [sys.executable, "-c", code], set()
-    for seed in ("1", "2"):
-        environment = os.environ | {"PYTHONHASHSEED": seed}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        said.add(done.stdout)
-    assert len(said) == 1
+    here, there = run_forked(code), interpreter.run(code)  # each with its own order of sets
+    assert (here.stdout, here.returncode) == (there.stdout, 0), there.stderr
 
 
 EPISODES = [(1 + (7 * number) % 11, "terminated") for number in range(40)]

@@ -203,9 +203,13 @@ def test_a_run_that_ended_while_completing_is_completed(walks: Path, tmp_path: P
     assert Manifest.load(tmp_path / "made").content_digest == whole.content_digest
 
 
-@pytest.mark.parametrize("function", [noisy, halved])
-@pytest.mark.parametrize("over", [False, True])
-@pytest.mark.parametrize("gone", [(), ("journal.jsonl",), ("action.memmap", "0.rows")])
+@pytest.mark.parametrize(
+    ("function", "over", "gone"),
+    [
+        (noisy, False, ()), (halved, True, ()), (halved, False, ("journal.jsonl",)), (noisy, True, ("journal.jsonl",)),
+        (noisy, False, ("action.memmap", "0.rows")), (halved, True, ("action.memmap", "0.rows")),
+    ],
+)  # fmt: skip
 def test_a_run_killed_while_it_removes_a_folder_is_completed(
     walks: Path, tmp_path: Path, fail_in, monkeypatch: pytest.MonkeyPatch, function, over: bool, gone: tuple[str, ...]
 ) -> None:

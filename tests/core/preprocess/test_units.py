@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, tensorclass
@@ -378,7 +379,7 @@ def test_a_row_or_an_episode_that_fails_is_named() -> None:
     assert caught.value.steps == (104, 107)
 
 
-@pytest.mark.parametrize(
+@each(
     ("function", "answer"),
     [
         (mix, True),
@@ -398,7 +399,7 @@ def test_a_row_or_an_episode_that_fails_is_named() -> None:
         (lambda row: 1 / 0, False),
     ],
 )
-@pytest.mark.parametrize("rows", [1, 40])
+@each("rows", [1, 40])
 def test_vmap_is_taken_where_rows_come_out_alike(function: Callable[[Any], Any], answer: bool, rows: int) -> None:
     block = block_of([rows])
     before, states = values_of(block), (torch.get_rng_state(), random.getstate())

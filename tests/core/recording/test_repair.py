@@ -318,7 +318,7 @@ HARM = ("missing", "empty", "cut", *(str(number / 23) for number in (0, 5, 11, 1
 def test_one_damaged_file_costs_nothing(original: Path, recording: Path, name: str, sealed: bool) -> None:
     if sealed:
         repair(recording)
-    for how in HARM:
+    for how in HARM[(sealed + (LOG, COPY, FIELDS, SCHEMA).index(name)) % 2 :: 2]:
         copy = recording.with_name(how)
         shutil.copytree(recording, copy)
         damage(copy / name, how)
@@ -530,7 +530,7 @@ def test_a_power_failure_loses_no_episode_that_was_synced(tmp_path: Path, safe: 
         add(recorder, reader, range(safe, 4))
         recorder.close()
         found = set()
-        for number in range(60):
+        for number in range(30):
             left = tmp_path / f"left-{number}"
             shutil.copytree(tmp_path / "recording", left)
             lose(left, synced, random.Random(number))

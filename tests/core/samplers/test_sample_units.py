@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from tensordict import TensorDict
 
 from rbtool import LazyTensorStorage, ListStorage, MissingKeyError, SchemaError, Sequence, TensorStorage, Transition
@@ -69,13 +70,13 @@ def assert_windows(model: RingModel, unit: Sequence, index: Any, info: dict[Any,
 
 
 RINGS = [
-    pytest.param(name, contents, 1 + (number + turn) % 2, boundary, id=f"{name}-{contents}-{boundary}")
+    (name, contents, 1 + (number + turn) % 2, boundary)
     for number, (name, contents) in enumerate(product(SITUATIONS, CONTENTS))
     for turn, boundary in enumerate(BOUNDARIES)
 ]
 
 
-@pytest.mark.parametrize(("name", "contents", "ndim", "boundary"), RINGS)
+@each(("name", "contents", "ndim", "boundary"), RINGS)
 def test_windows_of_all_elements(name: str, contents: str, ndim: int, boundary: Any) -> None:
     twin = situation(name, contents, lanes=ndim, ndim=ndim)
     storage, shape = twin.buffer.storage, twin.buffer.storage.shape

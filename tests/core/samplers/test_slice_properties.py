@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -76,9 +77,8 @@ def every_ring() -> list[Any]:
     """Each situation with each of the contents in one and two dimensions; signals and rules take turns."""
     found = []
     for number, (name, contents, ndim) in enumerate(product(SITUATIONS, CONTENTS, (1, 2))):
-        for turn in range(2):
-            signal, rule = SIGNALS[(number + turn) % len(SIGNALS)], RULES[(3 * number + turn) % len(RULES)]
-            found.append(pytest.param(name, contents, ndim, signal, rule, id=f"{name}-{contents}-{ndim}-{turn}"))
+        signal, rule = SIGNALS[number % len(SIGNALS)], RULES[3 * number % len(RULES)]
+        found.append(pytest.param(name, contents, ndim, signal, rule, id=f"{name}-{contents}-{ndim}"))
     return found
 
 
@@ -143,7 +143,7 @@ def with_priorities(twin: Twin) -> dict[tuple[int, ...], float]:
 PRIORITISED_RULES = [rule for rule in RULES if rule.weight == "episode" and not rule.span[0]]
 
 
-@pytest.mark.parametrize(("name", "contents", "ndim"), list(product(SITUATIONS, CONTENTS, (1, 2))))
+@each(("name", "contents", "ndim"), list(product(SITUATIONS, CONTENTS, (1, 2))))
 def test_starts_are_drawn_by_priority_among_legal_ones(name: str, contents: str, ndim: int) -> None:
     number = SITUATIONS.index(name) * len(CONTENTS) + list(CONTENTS).index(contents)
     rule, signal = PRIORITISED_RULES[number % len(PRIORITISED_RULES)], SIGNALS[number % len(SIGNALS)]
@@ -161,9 +161,9 @@ def test_starts_are_drawn_by_priority_among_legal_ones(name: str, contents: str,
 # Epochs ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "contents", "ndim"), list(product(SITUATIONS, CONTENTS, (1, 2))))
-@pytest.mark.parametrize("strict", [False, True])
-def test_an_epoch_visits_each_trajectory_once(name: str, contents: str, ndim: int, strict: bool) -> None:
+@each(("name", "contents", "strict"), list(product(SITUATIONS, CONTENTS, (False, True))))
+def test_an_epoch_visits_each_trajectory_once(name: str, contents: str, strict: bool) -> None:
+    ndim = 1 + (SITUATIONS.index(name) + list(CONTENTS).index(contents) + strict) % 2
     rule = Slicing(2, strict_length=strict)
     given = {key: value for key, value in arguments(rule, "done").items() if key not in {"span", "weight"}}
     twin = situation(name, contents, SliceSamplerWithoutReplacement(**given), lanes=ndim, ndim=ndim)

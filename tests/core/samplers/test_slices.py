@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
@@ -182,11 +183,9 @@ def test_flags_in_a_lazy_stack_of_agents_are_found(kind: Any) -> None:
     assert rows.tolist() == list(range(12, 18))
 
 
-@pytest.mark.parametrize(
-    "kind", [SliceSampler, SliceSamplerWithoutReplacement, partial(PrioritizedSliceSampler, 9, 1, 1)]
-)
-@pytest.mark.parametrize("key", ["is_init", ("deep", "first"), "unknown", None])
-@pytest.mark.parametrize("ensemble", [False, True])
+@each("kind", [SliceSampler, SliceSamplerWithoutReplacement, partial(PrioritizedSliceSampler, 9, 1, 1)])
+@each("key", ["is_init", ("deep", "first"), "unknown", None])
+@each("ensemble", [False, True])
 def test_first_steps_are_marked_under_a_key_of_choice(kind: Any, key: Any, ensemble: bool) -> None:
     rows = steps(9).set("is_init", torch.zeros(9, 1, dtype=torch.bool)).set(("deep", "first"), torch.zeros(9).bool())
     sampler = kind(slice_len=2, init_key=key)
@@ -575,8 +574,8 @@ def test_episodes_of_a_dataset_are_not_those_of_rows_written_over_it(walks: Path
     rows["episode"][:] = 9
     assert drawn(sampler[0], buffer.storage, 300) == drawn(sampler[1], buffer.storage, 300)
     buffer.extend(rows[:7])
-    for each in sampler:
-        found = drawn(each, buffer.storage, 400)
+    for one in sampler:
+        found = drawn(one, buffer.storage, 400)
         assert (9, 10) in found
         assert (11, 12) in found
     assert not any(first < 6 for first, _ in drawn(sampler[0], buffer.storage, 300))

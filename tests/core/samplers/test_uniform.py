@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -31,8 +32,8 @@ def chi_square(counts: torch.Tensor) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(("shape", "valid"), [((100,), 100), ((100,), 37), ((20, 5), 20), ((50, 4, 2), 9)])
+@each("seed", range(5))
+@each(("shape", "valid"), [((100,), 100), ((100,), 37), ((20, 5), 20), ((50, 4, 2), 9)])
 def test_every_element_is_drawn_alike(shape: tuple[int, ...], valid: int, seed: int) -> None:
     storage = TensorStorage(torch.zeros(shape), ndim=len(shape))
     storage.empty()

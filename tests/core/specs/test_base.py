@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from pretend_cuda import GPU, Pretended, pretended_gpu
 from tensordict import TensorDictBase
 
@@ -72,10 +74,14 @@ MAKERS: dict[str, Make] = {
     "non tensor": lambda shape: NonTensor(shape, example_data="a"),
     "composite": nested,
 }
-CASES = [pytest.param(make, shape, id=f"{name} {list(shape)}") for name, make in MAKERS.items() for shape in SHAPES]
-every = pytest.mark.parametrize(("make", "shape"), CASES)
-TENSORS = [case for case in CASES if "non tensor" not in str(case.id) and "composite" not in str(case.id)]
-every_tensor = pytest.mark.parametrize(("make", "shape"), TENSORS)
+CASES = list(itertools.product(MAKERS, SHAPES))
+every = each(("name", "shape"), CASES)
+TENSORS = [case for case in CASES if case[0] not in {"non tensor", "composite"}]
+every_tensor = each(("name", "shape"), TENSORS)
+
+
+def made(name: str, shape: tuple[int, ...]) -> TensorSpec:
+    return MAKERS[name](shape)
 
 
 def ends(spec: TensorSpec) -> int:
@@ -88,9 +94,9 @@ def sizes(value: Any) -> torch.Size:
 
 
 @every
-@pytest.mark.parametrize("batch", [(), (4,), (2, 1)])
-def test_random_values_are_members(make: Make, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
-    spec = make(shape)
+@each("batch", [(), (4,), (2, 1)])
+def test_random_values_are_members(name: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
+    spec = made(name, shape)
     drawn = spec.rand(batch)
     assert sizes(drawn) == (*batch, *spec.shape)
     assert spec.is_in(drawn)
@@ -99,16 +105,16 @@ def test_random_values_are_members(make: Make, shape: tuple[int, ...], batch: tu
 
 
 @every
-def test_zeros_and_ones_have_shape_and_type(make: Make, shape: tuple[int, ...]) -> None:
-    spec = make(shape)
+def test_zeros_and_ones_have_shape_and_type(name: str, shape: tuple[int, ...]) -> None:
+    spec = made(name, shape)
     for value in (spec.zero((2,)), spec.one((2,))):
         assert sizes(value) == (2, *spec.shape)
         spec.type_check(value)
 
 
 @every
-def test_a_seed_repeats_the_draw(make: Make, shape: tuple[int, ...]) -> None:
-    spec = make(shape)
+def test_a_seed_repeats_the_draw(name: str, shape: tuple[int, ...]) -> None:
+    spec = made(name, shape)
     torch.manual_seed(3)
     first = spec.rand((5,))
     torch.manual_seed(3)
@@ -118,15 +124,15 @@ def test_a_seed_repeats_the_draw(make: Make, shape: tuple[int, ...]) -> None:
 
 
 @every
-def test_a_generator_leaves_the_global_one_alone(make: Make, shape: tuple[int, ...]) -> None:
+def test_a_generator_leaves_the_global_one_alone(name: str, shape: tuple[int, ...]) -> None:
     before = torch.random.get_rng_state()
-    make(shape).rand((5,), generator=torch.Generator().manual_seed(7))
+    made(name, shape).rand((5,), generator=torch.Generator().manual_seed(7))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @every_tensor
-def test_projecting_gives_members_and_leaves_them(make: Make, shape: tuple[int, ...]) -> None:
-    spec: Any = make(shape)
+def test_projecting_gives_members_and_leaves_them(name: str, shape: tuple[int, ...]) -> None:
+    spec: Any = made(name, shape)
     wild = torch.randn(6, *spec.shape, generator=torch.Generator().manual_seed(1)) * 50
     kept = wild.clone()
     found = spec.project(wild)
@@ -136,16 +142,16 @@ def test_projecting_gives_members_and_leaves_them(make: Make, shape: tuple[int, 
 
 
 @every_tensor
-def test_no_extreme_number_survives_projection(make: Make, shape: tuple[int, ...]) -> None:
-    spec: Any = make(shape)
+def test_no_extreme_number_survives_projection(name: str, shape: tuple[int, ...]) -> None:
+    spec: Any = made(name, shape)
     for extreme in (float("nan"), 1e300, -1e300):
         found = spec.project(torch.full(spec.shape, extreme, dtype=torch.float64))
         assert spec.is_in(found)
 
 
 @every_tensor
-def test_other_types_shapes_and_things_are_not_in(make: Make, shape: tuple[int, ...]) -> None:
-    spec: Any = make(shape)
+def test_other_types_shapes_and_things_are_not_in(name: str, shape: tuple[int, ...]) -> None:
+    spec: Any = made(name, shape)
     member = spec.rand()
     assert not spec.is_in(member.to(torch.complex64))
     assert not spec.is_in(member.numpy() if member.dtype is not torch.bfloat16 else 3)
@@ -156,8 +162,8 @@ def test_other_types_shapes_and_things_are_not_in(make: Make, shape: tuple[int, 
 
 
 @every
-def test_expanding_and_indexing_go_together(make: Make, shape: tuple[int, ...]) -> None:
-    spec = make(shape)
+def test_expanding_and_indexing_go_together(name: str, shape: tuple[int, ...]) -> None:
+    spec = made(name, shape)
     wide = spec.expand(5, 2, *spec.shape)
     assert wide.shape == (5, 2, *spec.shape)
     assert wide[3, 1] == spec
@@ -168,8 +174,8 @@ def test_expanding_and_indexing_go_together(make: Make, shape: tuple[int, ...]) 
 
 
 @every
-def test_squeezing_and_reshaping_undo_each_other(make: Make, shape: tuple[int, ...]) -> None:
-    spec = make(shape)
+def test_squeezing_and_reshaping_undo_each_other(name: str, shape: tuple[int, ...]) -> None:
+    spec = made(name, shape)
     assert spec.unsqueeze(0).squeeze(0) == spec
     assert torch.squeeze(torch.unsqueeze(spec, ends(spec)), ends(spec)) == spec
     wide = spec.expand(6, *spec.shape)
@@ -178,9 +184,9 @@ def test_squeezing_and_reshaping_undo_each_other(make: Make, shape: tuple[int, .
 
 
 @every
-@pytest.mark.parametrize("index", [1, slice(None, None, 2), None, ..., [2, 0], torch.tensor([True, False, True])])
-def test_an_index_picks_from_spec_and_value_alike(make: Make, shape: tuple[int, ...], index: Any) -> None:
-    spec = make(shape)
+@each("index", [1, slice(None, None, 2), None, ..., [2, 0], torch.tensor([True, False, True])])
+def test_an_index_picks_from_spec_and_value_alike(name: str, shape: tuple[int, ...], index: Any) -> None:
+    spec = made(name, shape)
     stacked: Any = torch.stack([spec, spec, spec])
     picked, value = stacked[index], stacked.rand()[index]
     assert picked.shape == sizes(value)
@@ -188,8 +194,8 @@ def test_an_index_picks_from_spec_and_value_alike(make: Make, shape: tuple[int, 
 
 
 @every
-def test_stacking_and_unbinding_undo_each_other(make: Make, shape: tuple[int, ...]) -> None:
-    spec = make(shape)
+def test_stacking_and_unbinding_undo_each_other(name: str, shape: tuple[int, ...]) -> None:
+    spec = made(name, shape)
     for dim in (0, ends(spec), ends(spec) - spec.ndim - 1):
         stacked: Any = torch.stack([spec, spec.clone()], dim)
         assert type(stacked) is type(spec)
@@ -198,18 +204,24 @@ def test_stacking_and_unbinding_undo_each_other(make: Make, shape: tuple[int, ..
 
 
 @every
-def test_copies_are_equal(make: Make, shape: tuple[int, ...]) -> None:
-    spec = make(shape)
+def test_copies_are_equal(name: str, shape: tuple[int, ...]) -> None:
+    spec = made(name, shape)
     spec.rand()  # what it remembers of its bounds is not pickled
-    for twin in (pickle.loads(pickle.dumps(spec)), copy.copy(spec), copy.deepcopy(spec), spec.clone(), make(shape)):
+    for twin in (
+        pickle.loads(pickle.dumps(spec)),
+        copy.copy(spec),
+        copy.deepcopy(spec),
+        spec.clone(),
+        made(name, shape),
+    ):
         assert twin == spec
         assert type(twin) is type(spec)
         assert twin.is_in(spec.rand())
 
 
 @every
-def test_other_shapes_are_not_equal(make: Make, shape: tuple[int, ...]) -> None:
-    spec = make(shape)
+def test_other_shapes_are_not_equal(name: str, shape: tuple[int, ...]) -> None:
+    spec = made(name, shape)
     assert spec == spec.expand(*spec.shape)
     assert spec != spec.unsqueeze(0)
     assert spec != spec.expand(2, *spec.shape)
@@ -222,8 +234,8 @@ def test_no_spec_equals_another() -> None:
 
 
 @every
-def test_moving_to_a_device_keeps_all_else(make: Make, shape: tuple[int, ...]) -> None:
-    spec = make(shape)
+def test_moving_to_a_device_keeps_all_else(name: str, shape: tuple[int, ...]) -> None:
+    spec = made(name, shape)
     moved = spec.to("meta")
     assert moved.device == torch.device("meta")
     assert moved.shape == spec.shape
@@ -234,9 +246,9 @@ def test_moving_to_a_device_keeps_all_else(make: Make, shape: tuple[int, ...]) -
 
 
 @every_tensor
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int32])
-def test_casting_gives_members_of_the_new_type(make: Make, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    spec: Any = make(shape)
+@each("dtype", [torch.float64, torch.float16, torch.int32])
+def test_casting_gives_members_of_the_new_type(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    spec: Any = made(name, shape)
     cast = spec.to(dtype)
     assert cast.dtype == dtype
     assert cast.shape == spec.shape
@@ -245,14 +257,14 @@ def test_casting_gives_members_of_the_new_type(make: Make, shape: tuple[int, ...
 
 
 @every_tensor
-def test_equal_specs_have_one_hash(make: Make, shape: tuple[int, ...]) -> None:
-    assert hash(make(shape)) == hash(make(shape))
-    assert len({make(shape), make(shape)}) == 1
+def test_equal_specs_have_one_hash(name: str, shape: tuple[int, ...]) -> None:
+    assert hash(made(name, shape)) == hash(made(name, shape))
+    assert len({made(name, shape), made(name, shape)}) == 1
 
 
 @every
-def test_numpy_values_come_back_when_encoded(make: Make, shape: tuple[int, ...]) -> None:
-    spec = make(shape)
+def test_numpy_values_come_back_when_encoded(name: str, shape: tuple[int, ...]) -> None:
+    spec = made(name, shape)
     member = spec.rand()
     encoded = spec.encode(spec.to_numpy(member, safe=True))
     assert spec.is_in(encoded)
@@ -260,14 +272,14 @@ def test_numpy_values_come_back_when_encoded(make: Make, shape: tuple[int, ...])
 
 
 @every
-def test_any_size_is_a_member_where_a_size_is_unknown(make: Make, shape: tuple[int, ...]) -> None:
-    spec = make(shape).expand(-1, *make(shape).shape)
+def test_any_size_is_a_member_where_a_size_is_unknown(name: str, shape: tuple[int, ...]) -> None:
+    spec = made(name, shape).expand(-1, *made(name, shape).shape)
     assert spec.shape[0] == -1
     assert sizes(spec.rand((2,))) == (2, 1, *spec.shape[1:])
     if not isinstance(spec, Choice):  # all places are then of one alternative
-        assert spec.is_in(make(shape).rand((9,)))
+        assert spec.is_in(made(name, shape).rand((9,)))
     assert spec.unsqueeze(0).shape == (1, -1, *spec.shape[1:])
-    assert spec[0] == make(shape)
+    assert spec[0] == made(name, shape)
     assert (spec[:].shape, spec[-7], spec[[9, 9]].shape[0]) == (spec.shape, spec[0], 2)
     with pytest.raises(IndexError, match="unknown size"):
         spec[1:]
@@ -276,8 +288,8 @@ def test_any_size_is_a_member_where_a_size_is_unknown(make: Make, shape: tuple[i
 
 
 @every
-def test_the_repr_names_class_and_shape(make: Make, shape: tuple[int, ...]) -> None:
-    spec = make(shape)
+def test_the_repr_names_class_and_shape(name: str, shape: tuple[int, ...]) -> None:
+    spec = made(name, shape)
     assert repr(spec).startswith(type(spec).__name__)
     assert f"shape={spec.shape}" in repr(spec)
 
@@ -530,15 +542,15 @@ def devices(value: Any) -> set[torch.device]:
     return {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
-def there(make: Make, shape: tuple[int, ...]) -> TensorSpec:
-    return make(shape).to(GPU)
+def there(name: str, shape: tuple[int, ...]) -> TensorSpec:
+    return made(name, shape).to(GPU)
 
 
 @pretended
 @every
-@pytest.mark.parametrize("batch", [(), (4,)])
-def test_on_a_gpu_random_values_are_members(make: Make, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
-    spec = there(make, shape)
+@each("batch", [(), (4,)])
+def test_on_a_gpu_random_values_are_members(name: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
+    spec = there(name, shape)
     drawn = spec.rand(batch)
     assert devices(drawn) <= {GPU}
     assert spec.is_in(drawn)
@@ -547,16 +559,16 @@ def test_on_a_gpu_random_values_are_members(make: Make, shape: tuple[int, ...], 
 
 @pretended
 @every
-def test_on_a_gpu_a_generator_draws_the_same(make: Make, shape: tuple[int, ...]) -> None:
-    here, spec = make(shape), there(make, shape)
+def test_on_a_gpu_a_generator_draws_the_same(name: str, shape: tuple[int, ...]) -> None:
+    here, spec = made(name, shape), there(name, shape)
     one, other = (each.rand((5,), generator=torch.Generator().manual_seed(7)) for each in (here, spec))
     assert str(spec.to_numpy(other)) == str(here.to_numpy(one))
 
 
 @pretended
 @every
-def test_on_a_gpu_zeros_and_ones(make: Make, shape: tuple[int, ...]) -> None:
-    spec = there(make, shape)
+def test_on_a_gpu_zeros_and_ones(name: str, shape: tuple[int, ...]) -> None:
+    spec = there(name, shape)
     for value in (spec.zero((2,)), spec.one((2,))):
         assert devices(value) <= {GPU}
         spec.type_check(value)
@@ -564,8 +576,8 @@ def test_on_a_gpu_zeros_and_ones(make: Make, shape: tuple[int, ...]) -> None:
 
 @pretended
 @every_tensor
-def test_on_a_gpu_projection_is_the_same(make: Make, shape: tuple[int, ...]) -> None:
-    here, spec = make(shape), there(make, shape)
+def test_on_a_gpu_projection_is_the_same(name: str, shape: tuple[int, ...]) -> None:
+    here, spec = made(name, shape), there(name, shape)
     numbers = torch.randn((4, *spec.shape), generator=torch.Generator().manual_seed(1)) * 20
     values = numbers > 0 if spec.dtype == torch.bool else numbers.abs().to(spec.dtype)
     found = spec.project(values.to(GPU))
@@ -576,8 +588,8 @@ def test_on_a_gpu_projection_is_the_same(make: Make, shape: tuple[int, ...]) -> 
 
 @pretended
 @every
-def test_on_a_gpu_numpy_values_come_back_when_encoded(make: Make, shape: tuple[int, ...]) -> None:
-    spec = there(make, shape)
+def test_on_a_gpu_numpy_values_come_back_when_encoded(name: str, shape: tuple[int, ...]) -> None:
+    spec = there(name, shape)
     value = spec.rand()
     found = spec.encode(spec.to_numpy(value))
     assert devices(found) <= {GPU}
@@ -586,8 +598,8 @@ def test_on_a_gpu_numpy_values_come_back_when_encoded(make: Make, shape: tuple[i
 
 @pretended
 @every
-def test_on_a_gpu_stacks_members_and_indices(make: Make, shape: tuple[int, ...]) -> None:
-    spec = there(make, shape)
+def test_on_a_gpu_stacks_members_and_indices(name: str, shape: tuple[int, ...]) -> None:
+    spec = there(name, shape)
     stacked = torch.stack([spec, spec.clone()])
     for one in (stacked, stacked[0], *stacked.unbind(), spec.expand(2, *spec.shape), spec.unsqueeze(0)):
         assert one.device in (GPU, None)
@@ -598,25 +610,25 @@ def test_on_a_gpu_stacks_members_and_indices(make: Make, shape: tuple[int, ...])
 
 @pretended
 @every
-def test_on_a_gpu_a_spec_comes_back_to_the_cpu(make: Make, shape: tuple[int, ...]) -> None:
-    here = make(shape)
+def test_on_a_gpu_a_spec_comes_back_to_the_cpu(name: str, shape: tuple[int, ...]) -> None:
+    here = made(name, shape)
     assert here.to(GPU).cpu() == here.cpu()
-    assert here.to(GPU) == make(shape).to(GPU)
+    assert here.to(GPU) == made(name, shape).to(GPU)
     assert (here.to(GPU) == here) == (here.device is None and here.to(GPU).device is None)
 
 
 @pretended
-@pytest.mark.parametrize(("make", "shape"), [case for case in TENSORS if "unbounded" not in str(case.id)])
-def test_on_a_gpu_all_values_are_counted(make: Make, shape: tuple[int, ...]) -> None:
-    here, spec = make(shape), there(make, shape)
+@each(("name", "shape"), [case for case in TENSORS if "unbounded" not in case[0]])
+def test_on_a_gpu_all_values_are_counted(name: str, shape: tuple[int, ...]) -> None:
+    here, spec = made(name, shape), there(name, shape)
     assert spec.cardinality() == here.cardinality()
     if isinstance(here.cardinality(), int) and here.cardinality() < 300:
         assert np.array_equal(spec.enumerate().cpu(), here.enumerate())
 
 
 @every_tensor
-def test_shape_type_and_device_can_be_assigned(make: Make, shape: tuple[int, ...]) -> None:
-    spec = make(shape)
+def test_shape_type_and_device_can_be_assigned(name: str, shape: tuple[int, ...]) -> None:
+    spec = made(name, shape)
     if not isinstance(spec, LeafSpec):
         return
     expected = spec.expand(4, *spec.shape)
@@ -630,25 +642,25 @@ def test_shape_type_and_device_can_be_assigned(make: Make, shape: tuple[int, ...
 
 
 @every
-@pytest.mark.parametrize("draw", ["rand", "sample", "zero", "zeros", "one", "ones"])
-def test_none_is_the_shape_of_one_value(make: Make, shape: tuple[int, ...], draw: str) -> None:
-    spec = make(shape)
+@each("draw", ["rand", "sample", "zero", "zeros", "one", "ones"])
+def test_none_is_the_shape_of_one_value(name: str, shape: tuple[int, ...], draw: str) -> None:
+    spec = made(name, shape)
     assert [sizes(getattr(spec, draw)(batch)) for batch in (None, [2], torch.Size([2]))] == [
         sizes(getattr(spec, draw)(batch)) for batch in ((), (2,), (2,))
     ]
 
 
 @every
-def test_values_go_by_the_names_of_torchrl(make: Make, shape: tuple[int, ...]) -> None:
-    spec = make(shape)
+def test_values_go_by_the_names_of_torchrl(name: str, shape: tuple[int, ...]) -> None:
+    spec = made(name, shape)
     value = spec.rand()
     assert (spec.is_in(val=value), spec.contains(item=value), spec.project(val=value) is value) == (True, True, True)
     assert spec.is_in(spec.encode(val=spec.to_numpy(val=value)))
 
 
 @every
-def test_steps_may_be_negative(make: Make, shape: tuple[int, ...]) -> None:
-    spec: Any = make(shape).expand(5, 2, *make(shape).shape)
+def test_steps_may_be_negative(name: str, shape: tuple[int, ...]) -> None:
+    spec: Any = made(name, shape).expand(5, 2, *made(name, shape).shape)
     for index, count in ((slice(10, 1, -1), 3), (slice(None, None, -1), 5), (slice(4, 0, -2), 2), (slice(0, 3, -1), 0)):
         assert (spec[index].shape, spec[:, ::-1].shape) == ((count, *spec.shape[1:]), spec.shape)
     with pytest.raises(ValueError, match="zero"):
@@ -666,8 +678,8 @@ def test_negative_steps_reverse_what_belongs_to_the_elements() -> None:
 
 
 @every
-def test_a_size_of_one_can_become_unknown(make: Make, shape: tuple[int, ...]) -> None:
-    known = make(shape)
+def test_a_size_of_one_can_become_unknown(name: str, shape: tuple[int, ...]) -> None:
+    known = made(name, shape)
     spec = known.expand(3, 1, *known.shape).expand(3, -1, *known.shape)
     assert (spec.shape, sizes(spec.rand())) == ((3, -1, *known.shape), (3, 1, *known.shape))
     assert spec.is_in(known.expand(3, 7, *known.shape).rand()) or isinstance(spec, Choice)
@@ -680,8 +692,8 @@ def test_a_size_of_one_can_become_unknown(make: Make, shape: tuple[int, ...]) ->
 
 
 @every
-def test_a_box_that_says_nothing_is_kept(make: Make, shape: tuple[int, ...]) -> None:
-    spec = make(shape)
+def test_a_box_that_says_nothing_is_kept(name: str, shape: tuple[int, ...]) -> None:
+    spec = made(name, shape)
     if not isinstance(spec, LeafSpec):
         return
     spec.space = None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -354,8 +355,8 @@ def test_integers_are_drawn_evenly_between_their_bounds(dtype: torch.dtype, low:
         assert (counts - 4_000 / (more + 1)).abs().max() < 6 * (4_000 / (more + 1)) ** 0.5
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
-@pytest.mark.parametrize("shape", [(), (3,), (0,), (5, 7), (1000, 3)])
+@each("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+@each("shape", [(), (3,), (0,), (5, 7), (1000, 3)])
 def test_unbounded_integers_have_all_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     drawn = Unbounded(shape, dtype=dtype).rand(generator=torch.Generator().manual_seed(0))
     assert (drawn.dtype, drawn.shape) == (dtype, shape)

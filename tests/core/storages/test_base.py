@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each
 from row_storage import ObjectStorage as Objects
 from row_storage import RowStorage as Page
 from tensordict import TensorDict
@@ -232,8 +233,8 @@ def test_no_slice_goes_over_the_end_of_an_episode(kind: type[Storage]) -> None:
         assert bool((buffer.sample()["step"].reshape(-1, 4).diff(dim=1) == 1).all())
 
 
-@pytest.mark.parametrize("name", ["get", "set", "state_dict", "load_state_dict", "empty", "__getitem__", "notify"])
-@pytest.mark.parametrize("parent", [Storage, IndexedStorage, Page, rbtool.TensorStorage])
+@each("name", ["get", "set", "state_dict", "load_state_dict", "empty", "__getitem__", "notify"])
+@each("parent", [Storage, IndexedStorage, Page, rbtool.TensorStorage])
 def test_final_methods_cannot_be_overridden(parent: type[Storage], name: str) -> None:
     with pytest.raises(FinalMethodError, match=rf"Own overrides {name}\(\)") as caught:
         type("Own", (parent,), {name: lambda self: None})

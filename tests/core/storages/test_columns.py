@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import each
 from processes import Interpreter
 from tensordict import TensorDict
 
@@ -45,8 +46,8 @@ VALUES = {
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("kind", VALUES)
-@pytest.mark.parametrize("start", [0, 4, 7])
+@each("kind", VALUES)
+@each("start", [0, 4, 7])
 def test_rows_of_any_layout_are_written_as_they_read(kind: str, start: int) -> None:
     value, storage = VALUES[kind](), TensorStorage({"a": numbers(10, 2), "b": numbers(10)})
     expected = storage[:]["a"].clone()

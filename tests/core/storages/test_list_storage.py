@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -532,8 +533,8 @@ class TestCompressedTrees(StorageTests):
         return compressed(*({"a": torch.tensor(n), "b": [torch.ones(n), (torch.zeros(2, n),)]} for n in range(10)))
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize(
+@each("codec", CODECS)
+@each(
     "dtype",
     [
         torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int32, torch.uint64, torch.float16, torch.bfloat16,

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import scale_reward
+from cases import each
 
 from rbtool.core.errors import SchemaError, UsageError
 from rbtool.core.format.contracts import FinalMethodError
@@ -50,8 +51,8 @@ class TestScaleReward(Suite):
         return scale_reward.ScaleReward(0.5)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("options", OURS, ids=lambda options: next(iter(options)))
+@each("rule", RULES)
+@each("options", OURS)
 def test_our_operations_keep_the_contract(options: dict[str, Any], rule: str) -> None:
     def make() -> RowOperation:
         [operation] = program_of(options).on_rows

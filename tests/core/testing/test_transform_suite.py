@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each
 from tensordict import TensorDict, TensorDictBase
 
 from rbtool.core.errors import UsageError
@@ -80,8 +81,8 @@ def suite(make: Callable[[], Transform]) -> Suite:
     return Case()
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("make", OURS)
+@each("rule", RULES)
+@each("make", OURS)
 def test_ours_pass(make: Callable[[], Transform], rule: str) -> None:
     getattr(suite(make), rule)()
 

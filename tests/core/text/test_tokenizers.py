@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
@@ -25,9 +26,9 @@ def plain(tokenizer: PreTrainedTokenizerFast, texts: str | list[str], **options:
     return dict(tokenizer(texts, return_tensors="pt", **options))
 
 
-@pytest.mark.parametrize("padding", ["max_length", "longest", True])
-@pytest.mark.parametrize("sides", SIDES)
-@pytest.mark.parametrize("length", [1, 5, 12, 64])
+@each("padding", ["max_length", "longest", True])
+@each("sides", SIDES)
+@each("length", [1, 5, 12, 64])
 def test_tokens_are_those_of_a_plain_call(padding: Any, sides: dict[str, str], length: int) -> None:
     tokenizer = tiny_tokenizer(**sides)
     found = TensorDictTokenizer(tokenizer, length, padding=padding)({"text": TEXTS})

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each
 from tensordict import TensorDict, TensorDictBase, lazy_stack
 
 from rbtool import LazyStackStorage, LazyTensorStorage, ListStorage, ReplayBuffer, TopKRewardSelector
@@ -42,8 +43,8 @@ def test_the_example_of_torchrl() -> None:
     assert (len(rb), rb.write_count, rewards(rb)[:4]) == (20, 20, [4, 3, 9, 8])
 
 
-@pytest.mark.parametrize("one_by_one", [True, False])
-@pytest.mark.parametrize(
+@each("one_by_one", [True, False])
+@each(
     ("total", "best", "scores", "expected"),
     [
         (3, 2, [1, 2, 3], [3]), (4, 3, [1, 2, 3, 4], [4, 3]), (5, 5, [1, 2, 3, 4, 5], [5, 4]),

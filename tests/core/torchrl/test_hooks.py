@@ -178,8 +178,15 @@ def test_rows_are_copied_into_what_is_given(pair: str) -> None:
 
 
 @pytest.mark.parametrize("form", CHAINS)
-@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
-@pytest.mark.parametrize(("data", "capacity"), [(steps(), 10), (steps(), 16), (lanes(), 18), (lanes(), 30)])
+@pytest.mark.parametrize(
+    ("data", "capacity", "kind"),
+    [
+        (steps(), 10, LazyTensorStorage),
+        (steps(), 16, LazyMemmapStorage),
+        (lanes(), 18, LazyMemmapStorage),
+        (lanes(), 30, LazyTensorStorage),
+    ],
+)
 def test_registered_hooks_save_and_load_a_storage(
     form: str, kind: Any, data: TensorDict, capacity: int, tmp_path: Path
 ) -> None:

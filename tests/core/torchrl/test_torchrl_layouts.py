@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from buffers_of_episodes import BufferPlan, bits
+from cases import each
 from tensordict import TensorDict
 
 from rbtool.core import declarations
@@ -80,8 +81,7 @@ def filled(data: TensorDict, capacity: int, shift: int = 0) -> LazyTensorStorage
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
-@pytest.mark.parametrize("more", [0, 3])
+@pytest.mark.parametrize(("kind", "more"), [(LazyTensorStorage, 0), (LazyMemmapStorage, 3)])
 def test_what_torchrl_saved_is_loaded(case: str, kind: Any, more: int) -> None:
     facts = json.loads((DATA / case / "case.json").read_text())
     lost = DATA / case / "torchrl_loads.npz"
@@ -98,7 +98,7 @@ def test_what_torchrl_saved_is_loaded(case: str, kind: Any, more: int) -> None:
             np.testing.assert_array_equal(np.swapaxes(found[name], 0, facts["ndim"] - 1), expected[name])
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_the_form_is_told_by_the_content(case: str) -> None:
     form = json.loads((DATA / case / "case.json").read_text())["kind"]
     assert [name for name in FORMS if is_compatible(place_of(case), name)] == [form]  # type: ignore[arg-type]

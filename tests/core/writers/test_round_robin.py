@@ -354,55 +354,53 @@ class Step:
     action: torch.Tensor
 
 
-def ring_of_tensordict_round_robin(storage: object) -> TensorDictRoundRobinWriter:
+def labelling(storage: object) -> TensorDictRoundRobinWriter:
     writer = TensorDictRoundRobinWriter()
     writer.register_storage(storage)
     return writer
 
 
-def steps_of_tensordict_round_robin(*batch: int) -> TensorDict:
+def zeros(*batch: int) -> TensorDict:
     return TensorDict({"x": torch.zeros(*batch, 2)}, list(batch))
 
 
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
 def test_every_row_has_its_number(kind: type) -> None:
     storage = kind(4)
-    writer = ring_of_tensordict_round_robin(storage)
-    writer.add(steps_of_tensordict_round_robin(1)[0])
-    writer.extend(steps_of_tensordict_round_robin(2))
-    writer.extend(steps_of_tensordict_round_robin(6))
+    writer = labelling(storage)
+    writer.add(zeros(1)[0])
+    writer.extend(zeros(2))
+    writer.extend(zeros(6))
     assert storage[:]["index"].tolist() == [0, 1, 2, 3]
     assert storage[:]["index"].dtype == torch.int64
 
 
 def test_numbers_are_expanded_to_the_batch_dimensions() -> None:
     flat, deep = LazyTensorStorage(4), LazyTensorStorage(12, ndim=2)
-    ring_of_tensordict_round_robin(flat).extend(steps_of_tensordict_round_robin(2, 3))
-    writer = ring_of_tensordict_round_robin(deep)
-    writer.extend(steps_of_tensordict_round_robin(2, 3))
-    writer.add(steps_of_tensordict_round_robin(3))
+    labelling(flat).extend(zeros(2, 3))
+    writer = labelling(deep)
+    writer.extend(zeros(2, 3))
+    writer.add(zeros(3))
     assert flat[:]["index"].tolist() == [[0, 0, 0], [1, 1, 1]]
     assert deep[:]["index"].tolist() == [[0, 0, 0], [1, 1, 1], [2, 2, 2]]
 
 
 def test_edge_01_12_the_callers_tensordict_gets_no_index() -> None:
-    batch = steps_of_tensordict_round_robin(3)
-    ring_of_tensordict_round_robin(LazyTensorStorage(4)).extend(batch)
+    batch = zeros(3)
+    labelling(LazyTensorStorage(4)).extend(batch)
     assert list(batch.keys()) == ["x"]
-    sampled = steps_of_tensordict_round_robin(3).set("index", torch.tensor([7, 8, 9]))
+    sampled = zeros(3).set("index", torch.tensor([7, 8, 9]))
     storage = LazyTensorStorage(4)
-    ring_of_tensordict_round_robin(storage).extend(sampled)
+    labelling(storage).extend(sampled)
     assert sampled["index"].tolist() == [7, 8, 9]
     assert storage[:]["index"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", [LazyTensorStorage, ListStorage])
 def test_nests_are_those_of_the_storage_alone(kind: type) -> None:
-    batch = steps_of_tensordict_round_robin(3).set("next", steps_of_tensordict_round_robin(3))
+    batch = zeros(3).set("next", zeros(3))
     storage = kind(4)
-    ring_of_tensordict_round_robin(storage).extend(
-        batch
-    ) if kind is LazyTensorStorage else ring_of_tensordict_round_robin(storage).add(batch)
+    labelling(storage).extend(batch) if kind is LazyTensorStorage else labelling(storage).add(batch)
     batch["next"]["x"] = torch.ones(3, 2)
     batch["next"]["more"] = torch.ones(3)
     kept = storage[0]["next"]
@@ -413,14 +411,14 @@ def test_nests_are_those_of_the_storage_alone(kind: type) -> None:
 
 def test_a_locked_tensordict_can_be_written() -> None:
     storage = LazyTensorStorage(4)
-    ring_of_tensordict_round_robin(storage).extend(steps_of_tensordict_round_robin(3).lock_())
+    labelling(storage).extend(zeros(3).lock_())
     assert storage[:]["index"].tolist() == [0, 1, 2]
 
 
 def test_a_lazy_stack_can_be_written() -> None:
     storage = LazyTensorStorage(4)
-    stack = LazyStackedTensorDict.lazy_stack([steps_of_tensordict_round_robin(1)[0] for _ in range(3)])
-    ring_of_tensordict_round_robin(storage).extend(stack)
+    stack = LazyStackedTensorDict.lazy_stack([zeros(1)[0] for _ in range(3)])
+    labelling(storage).extend(stack)
     assert storage[:]["index"].tolist() == [0, 1, 2]
     assert list(stack.keys()) == ["x"]
 
@@ -428,29 +426,29 @@ def test_a_lazy_stack_can_be_written() -> None:
 @pytest.mark.parametrize("kind", [ListStorage, LazyStackStorage])
 def test_lists_keep_the_number_too(kind: type) -> None:
     storage = kind(4)
-    ring_of_tensordict_round_robin(storage).extend(steps_of_tensordict_round_robin(6))
+    labelling(storage).extend(zeros(6))
     assert [int(row["index"]) for row in storage] == [0, 1, 2, 3]
 
 
 def test_tensorclasses_are_stored_as_they_are() -> None:
     storage = LazyTensorStorage(4)
-    assert ring_of_tensordict_round_robin(storage).extend(Step(torch.zeros(2, 3), batch_size=[2])).tolist() == [0, 1]
+    assert labelling(storage).extend(Step(torch.zeros(2, 3), batch_size=[2])).tolist() == [0, 1]
     assert type(storage[:]) is Step
 
 
 def test_rows_without_a_number_stay_without() -> None:
-    storage = TensorStorage(steps_of_tensordict_round_robin(4))
-    ring_of_tensordict_round_robin(storage).extend(steps_of_tensordict_round_robin(2) + 1)
+    storage = TensorStorage(zeros(4))
+    labelling(storage).extend(zeros(2) + 1)
     assert list(storage[:].keys()) == ["x"]
     storage.empty()
-    ring_of_tensordict_round_robin(storage).extend(steps_of_tensordict_round_robin(2) + 1)
+    labelling(storage).extend(zeros(2) + 1)
     assert storage[:]["x"].tolist() == [[1, 1], [1, 1]]
 
 
-@pytest.mark.parametrize("data", [torch.zeros(2), {"x": torch.zeros(2)}, [steps_of_tensordict_round_robin(1)[0]]])
+@pytest.mark.parametrize("data", [torch.zeros(2), {"x": torch.zeros(2)}, [zeros(1)[0]]])
 def test_what_is_no_tensordict_is_refused(data: object) -> None:
     storage = LazyTensorStorage(4)
-    writer = ring_of_tensordict_round_robin(storage)
+    writer = labelling(storage)
     with pytest.raises(SchemaError, match="TensorDictRoundRobinWriter needs tensordicts, found a"):
         writer.extend(data)
     assert (len(storage), writer._cursor, writer._write_count) == (0, 0, 0)
@@ -459,7 +457,7 @@ def test_what_is_no_tensordict_is_refused(data: object) -> None:
 ROWS = torch.arange(4)
 
 
-def steps_of_generations(*rewards: float) -> TensorDict:
+def rewarded(*rewards: float) -> TensorDict:
     return TensorDict({"next": {"reward": torch.tensor(rewards)}}, [len(rewards)])
 
 
@@ -469,7 +467,7 @@ def tracking(storage: LazyTensorStorage) -> ReplayBuffer:
 
 @pytest.mark.parametrize("writer", [RoundRobinWriter, TensorDictMaxValueWriter, ImmutableDatasetWriter])
 def test_a_writer_that_does_not_track_them_knows_none(writer: Any) -> None:
-    storage = TensorStorage(steps_of_generations(1, 2, 3, 4))
+    storage = TensorStorage(rewarded(1, 2, 3, 4))
     made = writer()
     made.register_storage(storage)
     assert made.generations_of(ROWS).tolist() == [-1] * 4
@@ -478,7 +476,7 @@ def test_a_writer_that_does_not_track_them_knows_none(writer: Any) -> None:
 
 def test_slots_that_are_not_there_have_none() -> None:
     buffer = tracking(LazyTensorStorage(4))
-    buffer.extend(steps_of_generations(1, 2))
+    buffer.extend(rewarded(1, 2))
     assert buffer.writer.generations_of(torch.tensor([[0, 3], [4, -1]])).tolist() == [[0, -1], [-1, -1]]
     assert buffer.writer.generations_of(99).item() == -1
 
@@ -487,9 +485,9 @@ def test_slots_that_are_not_there_have_none() -> None:
 def test_other_buffers_of_the_storage_count_on(writer: Any) -> None:
     storage = LazyTensorStorage(4)
     one = tracking(storage)
-    one.extend(steps_of_generations(1, 2))
+    one.extend(rewarded(1, 2))
     other = ReplayBuffer(storage=storage, writer=writer())
-    other.extend(steps_of_generations(5, 6, 7, 8))
+    other.extend(rewarded(5, 6, 7, 8))
     assert one.writer.generations_of(ROWS).tolist() == [1, 1, 0, 0]
     assert other.writer.generations_of(ROWS).tolist() == [-1] * 4
     third = tracking(storage)
@@ -500,13 +498,13 @@ def test_other_buffers_of_the_storage_count_on(writer: Any) -> None:
 
 def test_another_writer_goes_on_with_them() -> None:
     buffer = tracking(LazyTensorStorage(4))
-    buffer.extend(steps_of_generations(1, 2))
+    buffer.extend(rewarded(1, 2))
     buffer.set_writer(RoundRobinWriter())
-    buffer.extend(steps_of_generations(3, 4, 5))
+    buffer.extend(rewarded(3, 4, 5))
     buffer.set_writer(RoundRobinWriter(track_generations=True))
     assert buffer.writer.generations_of(ROWS).tolist() == [1, 0, 0, 0]
     copy = pickle.loads(pickle.dumps(buffer))
-    copy.extend(steps_of_generations(6))
+    copy.extend(rewarded(6))
     assert copy.writer.generations_of(ROWS).tolist() == [1, 1, 0, 0]
     assert buffer.writer.generations_of(ROWS).tolist() == [1, 0, 0, 0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -83,8 +84,8 @@ def test_bfloat16_is_what_torch_makes_of_it(values):
     )
 
 
-@pytest.mark.parametrize("source", [name for name in DTYPES if name != "bfloat16"])
-@pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "bfloat16"])
+@each("source", [name for name in DTYPES if name != "bfloat16"])
+@each("dtype", [name for name in DTYPES if name != "bfloat16"])
 def test_ones_and_zeros_survive_every_cast(source, dtype):
     there = cast(np.array([[0, 1], [1, 0]]).astype(source), dtype)
     assert there.dtype == dtype

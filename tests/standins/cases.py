@@ -1,0 +1,33 @@
+"""Many small cases in one test: pytest takes longer for a test than most of them do."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Call a test with every case, as `pytest.mark.parametrize` does, but in one test; a failure names its case.
+
+    The first case that fails ends the test, and all have the same fixtures.
+    """
+    listed = [dict(zip(names, case, strict=True)) if isinstance(names, tuple) else {names: case} for case in cases]
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(*instance: Any, **fixtures: Any) -> None:
+            for case in listed:
+                try:
+                    test(*instance, **case, **fixtures)
+                except BaseException as error:
+                    error.add_note(f"with {case}")
+                    raise
+
+        signature = inspect.signature(test)
+        left = [one for name, one in signature.parameters.items() if name not in listed[0]]
+        run.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
