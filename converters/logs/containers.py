@@ -14,7 +14,7 @@ import struct
 import tempfile
 import zlib
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -105,6 +105,12 @@ class Index:
     def __len__(self) -> int:
         return len(self.log)
 
+    @property
+    def has_twice(self) -> bool:
+        """Whether a message is in it twice, in place of another one."""
+        same = self.log[1:] == self.log[:-1]
+        return bool((self.places[1:][same] == self.places[:-1][same]).all(1).any())
+
 
 class Log(Closing, ABC):
     """One recording. `name` is what messages call it, `texts` what it states about its episode, by name.
@@ -135,6 +141,8 @@ class Log(Closing, ABC):
         """Find the messages of these topics, of each once."""
         if new := [name for name in names if name not in self._indexes]:
             self._indexes |= self.find(new)
+            if twice := next((name for name in new if self._indexes[name].has_twice), None):
+                self.damaged(f"its index names a message on {twice} twice")
         return {name: self._indexes[name] for name in names}
 
     @abstractmethod
@@ -164,6 +172,12 @@ class Log(Closing, ABC):
         for at in order.tolist():
             published, data = self.message(places[at].tolist(), int(logs[at]))
             yield int(owner[at]), int(number[at]), published, data
+
+    def require_indexed(self, since: int, until: int) -> None:
+        """Compare the index with all that was logged between two times, also where no message of it is read.
+
+        An index has no checksum, and a wrong time in it hides a message behind others. CorruptDataError for one.
+        """
 
     @property
     def names(self) -> list[str]:
@@ -319,6 +333,7 @@ class McapLog(Log):
         self._chunks: list[_Chunk] = []
         self._bare: dict[int, list[tuple[int, int]]] = {}
         self._asked: set[int] = set()
+        self._compared: set[int] = set()
         self._counts: Mapping[int, int] | None = None
         self._span = _ANY
         try:
@@ -394,17 +409,17 @@ class McapLog(Log):
         if (
             counts is None
             or len(chunks) != counts.chunk_count
-            or (counts.message_count and not chunks)
+            or (counts.message_count and not (chunks and counts.channel_message_counts))
             or any(one.channels is not None and not one.channels <= known for one in chunks)
             or len(self._channels) != counts.channel_count
             or (counts.metadata_count + counts.attachment_count > len(places))
         ):
             self._schemas, self._channels = {}, {}
             if counts is not None and not chunks:  # messages outside chunks, which have no checksum
-                self._counts = counts.channel_message_counts or None
+                self._counts = counts.channel_message_counts or None  # an empty map: they were not counted
                 self._span = (counts.message_start_time, counts.message_end_time)
             return False
-        self._counts = counts.channel_message_counts or None  # an empty map says that they were not counted
+        self._counts = counts.channel_message_counts
         self._chunks = sorted(chunks, key=lambda one: one.start)
         for opcode, place in places:
             head = self._bytes(place.offset, 9)
@@ -560,12 +575,20 @@ class McapLog(Log):
                 hint="copy or record it again; a log without the part can be made with mcap recover",
             )
         if chunk.entries is None and chunk.channels is not None:
-            self._require_indexed(chunk, np.frombuffer(found, np.uint8))
+            self._compare(chunk, np.frombuffer(found, np.uint8))
         self._cache.put(chunk.start, found)
         return found
 
-    def _require_indexed(self, chunk: _Chunk, data: Array) -> None:
-        """Compare the index of a chunk, which has no checksum, with its messages: a wrong time would move others."""
+    def require_indexed(self, since: int, until: int) -> None:
+        for chunk in self._chunks:
+            if chunk.start in self._compared or chunk.times[0] > until or chunk.times[1] < since:
+                continue
+            if chunk.channels is not None and not chunk.channels.isdisjoint(self._asked):
+                self._content(chunk)
+
+    def _compare(self, chunk: _Chunk, data: Array) -> None:
+        """Compare the index of a chunk, of the channels that were asked for, with its messages."""
+        self._compared.add(chunk.start)
         indexed = self._indexed(chunk, self._asked)
         if not indexed:
             return
@@ -610,7 +633,7 @@ class McapLog(Log):
         found: dict[int, list[tuple[int, bytes]]] = {channel: [] for channel in wanted}
         if not wanted.keys() <= self._asked:
             self._asked |= wanted.keys()
-            self._cache = _Chunks()  # of which other channels were compared with the index
+            self._cache, self._compared = _Chunks(), set()  # other channels were compared with the index
         with reading("the index", self._path, struct.error):
             for at, chunk in enumerate(self._chunks):
                 for channel, part in self._indexed(chunk, wanted).items():
@@ -780,7 +803,8 @@ class Ros1Log(Log):
         self._path = path
         self._module = library("rosbags.rosbag1.reader")
         self._asked: set[int] = set()
-        self._named: dict[int, list[Any]] = {}
+        self._named: dict[int, list[tuple[int, Any]]] = {}
+        self._compared: set[int] = set()
         self._cache = _Chunks()
         self._errors = (AssertionError, EOFError, struct.error, self._module.ReaderError)
         self._reader = self._module.Reader(path)
@@ -790,6 +814,7 @@ class Ros1Log(Log):
             self._reader.open()
         try:
             with reading("the bag", path, *self._errors):
+                self._require_whole_index()
                 for one in self._reader.connections:
                     schema = Schema(one.msgtype.replace("/msg/", "/"), "ros1", "ros1msg", one.msgdef.data.encode())
                     count = len(self._reader.indexes[one.id])
@@ -798,6 +823,25 @@ class Ros1Log(Log):
         except BaseException:
             self.close()
             raise
+
+    def _require_whole_index(self) -> None:
+        """Compare what the index has with what is stated of each chunk: a count that is damaged would hide messages."""
+        stated = {(one.pos, channel): count for one in self._reader.chunk_infos
+                  for channel, count in one.connection_counts.items() if count}  # fmt: skip
+        found = Counter((one.chunk_pos, channel) for channel, rows in self._reader.indexes.items() for one in rows)
+        if stated != found:
+            self.damaged("its index has other messages than it states")
+        bio, module = self._reader.bio, self._module
+        bio.seek(0)
+        bio.readline()
+        head = module.Header.read(bio, module.RecordType.BAGHEADER)
+        bio.seek(head.get_uint64("index_pos"))
+        for _ in range(head.get_uint32("conn_count")):
+            self._reader.read_connection()
+        for _ in range(head.get_uint32("chunk_count")):
+            self._reader.read_chunk_info()
+        if bio.tell() != bio.seek(0, os.SEEK_END):
+            self.damaged("it has more parts than it states")
 
     @property
     def paths(self) -> list[Path]:
@@ -808,11 +852,11 @@ class Ros1Log(Log):
         for name in names:
             channels = self._channels_of(name)
             rows = [one for channel in channels for one in self._reader.indexes[channel]]
-            for one in rows if self._asked.isdisjoint(channels) else ():
-                self._named.setdefault(one.chunk_pos, []).append(one)
-            if not self._asked.issuperset(channels):
-                self._asked |= set(channels)
-                self._cache = _Chunks()
+            for channel in set(channels) - self._asked:
+                for one in self._reader.indexes[channel]:
+                    self._named.setdefault(one.chunk_pos, []).append((channel, one))
+                self._asked.add(channel)
+                self._cache, self._compared = _Chunks(), set()
             log = np.array([one.time for one in rows], np.int64)
             places = np.zeros((len(rows), 3), np.int64)
             places[:, 1] = [one.chunk_pos for one in rows]
@@ -826,17 +870,26 @@ class Ros1Log(Log):
             chunk = self._reader.chunks[at]
             self._reader.bio.seek(chunk.datapos)
             kept = bytes(chunk.decompressor(self._reader.bio.read(chunk.datasize)))
-            for one in self._named.get(at, ()):  # the index has no checksum, and a wrong time would move others
-                self._found(kept, one.offset, one.time)
+            for channel, one in self._named.get(at, ()):
+                self._found(kept, one.offset, one.time, channel)
+            self._compared.add(at)
             self._cache.put(at, kept)
         return kept
+
+    def require_indexed(self, since: int, until: int) -> None:
+        for one in self._reader.chunk_infos:
+            if one.pos in self._compared or one.start_time > until or one.end_time < since:
+                continue
+            if one.pos in self._named:
+                with reading("the bag", self._path, *self._errors):
+                    self._content(one.pos)
 
     def message(self, place: Sequence[int], log: int | None = None) -> tuple[int | None, Buffer]:
         with reading("the bag", self._path, *self._errors):
             data = self._content(place[1])
             return None, memoryview(data)[slice(*self._found(data, place[2], log))]
 
-    def _found(self, data: bytes, at: int, log: int | None) -> tuple[int, int]:
+    def _found(self, data: bytes, at: int, log: int | None, channel: int | None = None) -> tuple[int, int]:
         """Return where the bytes of a message begin and end, which an index has at a place in a chunk."""
         while True:
             (length,) = struct.unpack_from("<I", data, at)
@@ -849,6 +902,8 @@ class Ros1Log(Log):
                 seconds, nanos = struct.unpack("<II", _ros1_field(head, b"time") or bytes(8))
                 if seconds * 10**9 + nanos != log:
                     self.damaged(f"its index has a message at {log} ns, which was logged at another time")
+            if kind == b"\x02" and channel is not None and _ros1_field(head, b"conn") != struct.pack("<I", channel):
+                self.damaged(f"its index has a message at {log} ns on another topic than the message has")
             if kind == b"\x02" and at + size <= len(data):
                 return at, at + size
             if kind != b"\x07" or at + size > len(data):
@@ -909,6 +964,10 @@ class SplitLog(Log):
             places = [np.zeros((0, 3), np.int64), *(one.places for _, one in there)]
             found[name] = Index.of(np.concatenate(logs), np.concatenate(places))
         return found
+
+    def require_indexed(self, since: int, until: int) -> None:
+        for part in self._parts:
+            part.require_indexed(since, until)
 
     def message(self, place: Sequence[int], log: int | None = None) -> tuple[int | None, Buffer]:
         return self._parts[place[0]].message([0, *place[1:]], log)

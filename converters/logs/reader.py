@@ -53,7 +53,7 @@ from .messages import (
     value_path,
 )
 from .messages import Path as FieldPath
-from .video import VIDEO_FORMATS, KeptVideo, Packets, VideoDecoder
+from .video import VIDEO_FORMATS, KeptVideo, Packets, VideoDecoder, require_no_b_frames
 
 _NS = 10**9
 _HOUR = 3600 * _NS
@@ -620,6 +620,7 @@ def packets_of(log: Log, codec: Codec, index: Index, paths: Sequence[FieldPath],
         stated, data = picture_bytes(decode(log.message(index.places[number].tolist())[1]), codec.what)
         if VIDEO_FORMATS.get(stated.strip().lower()) != video:
             raise FormatError(f"{codec.what}: message {number:,} is {stated!r}, and the first ones are {video}")
+        require_no_b_frames(data, video, codec.what)
         return data
 
     return Packets(video, packet, len(index), codec.what)
@@ -1246,7 +1247,18 @@ class LogReader(SurveyedReader[_Found]):
             stop = min(start + size, steps)
             times = grid.times(episode.origin, episode.first + start, stop - start + 1)
             columns = self._values(opened, found.columns, times, episode.segment)
+            if stop == steps:
+                opened.log.require_indexed(*self._span(opened, episode.segment))
             yield _piece(number, episode, columns, start, stop)
+
+    def _span(self, opened: OpenLog, segment: _Segment) -> tuple[int, int]:
+        """Return the log times between which an episode has its messages."""
+        since, until = (0, 1 << 63) if self._rules.clock != "log" else (segment.since, segment.until or segment.stop)
+        if since is None and segment.start is not None:  # it begins with values from before
+            begin = np.array([segment.start])
+            lines = [one for one in opened.lines.values() if len(one.times)]
+            since = min(int(one.times[one.holding(begin, 0, len(one.times))][0]) for one in lines)
+        return since or 0, until or 1 << 63
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
         """Yield the rewards of one episode, and its end."""

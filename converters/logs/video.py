@@ -52,17 +52,15 @@ class Packets:
     def require_in_order(self, first: int) -> None:
         """Raise FormatError where frames are not shown in the order of the packets, of which `first` is a key frame.
 
-        Then a message has not the picture of its time. Only the first frames are decoded for it.
+        Then a message has not the picture of its time. Only the first frames are decoded for it: of later packets,
+        `require_no_b_frames` and `decode` go by what H.264 says in each, and H.265 in its parameter sets.
         """
         last = min(self.count, first + _PROBED)
         shown = [at for at, _ in _decoded(self, range(first, last))]
         if shown == list(range(first, last)):
             return
         if sorted(shown) == list(range(first, last)):
-            raise FormatError(
-                f"{self.what}: its video has B-frames, which are shown at other times than their messages were sent",
-                hint="record video without B-frames, as foxglove.CompressedVideo has to be",
-            )
+            raise _b_frames(self.what)
         lost = next(at for at in range(first, last) if at not in shown)
         damaged(self.what, f"packet {lost:,} is not a whole frame of {self.codec}")
 
@@ -112,6 +110,13 @@ class Packets:
         fs.rename(path, target)
         return KeptVideo(number, first, target, index.to_bytes())
 
+    def decode(self, context: Any, packet: Any) -> list[Any]:
+        """Decode a packet; FormatError where parameter sets of H.265 allow frames to be shown in another order."""
+        frames: list[Any] = context.decode(packet)
+        if self.codec == "hevc" and context.has_b_frames:
+            raise _b_frames(self.what)
+        return frames
+
     def _require_form(self, number: int, form: ImageForm) -> None:
         """Raise FormatError where a key frame has another form."""
         _, pixels = next(_decoded(self, (number,)), (number, None))
@@ -152,6 +157,24 @@ def _is_key_frame(packet: bytes, codec: str) -> bool:
     )
 
 
+def require_no_b_frames(packet: bytes, codec: str, what: str) -> None:
+    """Raise FormatError for a packet of H.264 whose picture is a B-frame.
+
+    The header of its first slice begins with the bit 1 and the type of the slice, 1 or 6, as 010 or 00111.
+    """
+    at = next((at for at, kind in _units(packet) if kind & 0x1F in {1, 5}), None) if codec == "h264" else None
+    head = packet[at + 1 : at + 2] if at is not None else b""
+    if head and (head[0] & 0xF0 == 0xA0 or head[0] & 0xFC == 0x9C):
+        raise _b_frames(what)
+
+
+def _b_frames(what: str) -> FormatError:
+    return FormatError(
+        f"{what}: its video has B-frames, which are shown at other times than their messages were sent",
+        hint="record video without B-frames, as foxglove.CompressedVideo has to be",
+    )
+
+
 def _parameters(packet: bytes, codec: str) -> bytes:
     """Return the units of a packet that state the form of the pictures; nothing where it relies on earlier ones."""
     starts = [*_units(packet), (len(packet) + 3, 0)]
@@ -177,7 +200,7 @@ def _decoded(packets: Packets, numbers: Sequence[int]) -> Iterator[tuple[int, Ar
             packet = None if number is None else av.Packet(packets.packet(number))
             if packet is not None:
                 packet.pts = packet.dts = number
-            for frame in context.decode(packet):
+            for frame in packets.decode(context, packet):
                 yield int(frame.pts), frame.to_ndarray(format="rgb24")
     except RbtoolError:
         raise
@@ -221,11 +244,13 @@ class VideoDecoder:
         packet.pts = packet.dts = self._next
         self._next += 1
         try:
-            decoded = self._context.decode(packet)
+            decoded = self.packets.decode(self._context, packet)
             if self._next > number and all(frame.pts != number for frame in decoded):
                 decoded += self._context.decode(None)
                 self._context = None
             pixels = {int(frame.pts): frame.to_ndarray(format="rgb24") for frame in decoded if frame.pts is not None}
+        except RbtoolError:
+            raise
         except (av.error.FFmpegError, ValueError) as error:
             damaged(self.packets.what, error)
         self._frames = {at: found for at, found in (self._frames | pixels).items() if at >= number - 1}

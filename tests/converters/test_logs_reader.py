@@ -836,8 +836,13 @@ def test_pixels_are_those_of_the_message(message: Any, wanted: np.ndarray[Any, A
     assert all(np.array_equal(row, wanted) for row in rows["observation.image"])
 
 
-def encoded(frames: int, gop: int = 5, codec: str = "h264", width: int = 64, b_frames: int = 0) -> list[bytes]:
-    """Frames with start codes, each a packet, as robots send them; frame k has the brightness 9 k."""
+def encoded(
+    frames: int, gop: int = 5, codec: str = "h264", width: int = 64, b_frames: int = 0, plain: int = 0
+) -> list[bytes]:
+    """Frames with start codes, each a packet, as robots send them; frame k has the brightness 9 k.
+
+    The first `plain` frames are no B-frames.
+    """
     made, library = io.BytesIO(), {"h264": "libx264", "hevc": "libx265"}[codec]
     with av.open(made, "w", format=codec) as out:
         stream = out.add_stream(library, rate=10)
@@ -848,7 +853,9 @@ def encoded(frames: int, gop: int = 5, codec: str = "h264", width: int = 64, b_f
             stream.options |= {"x265-params": f"keyint={gop}:scenecut=0:repeat-headers=1:log-level=none"}
         packets: list[bytes] = []
         for number in range(frames):
-            frame = av.VideoFrame.from_ndarray(np.full((48, width, 3), 9 * number, np.uint8), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(np.full((48, width, 3), 9 * number % 256, np.uint8), format="rgb24")
+            if 0 < number < plain:
+                frame.pict_type = av.video.frame.PictureType.P
             packets += [bytes(one) for one in stream.encode(frame)]
         packets += [bytes(one) for one in stream.encode(None)]
     return packets
@@ -1012,6 +1019,16 @@ def _nodes(folder: Path) -> Path:
     return folder / "two.bag"
 
 
+def _swapped(folder: Path) -> Path:
+    bag = _nodes(folder)
+    data, at = bytearray(bag.read_bytes()), 0
+    for number in (1, 0):
+        at = data.index(b"conn=", data.index(b"op=\x04", at)) + 5
+        data[at] = number
+    bag.write_bytes(data)
+    return bag
+
+
 def _changed_message(folder: Path) -> Path:
     topics = {"/a": [(BEGIN + at * NS, {"x": 1.5}) for at in range(3)]}
     log = json_log(folder / "c.mcap", topics, use_chunking=False, enable_data_crcs=True)
@@ -1027,6 +1044,35 @@ def _damaged_chunk(folder: Path) -> Path:
     return folder / "d.mcap"
 
 
+def _late_in_index(folder: Path) -> Path:
+    """Ten messages a second, three in a chunk: in the index the first one of a chunk, at a whole second, is late."""
+    topics = {"/a": [(BEGIN + at * NS // 10, {"x": float(at)}) for at in range(35)]}
+    log = json_log(folder / "late.mcap", topics, chunk_size=100)
+    with log.open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    times = [one.message_start_time for one in summary.chunk_indexes]
+    (number,) = (at for at, time in enumerate(times) if time % NS == 0 and at)
+    ((_, at),) = summary.chunk_indexes[number].message_index_offsets.items()
+    data = bytearray(log.read_bytes())
+    struct.pack_into("<Q", data, at + 9 + 6, times[number] + NS // 20)
+    log.write_bytes(data)
+    return log
+
+
+def _other_index(*places: tuple[int, int]) -> Callable[[Path], Path]:
+    """Return what copies the sample of ROS 1 with other bytes in the index, which has no checksum."""
+
+    def made(folder: Path) -> Path:
+        data = bytearray((LOGS / "ros1_sim_clock.bag").read_bytes())
+        for at, byte in places:
+            data[at] = byte
+        (folder / "moved.bag").write_bytes(data)
+        return folder / "moved.bag"
+
+    return made
+
+
 def _png(*parts: tuple[bytes, bytes]) -> str:
     chunks = (
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
@@ -1038,6 +1084,7 @@ DEEP_PNG = _png(
     (b"IHDR", struct.pack(">2I5B", 1, 1, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(bytes([0, 1, 2, 3, 4, 5, 6]))),
     (b"IEND", b""),
 )  # fmt: skip
+BAG_BYTES = (LOGS / "ros1_sim_clock.bag").read_bytes()
 Made = Path | Callable[[Path], Path]
 REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
     "no map": (LOGS / "ros2_markers.mcap", {}, FormatError, "does not state what its topics are"),
@@ -1112,6 +1159,14 @@ REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
     "B-frames of H.265": (
         lambda folder: _as_json(folder / "v.mcap", encoded(20, 10, "hevc", b_frames=2), "h265"),
         {"map": "observation=/t", "fps": 10.0}, FormatError, "its video has B-frames",
+    ),
+    "B-frames after many others": (
+        lambda folder: _as_json(folder / "v.mcap", encoded(80, 100, b_frames=2, plain=70), "h264"),
+        {"map": "observation=/t", "fps": 10.0}, FormatError, "its video has B-frames",
+    ),
+    "B-frames of H.265 after many others": (
+        lambda folder: _as_json(folder / "v.mcap", encoded(80, 100, "hevc", b_frames=2, plain=70), "h265"),
+        {"map": "observation=/t", "fps": 10.0, "images": "decode"}, FormatError, "its video has B-frames",
     ),
     "no key frame": (
         lambda folder: _as_json(folder / "v.mcap", encoded(9, 20)[1:], "h264"),
@@ -1233,6 +1288,24 @@ REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
         lambda folder: json_log(folder / "far.mcap", {"/a": [(1, {"x": 1.0}), (BEGIN, {"x": 1.0})]}),
         {"map": "observation=/a.x", "fps": 50.0}, FormatError, "far from the others",
     ),
+    "a time in the index": (
+        _late_in_index, {"map": "observation=/a.x", "fps": 10.0}, CorruptDataError, "other messages than the chunk"
+    ),
+    "a time in the index that hides a message": (
+        _late_in_index, {"map": "observation=/a.x", "fps": 1.0}, CorruptDataError, "other messages than the chunk"
+    ),
+    "a time in the index of ROS 1 after the last row": (
+        _other_index((8165, BAG_BYTES[8165] ^ 4)), BAG, CorruptDataError, "which was logged at another time"
+    ),
+    "topics in the index of ROS 1 that are swapped": (
+        _swapped, {"map": "observation=/q@/left.data", "fps": 1.0}, CorruptDataError, "on another topic than"
+    ),
+    "a topic in the index of ROS 1": (
+        _other_index((BAG_BYTES.index(b"conn=\0") + 5, 3)), BAG, CorruptDataError, "has other messages than it states"
+    ),
+    "fewer chunks than there are in ROS 1": (
+        _other_index((BAG_BYTES.index(b"chunk_count=") + 12, 0)), BAG, CorruptDataError, "more parts than it states"
+    ),
     "damage": (_damaged_chunk, MARKED, CorruptDataError, "is not what was written|cannot be decompressed"),
     "not a log": (LOGS, {"map": "observation=/a.x", "fps": 1.0}, UsageError, "has no topic '/a'"),
 }  # fmt: skip
@@ -1260,30 +1333,6 @@ def test_an_encoding_that_is_not_read_is_named(tmp_path: Path) -> None:
         writer.finish()
     with pytest.raises(FormatError, match="messages encoded as cbor"):
         rows_of(tmp_path / "x.mcap", {"map": "observation=/a.x", "fps": 1.0})
-
-
-def test_an_index_that_names_other_times_is_refused(tmp_path: Path) -> None:
-    """The index of a chunk has no checksum: a time that is not that of the message would move it in silence."""
-    data = bytearray((LOGS / "ros2_markers.mcap").read_bytes())
-    with (LOGS / "ros2_markers.mcap").open("rb") as file:
-        summary = make_reader(file).get_summary()
-    assert summary is not None
-    chunk = summary.chunk_indexes[3]
-    at = chunk.message_index_offsets[1] + 9 + 6
-    (time,) = struct.unpack_from("<Q", data, at)
-    struct.pack_into("<Q", data, at, time + 3_000_000)
-    (tmp_path / "moved.mcap").write_bytes(data)
-    with pytest.raises(CorruptDataError, match="has other messages than the chunk"):
-        rows_of(tmp_path / "moved.mcap", MARKED)
-
-
-def test_an_index_of_ros_1_that_names_other_times_is_refused(tmp_path: Path) -> None:
-    """The last command is moved behind the last row, where it would never be read."""
-    data = bytearray((LOGS / "ros1_sim_clock.bag").read_bytes())
-    data[8165] ^= 4
-    (tmp_path / "moved.bag").write_bytes(data)
-    with pytest.raises(CorruptDataError, match="which was logged at another time"):
-        rows_of(tmp_path / "moved.bag", BAG)
 
 
 def test_a_file_beside_its_compressed_copy_is_read_once(tmp_path: Path) -> None:
