@@ -234,38 +234,54 @@ class _Compact:
             found[last] = None if head & 15 in _BITS else self._value(head & 15, depth + 1)
         return found
 
+    def entries(self, number: int) -> Iterator[Any]:
+        """Read one struct, and yield what the list is made of that is its entry `number`."""
+        last = 0
+        while head := self._byte():
+            last = last + (head >> 4) if head >> 4 else self._number()
+            if last == number and head & 15 in _LISTS:
+                yield from self._items(1)
+            elif head & 15 not in _BITS:
+                self._value(head & 15, 1)
+
+    def _items(self, depth: int) -> Iterator[Any]:
+        head = self._byte()
+        for _ in range(self._count() if head >> 4 == 15 else head >> 4):
+            yield self._value(head & 15, depth)
+
     def _value(self, kind: int, depth: int) -> Any:
         if depth > _DEEPEST:
             raise IndexError(f"it is nested more than {_DEEPEST} deep")
         if kind == _STRUCT:
             return self.struct(depth)
         if kind in _LISTS:
-            head = self._byte()
-            count = self._count() if head >> 4 == 15 else head >> 4
-            return [self._value(head & 15, depth + 1) for _ in range(count)]
+            return list(self._items(depth + 1))
         if kind == _MAP:
             count = self._count()
             kinds = self._byte() if count else 0
             return [self._value(part, depth + 1) for _ in range(count) for part in (kinds >> 4, kinds & 15)]
-        if kind in (_BINARY, _DOUBLE, _BYTE, *_BITS):
-            return self._skip(self._count() if kind == _BINARY else 8 if kind == _DOUBLE else 1)
+        if kind == _BINARY:
+            size = self._count()
+            self._skip(size)
+            return self._data[self.place - size : self.place]
+        if kind in (_DOUBLE, _BYTE, *_BITS):
+            return self._skip(8 if kind == _DOUBLE else 1)
         return self._number()
 
 
 def _pages(file: BinaryIO, unread: str | None) -> Iterator[tuple[int, int]]:
     """Yield what each page states, and how many bytes it has.
 
-    pyarrow reads where the pages are, which is in the footer and unpacks to nothing: it is faster, and a file may have
-    a group of rows for each episode.
+    Where pages are is in the footer. pyarrow ends the process for some footers that are damaged, if it is asked that.
     """
-    end, about = file.seek(0, 2), pq.read_metadata(file)
-    for group in map(about.row_group, range(about.num_row_groups)):
-        for chunk in map(group.column, range(group.num_columns)):
-            if unread is not None and chunk.path_in_schema.startswith(unread):
+    end = file.seek(0, 2)
+    (size,) = struct.unpack("<i", _read(file, end - 8, 4))
+    for group in _Compact(_read(file, end - 8 - size, size)).entries(4):
+        for chunk in (column[3] for column in group[1]):
+            if unread is not None and b".".join(chunk[3]).startswith(unread.encode()):
                 continue
-            starts = chunk.data_page_offset, chunk.dictionary_page_offset
-            place = min((start for start in starts if start), default=end)  # a group without rows has no pages
-            stop = min(place + chunk.total_compressed_size, end)
+            place = min((start for start in (chunk[9], chunk.get(11)) if start), default=end)  # no rows, no pages
+            stop = min(place + chunk[7], end)
             while place < stop:
                 around, page = _page(file, place)
                 yield page[2], page[3]

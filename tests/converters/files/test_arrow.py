@@ -68,6 +68,15 @@ def test_parquet_files_as_people_write_them_are_taken(codec: str, version: str, 
     require_bounded_parquet(file)
 
 
+def test_a_damaged_footer_does_not_end_the_process(tmp_path: Path) -> None:
+    """pyarrow aborts where it is asked for a column whose statistics count other levels than its type has."""
+    file = tmp_path / "part-0.parquet"
+    pq.write_table(pa.table({"x": np.zeros(50)}), file, store_schema=False)
+    counted, other = bytes([0x26, 0, 100]), bytes([0x16, 0xE4, 0])  # no null and 50 values, as Thrift writes lists
+    file.write_bytes(file.read_bytes().replace(counted, other))
+    require_bounded_parquet(file)
+
+
 @pytest.mark.parametrize("check", [require_bounded_ipc, require_bounded_parquet])
 @pytest.mark.parametrize("data", [b"", b"ARROW1", b"\xff" * 64, b"\x19" * 200, bytes(64)])
 def test_what_is_no_such_file_is_refused_or_left_to_pyarrow(
