@@ -401,11 +401,17 @@ def _list_walker(of: _Type, order: str, wanted: Mapping[str, Any] | None, *, ali
 
         return numbers
     walk = _walker(item, order, wanted, aligned=aligned)
+    is_names = item.kind == "string" and kept and not is_array
+    latest: tuple[Buffer, list[Any]] = b"", []
 
     def values(data: Buffer, at: int) -> tuple[Any, int]:
+        nonlocal latest
         count = fixed
         if not is_array:
             at = -(-at // 4) * 4 if aligned else at
+            begin = at
+            if is_names and latest[1] and data[at : at + len(latest[0])] == latest[0]:  # joints have the same names
+                return latest[1], at + len(latest[0])
             count = count_of(data, at)[0]
             at += 4
         if count > len(data) - at:
@@ -414,6 +420,8 @@ def _list_walker(of: _Type, order: str, wanted: Mapping[str, Any] | None, *, ali
         for _ in range(count):
             value, at = walk(data, at)
             found.append(value)
+        if is_names:
+            latest = bytes(data[begin:at]), found
         return found, at
 
     return values

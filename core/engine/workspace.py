@@ -17,7 +17,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -164,12 +164,9 @@ class Journal(Closing):
         self._path = path
         self._descriptor = fs.open_to_append(path)
 
-    @classmethod
-    def begin(cls, path: Path, run: Mapping[str, Any], about: Mapping[str, Any]) -> Self:
-        """Create the journal of a new run; `run` is its identity as JSON."""
-        made = cls(path)
-        made.append({"version": _VERSION, "run": run, "about": about})
-        return made
+    def begin(self, run: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        """Begin the journal of a new run; `run` is its identity as JSON."""
+        self.append({"version": _VERSION, "run": run, "about": about})
 
     def append(self, document: Mapping[str, Any]) -> None:
         """Record what is finished, after its rows are written."""

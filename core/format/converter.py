@@ -190,6 +190,12 @@ class ReaderRecipe:
         """Open the reader; raises what that raises."""
         return self.kind.of_recipe(self)
 
+    def require_unchanged(self) -> None:
+        """Raise CorruptDataError where a file is another one by now."""
+        for file, state in self.files.items():
+            if file_state(file)[1:] != state[1:]:  # a shared folder is another device on another machine
+                raise CorruptDataError(f"{file} was changed or replaced while it was read", hint="run it again")
+
 
 _FINAL_OF_READERS = {
     "__init__": "on_open", "facts": "survey", "stated": "survey", "pieces": "read_episode",
@@ -439,10 +445,11 @@ class Reader(Closing, ABC):
         CorruptDataError where a file is another one by now.
         """
         found = cls(recipe.path, final_step=recipe.final_step, options=recipe.options)
-        for file, state in recipe.files.items():
-            if file_state(file)[1:] != state[1:]:  # a shared folder is another device on another machine
-                found.close()
-                raise CorruptDataError(f"{file} was changed or replaced while it was read", hint="run it again")
+        try:
+            recipe.require_unchanged()
+        except BaseException:
+            found.close()
+            raise
         if recipe.facts is not None:
             found.take_survey(recipe.state)
             found.__facts = recipe.facts

@@ -1000,9 +1000,10 @@ class _Run:
         verified.result()
 
     def _journal(self, fields: Sequence[Field]) -> Journal:
-        if self._unfinished is not None:
-            return Journal(journal_path(self._folder))
-        return Journal.begin(journal_path(self._folder), self._of.identity(), {"fields": field_entries(fields)})
+        journal = Journal(journal_path(self._folder))
+        if self._unfinished is None:
+            journal.begin(self._of.identity(), {"fields": field_entries(fields)})
+        return journal
 
     def _add_kept(self, assembly: Assembly, kept: Mapping[int, Finished]) -> None:
         if kept:

@@ -18,7 +18,7 @@ from ..format.contracts import Array
 from ..format.documents import FieldEntry, decode, document_digest, newer_version, parse_json
 from ..format.files import FileRecord, digest_file, open_regular, read_regular
 from ..format.manifest import HIDDEN, MANIFEST, Manifest, has_manifest
-from ..format.memmap.tree import FieldRange, merge_ranges, range_of
+from ..format.memmap.tree import FieldRange, range_of
 from ..format.open_files import OpenFiles
 from ..format.packed.builder import PackedState
 from ..format.packed.reader import PackedReader
@@ -484,8 +484,7 @@ def _ranges(reader: PackedReader) -> dict[Key, FieldRange]:
     found: dict[Key, FieldRange] = {}
     for start, stop in reader.chunks(4 << 20):
         for field in reader.fields:
-            ranged = range_of(reader.read(field.key, start, stop), field)
-            found[field.key] = merge_ranges(found.get(field.key), ranged)
+            found[field.key] = range_of(reader.read(field.key, start, stop), field, found.get(field.key))
     return found
 
 
@@ -547,5 +546,5 @@ def _find_ranges(recorder: PackedRecorder) -> None:
     rows = max(1, _CHUNK_BYTES // max(1, row_bytes(recorder.fields)))
     for start in range(0, recorder.steps, rows):
         for field in recorder.fields:
-            found = range_of(recorder.read(field.key, start, min(start + rows, recorder.steps)), field)
-            recorder.rows.ranges[field.key] = merge_ranges(recorder.rows.ranges[field.key], found)
+            values, known = recorder.read(field.key, start, min(start + rows, recorder.steps)), recorder.rows.ranges
+            known[field.key] = range_of(values, field, known[field.key])

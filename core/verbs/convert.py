@@ -27,7 +27,7 @@ from ..format.contracts import SourceFacts, StepReader
 from ..format.converter import PartsReader, Reader, RemoteDataset, require_final_step
 from ..format.documents import decode, dump_json, load_json
 from ..format.episodes import normal_form, parse_episodes, select_episodes
-from ..format.files import LEAVES_OUT, digest_text, reading_from
+from ..format.files import LEAVES_OUT, digest_file, digest_text, reading_from
 from ..format.locate import find_source, open_source, require_apart
 from ..format.manifest import ENV_METADATA, HIDDEN, SHARDS_DOCUMENT, Layout, Manifest, Provenance, Request
 from ..format.memmap.builder import Origin, OverlappedBuilder, created_by, env_metadata_bytes, provenance_step
@@ -377,7 +377,7 @@ class SourceConversion:
         if there is not enough space; FormatError where `final_step` leaves no step.
         """
         started = time.perf_counter()
-        for read in self.reader.files() if "files" in self.reader.options else [self.source]:
+        for read in self._files if "files" in self.reader.options else [self.source]:
             require_apart(read, self.destination)
         if self.facts.final_missing and not self.facts.steps:
             key = self.reader.options.get("episode_key")
@@ -414,8 +414,14 @@ class SourceConversion:
         return require_layout(self.request.layout, self.asked.compress)
 
     @cached_property
+    def _files(self) -> list[Path]:
+        return list(self.reader.files())
+
+    @cached_property
     def _inputs(self) -> Mapping[str, str]:
-        return self.reader.digests() if self.inputs is None else self.inputs
+        if self.inputs is not None:
+            return self.inputs
+        return {path.relative_to(self.reader.folder).as_posix(): digest_file(path) for path in self._files}
 
     @cached_property
     def _revision(self) -> str:
@@ -470,16 +476,19 @@ class SourceConversion:
                 resumes, how = workers.require_same_run if self.asked.resume else None, "add --resume"
             staging = Staging(self.destination, replace=self.asked.force, takes=resumes, below=self.root)
             return replace(publication, staging=staging, name=RESULT).publish(
-                lambda staging: Outcome(workers.build(staging, self._codecs, self._origin(), self.asked.reporter)),
+                lambda staging: Outcome(workers.build(staging, self._codecs, self._origin, self.asked.reporter)),
                 lambda staging: workers.keeping(staging, self.asked.reporter, how),
             )
 
     def _workers(self) -> ConversionWorkers:
         from .convert_workers import ConversionWorkers
 
-        identity = {  # with the revision, which is read before the reader is closed
-            "source": self._revision, "request": self.request.identity(), "compression": sorted(self.asked.compress),
-        }  # fmt: skip
+        _ = self._files  # before the reader is closed
+
+        def identity() -> dict[str, Any]:  # the revision takes reading all of the source
+            compression = sorted(self.asked.compress)
+            return {"source": self._revision, "request": self.request.identity(), "compression": compression}
+
         engine = self.asked.engine if isinstance(self.asked, ConvertOptions) else "local"
         return ConversionWorkers(self.reader, self.facts, self._layout, self.asked.num_workers, engine, identity)
 

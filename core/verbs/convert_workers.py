@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -609,7 +609,7 @@ class _PlacedRows(Closing):
             return
         for one, store in zip(self._fields, self._stores, strict=True):
             store.append(columns[one.key])
-            self._leaves[one.key] = merge_ranges(self._leaves.get(one.key), range_of(columns[one.key], one))
+            self._leaves[one.key] = range_of(columns[one.key], one, self._leaves.get(one.key))
 
     def converted(self, ingest: Ingest, *, synced: bool) -> Converted:
         """Write the rest, and describe the task; with `synced` its rows are then where other machines read them."""
@@ -656,7 +656,7 @@ class _PartRows(Closing):
         self.parts.append(len(arrays[0]))
         self.count += self.parts[-1]
         for one, array in zip(self.fields, arrays, strict=True):
-            self.ranges[one.key] = merge_ranges(self.ranges.get(one.key), range_of(array, one))
+            self.ranges[one.key] = range_of(array, one, self.ranges.get(one.key))
 
     def converted(self, ingest: Ingest, *, synced: bool) -> Converted:
         """Describe the task; the files are closed, so that other machines can read them."""
@@ -668,17 +668,19 @@ class ConversionWorkers(Closing):
 
     To be made before the folder of the result is locked, for forks inherit locks. `reader` is closed: what HDF5 has
     open must not be there in a fork. With `engine` `ray` they are actors of a cluster, and a task whose worker is lost
-    is run again. `identity` is, as JSON, all that decides the result beyond the episodes of `facts`.
+    is run again. `identity` returns, as JSON, all that decides the result beyond the episodes of `facts`; it may take
+    long, and is called while the workers convert.
     Raises RbtoolError where no process can be started, UsageError without Ray or its cluster.
     """
 
     def __init__(
-        self, reader: Reader, facts: SourceFacts, layout: Layout, workers: int, engine: str, identity: Mapping[str, Any]
-    ) -> None:
+        self, reader: Reader, facts: SourceFacts, layout: Layout, workers: int, engine: str,
+        identity: Callable[[], Mapping[str, Any]],
+    ) -> None:  # fmt: skip
         known = facts.lengths
         self._lengths = np.asarray(reader.episode_table(facts.episode_numbers).length if known is None else known)
         self._fields = ted_fields(facts.fields)
-        self._identity = {**identity, **self._own_identity(facts, layout)}
+        self._others_identity = identity
         self._task_steps = _task_steps(int(self._lengths.sum()), row_bytes(self._fields), workers)
         self._spans, self._tasks = _tasks(self._lengths, self._task_steps)
         self._finished = 0
@@ -688,11 +690,15 @@ class ConversionWorkers(Closing):
         with self._explained():
             self._pool = _executor(self._job, min(workers, len(self._spans)), engine)
 
-    def _own_identity(self, facts: SourceFacts, layout: Layout) -> dict[str, Any]:
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        found = self._others_identity()
+        self._job.recipe.require_unchanged()  # what it has read of the source is what the workers opened
         return {
-            "layout": layout,
+            **found,
+            "layout": self._job.layout,
             "fields": field_entries(self._fields),
-            "episodes": digest_bytes(np.asarray(facts.episode_numbers, np.int64).tobytes()),
+            "episodes": digest_bytes(np.asarray(self._job.facts.episode_numbers, np.int64).tobytes()),
             "lengths of episodes": digest_bytes(self._lengths.astype(np.int64).tobytes()),
             "version of rbtool": created_by(),
         }
@@ -716,7 +722,9 @@ class ConversionWorkers(Closing):
         with keeping(staging, progress, lambda: (self._finished, len(self._tasks)), how), contextlib.closing(self):
             yield
 
-    def build(self, staging: Staging, codecs: Mapping[Key, RowCodec], origin: Origin, progress: Progress) -> Manifest:
+    def build(
+        self, staging: Staging, codecs: Mapping[Key, RowCodec], origin: Callable[[], Origin], progress: Progress
+    ) -> Manifest:
         """Build the dataset that one process would build, byte for byte, in the result folder of `staging`.
 
         Continues from what `staging` has taken up. Raises what reading and writing raise.
@@ -724,35 +732,32 @@ class ConversionWorkers(Closing):
         with self._explained():
             return self._built(staging, codecs, origin, progress)
 
-    def _built(self, staging: Staging, codecs: Mapping[Key, RowCodec], origin: Origin, progress: Progress) -> Manifest:
+    def _built(
+        self, staging: Staging, codecs: Mapping[Key, RowCodec], origin: Callable[[], Origin], progress: Progress
+    ) -> Manifest:
         folder = staging.path
         resumed = Unfinished.of(folder, self._fields) if staging.taken_up else None
         if resumed is not None:
             self._task_steps, self._finished = resumed.task_steps, len(resumed.tasks)
             self._spans, self._tasks = _tasks(self._lengths, self._task_steps)
-        with self._journal(folder, resumed) as journal, self._target(folder, codecs, journal, resumed) as target:
+        else:
+            fs.make_folder(journal_path(folder).parent)
+        with Journal(journal_path(folder)) as journal, self._target(folder, codecs, journal, resumed) as target:
             kept = target.kept(self._tasks)
             self._pool.broadcast("open", folder, self._spans, isinstance(target, PlacedTarget))
             progress.start("converting", int(self._lengths.sum()), "steps")
             if kept:
                 progress.note(f"{len(kept):,} of {len(self._tasks):,} chunks are finished already")
             found: list[Converted] = []
-            for task, converted in _in_order(self._answers(kept, journal)):
+            for task, converted in _in_order(self._answers(kept, journal, begun=resumed is not None)):
                 target.take(task, converted)
                 found.append(converted)
                 progress.advance(task.stop - task.start)
             self._pool.dismiss()
             table = EpisodeTable.joined([one.table for one in found])
-            made = target.finish(table, origin, [text for one in found for text in one.text])
+            made = target.finish(table, origin(), [text for one in found for text in one.text])
             progress.done()
             return made
-
-    def _journal(self, folder: Path, resumed: Unfinished | None) -> Journal:
-        path = journal_path(folder)
-        if resumed is not None:
-            return Journal(path)
-        fs.make_folder(path.parent)
-        return Journal.begin(path, self._identity, {"task_steps": self._task_steps})
 
     def _target(
         self, folder: Path, codecs: Mapping[Key, RowCodec], journal: Journal, resumed: Unfinished | None
@@ -762,14 +767,22 @@ class ConversionWorkers(Closing):
         places = Places(self._fields, self._job.layout, self._spans)
         return PlacedTarget(folder, self._job, places, self._lengths, resumed)
 
-    def _answers(self, kept: Mapping[int, Converted], journal: Journal) -> Iterator[tuple[Task, Converted]]:
-        """Yield the tasks that are kept, then the others in the order in which they come; raise the first failure."""
+    def _answers(
+        self, kept: Mapping[int, Converted], journal: Journal, *, begun: bool
+    ) -> Iterator[tuple[Task, Converted]]:
+        """Yield the tasks that are kept, then the others in the order in which they come; raise the first failure.
+
+        The journal begins with the identity of the run when the first task is finished: the workers go on meanwhile.
+        """
         self._finished = len(kept)
         for index in sorted(kept):
             yield self._tasks[index], kept[index]
         for task, answer in self._pool.run("run", [task for task in self._tasks if task.index not in kept]):
             if isinstance(answer, TaskFailed):
                 raise answer
+            if not begun:
+                journal.begin(self._identity, {"task_steps": self._task_steps})
+                begun = True
             journal.append(entry_of(task, answer))
             self._finished += 1
             yield task, answer

@@ -222,17 +222,21 @@ def _check_size(files: TreeFiles, name: str, leaf: MappedLeaf) -> None:
 _PIECE = 1 << 19
 
 
-def range_of(array: Array, field: Field) -> FieldRange:
-    """Smallest and largest value, NaN left out; None for flags, text, complex and empty or all-NaN data."""
-    if field.dtype == "bool" or "complex" in field.dtype or field.role == "text" or not array.size:
-        return None
+def range_of(array: Array, field: Field, known: FieldRange = None) -> FieldRange:
+    """Smallest and largest value, also of those in `known`, NaN left out; None for flags, text, complex and no data.
+
+    Where pictures have had all values of their type, no more are looked at.
+    """
+    is_full = known == (0, 255) and field.dtype == "uint8"
+    if is_full or field.dtype == "bool" or "complex" in field.dtype or field.role == "text" or not array.size:
+        return known
     numbers = as_numbers(array, field.dtype)
     low, high = numbers.min(), numbers.max()
-    if numbers.dtype.kind == "f" and (np.isnan(low) or np.isnan(high)):
+    if np.isnan(low):
         low, high = np.fmin.reduce(numbers, axis=None), np.fmax.reduce(numbers, axis=None)
         if np.isnan(low):
-            return None
-    return _plain(low.item()), _plain(high.item())
+            return known
+    return merge_ranges(known, (_plain(low.item()), _plain(high.item())))
 
 
 def _plain(number: float) -> int | float:
@@ -293,7 +297,7 @@ class LeafWriter:
 
     def _put(self, flat: Array) -> None:
         if self._ranged:
-            self.range = merge_ranges(self.range, range_of(flat, self.field))
+            self.range = range_of(flat, self.field, self.range)
         self.file.append(memoryview(flat.view(np.uint8).data))
 
     def _flush(self) -> None:

@@ -18,7 +18,7 @@ from ..episodes import EpisodeTable
 from ..files import FileRecord
 from ..manifest import Layout, Manifest
 from ..memmap.builder import DatasetBuilder, Origin, OverlappedBuilder, RowBuilder, write_manifest
-from ..memmap.tree import FieldRange, merge_ranges, range_of, write_listed
+from ..memmap.tree import FieldRange, range_of, write_listed
 from ..returns import table_with_returns
 from .schema import (
     EXPLICIT,
@@ -305,7 +305,7 @@ class PackedRowBuilder:
             rows = steps.get(key)
             if rows is None:
                 rows = states[key][:-1] if key in states else states[key[1:]][1:]
-            self.ranges[key] = merge_ranges(self.ranges[key], range_of(rows, field))
+            self.ranges[key] = range_of(rows, field, self.ranges[key])
         self.files.append_episode(states, steps, length)
         self.lengths.append(length)
         self.explicit_starts.append(-1)
@@ -322,8 +322,7 @@ class PackedRowBuilder:
 
     def _put(self, columns: Mapping[Key, Array], last: Array) -> None:
         for field in self._fields:
-            found = range_of(columns[field.key], field)
-            self.ranges[field.key] = merge_ranges(self.ranges.get(field.key), found)
+            self.ranges[field.key] = range_of(columns[field.key], field, self.ranges.get(field.key))
         first_record = self.files.rows - self._open
         self._follow(columns, last, first_record)
         self.files.append(columns, last)

@@ -158,6 +158,18 @@ def test_a_leaf_is_what_was_appended_however_it_was_cut(sizes, runs, dtype, expe
     assert (writer.rows, writer.file.digest, writer.range) == (len(whole), digest_file(path), range_of(whole, field))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "known", "values", "wanted"),
+    [
+        ("uint8", (0, 255), [3], (0, 255)), ("uint8", (1, 255), [0], (0, 255)),
+        ("int16", (0, 255), [-3, 300], (-3, 300)),
+        ("float32", (0, 255), [np.nan, 256.5], (0, 256.5)), ("float32", (1.0, 2.0), [np.nan], (1.0, 2.0)),
+    ],
+)  # fmt: skip
+def test_a_range_goes_on_from_the_known_one(dtype: str, known: Any, values: list[float], wanted: Any) -> None:
+    assert range_of(np.array(values, dtype), Field(("a",), dtype, (), "info"), known) == wanted
+
+
 def test_pieces_begin_at_multiples_of_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
     write = fs.write

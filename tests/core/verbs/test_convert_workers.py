@@ -234,6 +234,14 @@ def test_a_source_that_is_replaced_before_the_workers_open_it(source, is_folder:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_source_that_changes_while_workers_convert(source: Path, tmp_path: Path, monkeypatch) -> None:
+    """It is digested meanwhile: then the digest would not be of what they have read."""
+    monkeypatch.setattr("rbtool.core.verbs.convert.digest_file", lambda path: os.utime(path, (0, 0)))
+    with pytest.raises(CorruptDataError, match=r"source.hdf5 was changed or replaced while it was read"):
+        rbtool.convert(source, tmp_path / "out", num_workers=2)
+    assert left_behind(tmp_path) == []
+
+
 def test_numbers_of_workers(source: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--num-workers is -1"):
         rbtool.convert(source, tmp_path / "out", num_workers=-1)
