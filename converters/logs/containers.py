@@ -160,18 +160,18 @@ class Log(Closing, ABC):
         """Yield messages in the order in which the files have them, so that no part of a file is read twice.
 
         `asked` has, for several topics, the numbers of messages, ascending. What is yielded is the position in `asked`,
-        the number, the time of publishing and the bytes, which are valid until the next one is asked for.
+        that among its numbers, the time of publishing and the bytes, which are valid until the next one is asked for.
         """
         if not asked:
             return
         places = np.concatenate([index.places[numbers] for index, numbers in asked])
-        owner = np.concatenate([np.full(len(numbers), at) for at, (_, numbers) in enumerate(asked)])
-        number = np.concatenate([numbers for _, numbers in asked])
-        order = np.lexsort((places[:, 2], places[:, 1], places[:, 0]))
+        owners = np.concatenate([np.full(len(numbers), at) for at, (_, numbers) in enumerate(asked)])
+        rows = np.concatenate([np.arange(len(numbers)) for _, numbers in asked])
         logs = np.concatenate([index.log[numbers] for index, numbers in asked])
-        for at in order.tolist():
-            published, data = self.message(places[at].tolist(), int(logs[at]))
-            yield int(owner[at]), int(number[at]), published, data
+        order = np.lexsort((places[:, 2], places[:, 1], places[:, 0]))
+        given = (array[order].tolist() for array in (owners, rows, places, logs))
+        for owner, row, place, log in zip(*given, strict=True):
+            yield owner, row, *self.message(place, log)
 
     def require_indexed(self, since: int, until: int) -> None:
         """Compare the index with all that was logged between two times, also where no message of it is read.

@@ -10,6 +10,7 @@ import base64
 import functools
 import importlib
 import json
+import operator
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -156,7 +157,7 @@ class _RosCodec(Codec):
             _require_field(self._type, path, self)
         by_order = {order: self._walker(order, wanted) for order in ("<>" if self.schema.message == "cdr" else "<")}
         has_head = self.schema.message == "cdr"
-        takers = [functools.partial(_taken, path=path, what=self.what) for path in paths]
+        takers = [self._taker(path) for path in paths]
 
         def decode(data: Buffer) -> list[Any]:
             try:
@@ -169,6 +170,11 @@ class _RosCodec(Codec):
             return [take(value) for take in takers]
 
         return decode
+
+    def _taker(self, path: Path) -> Callable[[Any], Any]:
+        if len(path) == 1 and isinstance(path[0], str):  # most are, and have that field
+            return operator.itemgetter(path[0])
+        return functools.partial(_taken, path=path, what=self.what)
 
     def _walker(self, order: str, wanted: Mapping[str, Any]) -> _Walk:
         return _struct_walker(self._type, order, wanted, aligned=self.schema.message == "cdr", whole="" in wanted)

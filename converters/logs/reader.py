@@ -777,10 +777,17 @@ def _marked(marks: Iterable[tuple[int, _Mark]]) -> tuple[list[_Segment], int, in
 
 
 def _silences(lines: Iterable[Line], gap: int) -> list[_Segment]:
-    times = np.unique(np.concatenate([line.times for line in lines]))
+    times = _sorted(*(line.times for line in lines))
     cuts = np.flatnonzero(np.diff(times) >= gap)
     begins, ends = [0, *(cuts + 1).tolist()], [*cuts.tolist(), len(times) - 1]
     return [_Segment(since=int(times[low]), until=int(times[high]) + 1) for low, high in zip(begins, ends, strict=True)]
+
+
+def _sorted(*arrays: Array) -> Array:
+    """Return all numbers once, ascending: faster than NumPy's `unique` where most are in order already."""
+    found = np.sort(np.concatenate(arrays), kind="stable")
+    once: Array = found[np.diff(found, prepend=found[:1] - 1) != 0]
+    return once
 
 
 _MOST_ROWS = 10_000_000
@@ -1277,7 +1284,7 @@ class LogReader(SurveyedReader[_Found]):
         reads = [self._read_of(opened, column, part, times, segment) for column in columns for part in column.parts]
         wanted: dict[str, Array] = {}
         for one in reads:
-            wanted[one.part.topic] = np.union1d(wanted.get(one.part.topic, one.numbers[:0]), one.numbers)
+            wanted[one.part.topic] = _sorted(wanted.get(one.part.topic, one.numbers[:0]), one.numbers)
         decoded = self._decoded(opened, reads, wanted)
         found: dict[Key, Array] = {}
         ages: dict[Key, Array] = {}
@@ -1345,9 +1352,9 @@ class LogReader(SurveyedReader[_Found]):
             for topic in topics
         ]
         asked = [(opened.lines[topic].index, wanted[topic]) for topic in topics]
-        for owner, number, _, data in opened.log.read(asked):
+        for owner, row, _, data in opened.log.read(asked):
             topic = topics[owner]
-            row, values, first = int(np.searchsorted(wanted[topic], number)), decoders[owner](data), 0
+            values, first = decoders[owner](data), 0
             for at in by_topic[topic]:
                 part = reads[at].part
                 count = len(part.paths)
