@@ -376,6 +376,8 @@ def _tensordict_of(data: Any, ndim: int) -> TensorDictBase:
     """Return a tensordict with `ndim` batch dimensions, made from a nest of dicts if necessary; UsageError
     otherwise.
     """
+    if type(data) is TensorDict:  # the general question takes 0.7 of 9.7 µs of a step
+        return data
     if not isinstance(data, Mapping) or is_tensor_collection(data):
         _require_tensordict(data)
         return data  # type: ignore[no-any-return]
