@@ -17,7 +17,7 @@ from .output import Output
 from .text import Cell, Styled, folded, number, width_of
 
 if TYPE_CHECKING:
-    from ..core.charts.figure import Array, Bars, Histogram, Lines, Series
+    from ..core.report.charts import Array, Bars, Histogram, Lines, Series
     from ..core.verbs.plot import PlotResult
 
 
@@ -109,7 +109,7 @@ def chart_lines(charts: Sequence[Lines | Histogram | Bars], width: int | None) -
 
 
 def _chart(chart: Lines | Histogram | Bars, width: int, height: int) -> Iterator[list[Cell]]:
-    from ..core.charts.figure import Bars, Histogram, readable
+    from ..core.report.charts import Bars, Histogram, readable
 
     width = max(width, _LEAST)
     yield from folded([Styled(readable(chart.labels.title), "bold")], width, 2)
@@ -147,7 +147,7 @@ def _line(
     import numpy as np
     from plotille import Canvas
 
-    from ..core.charts.figure import reduced
+    from ..core.report.charts import reduced
 
     columns, rows = (width - _SIDE - 2) * _ACROSS, height * _DOWN
     canvas = Canvas(columns // _ACROSS, height, xmin=0, ymin=0, xmax=columns, ymax=rows)
@@ -204,7 +204,7 @@ def _level_bars(chart: Bars, width: int) -> Iterator[list[Cell]]:
     """Draw a bar to the right for each name, with its number; one that is not zero has a dot at least."""
     from plotille import Canvas
 
-    from ..core.charts.figure import shortened
+    from ..core.report.charts import shortened
 
     names = [shortened(name, max(6, width // 3)) for name in chart.names]
     values = [number(int(value) if value == round(value) else value) for value in chart.values.tolist()]

@@ -28,7 +28,7 @@ FLOORS = (
     {"encodings"},
     {"doctor", "engine", "remote", "stats"},
     {"format"},
-    {"charts", "options", "ted"},
+    {"options", "ted"},
     {"declarations", "errors", "progress", "torchrl_classes", "torchrl_names"},
 )
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
@@ -39,7 +39,7 @@ VERSION = "rbtool.core.__version__"
 REGISTRY = "rbtool.core.declarations"
 
 NUMPY_ONLY = (
-    "rbtool.converters", "rbtool.core.charts", "rbtool.core.doctor", "rbtool.core.encodings", "rbtool.core.engine",
+    "rbtool.converters", "rbtool.core.doctor", "rbtool.core.encodings", "rbtool.core.engine",
     "rbtool.core.format", "rbtool.core.open_steps",
     "rbtool.core.remote", "rbtool.core.report", "rbtool.core.stats", "rbtool.core.ted", "rbtool.core.torchrl.layout",
     "rbtool.core.torchrl.reader", "rbtool.core.torchrl.writer",

@@ -1,1 +1,1 @@
-"""Reports on datasets: figures of their rows and episodes, and the HTML page that shows them."""
+"""Reports on datasets: figures of their rows and episodes, charts, and the HTML page that shows them."""

@@ -18,9 +18,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..charts.figure import Bars, Chart, ChartLabels, Heatmap, Lines, Series, inline_svg, readable, style_sheet
-from ..charts.figure import Histogram as HistogramChart
-from ..charts.figure import shown as rounded
 from ..format.contracts import Array
 from ..format.documents import dump_json
 from ..format.manifest import Manifest, Provenance, space_text
@@ -29,6 +26,9 @@ from ..stats import QUANTILE_ERROR
 from ..ted.episodes import EndReason
 from ..ted.rules import Finding, known_rules
 from ..ted.schema import key_name
+from .charts import Bars, Chart, ChartLabels, Heatmap, Lines, Series, inline_svg, readable, style_sheet
+from .charts import Histogram as HistogramChart
+from .charts import shown as rounded
 from .figures import FRACTIONS, MOST_COLUMNS, ColumnHistogram, Distribution, FieldFigures
 from .subject import CheckedSubject, Evidence, Sheet, ShownEpisode, ShownImages, Subject, Trace
 

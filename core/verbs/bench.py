@@ -29,7 +29,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..charts.figure import SUFFIXES, Bars, Chart, ChartLabels, file_bytes
 from ..errors import CorruptDataError, UsageError, did_you_mean
 from ..format import fs
 from ..format.contracts import Array, StepReader
@@ -40,6 +39,7 @@ from ..format.videos import refuse_videos
 from ..open_steps import open_steps
 from ..options import takes
 from ..progress import Progress
+from ..report.charts import SUFFIXES, Bars, Chart, ChartLabels, file_bytes
 from ..results import Result
 from .bench_libraries import LIBRARIES, ROW, following, joined, row_digests
 from .options import BENCH_JOBS, BenchOptions

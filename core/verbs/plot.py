@@ -13,18 +13,6 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..charts.figure import (
-    SUFFIXES,
-    Array,
-    Bars,
-    ChartLabels,
-    Histogram,
-    Lines,
-    Series,
-    file_bytes,
-    histogram_of,
-    reduced,
-)
 from ..datasets.mixtures import open_mixture
 from ..errors import UsageError, suggests_keywords
 from ..format import fs
@@ -37,6 +25,18 @@ from ..format.staging import FileStaging, require_suffix
 from ..open_steps import open_steps
 from ..options import PathLike
 from ..progress import Progress, Silent
+from ..report.charts import (
+    SUFFIXES,
+    Array,
+    Bars,
+    ChartLabels,
+    Histogram,
+    Lines,
+    Series,
+    file_bytes,
+    histogram_of,
+    reduced,
+)
 from ..report.pictures import looks_like_picture
 from ..results import Result
 from ..saved_steps import has_steps, rows_of_episodes

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from .. import __version__
-from ..charts.figure import require_matplotlib
 from ..errors import CorruptDataError, FormatError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.documents import written_time
@@ -20,6 +19,7 @@ from ..format.staging import FileStaging, require_suffix
 from ..open_steps import open_steps, whole_episodes
 from ..options import PathLike
 from ..progress import Progress, Silent
+from ..report.charts import require_matplotlib
 from ..report.page import IMAGE_BYTES, Words, page_of
 from ..report.subject import CheckedSubject, Subject, subject_of
 from ..results import Result, seconds_since

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from rbtool.core.charts.figure import COLOURS
+from rbtool.core.report.charts import COLOURS
 
 IMAGES = Path(__file__).parents[1] / "images"
 COMMANDS = (  # no plots: fonts without braille dots are stretched, and the dots of two lines no longer match

@@ -46,7 +46,7 @@ _LEAVES = {
         ("core/robots",), "robot data in `preprocess`: action spaces, idle ends, rates, tasks and pictures"
     ),
     "vla": Leaf(("core/vla",), "vision-language-action models: tokens of actions, steps and images"),
-    "report": Leaf(("core/report", "core/charts", "core/verbs/report", "cli/report"), "`rbtool report` and charts"),
+    "report": Leaf(("core/report", "core/verbs/report", "cli/report"), "`rbtool report` and charts"),
     "plot": Leaf(("core/verbs/plot", "cli/plot"), "`rbtool plot`"),
     "frames": Leaf(("core/verbs/frames", "cli/frames"), "`rbtool frames`"),
     "recording": Leaf(

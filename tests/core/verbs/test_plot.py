@@ -9,9 +9,9 @@ import pytest
 from made_datasets import write_fields
 
 import rbtool
-from rbtool.core.charts.figure import Bars, Histogram, Lines
 from rbtool.core.errors import UsageError
 from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.report.charts import Bars, Histogram, Lines
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.mix import mix
 from rbtool.core.verbs.plot import plot

@@ -41,7 +41,7 @@ def charts() -> None:
 
 @pytest.fixture(autouse=True)
 def without_charts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the charts out, which take most of the time: the tests of `core.charts` and of the browser have them."""
+    """Leave the charts out, which take most of the time: other tests, of charts and in a browser, have them."""
     if "charts" not in request.fixturenames:
         monkeypatch.setattr(page, "inline_svg", lambda *drawn, **options: '<svg class="chart"></svg>')
 
