@@ -195,7 +195,7 @@ _NAMES = {
         ".core.maps.tensordict_map": (
             "BinaryToDecimal HashToInt QueryModule RandomProjectionHash SipHash TensorDictMap TensorMap"
         ),
-        ".core.trees.forest": "MCTSForest Tree",
+        ".core.maps.forest": "MCTSForest Tree",
     },
     "Text": {
         ".core.text.history": "ContentBase History LLMData LLMInput LLMOutput add_chat_template",

@@ -63,6 +63,8 @@ from .core.loading.loader import TorchLoader as TorchLoader
 from .core.loading.torch_dataset import TorchDataset as TorchDataset
 from .core.loading.torch_dataset import TorchMapDataset as TorchMapDataset
 from .core.loading.torch_dataset import torch_dataset as torch_dataset
+from .core.maps.forest import MCTSForest as MCTSForest
+from .core.maps.forest import Tree as Tree
 from .core.maps.tensordict_map import BinaryToDecimal as BinaryToDecimal
 from .core.maps.tensordict_map import HashToInt as HashToInt
 from .core.maps.tensordict_map import QueryModule as QueryModule
@@ -198,8 +200,6 @@ from .core.transforms.windows import NextStateReconstructor as NextStateReconstr
 from .core.transforms.windows import RandomCropTensorDict as RandomCropTensorDict
 from .core.transforms.windows import StoredFrameStack as StoredFrameStack
 from .core.transforms.windows import Windows as Windows
-from .core.trees.forest import MCTSForest as MCTSForest
-from .core.trees.forest import Tree as Tree
 from .core.verbs import cache as cache
 from .core.verbs import checkpoint as checkpoint
 from .core.verbs.bench import bench as bench

@@ -20,7 +20,7 @@ FLOORS = (
     {"verbs"},
     {"datasets", "report", "robots"},
     {"preprocess"},
-    {"buffers", "saved_steps", "torchrl", "trees"},
+    {"buffers", "saved_steps", "torchrl"},
     {"transforms", "checkpointers", "maps", "recording", "samplers", "vla", "writers"},
     {"storages", "specs", "trajectories"},
     {"kernels", "results"},

@@ -1,1 +1,1 @@
-"""Maps whose keys are rows of tensors: hashes of rows, numbers for hashes, and storages indexed by content."""
+"""Maps whose keys are rows of tensors, and the search trees of rollouts that are stored in such maps."""

@@ -40,7 +40,7 @@ class Leaf(NamedTuple):
 # Packages of `converters` are leaves by themselves, see `leaves()`.
 _LEAVES = {
     "specs": Leaf(("core/specs",), "specs of observations and actions, and the spaces of gymnasium made of them"),
-    "maps and trees": Leaf(("core/maps", "core/trees"), "maps keyed by rows of tensors, and trees of rollouts"),
+    "maps and trees": Leaf(("core/maps",), "maps keyed by rows of tensors, and trees of rollouts"),
     "text": Leaf(("core/text",), "conversations, tokens, batches of text, KL controllers, rewards for language models"),
     "robots": Leaf(
         ("core/robots",), "robot data in `preprocess`: action spaces, idle ends, rates, tasks and pictures"

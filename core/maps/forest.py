@@ -27,8 +27,8 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictBase, is_tensor_collection, unravel_key
 
 from ..errors import MissingKeyError, SchemaError, UsageError, require_flags
-from ..maps.tensordict_map import Hashed, Key, QueryModule, TensorDictMap, TensorMap, known_only, row_bytes
 from ..specs.composite import Composite
+from .tensordict_map import Hashed, Key, QueryModule, TensorDictMap, TensorMap, known_only, row_bytes
 
 Figure = Literal["tree", "box"]
 

@@ -16,7 +16,7 @@ from tensordict import TensorDict, lazy_stack
 
 import rbtool
 from rbtool import Categorical, MCTSForest, QueryModule, TensorDictMap, Tree
-from rbtool.core.trees import forest as forests
+from rbtool.core.maps import forest as forests
 
 Step = tuple[int, int, int]
 """A state, an action and the state that follows."""

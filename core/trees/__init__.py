@@ -1,1 +1,0 @@
-"""Search trees from rollouts: forests that collect rollouts, the trees below a state, and drawings of trees."""
