@@ -20,7 +20,7 @@ import numpy as np
 from ...core.ted.episodes import Final
 from ...core.ted.schema import NEXT, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, field_named
 from ..files.exports import leaves_of, only_leaf
-from ..files.hdf5_exports import H5Sink
+from ..files.hdf5 import H5Sink
 
 _VERSION = "2.1"
 _OWN = ("observations", "actions", "rewards", "terminated")

@@ -23,7 +23,7 @@ from ...core.format.documents import parse_json
 from ...core.ted.episodes import EndReason
 from ...core.ted.schema import NEXT, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Key, field_named, file_stem
 from ..files.exports import OUTCOMES, only_leaf
-from ..files.hdf5_exports import H5Sink
+from ..files.hdf5 import H5Sink
 
 _METADATA = "metadata/"
 _SUFFIX = ".npy"

@@ -26,7 +26,7 @@ from ...core.format.documents import dump_json
 from ...core.format.manifest import is_inside
 from ...core.ted.schema import file_stem
 from ..files.exports import FORMAT, ExportColumn, columns_of
-from ..files.hdf5_exports import H5Sink
+from ..files.hdf5 import H5Sink
 from ..files.readers import reading
 from .columns import ExportFile, about, episode_columns, is_column, require_names
 

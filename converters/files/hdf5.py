@@ -1,4 +1,4 @@
-"""HDF5 files of other libraries: which file is meant, whether it is whole, and the columns of its groups.
+"""HDF5 files of other libraries: which file is meant, whether it is whole, the columns of its groups, and exports.
 
 Groups are read with h5py's low-level API: a dataset of a thousand episodes has ten thousand HDF5 datasets, and each
 access through the high-level API takes 60 to 100 microseconds.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import h5py
 import numpy as np
@@ -19,11 +21,14 @@ from h5py import h5a, h5d, h5f, h5fd, h5g, h5i, h5o, h5s, h5t
 
 from ...core.encodings.h5 import begins_as_h5, stated_bytes
 from ...core.encodings.hdf5_files import LARGEST, HeapValues, absurd_size, members, open_h5, root_members, small_cache
+from ...core.encodings.output_files import LatchedFile
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
+from ...core.format import fs
 from ...core.format.contracts import Array
 from ...core.format.files import FETCH_AGAIN
 from ...core.progress import some_of
-from ...core.ted.schema import dtype_name
+from ...core.ted.schema import Key, dtype_name, field_named
+from .exports import RowSink
 from .readers import DAMAGED, ColumnForm, ColumnPath, StoredColumn, column_name, reading
 
 MARK = "rbtool_export"
@@ -305,3 +310,51 @@ def _form(kind: h5t.TypeID, row: tuple[int, ...]) -> ColumnForm:
         return ColumnForm("array", dtype_name(dtype), row)
     except SchemaError:
         return ColumnForm("odd", why=f"its element type {dtype} cannot be stored")
+
+
+class H5Sink(RowSink):
+    """An export to one HDF5 file, whose attribute `mark` is `format`: the name of the library whose layout it has.
+
+    A subclass implements `prepare()`, which calls `place`, and `fill(h5)`.
+    """
+
+    mark: ClassVar[str] = MARK
+    format: ClassVar[str]
+
+    @classmethod
+    def made(cls, path: Path) -> bool:
+        """Return whether the file has our mark with the name of this format."""
+        try:
+            with h5py.File(open_h5(path)) as file, closing(HeapValues(file.id)) as values:
+                return cls.mark in file.attrs and str(values.attribute(file["/"].id, cls.mark)) == cls.format
+        except _UNREADABLE:
+            return False
+
+    @abstractmethod
+    def fill(self, h5: h5py.File) -> Iterator[int]:
+        """Write all to the open file, and yield the bytes of rows as they are written: `size()` altogether."""
+
+    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
+        with LatchedFile(target) as file:
+            with h5py.File(file, "w", libver=("v108", "v108")) as h5:
+                h5.attrs[self.mark] = self.format
+                for amount in self.fill(h5):
+                    file.check()
+                    progress(amount)
+            file.check()
+            fs.fsync(file.descriptor, target)
+
+    def column(self, h5: Any, name: str, key: Key, *, single: bool = False) -> Iterator[int]:
+        """Write all rows of a leaf to a new dataset; with `single`, a number a row has no dimension of its own."""
+        field = field_named(self.chosen.fields, key)
+        shape = () if single else field.shape
+        dataset, done = h5.create_dataset(name, (self.chosen.steps, *shape), field.numpy), 0
+        for rows in self.chosen.chunks(key, field.row_bytes):
+            if dataset.size:
+                dataset[done : done + len(rows)] = rows.reshape(len(rows), *shape)
+            done += len(rows)
+            yield len(rows) * field.row_bytes
+
+    def read(self, key: Key, position: int) -> Array:
+        """Read the rows of an episode."""
+        return self.chosen.reader.read(key, *self.chosen.episode(position))

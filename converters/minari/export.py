@@ -49,8 +49,7 @@ from ...core.ted.schema import (
     key_name,
     state_keys,
 )
-from ..files.exports import ExportColumn, columns_of, decoded
-from ..files.spaces import space_of_fields, space_of_json
+from ..files.exports import ExportColumn, columns_of, decoded, space_of_fields, space_of_json
 from .metadata import HDF5_FILE, METADATA_FILE, parse_space
 
 _DERIVED = frozenset(

@@ -33,8 +33,7 @@ from ...core.ted.schema import (
     state_keys,
 )
 from ..files.exports import leaves_of, only_leaf
-from ..files.hdf5 import MARK
-from ..files.hdf5_exports import H5Sink
+from ..files.hdf5 import MARK, H5Sink
 
 _DONES: Key = (NEXT, "info", "dones")
 _FLAT = "flat"

@@ -31,8 +31,7 @@ from ...core.format.converter import Chosen
 from ...core.format.files import no_match, open_regular
 from ...core.ted.episodes import EndReason
 from ...core.ted.schema import NEXT, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, field_named
-from ..files.exports import RowSink, leaves_of, only_leaf
-from ..files.spaces import space_of_fields, space_of_json
+from ..files.exports import RowSink, leaves_of, only_leaf, space_of_fields, space_of_json
 
 _MARK = "rbtool_export"
 _ENVIRONMENT = "environment"
