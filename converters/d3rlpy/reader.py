@@ -1,11 +1,17 @@
-"""Reads the HDF5 files of d3rlpy's `ReplayBuffer.dump`: an array for each column of each episode. Never imports d3rlpy.
+"""HDF5 files of d3rlpy's `ReplayBuffer`, read and exported: an array for each column of each episode.
 
-A column `rewards` of episode 3 is `rewards_3`; parts of observations that are tuples are `observations_3_0`,
-`observations_3_1`, … There is no observation after the last step of an episode.
+    observations_N, actions_N, rewards_N, terminated_N    the arrays of episode N, and whether it is terminated
+    observations_N_0, observations_N_1, …                 several arrays of observations, a tuple, in their order
+    NAME_N                                                another column: info.NAME, which d3rlpy passes over
+    columns, num_episodes, version                        what there is
+
+There is no observation after the last step of an episode: where it is not terminated, d3rlpy trains on all of its steps
+but the last one. d3rlpy itself is never imported.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,21 +24,38 @@ from ...core.encodings.hdf5_files import HeapValues, absurd_size, open_h5
 from ...core.errors import CorruptDataError, FormatError, SchemaError
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.manifest import Dropped
-from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name, safe_part
-from ..files.hdf5 import names_in, require_whole_h5
+from ...core.ted.episodes import Final
+from ...core.ted.schema import (
+    ACTION,
+    NEXT,
+    NEXT_REWARD,
+    NEXT_TERMINATED,
+    NEXT_TRUNCATED,
+    REWARD,
+    Field,
+    Key,
+    Role,
+    Timing,
+    dtype_name,
+    field_named,
+    safe_part,
+)
+from ..files.exports import leaves_of, only_leaf
+from ..files.hdf5 import H5Sink, names_in, require_whole_h5
 from ..files.readers import ColumnEpisode, ColumnReader, EpisodeColumn, reading
 
 _COLUMNS, _COUNT, _VERSION = "columns", "num_episodes", "version"
 _MARKS = {_COLUMNS, _COUNT, _VERSION}
 _OBSERVATIONS, _ACTIONS, _REWARDS, _TERMINATED = "observations", "actions", "rewards", "terminated"
 _REQUIRED = (_OBSERVATIONS, _ACTIONS, _REWARDS, _TERMINATED)
-_KNOWN_VERSIONS = "2.1"
+_KNOWN_VERSION = "2.1"
 _PLACES: dict[str, tuple[Key, Role, Timing]] = {
     _OBSERVATIONS: (("observation",), "observation", "state"),
     _ACTIONS: (ACTION, "action", "step"),
     _REWARDS: (REWARD, "reward", "result"),
 }
 _MOST_COLUMNS = 1 << 20
+_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
 
 class D3rlpyReader(ColumnReader):
@@ -66,9 +89,9 @@ class D3rlpyReader(ColumnReader):
     def _look_over(self) -> None:
         self._seen: set[str] = set()
         version = _text(self._value(_VERSION))
-        if version != _KNOWN_VERSIONS:
+        if version != _KNOWN_VERSION:
             raise FormatError(
-                f"{self.path} has version {version[:20]!r} of d3rlpy's files, {_KNOWN_VERSIONS} can be read",
+                f"{self.path} has version {version[:20]!r} of d3rlpy's files, {_KNOWN_VERSION} can be read",
                 hint="load it with d3rlpy, and dump it again with d3rlpy 2",
             )
         listed = self._value(_COLUMNS)
@@ -197,6 +220,60 @@ class D3rlpyReader(ColumnReader):
         """Close the file."""
         self._values.close()
         self._file.close()
+
+
+class D3rlpyExporter(H5Sink):
+    """Writes a file for `ReplayBuffer.load(file, InfiniteBuffer())` of d3rlpy 2; memory is bounded by an episode."""
+
+    format = "d3rlpy"
+
+    def prepare(self) -> None:
+        """Refuse several arrays of actions, and find the name of every column."""
+        self.refuse({"bfloat16"}, "HDF5")
+        fields = self.chosen.fields
+        observations = leaves_of(fields, "observation")
+        self._columns = {_OBSERVATIONS: observations, _ACTIONS: [only_leaf(fields, "action", "d3rlpy")]}
+        self._columns[_REWARDS] = [field_named(fields, NEXT_REWARD)]
+        for field in fields:
+            name = field.key[-1]
+            if field.key[:-1] == ("info",) and _NAME.fullmatch(name) and name not in _REQUIRED:
+                self._columns[name] = [field]
+        placed = [field.key for group in self._columns.values() for field in group]
+        after = [(NEXT, *field.key) for field in observations] if not self.chosen.table.explicit_next.any() else []
+        self.place([*placed, NEXT_TERMINATED, NEXT_TRUNCATED], after)
+        self.note_unnumbered()
+        if len(observations) > 1:
+            listed = ", ".join(field.name for field in observations)
+            self.notes.append(f"observations are a tuple there, in this order: {listed}")
+        self.note_both()
+        if inside := self.flags_inside():
+            self.notes.append(f"flags in {inside:,} steps inside episodes have no place there")
+        table = self.chosen.table
+        if (table.final == Final.OBSERVED).any():
+            self.notes.append(
+                "the observation after the last step of an episode has no place there: d3rlpy trains on all steps but "
+                f"the last one of the {int((~table.terminated).sum()):,} episodes that are not terminated"
+            )
+
+    def fill(self, h5: h5py.File) -> Iterator[int]:
+        """Write episode after episode."""
+        h5.create_dataset(_COLUMNS, data=[*self._columns, _TERMINATED], dtype=h5py.string_dtype())
+        h5.create_dataset(_COUNT, data=len(self.chosen.rows))
+        for position, terminated in enumerate(self.chosen.table.terminated.tolist()):
+            for name, group in self._columns.items():
+                of_tuple = len(group) > 1 or group[0].key == ("observation", "0")
+                for number, field in enumerate(group):
+                    rows, part = self.read(field.key, position), f"_{number}" if of_tuple else ""
+                    h5.create_dataset(f"{name}_{position}{part}", data=_with_dimension(rows, field, name))
+                    yield rows.nbytes
+            h5.create_dataset(f"{_TERMINATED}_{position}", data=terminated)
+            yield 2 * int(self.chosen.table.length[position])
+        h5.create_dataset(_VERSION, data=_KNOWN_VERSION)
+
+
+def _with_dimension(rows: Array, field: Field, name: str) -> object:
+    """Give single numbers a dimension, which d3rlpy's arrays have."""
+    return rows.reshape(len(rows), 1) if name in _REQUIRED and not field.shape else rows
 
 
 def _text(value: Any) -> str:

@@ -14,7 +14,7 @@ import pytest
 from made_datasets import write_fields
 
 import rbtool
-from rbtool.converters.d3rlpy.export import D3rlpyExporter
+from rbtool.converters.d3rlpy.reader import D3rlpyExporter
 from rbtool.converters.d4rl.export import D4rlExporter
 from rbtool.converters.robomimic.export import RobomimicExporter
 from rbtool.converters.sb3.export import Sb3Exporter
