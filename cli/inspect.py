@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.errors import UsageError
 from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
 from .mix import member_lines, mixture_counts
 from .options import FromFormat, ReaderOptions, Root, ends, not_following, verb, without_final
 from .output import Output
+from .sample import CacheSize, Streaming, refuse_stream_options, stream_opener
 from .several import Datasets, of_each
-from .streams import CacheSize, Streaming, inspect_stream, refuse_stream_options, refuse_without_stream
 from .text import TITLE, Cell, Line, Styled, Table, folded, kind_cells, number, sparkline, titled, vector
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         PartsResult,
         RowView,
         Spread,
+        StreamResult,
     )
     from ..core.verbs.mix import MixResult
 
@@ -287,8 +289,10 @@ def inspect(
     from ..core.verbs.inspect import write_proposed_map
 
     if streaming:
-        refuse_without_stream({"from": source_format, "episode": episode, "head": head})
-        return of_each("inspect", datasets, root, out, functools.partial(inspect_stream, root, cache_size, raw))
+        for name, value in {"from": source_format, "episode": episode, "head": head}.items():
+            if value is not None:
+                raise UsageError(f"--{name} is for datasets on this disk, and a stream is not", hint="leave it out")
+        return of_each("inspect", datasets, root, out, functools.partial(_inspect_stream, root, cache_size, raw))
     refuse_stream_options(cache_size, {})
 
     def inspect_one(dataset: str, out: Output) -> int:
@@ -542,3 +546,32 @@ def parts_lines(result: PartsResult, width: int | None) -> Iterator[Line]:
         line = f"{counted(result.duplicates, 'episode')} also in another part"
         yield from titled("identical", line, width, "yellow")
     yield from titled("digest", f"{result.content_digest}, before the split", width)
+
+
+def _inspect_stream(
+    root: str | None, cache_size: str | None, options: Mapping[str, Any], dataset: str, out: Output
+) -> int:
+    """Show what is in a stream."""
+    from ..core.verbs.inspect import inspect_stream as run
+
+    result = run(stream_opener(dataset, root, cache_size, options))
+    out.show(result, [result.address], _stream_lines)
+    if not any(options.values()):  # what to type next would need the same options
+        out.suggest(f"rbtool sample {shlex.quote(dataset)} --streaming")
+    return 0
+
+
+def _stream_lines(result: StreamResult, width: int | None) -> Iterator[Line]:
+    """Return how much there is, as far as it is known, what is in the first shard, and the fields."""
+    counts = [counted(result.shards, "shard")]
+    counts += [counted(result.steps, "step")] if result.steps is not None else []
+    counts += [counted(result.episodes, "episode")] if result.episodes is not None else []
+    counts += [size(result.bytes)] if result.bytes is not None else []
+    yield from folded([Styled(result.address, "bold"), f"   stream   {'   '.join(counts)}"], width, 2)
+    first = f"the first has {counted(result.shard_steps, 'step')} in {counted(result.shard_episodes, 'episode')}"
+    yield from titled("shards", first, width)
+    yield [Styled("fields", "dim")]
+    rows: list[Line] = [[f"  {one.key}", *kind_cells(one.dtype, one.shape, one.role)] for one in result.fields]
+    yield from Table(rows, indent=TITLE).lines(width)
+    for sentence in result.lacking:
+        yield from titled("left out", sentence, width, "yellow")

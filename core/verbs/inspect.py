@@ -2,6 +2,7 @@
 
 For several datasets at once (a split, a mixture, a saved ensemble), for buffers without steps and for tables in no
 known format the result is another one: `PartsResult`, `MixResult`, `EnsembleResult`, `BufferResult`, `ColumnsResult`.
+Streams have `inspect_stream`, which gets a function that opens one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, overload
 
 import numpy as np
 
@@ -54,6 +55,9 @@ from ..ted.episodes import BoundaryCounts, EndReason, Final
 from ..ted.schema import NEXT, NEXT_REWARD, REWARD, Field, Key, as_numbers, key_name, row_bytes, ted_fields
 from .mix import MixResult, inspect_mixture
 from .saved_buffers import SavedFolders, extent_of, saved_folders
+
+if TYPE_CHECKING:
+    from ..storages.dataset import StreamStorage
 
 _MOST_NUMBERS = 64
 
@@ -756,4 +760,52 @@ def _part(folder: Path, made: _Made, mean: float | None) -> PartView:
         name=made.name, path=path, steps=made.steps, episodes=made.episodes,
         mean_return=None if mean is None or math.isnan(mean) else mean, content_digest=made.content_digest,
         problem=problem,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamField:
+    """One leaf: the type and `shape` of its rows; the `role` of references to frames is `video`."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamResult(Result):
+    """A dataset in shards. `steps`, `episodes` and the `bytes` of all rows are None where they are not known before all
+    shards are read. `shard_steps` and `shard_episodes` describe the first shard that has any. `lacking` has a
+    sentence on each part that is in no shard, though it should be.
+    """
+
+    kind: ClassVar[str] = "stream"
+    address: str
+    identity: str
+    shards: int
+    steps: int | None
+    episodes: int | None
+    bytes: int | None
+    fields: tuple[StreamField, ...]
+    shard_steps: int
+    shard_episodes: int
+    lacking: tuple[str, ...] = ()
+
+
+def inspect_stream(opened: Callable[[], StreamStorage]) -> StreamResult:
+    """Summarise the stream that `opened` opens; one shard is fetched, which shows the fields.
+
+    Raises what opening it and fetching a shard do.
+    """
+    storage = opened()
+    shards, fields = storage.shards, storage.fields
+    lengths = next((found for n in range(len(shards)) if len(found := storage.take(n).lengths)), np.empty(0, np.int64))
+    steps, frames = None if shards.rows is None else sum(shards.rows), reference_keys(fields)
+    views = [(one, VIDEO if one.key in frames else one.role) for one in fields]
+    return StreamResult(
+        address=shards.address, identity=shards.identity, shards=len(shards), steps=steps, episodes=shards.episodes,
+        bytes=None if steps is None else steps * row_bytes(tuple(fields)),
+        fields=tuple(StreamField(key=one.name, dtype=one.dtype, shape=one.shape, role=role) for one, role in views),
+        shard_steps=int(lengths.sum()), shard_episodes=len(lengths), lacking=tuple(storage.left_out),
     )  # fmt: skip

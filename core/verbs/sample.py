@@ -1,7 +1,7 @@
-"""`sample`: draw a batch of a dataset as a replay buffer does, and measure the sampling speed.
+"""`sample`: draw a batch of a dataset or a stream as a replay buffer does, and measure the sampling speed.
 
-All options are validated before torch is imported, which takes seconds. `SampleRequest` and what it consists of serve
-streams as well.
+All options are validated before torch is imported, which takes seconds. What opens a stream is above the verbs, as it
+needs transport and formats: `sample_stream` gets a function that opens one.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ..buffers.replay_buffer import ReplayBuffer
     from ..buffers.tensordict import TensorDictReplayBuffer
     from ..samplers.base import Sampler
+    from ..samplers.stream import StreamSampler
     from ..storages.base import Storage
     from ..storages.dataset import StreamStorage
     from ..transforms.base import Compose
@@ -136,6 +137,68 @@ def _sample_mixture(request: SampleRequest, path: Path) -> SampleResult:
     )
     found = request.result(path, buffer, batch, opening.fields, drawn)
     return replace(found, datasets=datasets, sources=tuple(sources.tolist()))
+
+
+_STEPS, _SLICES = "without-replacement", "slice-without-replacement"
+_AHEAD = 2
+
+
+def sample_stream(opened: Callable[[], StreamStorage], n: int | None = None, **given: Any) -> SampleResult:
+    """Draw a batch of `n` steps of the stream that `opened` opens, once the arguments are checked.
+
+    It is the first batch of `load_dataset(…, streaming=True, seed=seed)` with a `StreamSampler` (the `sampler`
+    `without-replacement`, the default) or a `StreamSliceSampler` (`slice-without-replacement`), and needs as many
+    shards as hold it. Arguments, result and errors are as in `sample`; arguments for datasets on this disk are refused
+    with UsageError unless they are None or False.
+    """
+    for name in ("weight", "anchor", "alpha", "beta", "priority", "verify", "root"):
+        if given.get(name) not in (None, False):
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for datasets on this disk, and a stream is not",
+                hint="leave it out, or leave out --streaming",
+            )
+    sampler = given.setdefault("sampler", _STEPS)
+    if sampler not in (_STEPS, _SLICES):
+        raise UsageError(
+            f"the sampler is {sampler}, expected {_STEPS} or {_SLICES} with --streaming: shards come one by one"
+        )
+    request = SampleRequest.of(SampleOptions("", n, **given))
+    return _sample_stream(request, opened())
+
+
+def _sample_stream(request: SampleRequest, storage: StreamStorage) -> SampleResult:
+    # These imports load torch, which takes seconds: an invalid request fails before.
+    from ..buffers.tensordict import TensorDictReplayBuffer
+    from ..writers.base import ImmutableDatasetWriter
+
+    transform = reading_further(request.options, storage)
+    buffer = TensorDictReplayBuffer(
+        storage=storage, sampler=_stream_sampler(request), writer=ImmutableDatasetWriter(), transform=transform,
+        batch_size=request.size,
+    )  # fmt: skip
+    batch = request.batch(buffer)
+    rows, episodes = (np.asarray(batch[key]).reshape(-1) for key in ("index", "episode"))
+    before, _ = storage.places_in_episodes(rows)
+    drawn = DrawnRows(rows=rows, sources=np.zeros_like(rows), episodes=episodes, steps=before)
+    # References to frames of videos are not in the batch, the frames are.
+    fields = [field for field in storage.fields if batch.get(field.key, None) is not None]
+    return request.result(storage.shards.address, buffer, batch, fields, drawn)
+
+
+def _stream_sampler(request: SampleRequest) -> StreamSampler:
+    """Make the sampler; shards beyond the window are fetched only where more than one batch is drawn."""
+    from ..samplers.stream import StreamSampler, StreamSliceSampler
+
+    options = request.options
+    order: dict[str, Any] = {
+        "shuffle": options.shuffle is not False, "drop_last": options.drop_last,
+        "ahead": 0 if request.limit is None else _AHEAD,
+    }  # fmt: skip
+    if not options.in_slices:
+        return StreamSampler(**order)
+    size = {"num_slices": options.num_slices} if options.slice_len is None else {"slice_len": options.slice_len}
+    whole = {"strict_length": options.strict_length, "pad_output": options.pad, "batched": options.batched}
+    return StreamSliceSampler(**size, **whole, **order)
 
 
 def _of_exact_length(request: SampleRequest) -> SampleOptions:

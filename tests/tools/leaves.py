@@ -57,10 +57,7 @@ _LEAVES = {
         "`RayReplayBuffer`, buffers in actors of a Ray cluster, and datasets of Ray Data",
     ),
     "remote": Leaf(("core/remote",), "transfers over the network: HTTP, hubs, buckets"),
-    "streams": Leaf(
-        ("core/streams", "core/verbs/streams", "cli/streams"),
-        "datasets that are read from a server without being downloaded",
-    ),
+    "streams": Leaf(("core/streams",), "datasets that are read from a server without being downloaded"),
     "experience replay": Leaf(
         ("core/experience_replay",), "classes such as `MinariExperienceReplay`, which download a dataset and open it"
     ),
