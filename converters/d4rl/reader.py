@@ -270,17 +270,6 @@ def again(file: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class FileContents:
-    """What a file holds apart from the columns of `D4rlFile`.
-
-    `documents` is its metadata; `dropped` names what is neither a row a step nor metadata.
-    """
-
-    documents: dict[str, bytes]
-    dropped: tuple[Dropped, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class InfoColumn:
     """A column of information on each step: `path` in the file, `key` in TED, a row of `shape` and type `dtype`."""
 
@@ -302,7 +291,8 @@ class _Gathered:
 class D4rlFile:
     """An open file. Raises FormatError for columns that contradict each other, CorruptDataError for damaged files.
 
-    `rows` is the number of steps, `infos` lists the columns below `infos/` and any other with a row a step.
+    `rows` is the number of steps, `infos` lists the columns below `infos/` and any other with a row a step. `documents`
+    is the metadata, and `dropped` names what is neither a row a step nor metadata.
     """
 
     def __init__(self, path: Path) -> None:
@@ -327,10 +317,10 @@ class D4rlFile:
             self.close()
             raise
         self.infos = tuple(found.infos)
-        documents = dict(found.arrays)
+        self.dropped = tuple(found.dropped)
+        self.documents = found.arrays
         if found.metadata:
-            documents[_DOCUMENT] = json_file(found.metadata)
-        self.contents = FileContents(documents, tuple(found.dropped))
+            self.documents[_DOCUMENT] = json_file(found.metadata)
 
     @property
     def has_timeouts(self) -> bool:
@@ -809,7 +799,6 @@ class D4rlReader(SurveyedReader[FileBoundaries]):
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """State what was found."""
         found = self.looked_over(progress)
-        contents = self._file.contents
         keys = {info.path: key_name(info.key) for info in self._file.infos}
         return SourceFacts(
             source="d4rl",
@@ -818,9 +807,9 @@ class D4rlReader(SurveyedReader[FileBoundaries]):
             episode_numbers=range(len(found)),
             steps=self._file.rows,
             renamed_keys={path: name for path, name in keys.items() if name != _usual_name(path)},
-            dropped_keys=contents.dropped,
+            dropped_keys=self._file.dropped,
             notes=(*found.notes, *other_files_note(self.path, self._file.path)),
-            documents=contents.documents,
+            documents=self._file.documents,
             lengths=found.lengths.tolist(),
             final_missing=not self._file.has_next,
             last_terminated=None if self._file.has_next else found.last_terminated.tolist(),

@@ -303,11 +303,9 @@ def _name_of(token: str) -> Name:
     return Name(field, tuple(int(part) for part in index.rstrip("]").split(",")) if index else ())
 
 
+# The names that conditions on episodes can use, and which of them are flags.
 _KNOWN = {name: dtype == "bool" for name, dtype in COLUMNS.items() if name not in {"explicit_start", "start"}}
 _KNOWN["done"] = True
-
-TABLE_NAMES = tuple(sorted(_KNOWN))
-"""The names that conditions on episodes can use."""
 
 
 @dataclass(frozen=True)
