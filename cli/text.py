@@ -18,6 +18,7 @@ Style: TypeAlias = Literal["", "bold", "dim", "red", "green", "yellow", "cyan"]
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _RAW_BYTE = re.compile(r"[\udc80-\udcff]")  # surrogate escapes of file names that are not UTF-8
 _SHOWN = 3
+_LISTED = 10
 _GAP = "  "
 
 
@@ -166,10 +167,10 @@ def _joined(letters: Sequence[Styled]) -> list[Cell]:
     return [Styled("".join(letter.text for letter in group), style) for style, group in same]
 
 
-def first_of(texts: Sequence[str], most: int = 10) -> list[str]:
+def first_of(texts: Sequence[str]) -> list[str]:
     """Return the first of many texts, and how many more `--json` lists."""
-    more = len(texts) - most
-    return [*texts] if more <= 1 else [*texts[:most], f"and {more:,} more, which --json lists"]
+    more = len(texts) - _LISTED
+    return [*texts] if more <= 1 else [*texts[:_LISTED], f"and {more:,} more, which --json lists"]
 
 
 def ago(seconds: float) -> str:

@@ -512,7 +512,6 @@ _BLOCK = re.compile(r"([0-9A-Za-z]+_[0-9a-f]+)_([0-9]{6,})-([0-9]+)\.parquet")
 _MOST_ENVIRONMENTS = 16
 _SUFFIXES = frozenset({".json", ".jsonl", ".parquet", ".zip"})
 _HELD_BLOCKS = 8
-_MOST_STEPS = 1 << 62
 
 
 class RllibReader(FileReader):

@@ -426,7 +426,3 @@ def content_files(files: Iterable[FileRecord]) -> list[FileRecord]:
 def is_source_document(path: str) -> bool:
     """Return whether a listed file is the source's own metadata, or `env_metadata.json`."""
     return path.startswith(SOURCE_DOCUMENTS) or path == ENV_METADATA
-
-
-def _written(document: Mapping[str, Any]) -> bytes:
-    return json_file(document)

@@ -470,7 +470,6 @@ def read_range(
     *,
     what: str,
     version: str | None = None,
-    note: Callable[[str], None] | None = None,
 ) -> None:
     """Pass the bytes `[start, stop)` of a file to `write(bytes, position)` as they come; a cut is resumed.
 
@@ -500,7 +499,7 @@ def read_range(
                 raise
 
     while position < stop:
-        retrying(attempt, note=note)
+        retrying(attempt)
 
 
 def read_small(

@@ -159,8 +159,9 @@ class TokenizedDatasetLoader:
 
     def _rows(self) -> TextRows:
         if self.from_disk:
-            return rows_on_disk(Path(self.dataset_name), self.split)
-        return stored_rows(os.fspath(self.dataset_name), self.split, self.root)
+            return RowsOnDisk(Path(self.dataset_name), self.split)
+        found = download(_TEXT_SOURCE, os.fspath(self.dataset_name), root=self.root)  # unless it is stored
+        return StoredRows(found.path, found.id, self.split)
 
     def _batches(self, rows: TextRows, count: int) -> Iterator[Columns]:
         """Yield the tokenized rows in batches."""
@@ -370,17 +371,6 @@ def _text_columns(reader: StepReader, start: int, stop: int) -> dict[str, Any]:
         elif field.role == "info":
             found[names.get(name, name)] = reader.read(field.key, start, stop)
     return found
-
-
-def rows_on_disk(path: Path, split: str) -> TextRows:
-    """Open a split of a folder that `save_to_disk` wrote."""
-    return RowsOnDisk(path, split)
-
-
-def stored_rows(name: str, split: str, root: Path) -> TextRows:
-    """Open a split of a dataset of a hub, which is downloaded unless it is stored."""
-    found = download(_TEXT_SOURCE, name, root=root)
-    return StoredRows(found.path, found.id, split)
 
 
 def _require_split(where: str, split: str, there: list[str]) -> None:
