@@ -53,7 +53,6 @@ class FormatDeclaration:
     - `source`: a remote catalogue (`Source`).
     - `sink`: writes the format (`Sink`).
     - `steps`: reads files whose rows are TED steps already.
-    - `demo`: records data for `rbtool demo` (`DemoRecorder`).
     - `overview`: for a format that is never detected, a function from a path and a file pattern (or None) to an
       `Overview` or None.
 
@@ -82,7 +81,6 @@ class FormatDeclaration:
     title: str = ""
     example: tuple[str, str] = ("", "")
     cache_variable: str = ""
-    demo: str | None = None
     overview: str | None = None
     layout: Literal["ted", "packed"] = "ted"
     found: str = ""
@@ -92,7 +90,7 @@ class FormatDeclaration:
     streams: bool = False
     keeps_video: bool = False
 
-    def target(self, kind: Literal["reader", "source", "sink", "steps", "demo"]) -> str | None:
+    def target(self, kind: Literal["reader", "source", "sink", "steps"]) -> str | None:
         """Return the class of that kind as `module:Class` with the module's full name; None if there is none."""
         found: str | None = getattr(self, kind)
         return None if found is None else f"{self.package}.{found}"

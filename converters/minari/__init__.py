@@ -17,7 +17,6 @@ FORMATS = (
         title="Minari",
         example=("D4RL/door/human-v2", "door-human-v1"),
         cache_variable="MINARI_DATASETS_PATH",
-        demo="demo:MinariDemo",
         found="data/metadata.json with HDF5, Arrow or Parquet files next to it",
         ends="the episode's group, file or folder; its terminations and truncations",
         final="yes",

@@ -3,51 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import math
 import os
 import re
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
-from ..declarations import FormatDeclaration, declared
+import numpy as np
+
 from ..encodings.compact import Form
 from ..errors import RbtoolError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.files import read_regular
 from ..progress import Progress, Silent
 from ..results import Published, Result
-
-
-class DemoRecording(Protocol):
-    """A dataset that the demo records: its id, its environment, and a short name, used for files."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def environment(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-
-class DemoRecorder(Protocol):
-    """Records the datasets of the demo in the local cache of the source that declares it."""
-
-    recordings: ClassVar[tuple[DemoRecording, ...]]
-
-    def record(self, folder: Path, progress: Progress) -> None:
-        """Record all datasets into a new cache at `folder`, which appears when it is complete."""
-
-    def cache_at(self, folder: Path) -> AbstractContextManager[None]:
-        """Make `folder` the local cache of the source within the context."""
 
 
 class DemoView(Protocol):
@@ -74,12 +50,117 @@ class _NoView:
         pass
 
 
-def _recorder() -> tuple[FormatDeclaration, DemoRecorder]:
-    """Return the first declared recorder, and the declaration of its source."""
-    declaration = next(one for one in declared() if one.demo is not None)
-    module, _, name = str(declaration.target("demo")).partition(":")
-    made: DemoRecorder = getattr(importlib.import_module(module), name)()
-    return declaration, made
+_SOURCE, _CACHE = "minari", "MINARI_DATASETS_PATH"
+"""The format of what is recorded, and the variable that names the local cache of Minari."""
+Observation: TypeAlias = np.ndarray[Any, Any]
+Policy: TypeAlias = Callable[[Observation, np.random.Generator], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A Minari dataset to record: id, environment, number of episodes, policy, and a sentence about it."""
+
+    id: str
+    environment: str
+    episodes: int
+    policy: Policy
+    about: str
+
+    @property
+    def name(self) -> str:
+        """The short name, used for files."""
+        return self.id.split("/")[0]
+
+
+def _balance(observation: Observation, draw: np.random.Generator) -> Any:
+    """Push the cart under the falling pole; half of the actions are random, so that episode lengths differ."""
+    wanted = int(observation[2] + 0.3 * observation[3] + 0.1 * observation[1] > 0)
+    return np.int64(draw.integers(2) if draw.random() < 0.5 else wanted)
+
+
+def _swing(observation: Observation, draw: np.random.Generator) -> Any:
+    """Swing the pendulum up by its energy, then balance it; with some noise."""
+    cosine, sine, speed = map(float, observation)
+    if cosine > 0.9:
+        torque = -12 * math.atan2(sine, cosine) - 3 * speed
+    else:
+        torque = 2 * math.copysign(1, speed) * (speed**2 / 6 + 5 * cosine < 5)
+    return np.asarray(np.clip([torque + draw.normal(0, 0.3)], -2, 2), np.float32)
+
+
+RECORDINGS = (
+    Recording("cartpole/demo-v0", "CartPole-v1", 40, _balance, "a scripted policy that acts at random half the time"),
+    Recording("pendulum/demo-v0", "Pendulum-v1", 12, _swing, "a scripted policy that swings up and balances"),
+)
+
+
+@contextlib.contextmanager
+def minari_folder(folder: Path) -> Iterator[None]:
+    """Make `folder` the local cache of Minari within the context."""
+    before = os.environ.get(_CACHE)
+    os.environ[_CACHE] = str(folder.absolute())  # Minari joins a relative one twice
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_CACHE]
+        else:
+            os.environ[_CACHE] = before
+
+
+def _record_all(folder: Path, progress: Progress) -> None:
+    """Record all of `RECORDINGS` into a new local cache of Minari at `folder`; the seeds are fixed.
+
+    Fills `EpisodeBuffer`s directly, because Minari's own collector needs jax. The folder appears when it is complete.
+    """
+    building = folder.with_name(f".{folder.name}.new")
+    fs.remove(building)
+    fs.make_folder(building)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import minari
+
+        progress.start("recording", sum(recording.episodes for recording in RECORDINGS), "episodes")
+        with minari_folder(building):
+            for recording in RECORDINGS:
+                buffers = []
+                for buffer in _recorded_episodes(recording):
+                    buffers.append(buffer)
+                    progress.advance(1)
+                minari.create_dataset_from_buffers(
+                    recording.id,
+                    buffers,
+                    env=recording.environment,
+                    algorithm_name=recording.about,
+                    author="rbtool demo",
+                    description=f"{recording.environment}, played by {recording.about}",
+                )
+        progress.done()
+    fs.rename(building, folder)
+
+
+def _recorded_episodes(recording: Recording) -> Iterator[Any]:
+    """Run the episodes and yield a Minari buffer for each."""
+    import gymnasium
+    from minari.data_collector import EpisodeBuffer
+
+    draw = np.random.default_rng(0)
+    environment = gymnasium.make(recording.environment)
+    for number in range(recording.episodes):
+        observation, _ = environment.reset(seed=number)
+        buffer = EpisodeBuffer(id=number, seed=number, observations=[observation], actions=[])
+        over = False
+        while not over:
+            action = recording.policy(observation, draw)
+            observation, reward, terminated, truncated, _ = environment.step(action)
+            buffer.observations.append(observation)
+            buffer.actions.append(action)
+            buffer.rewards.append(float(reward))
+            buffer.terminations.append(terminated)
+            buffer.truncations.append(truncated)
+            over = terminated or truncated
+        yield buffer
+    environment.close()
 
 
 FORMS: tuple[Form, ...] = ("ted", "flat", "nested", "h5")
@@ -195,14 +276,13 @@ def demo(
     started, home = time.perf_counter(), Path(folder)
     progress, view = progress or Silent(), view or _NoView()
     _claim(home)
-    source, recorder = _recorder()
-    raw = home / source.name
+    raw = home / _SOURCE
     if not raw.exists():
-        progress.note(f"recording episodes of {' and '.join(one.environment for one in recorder.recordings)}")
-        recorder.record(raw, progress)
-    view.command(f"export {source.cache_variable}={_quoted(raw)} RBTOOL_HOME={_quoted(home / 'store')}")
-    with recorder.cache_at(raw):
-        runs = [_DemoRun(home, source.name, one, view) for one in recorder.recordings]
+        progress.note(f"recording episodes of {' and '.join(one.environment for one in RECORDINGS)}")
+        _record_all(raw, progress)
+    view.command(f"export {_CACHE}={_quoted(raw)} RBTOOL_HOME={_quoted(home / 'store')}")
+    with minari_folder(raw):
+        runs = [_DemoRun(home, one, view) for one in RECORDINGS]
         datasets = tuple(run.run(first=run is runs[0]) for run in runs)
     return DemoResult(
         folder=home,
@@ -240,13 +320,12 @@ def _quoted(path: Path) -> str:
 class _DemoRun:
     """Runs the verbs on one dataset."""
 
-    def __init__(self, home: Path, source: str, recording: DemoRecording, view: DemoView) -> None:
+    def __init__(self, home: Path, recording: Recording, view: DemoView) -> None:
         self.home = home
-        self.source = source
         self.recording = recording
         self.view = view
         self.root = home / "store"
-        self.stored = f"{source}:{recording.id}"
+        self.stored = f"{_SOURCE}:{recording.id}"
 
     def run(self, *, first: bool) -> DemoDataset:
         """Run all steps; resuming, training and the report need to be shown for the first dataset only."""
@@ -266,10 +345,10 @@ class _DemoRun:
             self._report()
         return DemoDataset(
             name=self.stored,
-            source=self.home / self.source / self.recording.id,
+            source=self.home / _SOURCE / self.recording.id,
             steps=got.steps,
             episodes=got.episodes,
-            dataset=self.root / self.source / self.recording.id,
+            dataset=self.root / _SOURCE / self.recording.id,
             content_digest=got.content_digest or "",
             normalised=normalised,
             normalised_digest=digest,
@@ -285,8 +364,8 @@ class _DemoRun:
     def _download(self) -> Published:
         from .download import download
 
-        self._command("download", self.source, self.recording.id, "--local")
-        got = download(self.source, self.recording.id, local=True, root=self.root)
+        self._command("download", _SOURCE, self.recording.id, "--local")
+        got = download(_SOURCE, self.recording.id, local=True, root=self.root)
         self.view.proved(f"{got.steps:,} steps in {got.episodes:,} episodes, as TED; digest {got.content_digest}")
         return got
 
@@ -370,7 +449,7 @@ class _DemoRun:
 
     def _train(self) -> None:
         """Run the training script, and show its curve."""
-        script, stored = self.home / "train.py", self.root / self.source / self.recording.id
+        script, stored = self.home / "train.py", self.root / _SOURCE / self.recording.id
         self.view.command(shlex.join(["python", str(script), str(stored)]))
         done = subprocess.run([sys.executable, script, stored], capture_output=True, text=True, check=False)
         if done.returncode:  # people edit it

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import rbtool
-from rbtool.converters.minari.demo import RECORDINGS, minari_folder
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.verbs.demo import DemoResult
+from rbtool.core.verbs.demo import RECORDINGS, DemoResult, minari_folder
 
 
 @pytest.fixture(scope="module")
