@@ -17,9 +17,19 @@ from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
 from .mix import member_lines, mixture_counts
-from .options import FromFormat, ReaderOptions, Root, ends, not_following, verb, without_final
+from .options import (
+    CacheSize,
+    FromFormat,
+    ReaderOptions,
+    Root,
+    Streaming,
+    ends,
+    not_following,
+    refuse_stream_options,
+    verb,
+    without_final,
+)
 from .output import Output
-from .sample import CacheSize, Streaming, refuse_stream_options, stream_opener
 from .several import Datasets, of_each
 from .text import TITLE, Cell, Line, Styled, Table, folded, kind_cells, number, sparkline, titled, vector
 
@@ -554,7 +564,7 @@ def _inspect_stream(
     """Show what is in a stream."""
     from ..core.verbs.inspect import inspect_stream as run
 
-    result = run(stream_opener(dataset, root, cache_size, options))
+    result = run(dataset, options, root, cache_size)
     out.show(result, [result.address], _stream_lines)
     if not any(options.values()):  # what to type next would need the same options
         out.suggest(f"rbtool sample {shlex.quote(dataset)} --streaming")

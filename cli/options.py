@@ -61,6 +61,23 @@ Force: TypeAlias = Annotated[bool, _typed("force", _CONVERT["force"])]
 ForceFile: TypeAlias = Annotated[bool, _typed("force", _FRAMES["force"])]
 FromFormat: TypeAlias = Annotated[str | None, _typed("format", _CONVERT["format"])]
 Root: TypeAlias = Annotated[str | None, _typed("root", _CONVERT["root"])]
+Streaming: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--streaming",
+        help="Fetch shards of hf://OWNER/NAME, s3:// or gs://BUCKET/FOLDER, a URL or SOURCE:ID as they are needed.",
+        rich_help_panel="Streams",
+    ),
+]
+CacheSize: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-size",
+        metavar="SIZE",
+        help="Most that shards take on this disk, like 2GB. Default: $RBTOOL_CACHE_SIZE, else 8 GiB.",
+        rich_help_panel="Streams",
+    ),
+]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before removing.")]
 
 
@@ -380,3 +397,11 @@ def short_name(path: Path) -> str:
         return shlex.quote(f"{source}:{name}")
     near = os.path.relpath(full)
     return shlex.quote(full if near.startswith("..") else near)
+
+
+def refuse_stream_options(cache_size: str | None, options: Mapping[str, Any]) -> None:
+    """Raise UsageError for options that only streams have, where none is asked for."""
+    given = [name for name, value in {"cache_size": cache_size, **options}.items() if value not in (None, False)]
+    if given:
+        option = given[0].replace("_", "-")
+        raise UsageError(f"--{option} is set, expected with --streaming only", hint="add --streaming, or leave it out")

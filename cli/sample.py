@@ -1,69 +1,28 @@
-"""`rbtool sample`, and the options of streams."""
+"""`rbtool sample`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ..core.errors import UsageError
 from ..core.progress import counted
 from ..core.progress import readable_size as size
 from ..core.verbs.options import SampleOptions
 from .help import STORED, Example
-from .options import Dataset, OptionGroup, ReaderOptions, verb
+from .options import (
+    CacheSize,
+    Dataset,
+    OptionGroup,
+    ReaderOptions,
+    Streaming,
+    refuse_stream_options,
+    verb,
+)
 from .output import Output
 from .text import Cell, Line, Styled, Table, folded, number
 
 if TYPE_CHECKING:
-    from ..core.storages.dataset import StreamStorage
     from ..core.verbs.sample import SampledField, SampledSlice, SampleResult, SampleTiming
-
-_PANEL = "Streams"
-
-Streaming: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--streaming",
-        help="Fetch shards of hf://OWNER/NAME, s3:// or gs://BUCKET/FOLDER, a URL or SOURCE:ID as they are needed.",
-        rich_help_panel=_PANEL,
-    ),
-]
-CacheSize: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--cache-size",
-        metavar="SIZE",
-        help="Most that shards take on this disk, like 2GB. Default: $RBTOOL_CACHE_SIZE, else 8 GiB.",
-        rich_help_panel=_PANEL,
-    ),
-]
-
-
-def stream_opener(
-    dataset: str, root: str | None, cache_size: str | None, options: Mapping[str, Any]
-) -> Callable[[], StreamStorage]:
-    """Return a function that opens a dataset as a stream, with options of its reader."""
-    from ..core.results import given_options
-
-    given = given_options(options)
-
-    def opened() -> StreamStorage:
-        from ..core.streams.shards import open_stream  # lazy: loads torch, which takes seconds
-
-        return open_stream(dataset, root, cache_size, given)
-
-    return opened
-
-
-def refuse_stream_options(cache_size: str | None, options: Mapping[str, Any]) -> None:
-    """Raise UsageError for options that only streams have, where none is asked for."""
-    given = [name for name, value in {"cache_size": cache_size, **options}.items() if value not in (None, False)]
-    if given:
-        option = given[0].replace("_", "-")
-        raise UsageError(f"--{option} is set, expected with --streaming only", hint="add --streaming, or leave it out")
-
 
 EXAMPLES = (
     Example("rbtool sample ./cartpole -n 256 --seed 0", "a batch of 256 steps, the same one every time"),
@@ -105,8 +64,7 @@ def sample(
     if streaming:
         from ..core.verbs.sample import sample_stream
 
-        root = options.pop("root", None)
-        result = sample_stream(stream_opener(dataset, root, cache_size, raw), **options)
+        result = sample_stream(dataset, raw, cache_size=cache_size, **options)
     else:
         from ..core.verbs.sample import sample as run
 

@@ -2,7 +2,7 @@
 
 For several datasets at once (a split, a mixture, a saved ensemble), for buffers without steps and for tables in no
 known format the result is another one: `PartsResult`, `MixResult`, `EnsembleResult`, `BufferResult`, `ColumnsResult`.
-Streams have `inspect_stream`, which gets a function that opens one.
+Streams have `inspect_stream`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, overload
 
 import numpy as np
 
-from ..declarations import ReaderOptions
+from ..declarations import ReaderOptions, from_leaf
 from ..encodings.compact import BUFFER
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError, suggests_keywords
 from ..format import fs
@@ -793,12 +793,14 @@ class StreamResult(Result):
     lacking: tuple[str, ...] = ()
 
 
-def inspect_stream(opened: Callable[[], StreamStorage]) -> StreamResult:
-    """Summarise the stream that `opened` opens; one shard is fetched, which shows the fields.
+def inspect_stream(
+    dataset: str, raw: Mapping[str, Any], root: str | None = None, cache_size: str | None = None
+) -> StreamResult:
+    """Summarise a dataset as a stream; one shard is fetched, which shows the fields. `raw` are options of its reader.
 
     Raises what opening it and fetching a shard do.
     """
-    storage = opened()
+    storage: StreamStorage = from_leaf("open_stream")(dataset, root, cache_size, given_options(raw))
     shards, fields = storage.shards, storage.fields
     lengths = next((found for n in range(len(shards)) if len(found := storage.take(n).lengths)), np.empty(0, np.int64))
     steps, frames = None if shards.rows is None else sum(shards.rows), reference_keys(fields)

@@ -1,7 +1,6 @@
 """`sample`: draw a batch of a dataset or a stream as a replay buffer does, and measure the sampling speed.
 
-All options are validated before torch is imported, which takes seconds. What opens a stream is above the verbs, as it
-needs transport and formats: `sample_stream` gets a function that opens one.
+All options are validated before torch is imported, which takes seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from ..datasets.mixtures import open_mixture
+from ..declarations import from_leaf
 from ..encodings.video import require_pyav
 from ..errors import MissingKeyError, UsageError
 from ..format.contracts import Array, StepReader
@@ -28,7 +28,7 @@ from ..format.packed.reader import PackedReader
 from ..format.videos import reference_keys
 from ..open_steps import open_steps
 from ..options import takes
-from ..results import Result
+from ..results import Result, given_options
 from ..saved_steps import has_steps, require_verified
 from ..stats import mean_of
 from ..ted.schema import NEXT_TRUNCATED, Field, Key, as_numbers, key_called, key_name, state_keys, unknown_field
@@ -143,15 +143,23 @@ _STEPS, _SLICES = "without-replacement", "slice-without-replacement"
 _AHEAD = 2
 
 
-def sample_stream(opened: Callable[[], StreamStorage], n: int | None = None, **given: Any) -> SampleResult:
-    """Draw a batch of `n` steps of the stream that `opened` opens, once the arguments are checked.
+def sample_stream(
+    dataset: str,
+    raw: Mapping[str, Any],
+    *,
+    root: str | None = None,
+    cache_size: str | None = None,
+    n: int | None = None,
+    **given: Any,
+) -> SampleResult:
+    """Draw a batch of `n` steps of a dataset as a stream, with options of its reader, once the arguments are checked.
 
     It is the first batch of `load_dataset(…, streaming=True, seed=seed)` with a `StreamSampler` (the `sampler`
     `without-replacement`, the default) or a `StreamSliceSampler` (`slice-without-replacement`), and needs as many
     shards as hold it. Arguments, result and errors are as in `sample`; arguments for datasets on this disk are refused
     with UsageError unless they are None or False.
     """
-    for name in ("weight", "anchor", "alpha", "beta", "priority", "verify", "root"):
+    for name in ("weight", "anchor", "alpha", "beta", "priority", "verify"):
         if given.get(name) not in (None, False):
             raise UsageError(
                 f"--{name.replace('_', '-')} is for datasets on this disk, and a stream is not",
@@ -162,8 +170,8 @@ def sample_stream(opened: Callable[[], StreamStorage], n: int | None = None, **g
         raise UsageError(
             f"the sampler is {sampler}, expected {_STEPS} or {_SLICES} with --streaming: shards come one by one"
         )
-    request = SampleRequest.of(SampleOptions("", n, **given))
-    return _sample_stream(request, opened())
+    options, request = given_options(raw), SampleRequest.of(SampleOptions(dataset, n, **given))
+    return _sample_stream(request, from_leaf("open_stream")(dataset, root, cache_size, options))
 
 
 def _sample_stream(request: SampleRequest, storage: StreamStorage) -> SampleResult:
