@@ -238,7 +238,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         if not name.startswith("_") and _DeepPaths.find_spec(f"{__name__}.{name}"):
             return importlib.import_module(f".{name}", __name__)
-        from .core.torchrl_names import MISSING
+        from .core.torchrl_classes import MISSING
 
         why = f": {MISSING[name]}" if name in MISSING else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{why}")
@@ -281,7 +281,7 @@ class _DeepPaths:
             return None
         from importlib.machinery import ModuleSpec
 
-        from .core.torchrl_names import MODULES
+        from .core.torchrl_classes import MODULES
 
         known = not MODULES.isdisjoint({f"torchrl.{inner}", f"torchrl.data.{inner}"})
         known = known or (inner.startswith("adapters") and _own_module(inner) is not None)

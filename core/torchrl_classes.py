@@ -5,6 +5,8 @@ subclass of TorchRL's class of the same name. An abstract base class of TorchRL,
 plain class, such as `Storage` or `ReplayBuffer`, becomes a base of ours, behind a wall that hides what it defines: ours
 inherits nothing. So nothing depends on which library was imported first, and objects that are older than the import of
 TorchRL count as well. Objects of ours keep their type, so that pickles, copies and dispatch by type stay as they are.
+
+At the end are the modules that TorchRL has its classes in, and those of their names that rbtool lacks for good.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
@@ -146,3 +148,40 @@ class _Watch:
 
 
 _WATCH: Any = _Watch()
+
+
+_FILES = {
+    "": "data",
+    "data": "datasets llm map postprocs replay_buffers rlhf tensor_specs utils video vla",
+    "data.datasets": "atari_dqn common d4rl d4rl_infos gen_dgrl lerobot minari_data openml openx roboset utils vd4rl",
+    "data.llm": "chat common dataset history prompt reward topk utils",
+    "data.map": "hash query tdstorage tree utils",
+    "data.postprocs": "postprocs",
+    "data.replay_buffers": "checkpointers her offline_to_online query ray_buffer replay_buffers sample_units samplers "
+    "scheduler storages utils writers",
+    "data.replay_buffers.replay_buffers": "base deprecated ensemble prioritized prioritized_tensordict remote "
+    "tensordict",
+    "data.replay_buffers.samplers": "base ensemble llm prioritized prioritized_slice random slice "
+    "slice_without_replacement staleness streaming_slice",
+    "data.replay_buffers.storages": "base ensemble list store tensor utils",
+    "data.replay_buffers.writers": "base ensemble max_value round_robin",
+    "data.rlhf": "dataset prompt reward utils",  # before TorchRL 0.8
+    "data.vla": "containers metadata preprocessing schema tokenizers",
+}
+MODULES = frozenset(
+    f"torchrl.{folder}.{name}".replace("..", ".") for folder in _FILES for name in _FILES[folder].split()
+)
+"""The modules of TorchRL's data part, with those of older versions."""
+
+MISSING: Mapping[str, str] = {
+    "DiscreteBox": "its name is CategoricalBox now",
+    "InPlaceSampler": "it fails at every call in TorchRL, too",
+    "StoreStorage": "it needs a server; a LazyMemmapStorage with `shared=True` serves processes of one machine, and "
+    "RayReplayBuffer those of several",
+    "invertible_dict": "an internal of TorchRL",
+    "pin_memory_output": "an internal of TorchRL",
+    "stack_tensors": "an internal of TorchRL",
+    "tree_iter": "an internal of TorchRL",
+    "unravel_index": "torch has it, as `torch.unravel_index`",
+}
+"""What rbtool leaves to TorchRL, and why, or what there is instead."""

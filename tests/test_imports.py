@@ -29,7 +29,7 @@ FLOORS = (
     {"doctor", "engine", "remote", "stats"},
     {"format"},
     {"options", "ted"},
-    {"declarations", "errors", "progress", "torchrl_classes", "torchrl_names"},
+    {"declarations", "errors", "progress", "torchrl_classes"},
 )
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 KERNEL_USERS = {"kernels", "maps", "samplers", "storages"}

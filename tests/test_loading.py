@@ -404,8 +404,8 @@ def test_a_name_that_is_left_to_torchrl_says_what_to_use() -> None:
 
 
 def test_torchrls_modules_cost_nothing_that_imports_none(tmp_path: Path) -> None:
-    loaded = "print('loaded:', *(name for name in sys.modules if name.endswith(('torchrl_names', 'rbtool.data'))))"
+    loaded = "print('loaded:', *(name for name in sys.modules if name.endswith(('torchrl_classes', 'rbtool.data'))))"
     assert python(f"import sys, rbtool; {loaded}; import rbtool.data; {loaded}", tmp_path).splitlines() == [
         "loaded:",
-        "loaded: rbtool.core.torchrl_names rbtool.data",
+        "loaded: rbtool.core.torchrl_classes rbtool.data",
     ]

@@ -281,7 +281,8 @@ def leaves_table() -> str:
 
 def torchrl_table() -> str:
     """What rbtool leaves to TorchRL, and what behaves differently, from the tables of `migrate`."""
-    from rbtool.core.torchrl_names import DIFFERENT, MISSING
+    from rbtool.core.torchrl_classes import MISSING
+    from rbtool.core.verbs.migrate import DIFFERENT
 
     text = ["| name | what behaves differently in rbtool |", "|---|---|"]
     text += [f"| `{name}` | {what} |" for name, what in DIFFERENT.items()]

@@ -15,8 +15,8 @@ from processes import Interpreter
 
 import rbtool
 from rbtool.core.errors import DatasetNotFoundError, UsageError
-from rbtool.core.torchrl_names import DIFFERENT, MISSING, MODULES
-from rbtool.core.verbs.migrate import MigratedFile
+from rbtool.core.torchrl_classes import MISSING, MODULES
+from rbtool.core.verbs.migrate import DIFFERENT, MigratedFile
 
 TESTS = Path(__file__).parents[2]
 BLOCKS, README = TESTS / "data/torchrl_reference/blocks.txt", TESTS.parent / "README.md"
