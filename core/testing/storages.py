@@ -201,10 +201,15 @@ class StorageFillTests(ABC):
     def make_empty(self, max_size: int, ndim: int) -> Storage:
         """Make an empty storage with room for `max_size` elements."""
 
+    @classmethod
+    def cases(cls) -> list[tuple[str, int, str]]:
+        """Return the cases, in which each pair of properties occurs."""
+        return paired(cls.kinds, cls.ndims, FILLS)
+
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Parametrise the tests that take a case with cases in which each pair of properties occurs."""
+        """Parametrise the tests that take a case."""
         if "case" in metafunc.fixturenames:
-            cases = paired(self.kinds, self.ndims, FILLS)
+            cases = self.cases()
             metafunc.parametrize("case", cases, ids=[f"{kind}-{ndim}d-{fill}" for kind, ndim, fill in cases])
 
     def filled(self, case: tuple[str, int, str]) -> tuple[Storage, list[int]]:

@@ -84,11 +84,15 @@ class WriterTests(ABC):
         storage.empty()
         return storage
 
+    @classmethod
+    def cases(cls) -> list[Case]:
+        """Return the cases, in which each pair of properties occurs."""
+        return [Case(*parts) for parts in paired(cls.kinds, cls.ndims, FILLED)]
+
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Parametrise the tests that take a `case` with cases in which each pair of properties occurs."""
+        """Parametrise the tests that take a `case`."""
         if "case" in metafunc.fixturenames:
-            cases = [Case(*parts) for parts in paired(self.kinds, self.ndims, FILLED)]
-            metafunc.parametrize("case", cases, ids=str)
+            metafunc.parametrize("case", self.cases(), ids=str)
 
     def filled(self, case: Case) -> tuple[Writer, TensorStorage]:
         """Make a writer and a storage, and write the rows of the case."""

@@ -31,3 +31,11 @@ def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callab
         return run
 
     return decorate
+
+
+def in_loops(suite: Any) -> Any:
+    """Have each test of a suite whose tests take a `case` go through all of them."""
+    for name in dir(suite):
+        if name.startswith("test_") and "case" in inspect.signature(getattr(suite, name)).parameters:
+            setattr(suite, name, each("case", suite.cases())(getattr(suite, name)))
+    return suite

@@ -294,10 +294,7 @@ def odd_file(tmp_path: Path) -> Path:
 
 
 def saved_at(source: Path, target: Path, form: Form) -> Path:
-    if form != "h5":
-        target.mkdir()
-    with open_steps(source) as reader:
-        save_checkpoint(reader, target, form)
+    save(source, target, form)
     return target
 
 

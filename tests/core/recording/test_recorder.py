@@ -237,6 +237,7 @@ class Strike:
 def test_the_first_error_while_a_recording_is_finished_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, shown: type[BaseException], lasting: bool
 ) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # nobody pulls the plug
     for first in itertools.count(1, 5):
         dest, raised = tmp_path / str(first), None
         strike = Strike(first, error, lasting)

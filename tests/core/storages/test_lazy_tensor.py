@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import in_loops
 from processes import run_forked
 from tensordict import LazyStackedTensorDict, MemoryMappedTensor, NonTensorData, TensorDict, tensorclass
 
@@ -67,11 +68,13 @@ class TestWithSharedInit(StorageTests):
         return filled(LazyTensorStorage(25, shared_init=True))
 
 
+@in_loops
 class TestFills(StorageFillTests):
     def make_empty(self, max_size: int, ndim: int) -> LazyTensorStorage:
         return LazyTensorStorage(max_size, ndim=ndim)
 
 
+@in_loops
 class TestFillsConsolidated(StorageFillTests):
     kinds = ("tensordict", "nested tensordict")
 
@@ -79,6 +82,7 @@ class TestFillsConsolidated(StorageFillTests):
         return LazyTensorStorage(max_size, ndim=ndim, consolidated=True)
 
 
+@in_loops
 class TestFillsWithOpenSchema(StorageFillTests):
     kinds = ("tensor", "nested tensordict")
 
@@ -137,6 +141,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@in_loops
 class TestOnCuda(StorageFillTests):
     kinds = ("nested tensordict", "pytree")
 
@@ -442,6 +447,7 @@ class TestMemmap(StorageTests):
         return mapped(LazyMemmapStorage(25))
 
 
+@in_loops
 class TestFillsMemmap(StorageFillTests):
     def make_empty(self, max_size: int, ndim: int) -> LazyMemmapStorage:
         return LazyMemmapStorage(max_size, ndim=ndim)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import each
+from cases import each, in_loops
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -476,21 +476,25 @@ class OfLists(StorageFillTests):
         return torch.stack(super().read(storage, rows))
 
 
+@in_loops
 class TestListStorage(OfLists):
     def make_empty(self, max_size: int, ndim: int) -> ListStorage:
         return ListStorage(max_size)
 
 
+@in_loops
 class TestCompressedListStorage(OfLists):
     def make_empty(self, max_size: int, ndim: int) -> CompressedListStorage:
         return CompressedListStorage(max_size)
 
 
+@in_loops
 class TestCompressedByZlib(OfLists):
     def make_empty(self, max_size: int, ndim: int) -> CompressedListStorage:
         return CompressedListStorage(max_size, codec="zlib")
 
 
+@in_loops
 class TestLazyStackStorage(StorageFillTests):
     kinds = ("tensordict", "nested tensordict")
     ndims = (1,)

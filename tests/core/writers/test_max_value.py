@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from cases import in_loops
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict, tensorclass
@@ -23,6 +24,7 @@ from rbtool.core.writers.max_value import TensorDictMaxValueWriter
 from rbtool.core.writers.round_robin import RoundRobinWriter
 
 
+@in_loops
 class TestTensorDictMaxValueWriter(WriterTests):
     kinds = ("tensordict", "nested")
     ndims = (1,)
@@ -33,6 +35,7 @@ class TestTensorDictMaxValueWriter(WriterTests):
         return TensorDictMaxValueWriter(rank_key="score")
 
 
+@in_loops
 class TestByANestedKey(WriterTests):
     kinds = ("nested",)
     ndims = (1,)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import in_loops
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
@@ -24,11 +25,13 @@ from rbtool.core.writers.max_value import TensorDictMaxValueWriter
 from rbtool.core.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 
 
+@in_loops
 class TestRoundRobinWriter(RingTests):
     def make(self) -> RoundRobinWriter:
         return RoundRobinWriter()
 
 
+@in_loops
 class TestOfThisProcessAlone(RingTests):
     kinds = ("tensor",)
     shares = False
@@ -37,6 +40,7 @@ class TestOfThisProcessAlone(RingTests):
         return RoundRobinWriter(compilable=True)
 
 
+@in_loops
 class TestWithGenerations(RingTests):
     kinds = ("tree",)
 
@@ -44,6 +48,7 @@ class TestWithGenerations(RingTests):
         return RoundRobinWriter(track_generations=True)
 
 
+@in_loops
 class TestTensorDictRoundRobinWriter(RingTests):
     kinds = ("tensordict", "nested")
     labels = True
