@@ -47,7 +47,7 @@ def source(tmp_path: Path) -> Path:
     return write_d4rl(tmp_path / "source.hdf5", columns)
 
 
-def same_bytes(source: Path, folder: Path, *, workers: Sequence[int] = (1, 2, 3), **arguments: Any) -> None:
+def same_bytes(source: Path, folder: Path, *, workers: Sequence[int] = (1, 3), **arguments: Any) -> None:
     rbtool.convert(source, folder / "one", **arguments)
     for number in workers:
         result = rbtool.convert(source, folder / f"by{number}", num_workers=number, **arguments)
@@ -69,15 +69,15 @@ def test_chosen_episodes_and_long_ones(source: Path, layout: str, tmp_path: Path
     same_bytes(source, tmp_path, workers=(2,), layout=layout, episodes="1:8,11,14")
 
 
-@pytest.mark.parametrize("layout", ["ted", "packed"])
 @pytest.mark.parametrize(
-    "name",
+    ("layout", "name"),
     [
-        *("minari/cartpole/scripted-v0", "minari/tuple/trunc-v0", "minari/pendulum/random-v0"),
-        *("tianshou/vector_dict_obs.hdf5", "tianshou/last_frames.hdf5", "calvin/task_D_D"),
-        *("lance/lerobot_lance", "lance/frames_jpeg.lance"),
+        ("ted", "minari/cartpole/scripted-v0"), ("packed", "minari/cartpole/scripted-v0"),
+        ("packed", "minari/tuple/trunc-v0"), ("ted", "minari/pendulum/random-v0"),
+        ("ted", "tianshou/vector_dict_obs.hdf5"), ("packed", "tianshou/last_frames.hdf5"),
+        ("packed", "calvin/task_D_D"), ("ted", "lance/lerobot_lance"), ("packed", "lance/frames_jpeg.lance"),
     ],
-)
+)  # fmt: skip
 def test_sources_of_other_formats(name: str, layout: str, tmp_path: Path) -> None:
     same_bytes(DATA / name, tmp_path, workers=(2,), layout=layout)
 
@@ -377,8 +377,13 @@ def cut_short(resumed_source: Path, reads: Reads, at: int = 10, workers: int = 1
 
 def resumed(resumed_source: Path, workers: int = 1, **options: Any) -> None:
     """Resume the conversion, and compare with that of one process."""
+    rbtool.convert(resumed_source, resumed_source.parent / "out", num_workers=workers, resume=True, **options)
+    require_whole(resumed_source, **options)
+
+
+def require_whole(resumed_source: Path, **options: Any) -> None:
+    """Compare what was made with the conversion of one process."""
     out = resumed_source.parent / "out"
-    rbtool.convert(resumed_source, out, num_workers=workers, resume=True, **options)
     assert not list(resumed_source.parent.glob(".out*"))
     made = bytes_below(out)
     shutil.rmtree(out)
@@ -393,14 +398,12 @@ def test_only_what_is_left_is_read(resumed_source: Path, reads: Reads, kind: dic
     rbtool.convert(resumed_source, resumed_source.parent / "out", num_workers=workers, resume=True, **kind)
     assert 10 in reads.episodes()
     assert 5 not in reads.episodes()
-    shutil.rmtree(resumed_source.parent / "out")
-    cut_short(resumed_source, reads, **kind)
-    resumed(resumed_source, workers, **kind)
+    require_whole(resumed_source, **kind)
 
 
 @kinds
 def test_a_resumed_conversion_is_cut_short_again(resumed_source: Path, reads: Reads, kind: dict[str, Any]) -> None:
-    for at in (5, 5, 10, 14):
+    for at in (5, 5, 14):
         reads.kill_at(at, after_another=False)  # which one worker would not do
         with pytest.raises(RbtoolError):
             rbtool.convert(resumed_source, resumed_source.parent / "out", num_workers=1, resume=True, **kind)
