@@ -45,8 +45,9 @@ def changed(folder: Path, *replaced: str) -> str:
 
 def test_libraries_are_compared_timed_and_ranked(walks: Path, tmp_path: Path) -> None:
     result = rbtool.bench(
-        walks, libraries=["rbtool", "datasets"], folder=tmp_path / "forms", output=tmp_path / "bench.svg", **QUICK
-    )
+        walks, libraries=["rbtool", "datasets"], folder=tmp_path / "forms", output=tmp_path / "bench.svg",
+        **QUICK | {"rounds": 1},
+    )  # fmt: skip
     assert (result.steps, result.episodes, result.keys) == (51, 3, ("action", "observation"))
     assert [one.name for one in result.libraries] == ["rbtool", "datasets"]
     for one in result.libraries:
@@ -68,11 +69,9 @@ def test_libraries_are_compared_timed_and_ranked(walks: Path, tmp_path: Path) ->
     ("job", "old", "new", "message"),
     [
         ("frames", "(self._rows[index.tolist()])", "(self._rows[sorted(index.tolist())])", "reads other frames than"),
-        (
-            "chunks",
-            "np.minimum(index[:, None]",
-            "np.maximum(index[:, None]",
-            "reads other chunks than|cannot do compared",
+        pytest.param(
+            "chunks", "np.minimum(index[:, None]", "np.maximum(index[:, None]",
+            "reads other chunks than|cannot do compared", marks=pytest.mark.slow,
         ),
         pytest.param(
             "epoch", ".iter(batch_size=size)", ".skip(1).iter(batch_size=size)", "an epoch of datasets has other rows",
@@ -114,6 +113,7 @@ def test_what_a_library_lacks_is_said_and_the_rest_timed(walks: Path, tmp_path: 
     assert [*one.jobs] == ["frames"]
 
 
+@pytest.mark.slow
 def test_a_form_that_was_not_finished_is_made_again(walks: Path, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"libraries": ["datasets"], "folder": tmp_path / "forms", "jobs": ["frames"], **QUICK}
     rbtool.bench(walks, **asked)

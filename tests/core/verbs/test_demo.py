@@ -49,6 +49,7 @@ def test_the_variable_of_the_caller_comes_back(before: str | None, tmp_path: Pat
     assert os.environ.get("MINARI_DATASETS_PATH") == before
 
 
+@pytest.mark.slow
 def test_a_second_run_keeps_recordings_and_edits(result: DemoResult) -> None:
     before = {path: path.stat().st_mtime_ns for path in (result.folder / "minari").rglob("*")}
     prep = result.folder / "prep.py"
