@@ -11,7 +11,9 @@ import source_tree
 
 import rbtool
 
-MODULES = [source_tree.module_name(file) for file in source_tree.package_files() if file.name != "__main__.py"]
+MODULES = [
+    source_tree.module_name(file) for file in source_tree.package_files() if ">>>" in file.read_text(encoding="utf-8")
+]
 
 
 def test_the_modules_are_those_of_the_installed_package() -> None:
@@ -24,3 +26,4 @@ def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     module = importlib.import_module(name)
     done = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert done.failed == 0
+    assert done.attempted

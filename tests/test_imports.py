@@ -6,7 +6,7 @@ import ast
 import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,10 +67,10 @@ class Import(NamedTuple):
 MODULES = {source_tree.module_name(file): file for file in source_tree.package_files()}
 
 
-def imports_in(source: str, importer: str, *, is_package: bool = False) -> Iterator[Import]:
+def imports_in(nodes: Iterable[ast.AST], importer: str, *, is_package: bool = False) -> Iterator[Import]:
     """Yield every import of a module, also those inside functions and under TYPE_CHECKING."""
     package = importer if is_package else importer.rpartition(".")[0]
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(importer, alias.name, node.lineno, relative=False)
@@ -82,13 +82,20 @@ def imports_in(source: str, importer: str, *, is_package: bool = False) -> Itera
 
 
 @functools.cache
+def read() -> tuple[list[Import], list[tuple[str, int, str]]]:
+    """Return every import of the package, and every string with its module and line."""
+    imports, strings = list[Import](), list[tuple[str, int, str]]()
+    for name, file in MODULES.items():
+        nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+        imports += imports_in(nodes, name, is_package=file.name == "__init__.py")
+        constants = (node for node in nodes if isinstance(node, ast.Constant))
+        strings += [(name, one.lineno, one.value) for one in constants if isinstance(one.value, str)]
+    return imports, strings
+
+
 def all_imports() -> list[Import]:
     """Return every import of the package."""
-    return [
-        found
-        for name, file in MODULES.items()
-        for found in imports_in(file.read_text(encoding="utf-8"), name, is_package=file.name == "__init__.py")
-    ]
+    return read()[0]
 
 
 def within(name: str, package: str) -> bool:
@@ -147,11 +154,9 @@ def test_imports_inside_the_package_are_relative() -> None:
 def test_modules_are_named_in_strings_in_one_place_only() -> None:
     named = re.compile(r"rbtool\.(cli|converters|core)\b[\w.:]*")
     found = [
-        f"{name}, line {node.lineno}: {node.value}"
-        for name, file in MODULES.items()
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and named.fullmatch(node.value)
-        if name != REGISTRY and not within(name, "rbtool.cli")
+        f"{name}, line {line}: {text}"
+        for name, line, text in read()[1]
+        if named.fullmatch(text) and name != REGISTRY and not within(name, "rbtool.cli")
     ]
     assert found == []
 
@@ -192,7 +197,7 @@ def test_ted_and_errors_need_numpy_at_most() -> None:
     ],
 )
 def test_the_rules_let_pass(importer: str, line: str, target: str) -> None:
-    (found,) = imports_in(line, importer)
+    (found,) = imports_in(ast.walk(ast.parse(line)), importer)
     assert (found.target, allowed(importer, found.target)) == (target, True)
 
 
@@ -211,7 +216,7 @@ def test_the_rules_let_pass(importer: str, line: str, target: str) -> None:
     ],
 )
 def test_the_rules_hold_back(importer: str, line: str) -> None:
-    (found,) = imports_in(line, importer)
+    (found,) = imports_in(ast.walk(ast.parse(line)), importer)
     assert not allowed(importer, found.target)
 
 

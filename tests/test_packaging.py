@@ -47,9 +47,9 @@ def test_the_badges_say_what_the_project_says() -> None:
     assert (pictures.IMAGES / "badges.svg").read_text(encoding="utf-8") == pictures.badges()
 
 
-@pytest.mark.parametrize("pin", PINS)
-def test_constraints_are_exact_and_name_no_place(pin: str) -> None:
-    assert re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9a-z.]*", pin)
+def test_constraints_are_exact_and_name_no_place() -> None:
+    assert len(PINS) > 100
+    assert [pin for pin in PINS if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9a-z.]*", pin)] == []
 
 
 def test_all_that_an_install_brings_is_pinned() -> None:
