@@ -24,8 +24,8 @@ def crowd(tmp_path_factory):
     """A root with so many datasets that their names do not fit into a pipe's buffer."""
     root = tmp_path_factory.mktemp("crowd")
     write_walks(root / "walks" / "first-v0", [(2, "open")])
-    for number in range(700):
-        name = root / "walks" / f"{'long-' * 20}{number:04}-v0"
+    for number in range(180):
+        name = root / "walks" / ("long-" * 45) / f"{'long-' * 45}{number:04}-v0"
         shutil.copytree(root / "walks" / "first-v0" / ".rbtool", name / ".rbtool")
     return root
 

@@ -95,18 +95,18 @@ def test_what_a_function_prints_in_any_way_stays_off_stdout(shell, folder, worke
     assert all(word in done.stderr for word in ("printed", "written", "started"))
 
 
-def test_what_is_shared_with_a_read_only_source_is_reported(shell, folder, variables):
+def test_what_is_shared_with_a_read_only_source_is_reported(shell, folder):
     script = (
         "cp -r cartpole store; find store -name '*.memmap' -exec chmod a-w {} +; "
         "rbtool preprocess ./store --clip-reward=0:0.5 --dest ./clipped --num-workers 0"
     )
-    done = shell(script, folder, PATH=variables["PATH"])
+    done = shell(script, folder)
     assert done.returncode == 0, done.stderr
     assert " kB shared · " in done.stderr, done.stderr
     words = "rbtool preprocess ./store --clip-reward=0:0.5 --dest ./clipped --num-workers 0 --force --json"
-    found = json.loads(shell(words, folder, PATH=variables["PATH"]).stdout)
+    found = json.loads(shell(words, folder).stdout)
     assert 0 < found["shared_bytes"] < found["bytes"]
-    assert shell("rbtool check ./clipped", folder, PATH=variables["PATH"]).returncode == 0
+    assert shell("rbtool check ./clipped", folder).returncode == 0
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -66,12 +66,12 @@ def second_fails(observation, asked=[]):
 
 
 @pytest.fixture
-def place(tmp_path, variables):
+def place(tmp_path, environment):
     (tmp_path / "counters.py").write_text(ENV)
     (tmp_path / "policy.py").write_text(POLICY)
 
     def run(line, check=True):
-        found = variables | {"PYTHONPATH": str(tmp_path)}
+        found = environment | {"PYTHONPATH": str(tmp_path)}
         return subprocess.run(
             f"rbtool {line}", shell=True, cwd=tmp_path, env=found, capture_output=True, text=True, check=check
         )

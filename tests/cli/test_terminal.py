@@ -132,10 +132,10 @@ def test_the_first_episode_there_is_is_proposed(terminal):
     assert "try: rbtool inspect 'a part' --episode 3 --head 5" in shown
 
 
-def test_an_error_ends_the_bar(terminal, real):
+def test_an_error_ends_the_bar(terminal):
     line = "rbtool preprocess cartpole --fn prep.py:normalise --dest there --num-workers 0 --chunk-size 100"
     broken = "printf 'def normalise(rows):\\n    assert rows[\"episode\"].max() < 9\\n    return rows\\n' > prep.py"
-    code, shown = terminal(f"{broken}; {line}", **real)
+    code, shown = terminal(f"{broken}; {line}")
     assert code == 1
     assert shown.rstrip().splitlines()[-1].startswith(("\x1b[1;31merror: ", "\x1b[36mhint: "))
     assert "Traceback" not in shown

@@ -17,11 +17,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import gc
 import hashlib
 import importlib
 import json
+import marshal
 import os
 import shutil
 import signal
@@ -54,13 +56,17 @@ _MODULES = (
 _FRESH = ("huggingface_hub", "minari")
 """What reads the variables when it is imported: each command imports it."""
 _COMMANDS = {"rbtool": "rbtool.cli.app", "ask": "commands", "stream": "streaming"}
+# Only what is compiled into Python: to import `socket` takes longer than to run a short command.
 _CLIENT = """#!{python} -ISE
-import json, os, socket, sys
-with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-    server.connect({place!r})
-    asked = [{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ)]
-    socket.send_fds(server, [json.dumps(asked).encode()], [0, 1, 2])
-    sys.exit(int(server.recv(16) or b"1"))
+import _socket, marshal, posix, sys
+server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+server.connect({place!r})
+asked = [{name!r}, sys.argv[1:], posix.getcwd(), posix.environ]
+streams = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
+server.sendmsg([marshal.dumps(asked)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
+code = int(server.recv(16) or b"1")
+server.recv(1)
+posix._exit(code)
 """
 
 
@@ -121,16 +127,23 @@ def _serve(place: str) -> NoReturn:
 
 
 def _run(connection: socket.socket) -> NoReturn:
-    """Become the command that is asked for, and tell its code."""
+    """Become the command that is asked for, and tell its code.
+
+    It is over when the connection ends. Files are closed in the order of their numbers: a high one is closed when what
+    the command has locked is free.
+    """
     asked, streams, _, _ = socket.recv_fds(connection, _LARGEST, 3)
-    name, words, folder, variables = json.loads(asked)
+    high = fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, 200)
+    connection.close()
+    connection = socket.socket(fileno=high)
+    name, words, folder, variables = marshal.loads(asked)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(folder)
     os.environ.clear()
-    os.environ.update(variables)
-    sys.path[:0] = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
+    os.environb.update(variables)
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.argv = [name, *words]
     if name == "ask":
         warnings.simplefilter("error")
@@ -154,12 +167,38 @@ def _run(connection: socket.socket) -> NoReturn:
         os._exit(0)
 
 
-def run_command(environment: Mapping[str, str], name: str, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run `rbtool` or `script` with these variables in a process that is forked from a ready one; it has to succeed."""
-    return subprocess.run(
-        [folder_of_commands() / name, *map(str, words)], env=dict(environment), capture_output=True, text=True,
-        timeout=HANG, check=True,
-    )  # fmt: skip
+def run_command(
+    environment: Mapping[str, str],
+    name: str,
+    *words: object,
+    given: str = "",
+    cwd: Path | None = None,
+    check: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Run one of the commands with these variables; `given` is its stdin, and it has to succeed where that is checked.
+
+    No other process is started for it.
+    """
+    asked = [name, [str(word) for word in words], str(cwd or Path.cwd()), _encoded(environment)]
+    with contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+        streams[0].write(given.encode())
+        streams[0].seek(0)
+        server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        server.settimeout(HANG)
+        server.connect(str(folder_of_commands() / _SOCKET))
+        socket.send_fds(server, [marshal.dumps(asked)], [stream.fileno() for stream in streams])
+        code = int(server.recv(16) or b"1")
+        server.recv(1)
+        for stream in streams[1:]:
+            stream.seek(0)
+        out, err = (stream.read().decode() for stream in streams[1:])
+    assert not check or code == 0, err
+    return subprocess.CompletedProcess(asked[1], code, out, err)
+
+
+def _encoded(environment: Mapping[str, str]) -> dict[bytes, bytes]:
+    return {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
 
 
 _VARIABLES = {"RBTOOL_RETRIES": "3:0.01", "RBTOOL_TIMEOUT": str(HANG)}
@@ -180,11 +219,7 @@ def ask(environment: Mapping[str, str], made: str, *calls: list[Any], arguments:
     What a call raised on purpose is Failed. Nothing may reach stderr, and the token must be in nothing that is said.
     """
     order = json.dumps({"made": made, "arguments": arguments, "calls": calls})
-    ran = subprocess.run(
-        [folder_of_commands() / "ask"], env={**_VARIABLES, **environment}, input=order, capture_output=True, text=True,
-        timeout=HANG, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
+    ran = run_command({**_VARIABLES, **environment}, "ask", given=order)
     assert not ran.stderr, ran.stderr
     assert environment.get("HF_TOKEN", "no token") not in ran.stdout
     outcomes = json.loads(ran.stdout)

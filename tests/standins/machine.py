@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from commands import folder_of_commands
+from commands import run_command
 from hub import WRITER, Hub, UploadHub
 from waiting import HANG
 
@@ -44,20 +44,20 @@ class Machine:
             "OMP_NUM_THREADS": "1",
         }
 
-    def start(self, *words: str, forked: bool = False, **variables: str) -> subprocess.Popen[str]:
-        """Start a command: a fresh process, which can be sent signals, unless it may be forked."""
-        patience = {"RBTOOL_TIMEOUT": "2" if any(fault.is_silence for fault in self.hub.faults) else str(HANG)}
-        command = [folder_of_commands() / "rbtool"] if forked else [sys.executable, "-m", "rbtool"]
+    def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
+        """Start a command as a fresh process, which can be sent signals."""
         return subprocess.Popen(
-            [*command, *words], text=True, cwd=self.folder, env={**self.variables, **patience, **variables},
+            [sys.executable, "-m", "rbtool", *words], text=True, cwd=self.folder, env=self._patient(variables),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
     def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
-        process = self.start(*words, forked=True, **variables)
-        out, err = process.communicate(timeout=HANG)
-        return subprocess.CompletedProcess(words, process.returncode, out, err)
+        return run_command(self._patient(variables), "rbtool", *words, cwd=self.folder, check=False)
+
+    def _patient(self, variables: dict[str, str]) -> dict[str, str]:
+        patience = "2" if any(fault.is_silence for fault in self.hub.faults) else str(HANG)
+        return {**self.variables, "RBTOOL_TIMEOUT": patience, **variables}
 
     def json(self, *words: str, **variables: str) -> dict[str, Any]:
         """Run a command that must succeed, and read its document."""

@@ -12,13 +12,11 @@ import contextlib
 import hashlib
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from commands import folder_of_commands
-from waiting import HANG
+from commands import run_command
 
 import rbtool
 from rbtool.converters.lerobot import metadata
@@ -78,10 +76,7 @@ def _length_key(key: Any) -> Any:
 
 def in_process(environment: Mapping[str, str], *asked: Mapping[str, Any]) -> list[Any]:
     """Take the batches of several streams in a process with these variables, which is forked from a ready one."""
-    command = [str(folder_of_commands() / "stream"), json.dumps(asked)]
-    done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, timeout=HANG, check=False)
-    assert done.returncode == 0, done.stderr
-    answers: list[Any] = json.loads(done.stdout)
+    answers: list[Any] = json.loads(run_command(environment, "stream", json.dumps(asked)).stdout)
     return answers
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import folder_of_commands
+from commands import run_command
 from static_server import SOUND, Fault, StaticServer
 from table_files import flat, random_episodes, write_d4rl
 from waiting import HANG
@@ -48,17 +48,14 @@ class Machine:
             "RBTOOL_TIMEOUT": str(HANG), "OMP_NUM_THREADS": "1", "D4RL_DATASET_DIR": str(folder / "cache"),
         }  # fmt: skip
 
-    def start(self, *words: str, forked: bool = False, **variables: str) -> subprocess.Popen[str]:
-        command = [str(folder_of_commands() / "rbtool")] if forked else [sys.executable, "-m", "rbtool"]
+    def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*command, *words], text=True, cwd=self.folder, env={**self.variables, **variables},
+            [sys.executable, "-m", "rbtool", *words], text=True, cwd=self.folder, env=self.variables | variables,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
     def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*words, forked=True, **variables)
-        out, err = process.communicate(timeout=HANG)
-        return subprocess.CompletedProcess(words, process.returncode, out, err)
+        return run_command(self.variables | variables, "rbtool", *words, cwd=self.folder, check=False)
 
     def json(self, *words: str) -> dict[str, Any]:
         done = self.run(*words, "--json")

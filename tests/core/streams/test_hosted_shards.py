@@ -383,8 +383,7 @@ def test_digests_that_are_refused_count_as_missing(web: Web, web_environment: di
         "import logging, sys, rbtool; logging.basicConfig(); from rbtool.core.remote import shards; "
         "shards.SHARD_BYTES = 4000; rbtool.load_dataset(sys.argv[1], streaming=True)"
     )
-    words = [sys.executable, "-c", code, addresses(web, "walks")[0]]
-    done = subprocess.run(words, env=web_environment, capture_output=True, text=True, check=True)
+    done = run_command(web_environment, "script", code, addresses(web, "walks")[0])
     assert "refuses .rbtool/shard-digests.json, which counts as missing" in done.stderr
     assert "parts of its files are compared with its episode table alone" in done.stderr
 
