@@ -106,6 +106,17 @@ def environment(variables: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
+def demo(
+    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A demo that was run in a shell: its folder, and what it said."""
+    folder = tmp_path_factory.mktemp("demo")
+    done = subprocess.run(["rbtool", "demo"], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+@pytest.fixture(scope="session")
 def real(variables: dict[str, str]) -> dict[str, str]:
     """The variables that make commands start as they do for a user."""
     return {"PATH": variables["PATH"]}
