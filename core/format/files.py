@@ -76,13 +76,15 @@ def understood(path: Path) -> Iterator[None]:
     """Raise what libraries raise for damaged files as CorruptDataError; their causes stay chained."""
     try:
         yield
-    except (RbtoolError, NotImplementedError):
+    except RbtoolError:
         raise
     except OSError as error:
         if error.errno is not None:  # the system's own; a library that cannot read a file gives none
             raise
         raise _unreadable(path, error) from error
     except _DAMAGED as error:
+        if type(error) is NotImplementedError:  # that of a reader; pyarrow has one for odd types
+            raise
         raise _unreadable(path, error) from error
 
 

@@ -1044,19 +1044,32 @@ def _damaged_chunk(folder: Path) -> Path:
     return folder / "d.mcap"
 
 
+def _indexed(log: Path) -> list[tuple[int, int]]:
+    """The first time in each chunk of a log with one topic, and where the entries of its index are."""
+    with log.open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    chunks = summary.chunk_indexes
+    return [(one.message_start_time, next(iter(one.message_index_offsets.values())) + 9 + 6) for one in chunks]
+
+
 def _late_in_index(folder: Path) -> Path:
     """Ten messages a second, three in a chunk: in the index the first one of a chunk, at a whole second, is late."""
     topics = {"/a": [(BEGIN + at * NS // 10, {"x": float(at)}) for at in range(35)]}
     log = json_log(folder / "late.mcap", topics, chunk_size=100)
-    with log.open("rb") as file:
-        summary = make_reader(file).get_summary()
-    assert summary is not None
-    times = [one.message_start_time for one in summary.chunk_indexes]
-    (number,) = (at for at, time in enumerate(times) if time % NS == 0 and at)
-    ((_, at),) = summary.chunk_indexes[number].message_index_offsets.items()
+    ((time, at),) = (one for one in _indexed(log)[1:] if one[0] % NS == 0)
     data = bytearray(log.read_bytes())
-    struct.pack_into("<Q", data, at + 9 + 6, times[number] + NS // 20)
+    struct.pack_into("<Q", data, at, time + NS // 20)
     log.write_bytes(data)
+    return log
+
+
+def _twice_in_index(folder: Path) -> Path:
+    """Two messages at each time: the index has the first of them twice, and not the second."""
+    log = json_log(folder / "twice.mcap", {"/a": [(BEGIN + at // 2 * NS, {"x": float(at)}) for at in range(6)]})
+    ((_, at),) = _indexed(log)
+    data = log.read_bytes()
+    log.write_bytes(data[: at + 16] + data[at : at + 16] + data[at + 32 :])
     return log
 
 
@@ -1293,6 +1306,9 @@ REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
     ),
     "a time in the index that hides a message": (
         _late_in_index, {"map": "observation=/a.x", "fps": 1.0}, CorruptDataError, "other messages than the chunk"
+    ),
+    "a message that the index has twice": (
+        _twice_in_index, {"map": "observation=/a.x", "fps": 1.0}, CorruptDataError, "names a message on /a twice"
     ),
     "a time in the index of ROS 1 after the last row": (
         _other_index((8165, BAG_BYTES[8165] ^ 4)), BAG, CorruptDataError, "which was logged at another time"

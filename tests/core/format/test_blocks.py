@@ -217,11 +217,16 @@ def test_a_block_inside_an_episode_is_refused(tmp_path: Path) -> None:
         list(reader.blocks())
 
 
-def test_errors_of_libraries_are_those_of_damaged_files(tmp_path: Path) -> None:
+class LibraryError(NotImplementedError):
+    """As pyarrow's for the type of a column."""
+
+
+@pytest.mark.parametrize("raised", [KeyError("chunk"), LibraryError("int4")])
+def test_errors_of_libraries_are_those_of_damaged_files(raised: Exception, tmp_path: Path) -> None:
     def fail(block: EpisodeBlock) -> EpisodeBlock:
-        raise KeyError("chunk")
+        raise raised
 
     with opened(tmp_path / "source", change=staticmethod(fail)) as reader:
         error = error_of(lambda: list(reader.blocks()))
     assert isinstance(error, FormatError)
-    assert "cannot be read (KeyError" in str(error)
+    assert f"cannot be read ({type(raised).__name__}" in str(error)
