@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from tensordict import TensorDict, is_tensor_collection
 
 import rbtool
@@ -77,7 +78,7 @@ def test_the_cases_are_there() -> None:
     assert len(CASES) > 40
 
 
-@pytest.mark.parametrize("case", [one for one in CASES if "foreign_form" in LEAVES or not one.startswith(EPISODES)])
+@each("case", [one for one in CASES if "foreign_form" in LEAVES or not one.startswith(EPISODES)])
 def test_a_saved_buffer_loads(case: str) -> None:
     facts = json.loads((WRITTEN / case / "case.json").read_text())
     buffer = buffer_of(facts)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -115,9 +116,7 @@ def filled(name: str, contents: str, lanes: int, **options: Any) -> Ring:
 
 
 RINGS = [
-    pytest.param(
-        name, contents, 1 + (one // 2 + two // 2 + three // 2) % 2, strategy, id=f"{name}-{contents}-{strategy}"
-    )
+    (name, contents, 1 + (one // 2 + two // 2 + three // 2) % 2, strategy)
     for one, name in enumerate(("partly filled", "exactly full", "wrapped", "refilled"))
     for two, contents in enumerate(CONTENTS)
     for three, strategy in enumerate(HindsightStrategy)
@@ -129,7 +128,7 @@ def places_of(index: torch.Tensor) -> list[Coordinates]:
     return [tuple(row) for row in index.reshape(len(index), -1).tolist()]
 
 
-@pytest.mark.parametrize(("name", "contents", "lanes", "strategy"), RINGS)
+@each(("name", "contents", "lanes", "strategy"), RINGS)
 def test_goals_are_drawn_with_their_probability(name: str, contents: str, lanes: int, strategy: str) -> None:
     ring = filled(name, contents, lanes, strategy=strategy, her_ratio=0.75)
     legal, draws = ring.goals(strategy), 1600

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
@@ -1221,7 +1222,13 @@ COMBINATIONS = [
     (PrioritizedReplayBuffer, LazyTensorStorage, "tensor", 1, OUT_OF_STEP),
     (TensorDictPrioritizedReplayBuffer, LazyMemmapStorage, "tensordict", 1, OUT_OF_STEP),
 ]
-globals().update({made.__name__: made for made in (suite(*combination) for combination in COMBINATIONS)})
+RULES = [name for name in dir(BufferTests) if name.startswith("test_")]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@each("kind", [suite(*combination) for combination in COMBINATIONS])
+def test_every_buffer_keeps_the_contract(kind: type[BufferTests], rule: str) -> None:
+    getattr(kind(), rule)()
 
 
 CAPACITY = 8

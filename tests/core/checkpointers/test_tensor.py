@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from damage import without_digests
 from tensordict import NonTensorData, TensorDict, tensorclass
 from torch.utils._pytree import tree_leaves, tree_map
@@ -423,8 +424,8 @@ def nest(case: dict[str, Any]) -> Any:
     return {"obs": [leaves["obs/0"], leaves["obs/1"]], "info": info, "act": leaves["act"]}
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+@each("name", CASES)
+@each("kind", [LazyTensorStorage, LazyMemmapStorage])
 def test_what_torchrl_saved_is_loaded(name: str, kind: Any) -> None:
     case, expected = json.loads((DATA / name / "case.json").read_text()), np.load(DATA / name / "expected.npz")
     storage = kind(case["capacity"], ndim=case["ndim"])

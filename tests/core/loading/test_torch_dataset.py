@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import BATCH, EPISODES, SAMPLERS, WITH_EPOCHS, Fails, Works, contents, opened, rows, taken
@@ -56,7 +57,7 @@ def of_workers(dataset: Any, workers: int, seed: int = 77) -> list[Any]:
     return [found[k % workers][k // workers] for k in range(sum(map(len, found)))]
 
 
-@pytest.mark.parametrize(("episodes", "sampler"), ALL)
+@each(("episodes", "sampler"), ALL)
 def test_batches_do_not_depend_on_the_number_of_workers(walks: Walks, episodes: str, sampler: str) -> None:
     alone = opened(walks(episodes), sampler)
     expected = [contents(alone) for _ in range(2)]
@@ -67,8 +68,8 @@ def test_batches_do_not_depend_on_the_number_of_workers(walks: Walks, episodes: 
     assert contents(by_number[1, k] for k in range(len(by_number))) == expected[1]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize(("episodes", "sampler"), [one for one in ALL if one[1] in WITH_EPOCHS])
+@each("ranks", [1, 2, 3])
+@each(("episodes", "sampler"), [one for one in ALL if one[1] in WITH_EPOCHS])
 def test_no_element_comes_twice_in_an_epoch_and_none_is_missing(walks, episodes, sampler, ranks) -> None:
     entry = "episode" if "slices" in sampler else "index"
     for workers in (0, 2):
@@ -352,9 +353,9 @@ def test_torchruns_variables_name_the_rank(walks: Walks, monkeypatch: pytest.Mon
 # A batch that cannot be made is made again: a loop that catches the error has every step of the epoch.
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("episodes", EPISODES)
-@pytest.mark.parametrize("make", [iter, lambda dataset: iter(rbtool.TorchLoader(dataset))])
+@each("sampler", SAMPLERS)
+@each("episodes", EPISODES)
+@each("make", [iter, lambda dataset: iter(rbtool.TorchLoader(dataset))])
 def test_a_pass_has_every_batch_in_order(walks: Walks, episodes: str, sampler: str, make: Any) -> None:
     expected = contents(opened(walks(episodes), sampler, transform=Works()))
     found, failures = taken(make(opened(walks(episodes), sampler, transform=Fails())))
@@ -408,8 +409,8 @@ def test_the_state_after_a_failure_has_the_batch_that_failed(walks: Walks, loade
 # A stream continues from its state with exactly the batches that it would have had.
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("episodes", EPISODES)
+@each("sampler", SAMPLERS)
+@each("episodes", EPISODES)
 def test_a_stream_continues_after_any_batch(walks: Walks, episodes: str, sampler: str) -> None:
     dataset = opened(walks(episodes), sampler)
     first = len(dataset)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
@@ -109,8 +110,8 @@ def assert_drawn(buffer: Any, model: Model, groups: int, each: int) -> None:
         assert_best(buffer.sampler.strategy, part[: len(members[query])], members[query], rewards, model)
 
 
-@pytest.mark.parametrize("kind", QUERIES)
-@pytest.mark.parametrize("fill", FILLS)
+@each("kind", QUERIES)
+@each("fill", FILLS)
 def test_every_ring(fill: str, kind: str) -> None:
     turn = list(FILLS).index(fill) + list(QUERIES).index(kind)
     storage: Any = (LazyTensorStorage, LazyMemmapStorage, LazyStackStorage)[turn % 3]
@@ -124,8 +125,8 @@ def test_every_ring(fill: str, kind: str) -> None:
             buffer.extend(rows(queries, start))
             model.write(len(queries))
             assert_drawn(buffer, model, 2, 3)
-        for each in (1, 2, 5):
-            assert_drawn(buffer, model, 2, each)
+        for count in (1, 2, 5):
+            assert_drawn(buffer, model, 2, count)
 
 
 ACTIONS = st.lists(

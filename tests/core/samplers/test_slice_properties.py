@@ -78,7 +78,7 @@ def every_ring() -> list[Any]:
     found = []
     for number, (name, contents, ndim) in enumerate(product(SITUATIONS, CONTENTS, (1, 2))):
         signal, rule = SIGNALS[number % len(SIGNALS)], RULES[3 * number % len(RULES)]
-        found.append(pytest.param(name, contents, ndim, signal, rule, id=f"{name}-{contents}-{ndim}"))
+        found.append((name, contents, ndim, signal, rule))
     return found
 
 
@@ -91,10 +91,7 @@ def drawn_from(twin: Twin, legal: dict[Slice, Any], rule: Slicing) -> Counter[Sl
     return Counter(drawn)
 
 
-@pytest.mark.parametrize(("name", "contents", "ndim", "signal", "rule"), every_ring())
-def test_legal_slices_are_drawn_with_their_probability(
-    name: str, contents: str, ndim: int, signal: Any, rule: Slicing
-) -> None:
+def require_probabilities(name: str, contents: str, ndim: int, signal: Any, rule: Slicing) -> None:
     twin = situation(name, contents, SliceSampler(**arguments(rule, signal)), lanes=ndim, ndim=ndim)
     legal = twin.legal(signal, rule)
     if not legal:
@@ -102,6 +99,11 @@ def test_legal_slices_are_drawn_with_their_probability(
             twin.draw(rule.slice_len)
         return
     assert_drawn_as_expected(drawn_from(twin, legal, rule), legal)
+
+
+@each("ring", every_ring())
+def test_legal_slices_are_drawn_with_their_probability(ring: tuple[Any, ...]) -> None:
+    require_probabilities(*ring)
 
 
 @pytest.mark.slow
@@ -113,7 +115,7 @@ def test_legal_slices_are_drawn_with_their_probability_in_all_combinations(
     name: str, contents: str, signal: Any, rule: Slicing
 ) -> None:
     for ndim in (1, 2):
-        test_legal_slices_are_drawn_with_their_probability(name, contents, ndim, signal, rule)
+        require_probabilities(name, contents, ndim, signal, rule)
 
 
 # Priorities ------------------------------------------------------------------------------------------

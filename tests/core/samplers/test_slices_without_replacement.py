@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from tensordict import TensorDict
 
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
@@ -188,9 +189,9 @@ def copied(sampler: SliceSamplerWithoutReplacement, way: str, folder: Path) -> S
     return other
 
 
-@pytest.mark.parametrize("way", ["folder", "state", "pickle"])
-@pytest.mark.parametrize("drawn", [0, 1, 2, 5])
-@pytest.mark.parametrize("strict", [True, False])
+@each("way", ["folder", "state", "pickle"])
+@each("drawn", [0, 1, 2, 5])
+@each("strict", [True, False])
 def test_the_next_draws_are_the_same(tmp_path: Path, way: str, drawn: int, strict: bool) -> None:
     twin = twin_of(sampler_of(strict_length=strict), capacity=30)
     twin.buffer.set_rng(torch.Generator().manual_seed(3))
@@ -206,8 +207,8 @@ def test_the_next_draws_are_the_same(tmp_path: Path, way: str, drawn: int, stric
         assert other.draw(6)[0] == twin.draw(6)[0]
         assert other.buffer.sampler.ran_out == twin.buffer.sampler.ran_out
         if number % 3 == 0:
-            for each in (twin, other):
-                write(each, [1 + number % 5], "terminated" if number % 2 else "nothing")
+            for one in (twin, other):
+                write(one, [1 + number % 5], "terminated" if number % 2 else "nothing")
 
 
 def test_asking_for_the_state_changes_nothing() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -83,9 +84,9 @@ def assert_as_stored(buffer: Any, limit: float = math.inf) -> None:
     assert set(many) <= expected.keys()
 
 
-@pytest.mark.parametrize("lanes", [0, 3])
-@pytest.mark.parametrize("kind", VERSIONS)
-@pytest.mark.parametrize("fill", FILLS)
+@each("lanes", [0, 3])
+@each("kind", VERSIONS)
+@each("fill", FILLS)
 def test_every_ring(fill: str, kind: str, lanes: int) -> None:
     for storage, limit in itertools.product(
         (LazyTensorStorage, LazyMemmapStorage) if lanes else (LazyTensorStorage, ListStorage, LazyStackStorage),

@@ -80,8 +80,8 @@ def filled(data: TensorDict, capacity: int, shift: int = 0) -> LazyTensorStorage
     return storage
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("kind", "more"), [(LazyTensorStorage, 0), (LazyMemmapStorage, 3)])
+@each("case", CASES)
+@each(("kind", "more"), [(LazyTensorStorage, 0), (LazyMemmapStorage, 3)])
 def test_what_torchrl_saved_is_loaded(case: str, kind: Any, more: int) -> None:
     facts = json.loads((DATA / case / "case.json").read_text())
     lost = DATA / case / "torchrl_loads.npz"
@@ -499,7 +499,7 @@ def without_the_leaf(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     foreign_form.cache_clear()
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_layouts_are_not_recognised_without_the_leaf(case: str, without_the_leaf: None) -> None:
     assert foreign_form().find(place_of(case)) is None
     assert writer_of(place_of(case)) in {None, "TensorStorageCheckpointer"}

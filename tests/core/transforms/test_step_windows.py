@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -66,9 +67,9 @@ def drawing(twin: Twin, sampler: Sampler, offsets: Sequence[int], pad: Any = "cl
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("ndim", [1, 2])
-@pytest.mark.parametrize("contents", CONTENTS)
-@pytest.mark.parametrize("name", SITUATIONS)
+@each("ndim", [1, 2])
+@each("contents", CONTENTS)
+@each("name", SITUATIONS)
 def test_every_row_of_every_ring(name: str, contents: str, ndim: int) -> None:
     twin = situation(name, contents, lanes=ndim, ndim=ndim)
     for offsets, pad in product(OFFSETS, ("clamp", "zero")):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -241,9 +242,9 @@ SAMPLERS: dict[str, Callable[[], Sampler]] = {
 }
 
 
-@pytest.mark.parametrize("ndim", [1, 2])
-@pytest.mark.parametrize("contents", CONTENTS)
-@pytest.mark.parametrize("name", SITUATIONS)
+@each("ndim", [1, 2])
+@each("contents", CONTENTS)
+@each("name", SITUATIONS)
 def test_every_row_of_every_ring(name: str, contents: str, ndim: int) -> None:
     twin = with_next(situation(name, contents, lanes=ndim, ndim=ndim))
     for n, padding in product((1, 2, 4, 20), ("constant", "same")):
