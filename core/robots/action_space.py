@@ -1,17 +1,29 @@
-"""The operation that changes the representation of actions: relative or absolute, rotations, grippers."""
+"""What the numbers of an action mean, and how they change: rotations, poses and grippers, absolute or relative.
+
+A group is some neighbouring numbers of an action that mean one thing, such as a rotation in three Euler angles. What
+it is and becomes is written as one text, in which the defaults are left out:
+
+    PLACE=KIND,from=HOW,to=HOW,was=FORM,as=FORM,state=PLACE,state-from=HOW,frame=body|world,binary
+
+All computation is in float64, through rotation matrices. `ChangeActionSpace` is the operation of `preprocess`.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..engine.tasks import ResultRefused
-from ..errors import UsageError
+from ..errors import UsageError, did_you_mean
 from ..format.contracts import StepReader
 from ..format.documents import dump_json
 from ..preprocess.operations.base import (
@@ -27,7 +39,694 @@ from ..preprocess.operations.base import (
 )
 from ..preprocess.operations.built_in import Rename
 from ..ted.schema import NEXT, Field, Key
-from .representations import OF_CHUNKS, Array, Group, Layout, Place, Runs
+
+Array = NDArray[Any]
+
+# Rotations: rows of numbers to matrices `[..., 3, 3]` and back
+
+_AXES = "xyz"
+
+
+def _axis_angle_matrix(values: Array) -> Array:
+    angle = np.linalg.norm(values, axis=-1, keepdims=True)
+    scale = 0.5 * np.sinc(angle / (2 * np.pi))  # sin(angle / 2) / angle
+    return _quaternion_matrix(np.concatenate([np.cos(angle / 2), scale * values], -1))
+
+
+def _quaternion_matrix(values: Array) -> Array:
+    """Return the matrix of a quaternion (w, x, y, z) of any length but 0."""
+    w, x, y, z = np.moveaxis(values / np.linalg.norm(values, axis=-1, keepdims=True), -1, 0)
+    rows = [
+        [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
+        [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
+        [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
+    ]
+    return np.stack([np.stack(row, -1) for row in rows], -2)
+
+
+def _matrix_quaternion(matrix: Array) -> Array:
+    """Return the quaternion (w, x, y, z), w not negative, from the largest of its four numbers on."""
+    m = matrix
+    xx, yy, zz = m[..., 0, 0], m[..., 1, 1], m[..., 2, 2]
+    # Each row is the quaternion times four of its numbers: the one that is divided by must not be small.
+    wx, wy, wz = m[..., 2, 1] - m[..., 1, 2], m[..., 0, 2] - m[..., 2, 0], m[..., 1, 0] - m[..., 0, 1]
+    xy, xz, yz = m[..., 1, 0] + m[..., 0, 1], m[..., 0, 2] + m[..., 2, 0], m[..., 2, 1] + m[..., 1, 2]
+    table = [
+        [1 + xx + yy + zz, wx, wy, wz],
+        [wx, 1 + xx - yy - zz, xy, xz],
+        [wy, xy, 1 - xx + yy - zz, yz],
+        [wz, xz, yz, 1 - xx - yy + zz],
+    ]
+    rows = np.stack([np.stack(row, -1) for row in table], -2)
+    largest = np.diagonal(rows, axis1=-2, axis2=-1).argmax(-1)
+    found = np.take_along_axis(rows, largest[..., None, None], -2)[..., 0, :]
+    found = found / np.linalg.norm(found, axis=-1, keepdims=True)
+    signed: Array = np.where(found[..., :1] < 0, -found, found)
+    return signed
+
+
+def _matrix_axis_angle(matrix: Array) -> Array:
+    quaternion = _matrix_quaternion(matrix)
+    length = np.linalg.norm(quaternion[..., 1:], axis=-1, keepdims=True)
+    angle = 2 * np.arctan2(length, quaternion[..., :1])
+    return quaternion[..., 1:] * np.where(length > 0, angle / np.where(length > 0, length, 1), 2)
+
+
+def _six_matrix(values: Array, axis: int) -> Array:
+    """Return the matrix whose first two rows (axis -2) or columns (axis -1) are given; they need not be orthonormal."""
+    first, second = values[..., :3], values[..., 3:]
+    first = first / np.linalg.norm(first, axis=-1, keepdims=True)
+    second = second - (first * second).sum(-1, keepdims=True) * first
+    second = second / np.linalg.norm(second, axis=-1, keepdims=True)
+    return np.stack([first, second, np.cross(first, second)], axis)
+
+
+def _euler_matrix(angles: Array, order: str) -> Array:
+    """Return the product of the turns about these axes: intrinsic for `XYZ`, extrinsic for `xyz`."""
+    turns = []
+    for place, axis in enumerate(order):
+        turn, a = np.zeros((*angles.shape[:-1], 3, 3)), _AXES.index(axis.lower())
+        b, c = (a + 1) % 3, (a + 2) % 3
+        sine, cosine = np.sin(angles[..., place]), np.cos(angles[..., place])
+        turn[..., a, a] = 1
+        turn[..., b, b] = turn[..., c, c] = cosine
+        turn[..., b, c], turn[..., c, b] = -sine, sine
+        turns.append(turn)
+    first, second, third = turns if order.isupper() else turns[::-1]
+    found: Array = first @ second @ third
+    return found
+
+
+def _matrix_euler(matrix: Array, order: str) -> Array:
+    """Return the angles; where the first and the third axis coincide, the third turn is 0."""
+    intrinsic = order if order.isupper() else order[::-1].upper()
+    i, j, k = (_AXES.index(axis.lower()) for axis in intrinsic)
+    sign = 1.0 if (j - i) % 3 == 1 else -1.0
+    m = matrix
+    cosine = np.hypot(m[..., i, i], m[..., i, j])
+    free = cosine > 1e-7
+    first = np.where(
+        free, np.arctan2(-sign * m[..., j, k], m[..., k, k]), np.arctan2(sign * m[..., k, j], m[..., j, j])
+    )
+    second = np.arctan2(sign * m[..., i, k], cosine)
+    third = np.where(free, np.arctan2(-sign * m[..., i, j], m[..., i, i]), 0.0)
+    angles = [first, second, third]
+    return np.stack(angles if order.isupper() else angles[::-1], -1)
+
+
+def _columns(matrix: Array) -> Array:
+    return np.concatenate([matrix[..., 0], matrix[..., 1]], -1)
+
+
+class _Rotation(NamedTuple):
+    """How a rotation is written: in how many numbers, as a matrix, and from one."""
+
+    width: int
+    matrix: Callable[[Array], Array]
+    numbers: Callable[[Array], Array]
+
+
+_XYZW = [3, 0, 1, 2]
+_FIXED = {
+    "axis-angle": _Rotation(3, _axis_angle_matrix, _matrix_axis_angle),
+    "quat-wxyz": _Rotation(4, _quaternion_matrix, _matrix_quaternion),
+    "quat-xyzw": _Rotation(
+        4, lambda q: _quaternion_matrix(q[..., _XYZW]), lambda m: _matrix_quaternion(m)[..., [1, 2, 3, 0]]
+    ),
+    "6d-rows": _Rotation(6, lambda v: _six_matrix(v, -2), lambda m: m[..., :2, :].reshape(*m.shape[:-2], 6)),
+    "6d-columns": _Rotation(6, lambda v: _six_matrix(v, -1), _columns),
+    "matrix": _Rotation(9, lambda v: v.reshape(*v.shape[:-1], 3, 3), lambda m: m.reshape(*m.shape[:-2], 9)),
+}
+_EULER = re.compile(r"euler-([xyz]{3}|[XYZ]{3})(-deg)?")
+
+
+def rotation(how: str) -> _Rotation:
+    """Return how a rotation is written, by its name; UsageError for another name.
+
+    Euler angles are `euler-xyz` for turns about fixed axes (extrinsic) in this order, `euler-XYZ` for turns about the
+    axes that turn along (intrinsic), each possibly with `-deg` behind it.
+    """
+    if how in _FIXED:
+        return _FIXED[how]
+    match = _EULER.fullmatch(how)
+    if match is None or len(set(match[1])) < 3:
+        known = [*_FIXED, "euler-xyz"]
+        raise UsageError(
+            f"a rotation cannot be {how!r}{did_you_mean(how, known)}",
+            hint=f"expected {', '.join(_FIXED)}, or Euler angles like euler-xyz (extrinsic), euler-ZYX (intrinsic), "
+            "euler-xyz-deg",
+        )
+    unit, order = (math.pi / 180 if match[2] else 1.0), match[1]
+    return _Rotation(3, lambda v: _euler_matrix(v * unit, order), lambda m: _matrix_euler(m, order) / unit)
+
+
+def between(how: str, before: Array, after: Array, share: Array) -> Array:
+    """Return rotations on the shortest way from `before` to `after`, `[n, width]`, of which `share` `[n]` is gone.
+
+    Where nothing is gone, it is the numbers before. Elsewhere, several numbers mean the same rotation, such as
+    quaternions of either sign, and angles a full turn apart: they are the nearest to the numbers before.
+    """
+    matrix, numbers = rotation(how).matrix, rotation(how).numbers
+    start = matrix(before)
+    way = _matrix_axis_angle(np.swapaxes(start, -1, -2) @ matrix(after))
+    found = numbers(start @ _axis_angle_matrix(share[:, None] * way))
+    if how.startswith("quat"):
+        found = np.where((found * before).sum(-1, keepdims=True) < 0, -found, found)
+    elif how.startswith("euler"):
+        turn = 360.0 if how.endswith("-deg") else 2 * np.pi
+        # All half a turn further, and the second backwards, is the same rotation.
+        same = np.stack([found, found * [1, -1, 1] + turn / 2])
+        same += turn * np.round((before - same) / turn)
+        found = same[np.abs(same - before).sum(-1).argmin(0), np.arange(len(found))]
+    elif how == "axis-angle":
+        length = np.linalg.norm(found, axis=-1, keepdims=True)
+        known = np.linalg.norm(before, axis=-1, keepdims=True)
+        axis = np.where(length > 0, found, before) / np.where(length > 0, length, np.where(known > 0, known, 1))
+        found = found + 2 * np.pi * np.round(((before - found) * axis).sum(-1, keepdims=True) / (2 * np.pi)) * axis
+    there: Array = np.where(share[:, None] > 0, found, before)
+    return there
+
+
+def is_rotation(values: Array, how: str) -> NDArray[np.bool_]:
+    """Whether rows `[..., width]` are rotations, but for rounding; NaN counts as data."""
+    found: NDArray[np.bool_] = ~(_flaw(values, how) > _FLAW)
+    return found
+
+
+def _flaw(values: Array, how: str) -> Array:
+    """Return how far rows of numbers are from a rotation: 0 for an exact one, about 1 for other numbers."""
+    found: Array = np.zeros(values.shape[:-1])
+    if how.startswith("quat"):
+        found = np.abs(np.linalg.norm(values, axis=-1) - 1)
+    if how == "matrix" or how.startswith("6d"):
+        parts = values.reshape(*values.shape[:-1], -1, 3)
+        found = np.abs(parts @ np.swapaxes(parts, -1, -2) - np.eye(parts.shape[-2])).max((-1, -2))
+        if how == "matrix":
+            found = np.maximum(found, np.abs(np.linalg.det(parts) - 1))
+    return found
+
+
+_FLAW = 1e-2
+
+
+# Runs of rows, and values that are relative to others
+
+
+class Runs(NamedTuple):
+    """Rows that follow one another in time, one run after another: int64 `[runs]`, each of one row or more."""
+
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, lengths: Any) -> Self:
+        """Return runs of these lengths, one behind the other; those without rows are left out."""
+        some = np.asarray(lengths, np.int64)
+        some = some[some > 0]
+        return cls(np.cumsum(some) - some, some)
+
+    def spread(self, of_runs: Array) -> Array:
+        """Repeat what there is once a run for each of its rows."""
+        return np.repeat(of_runs, self.lengths, 0)
+
+    def continuous(self, quaternions: Array) -> Array:
+        """Choose the signs of quaternions such that they never jump within a run."""
+        turned = (quaternions[1:] * quaternions[:-1]).sum(-1) < 0
+        flips = np.concatenate([[0], np.cumsum(turned)])
+        flips = flips - self.spread(flips[self.starts])
+        return np.where((flips % 2 == 1)[:, None], -quaternions, quaternions)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Numbers that add up, `[n, m]`, and a rotation `[n, 3, 3]`, if there is one: together a pose."""
+
+    numbers: Array
+    turn: Array | None
+
+    def at(self, rows: Any) -> Value:
+        """Take some rows."""
+        return Value(self.numbers[rows], None if self.turn is None else self.turn[rows])
+
+    def put(self, rows: Any, others: Value) -> None:
+        """Replace some rows."""
+        self.numbers[rows] = others.numbers
+        if self.turn is not None:
+            self.turn[rows] = others.turn
+
+    def seen_from(self, other: Value, frame: str) -> Value:
+        """Return it relative to another: numbers are subtracted, rotations divided.
+
+        In the frame `body` the rotation is inv(R) R', and what a pose is moved by is seen along the axes of the other:
+        inv(T) T'. In `world` it is R' inv(R), and positions are subtracted.
+        """
+        moved = self.numbers - other.numbers
+        if self.turn is None or other.turn is None:
+            return Value(moved, None)
+        back = np.swapaxes(other.turn, -1, -2)
+        if frame == "world":
+            return Value(moved, self.turn @ back)
+        return Value(_turned(back, moved), back @ self.turn)
+
+    def placed_at(self, other: Value, frame: str) -> Value:
+        """Undo `seen_from`."""
+        if self.turn is None or other.turn is None:
+            return Value(self.numbers + other.numbers, None)
+        if frame == "world":
+            return Value(self.numbers + other.numbers, self.turn @ other.turn)
+        return Value(_turned(other.turn, self.numbers) + other.numbers, other.turn @ self.turn)
+
+
+def _turned(turn: Array, numbers: Array) -> Array:
+    found: Array = (turn @ numbers[..., None])[..., 0] if numbers.shape[-1] else numbers
+    return found
+
+
+def _accumulated(steps: Value, before: Value, runs: Runs, frame: str) -> Value:
+    """Return the running sum and product of steps in each run, from `before` (one a run) on."""
+    found = steps.at(np.arange(len(steps.numbers)))  # a copy
+    longest_first = np.argsort(-runs.lengths, kind="stable")
+    starts, lengths, now = runs.starts[longest_first], runs.lengths[longest_first], before.at(longest_first)
+    for step in range(int(lengths.max(initial=0))):
+        going = int(np.searchsorted(-lengths, -step))  # how many runs have more rows than this
+        now = steps.at(starts[:going] + step).placed_at(now.at(slice(going)), frame)
+        found.put(starts[:going] + step, now)
+    return found
+
+
+# Groups: what is written about some numbers of an action
+
+States = Callable[["Place"], tuple[Array | None, Array]]
+
+FORMS = ("absolute", "delta", "step", "relative", "chunk-delta")
+"""absolute; relative to the action before it, or to the state for the first of an episode; relative to the state of its
+own step; relative to the state at the start of a chunk; relative to the action before it in a chunk, the first to the
+state."""
+OF_CHUNKS = ("relative", "chunk-delta")
+_DELTAS = ("delta", "chunk-delta")
+_KINDS = ("numbers", "rotation", "pose", "gripper")
+_FRAMES = ("body", "world")
+_PLACE = re.compile(r"(?P<key>[^\[\]]*?)(?:\[(?P<range>[^\[\]]+)\])?")
+_RANGE = re.compile(r"(\d*):(\d*)|(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Neighbouring numbers of a field: from `start` up to, not including, `stop`; None for its end.
+
+    `names` are the first and the last number by name, until `resolved` has found them.
+    """
+
+    key: str
+    start: int = 0
+    stop: int | None = None
+    names: tuple[str, str] | None = None
+
+    @classmethod
+    def parsed(cls, text: str, key: str = "") -> Self:
+        """Read `0:6`, `6`, `arm..wrist`, or `FIELD`, or `FIELD[0:6]`; the first three are of the field `key`."""
+        match = _PLACE.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"{text!r} is no place in a field", hint="write it like 0:6, or observation.state[0:6]")
+        field, within = match["key"], match["range"]
+        if within is None and key and (_RANGE.fullmatch(field) or ".." in field):
+            field, within = key, field
+        if not (field or key):
+            raise UsageError(f"{text!r} names no field", hint="write it like observation.state[0:6]")
+        field = field or key
+        if within is None:
+            return cls(field)
+        if (found := _RANGE.fullmatch(within)) is None:
+            first, _, last = within.partition("..")
+            return cls(field, names=(first, last or first))
+        low, high, single = found.groups()
+        start, stop = (int(single), int(single) + 1) if single else (int(low or 0), int(high) if high else None)
+        if stop is not None and stop <= start:
+            raise UsageError(f"{text!r} holds no number: ranges run from A up to, not including, B")
+        return cls(field, start, stop)
+
+    def resolved(self, width: int, names: Sequence[str] = ()) -> Place:
+        """Return it with numbers for both ends, for a field of `width` numbers; UsageError where it does not fit."""
+        start, stop = self.start, width if self.stop is None else self.stop
+        if self.names is not None:
+            for name in self.names:
+                if name not in names:
+                    there = f"they are {', '.join(names)}" if names else "the dataset does not name them"
+                    raise UsageError(f"no number of {self.key} is called {name!r}{did_you_mean(name, names)}: {there}")
+            start, stop = names.index(self.names[0]), names.index(self.names[1]) + 1
+        if not start < stop <= width:
+            raise UsageError(f"{replace(self, names=None)} goes beyond the {width} numbers of {self.key}")
+        return Place(self.key, start, stop)
+
+    def __str__(self) -> str:
+        if self.names is not None:
+            return f"{self.key}[{'..'.join(self.names)}]"
+        return f"{self.key}[{self.start}:{'' if self.stop is None else self.stop}]"
+
+    @property
+    def width(self) -> int:
+        """How many numbers there are, once it is resolved."""
+        assert self.stop is not None
+        return self.stop - self.start
+
+    def of(self, rows: Array) -> Array:
+        """Take these numbers of rows of the field."""
+        return rows[..., self.start : self.stop].astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Some numbers of an action, what they mean, and what becomes of it.
+
+    `given` and `made` are how a rotation is written, or what open and closed mean for a gripper; None changes nothing.
+    `was` and `becomes` are of `FORMS`. `state` is where the state is that they are relative to, written as
+    `state_given`. A `binary` gripper has one of its two ends: the nearer one, or with "next" the one that it has next
+    within 5 %.
+    """
+
+    place: Place
+    kind: str = "numbers"
+    given: str | None = None
+    made: str | None = None
+    was: str = "absolute"
+    becomes: str = "absolute"
+    state: Place | None = None
+    state_given: str | None = None
+    frame: str = "body"
+    binary: bool | str = False
+
+    @classmethod
+    def parsed(cls, text: str, key: str = "action") -> Self:
+        """Read the text of a group; UsageError for what is not understood or makes no sense."""
+        place, sign, rest = text.partition("=")
+        kind, *options = (part.strip() for part in rest.split(","))
+        if not sign or kind not in _KINDS:
+            raise UsageError(
+                f"--action-space {text!r}: {kind!r} is no kind of numbers{did_you_mean(kind, _KINDS)}",
+                hint="write it like 0:6=pose,from=euler-xyz,to=6d-rows; kinds are numbers, rotation, pose, gripper",
+            )
+        found: dict[str, Any] = {"place": Place.parsed(place, key), "kind": kind}
+        for option in options:
+            name, _, value = (part.strip() for part in option.partition("="))
+            if name not in _NAMES:
+                raise UsageError(
+                    f"--action-space {text!r} has {name!r}, which it does not know{did_you_mean(name, _NAMES)}",
+                    hint=f"it knows {', '.join(_NAMES)}",
+                )
+            if not value if name != "binary" else value not in ("", "next"):
+                raise UsageError(
+                    f"--action-space {text!r}: {option!r} is not understood",
+                    hint="write binary, binary=next, or from=0:1",
+                )
+            found[_NAMES[name]] = Place.parsed(value) if name == "state" else value or True
+        try:
+            return cls(**found)
+        except UsageError as error:
+            raise UsageError(f"--action-space {text!r}: {error.message}", hint=error.hint) from None
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("was", self.was, FORMS), ("as", self.becomes, FORMS), ("frame", self.frame, _FRAMES),
+        ):  # fmt: skip
+            if value not in known:
+                raise UsageError(f"{name} is {value!r}, expected one of {', '.join(known)}{did_you_mean(value, known)}")
+        turns = self.kind in ("rotation", "pose")
+        for how in filter(None, (self.given, self.made, self.state_given)):
+            if turns:
+                rotation(how)
+            elif self.kind == "gripper":
+                _bounds(how)
+            else:
+                raise UsageError(f"numbers are not written as {how!r}: from and to are for other kinds")
+        if turns and self.given is None:
+            raise UsageError(
+                f"from is missing: how the {self.kind} is written", hint="add from=axis-angle, or the like"
+            )
+        if self.kind == "gripper" and (self.made is None) != (self.given is None):
+            raise UsageError("from and to go together: what open and closed are, and what they become")
+        if self.binary and (self.kind != "gripper" or self.made is None):
+            raise UsageError("binary is for a gripper with from and to")
+        if self.kind == "gripper" and self.needs_state:
+            raise UsageError("a gripper stays absolute")
+        if self.needs_state and self.state is None:
+            hint = "add state=observation.state[0:6], or the like"
+            raise UsageError("state is missing: where the state is that it is relative to", hint=hint)
+
+    @property
+    def needs_state(self) -> bool:
+        """Whether it is or becomes relative to something."""
+        return self.was != self.becomes
+
+    @property
+    def text(self) -> str:
+        """The text that it is read from; `parsed` undoes it."""
+        start = f"{self.place}={self.kind}"
+        shown = {name: getattr(self, field) for name, field in _NAMES.items()}
+        default = {name: getattr(_DEFAULT, field) for name, field in _NAMES.items()}
+        return ",".join([start, *(
+            name if value is True else f"{name}={value}" for name, value in shown.items() if value != default[name]
+        )])  # fmt: skip
+
+    @property
+    def width(self) -> int:
+        """How many numbers it becomes."""
+        if self.made is None or self.kind == "gripper":
+            return self.place.width
+        return rotation(self.made).width + (3 if self.kind == "pose" else 0)
+
+    def resolved(self, widths: Mapping[str, int], names: Mapping[str, Sequence[str]]) -> Group:
+        """Return it with numbers for the ends of its places, given the fields; UsageError where they do not fit."""
+        place = self._found(self.place, widths, names)
+        state = None if self.state is None else self._found(self.state, widths, names)
+        for found, how in ((place, self.given), (state, self.state_given or self.given)):
+            if found is None or self.kind == "gripper":
+                continue
+            if self.kind == "numbers":
+                if found.width != place.width:
+                    raise UsageError(f"{found} has {found.width} numbers, and {place} has {place.width}")
+                continue
+            expected = rotation(str(how)).width + (3 if self.kind == "pose" else 0)
+            if found.width != expected:
+                raise UsageError(f"{found} has {found.width} numbers, and a {self.kind} in {how} has {expected}")
+        return replace(self, place=place, state=state)
+
+    def _found(self, place: Place, widths: Mapping[str, int], names: Mapping[str, Sequence[str]]) -> Place:
+        if place.key not in widths:
+            known = ", ".join(sorted(widths))
+            raise UsageError(
+                f"there is no field {place.key!r} of one dimension{did_you_mean(place.key, widths)}",
+                hint=f"there are {known}",
+            )
+        return place.resolved(widths[place.key], names.get(place.key, ()))
+
+    def inverted(self, start: int) -> Group:
+        """Return the group that undoes it, where its numbers begin at `start`; `binary` is not undone."""
+        place = Place(self.place.key, start, start + self.width)
+        return replace(
+            self, place=place, given=self.made or self.given, made=self.made and self.given, was=self.becomes,
+            becomes=self.was, state_given=self._state_how(), binary=False,
+        )  # fmt: skip
+
+    def of_rows(self) -> Group:
+        """Return what can be done to rows: what is relative in a chunk stays absolute."""
+        return replace(self, becomes="absolute") if self.becomes in OF_CHUNKS else self
+
+    def in_batches(self, place: Place) -> Group:
+        """Return what is left to do in batches, where its numbers are at `place` in the rows."""
+        given = None if self.kind == "gripper" else self.made or self.given
+        becomes = self.becomes if self.becomes in OF_CHUNKS else "absolute"
+        return replace(
+            self, place=place, given=given, made=None, was="absolute", becomes=becomes, binary=False,
+            state_given=self._state_how(),
+        )  # fmt: skip
+
+    def representation(self) -> Group:
+        """Return the change of how it is written alone, for an absolute value."""
+        return replace(self, was="absolute", becomes="absolute")
+
+    def _state_how(self) -> str | None:
+        return self.state_given or (self.given if self.state is not None and self.kind != "numbers" else None)
+
+    def decoded(self, numbers: Array, how: str | None) -> Value:
+        """Return rows `[n, width]` of numbers, whose rotation is written as `how`."""
+        if self.kind == "numbers" or how is None:
+            return Value(numbers, None)
+        at = 3 if self.kind == "pose" else 0
+        return Value(numbers[:, :at], rotation(how).matrix(numbers[:, at:]))
+
+    def flaw(self, numbers: Array, how: str | None) -> Array:
+        """Return which rows `[n]` have no rotation where one should be; NaN counts as data."""
+        if how is None or self.kind not in ("rotation", "pose"):
+            return np.zeros(len(numbers), bool)
+        return ~is_rotation(numbers[:, 3 if self.kind == "pose" else 0 :], how)
+
+    def changed(self, rows: Array, runs: Runs, states: States, before: Array | None = None) -> Array:
+        """Return what its numbers become, for rows `[n, width]` of them in some runs; see `Layout.changed`.
+
+        `before` has these numbers of the absolute action before each run.
+        """
+        if self.kind == "gripper":
+            return rows if self.made is None else self._gripped(rows, runs)
+        if self.made is None and not self.needs_state:
+            return rows
+        value, how = self.decoded(rows, self.given), self.made or self.given
+        if self.needs_state:
+            assert self.state is not None
+            every, first = states(self.state)
+            how_state = self.state_given or self.given
+            of_runs = self.decoded(first, how_state)
+            references: dict[str, Value | None] = {"chunk-delta": of_runs, "delta": of_runs}
+            if "step" in (self.was, self.becomes):
+                references["step"] = None if every is None else self.decoded(every, how_state)
+            references["relative"] = of_runs.at(runs.spread(np.arange(len(runs.starts))))
+            if before is not None:
+                references["delta"] = self.decoded(before, self.given)
+            value = self._absolute(value, references.get(self.was), runs)
+            value = self._relative(value, references.get(self.becomes), runs)
+        if value.turn is None or how is None:
+            return value.numbers
+        turn = rotation(how).numbers(value.turn)
+        return np.concatenate([value.numbers, runs.continuous(turn) if how.startswith("quat") else turn], -1)
+
+    def _absolute(self, value: Value, reference: Value | None, runs: Runs) -> Value:
+        if self.was == "absolute":
+            return value
+        if self.was in _DELTAS:
+            return _accumulated(value, _there(reference), runs, self.frame)
+        return value.placed_at(_there(reference), self.frame)
+
+    def _relative(self, value: Value, reference: Value | None, runs: Runs) -> Value:
+        if self.becomes == "absolute":
+            return value
+        if self.becomes in _DELTAS:
+            before = value.at(np.arange(-1, len(value.numbers) - 1))
+            before.put(runs.starts, _there(reference))
+            return value.seen_from(before, self.frame)
+        return value.seen_from(_there(reference), self.frame)
+
+    def _gripped(self, rows: Array, runs: Runs) -> Array:
+        (open_now, closed_now), (open_then, closed_then) = _bounds(str(self.given)), _bounds(str(self.made))
+        share = (rows - open_now) / (closed_now - open_now)
+        if self.binary == "next":
+            # A gripper on its way is where it arrives, as Octo and OpenVLA prepare Open X-Embodiment.
+            arrived = (share < _CLEAR) | (share > 1 - _CLEAR)
+            places = np.where(arrived, np.arange(len(rows))[:, None], len(rows))
+            following = np.minimum.accumulate(places[::-1], 0)[::-1]
+            known = following < runs.spread(runs.starts + runs.lengths)[:, None]
+            later = np.take_along_axis(share, np.where(known, following, 0), 0) if len(rows) else share
+            share = np.where(known & ~np.isnan(share), later, share)
+        if self.binary:
+            share = np.where(np.isnan(share), share, share >= 0.5)
+        return open_then + share * (closed_then - open_then)
+
+
+def _there(reference: Value | None) -> Value:
+    if reference is None:
+        raise UsageError("actions relative to the state of their own step need a state for each step of a chunk")
+    return reference
+
+
+_CLEAR = 0.05
+
+
+def _bounds(text: str) -> tuple[float, float]:
+    """Read `OPEN:CLOSED`."""
+    try:
+        left, right = (float(part) for part in text.split(":"))
+    except ValueError:
+        left = right = math.nan
+    if not (math.isfinite(left) and math.isfinite(right) and left != right):
+        raise UsageError(f"a gripper is {text!r}, expected OPEN:CLOSED, two numbers like 0:1 or 1:-1")
+    return left, right
+
+
+_NAMES = {
+    "from": "given", "to": "made", "was": "was", "as": "becomes", "state": "state", "state-from": "state_given",
+    "frame": "frame", "binary": "binary",
+}  # fmt: skip
+"""What an option of a group is called, and the attribute that holds it."""
+_DEFAULT = Group(Place("action"))
+
+
+class Layout(NamedTuple):
+    """All groups of a field, in the order of their places; numbers between them stay as they are."""
+
+    key: str
+    width: int
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def of(cls, key: str, texts: Iterable[str], widths: Mapping[str, int], names: Mapping[str, Sequence[str]]) -> Self:
+        """Read the groups of a field, given how many numbers each field has; UsageError where they do not fit."""
+        groups = [Group.parsed(text, key).resolved(widths, names) for text in texts]
+        groups.sort(key=lambda group: group.place.start)
+        for before, after in itertools.pairwise(groups):
+            if after.place.start < int(before.place.stop or 0):
+                raise UsageError(f"{before.place} and {after.place} overlap, expected groups apart from one another")
+        return cls(key, widths[key], tuple(groups))
+
+    def parts(self) -> list[Group | slice]:
+        """List the groups, and what is between them."""
+        found: list[Group | slice] = []
+        at = 0
+        for group in self.groups:
+            found += [slice(at, group.place.start)] if at < group.place.start else []
+            found.append(group)
+            at = int(group.place.stop or 0)
+        return found + ([slice(at, self.width)] if at < self.width else [])
+
+    @property
+    def made(self) -> int:
+        """How many numbers there are afterwards."""
+        return sum(part.stop - part.start if isinstance(part, slice) else part.width for part in self.parts())
+
+    def with_groups(self, change: Callable[[Group], Group]) -> Layout:
+        """Return it with other groups in the same places."""
+        return self._replace(groups=tuple(map(change, self.groups)))
+
+    def inverted(self) -> Layout:
+        """Return what undoes it."""
+        at, groups = 0, []
+        for part in self.parts():
+            if isinstance(part, slice):
+                at += part.stop - part.start
+            else:
+                groups.append(part.inverted(at))
+                at += part.width
+        return Layout(self.key, self.made, tuple(groups))
+
+    def moved(self, place: Place) -> Place | None:
+        """Return where numbers that are in no group are afterwards; None for those that are in one."""
+        start, stop, shift = place.start, int(place.stop or 0), 0
+        for group in self.groups:
+            if int(group.place.stop or 0) <= start:
+                shift += group.width - group.place.width
+            elif group.place.start < stop:
+                return None
+        return replace(place, start=start + shift, stop=stop + shift)
+
+    def states(self) -> tuple[Place, ...]:
+        """The places of the states that it needs."""
+        return tuple(dict.fromkeys(group.state for group in self.groups if group.needs_state and group.state))
+
+    def changed(self, rows: Array, runs: Runs, states: States, before: Array | None = None) -> Array:
+        """Return what rows `[n, width]` in some runs become, float64 `[n, made]`.
+
+        `states(place)` returns the state of every row, None where only that of the first row of each run is known, and
+        the state of these. `before` has the absolute action before each run, written like the rows.
+        """
+        found = []
+        for part in self.parts():
+            if isinstance(part, slice):
+                found.append(rows[:, part].astype(np.float64))
+                continue
+            of_group = None if before is None else part.place.of(before)
+            with np.errstate(divide="ignore", invalid="ignore"):  # NaN stays, and is made of what is not a rotation
+                found.append(part.changed(part.place.of(rows), runs, states, of_group))
+        return np.concatenate(found, -1)
+
+
+# The operation of `preprocess`, and what operations before it make of fields
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ..preprocess.operations.program import manifest_at
 from ..stats import Moments, QuantileSketch
 from ..transforms.base import Past, Transform
 from ..transforms.keyed import require_tensordict
-from .representations import OF_CHUNKS, Array, Group, Layout, Place, Runs
+from .action_space import OF_CHUNKS, Array, Group, Layout, Place, Runs
 
 _QUANTILES = (0.01, 0.99)
 _ANCHORS = 4096
@@ -40,7 +40,7 @@ class ActionMapping:
 
     `steps` are the changes in the order in which they were made.
 
-    >>> from rbtool.core.robots.representations import Layout
+    >>> from rbtool.core.robots.action_space import Layout
     >>> text = "0:2=numbers,as=relative,state=observation.state"
     >>> layout = Layout.of("action", [text], {"action": 3, "observation.state": 2}, {})
     >>> chunk = np.array([[0.5, 0.0, 1.0], [1.0, 0.0, 1.0]])

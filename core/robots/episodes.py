@@ -52,8 +52,7 @@ from ..ted.schema import (
     length_key,
     row_bytes,
 )
-from .action_space import fields_after, names_of_numbers, rotations_after
-from .representations import Place, between, is_rotation, rotation
+from .action_space import Place, between, fields_after, is_rotation, names_of_numbers, rotation, rotations_after
 
 # The tasks of episodes: what a robot was told to do, as text
 

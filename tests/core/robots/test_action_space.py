@@ -18,9 +18,8 @@ from rbtool.core.errors import SchemaError, UsageError
 from rbtool.core.format.contracts import Piece
 from rbtool.core.preprocess.operations.program import ProgramProcessor, program_of
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context, Pieces
-from rbtool.core.robots.action_space import ChangeActionSpace
+from rbtool.core.robots.action_space import FORMS, OF_CHUNKS, ChangeActionSpace, Group, Layout, Runs, rotation
 from rbtool.core.robots.deployment import ActionMapping
-from rbtool.core.robots.representations import FORMS, OF_CHUNKS, Group, Layout, Runs, rotation
 from rbtool.core.ted.schema import Field, role_of
 from rbtool.core.testing.datasets import write_pieces
 from rbtool.core.testing.operations import OperationTests, sample_block

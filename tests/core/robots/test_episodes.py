@@ -19,9 +19,8 @@ from rbtool.core.open_steps import open_steps
 from rbtool.core.preprocess.operations.built_in import Rename
 from rbtool.core.preprocess.operations.program import Program, ProgramProcessor, pipeline_text, program_of
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context
-from rbtool.core.robots.action_space import ChangeActionSpace
+from rbtool.core.robots.action_space import ChangeActionSpace, between, rotation
 from rbtool.core.robots.episodes import RenameTask, Resample, Retime, SetTask, TrimIdle
-from rbtool.core.robots.representations import between, rotation
 from rbtool.core.ted.episodes import Final
 from rbtool.core.ted.schema import Field, encode_text, role_of, text_fields
 from rbtool.core.testing.datasets import write_pieces, write_walks
