@@ -10,10 +10,9 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -30,9 +29,6 @@ from ..storages.packed import PackedStorage
 from ..storages.tensor import TensorStorage
 from ..writers.base import ImmutableDatasetWriter, Writer
 from .storage import DatasetStorage
-
-if TYPE_CHECKING:
-    from ..preprocess.processor import Unit
 
 
 class DatasetReplayBuffer(TensorDictReplayBuffer):
@@ -111,97 +107,48 @@ class DatasetReplayBuffer(TensorDictReplayBuffer):
         something else than for the first step; RbtoolError where `fn` raises; UsageError (a ValueError) for a `pool`
         and arguments that make no sense. In each case nothing changes at `dest`.
         """
-        arguments = _MapArguments(
-            dim=dim, num_workers=num_workers, chunksize=chunksize, num_chunks=num_chunks, pool=pool,
-            generator=generator, max_tasks_per_child=max_tasks_per_child, worker_threads=worker_threads,
-            index_with_generator=index_with_generator, pbar=pbar, mp_start_method=mp_start_method,
-        )  # fmt: skip
-        return _preprocess_storage(self.storage, fn, dest, num_frames, arguments)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _MapArguments:
-    """What `TensorDictBase.map` takes; UsageError (a ValueError) for what makes no sense, SchemaError for `dim`."""
-
-    dim: int = 0
-    num_workers: int | None = None
-    chunksize: int | None = None
-    num_chunks: int | None = None
-    pool: Any = None
-    generator: torch.Generator | None = None
-    max_tasks_per_child: int | None = None
-    worker_threads: int = 1
-    index_with_generator: bool = False
-    pbar: bool = False
-    mp_start_method: str | None = None
-
-    def __post_init__(self) -> None:
         from ..engine.pool import START_METHODS
+        from ..preprocess.preprocess import preprocess
 
-        require_flags(index_with_generator=self.index_with_generator, pbar=self.pbar)
-        if self.dim != 0:
-            raise SchemaError(f"dim is {self.dim!r}, expected 0: a dataset has one dimension")
-        if self.pool is not None:
+        require_flags(index_with_generator=index_with_generator, pbar=pbar)
+        if dim != 0:
+            raise SchemaError(f"dim is {dim!r}, expected 0: a dataset has one dimension")
+        if pool is not None:
             raise UsageError(
                 "pool is set, expected None: rbtool starts its own workers, and shares their queue with no others",
                 hint="leave pool out and use num_workers=N",
             )
-        if self.chunksize is not None and self.num_chunks is not None:
+        if chunksize is not None and num_chunks is not None:
             raise UsageError("chunksize and num_chunks are both set, expected one of them")
-        if self.mp_start_method not in (None, *START_METHODS):
-            raise UsageError(f"mp_start_method is {self.mp_start_method!r}; known: {', '.join(START_METHODS)}")
-        for name, least in (("chunksize", 0), ("num_chunks", 1), ("max_tasks_per_child", 1), ("worker_threads", 1)):
-            _require_number(name, getattr(self, name), least)
-
-    def unit(self) -> Unit:
-        """What one call of the function sees: a chunk if chunks were asked for, else a single step."""
-        return "step" if self.chunksize or self.num_chunks else "row"
-
-    def chunk_size(self, steps: int) -> int | None:
-        """How many of `steps` steps a chunk has."""
-        return -(-steps // self.num_chunks) if self.num_chunks else self.chunksize or None
-
-    def seed(self) -> int:
-        """Draw a seed from the generator; 0 without one."""
-        if self.generator is None:
-            return 0
-        device = self.generator.device
-        return int(torch.randint(2**63 - 1, (), generator=self.generator, device=device))
-
-
-def _preprocess_storage(
-    storage: Storage,
-    fn: Callable[[Any], Any],
-    dest: str | os.PathLike[str],
-    num_frames: int | None,
-    arguments: _MapArguments,
-) -> DatasetStorage:
-    """Take the rows of a storage through `fn` into a dataset at `dest`, and open that."""
-    from ..preprocess.preprocess import preprocess
-
-    _require_number("num_frames", num_frames, 1)
-    steps = min(len(storage), num_frames or len(storage))
-    progress = ProgressBar() if arguments.pbar else Silent()
-    with _on_disk(storage, Path(dest)) as path, contextlib.ExitStack() as stack:
-        stack.callback(progress.done)
-        preprocess(
-            path,
-            fn,
-            dest,
-            unit=arguments.unit(),
-            num_workers=arguments.num_workers,
-            chunk_size=arguments.chunk_size(steps),
-            num_frames=None if num_frames is None else steps,
-            seed=arguments.seed(),
-            start_method=arguments.mp_start_method,
-            progress=progress,
-        )
-    return DatasetStorage(dest)
-
-
-def _require_number(name: str, value: Any, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise UsageError(f"{name} is {value!r}, expected a number from {least}")
+        if mp_start_method not in (None, *START_METHODS):
+            raise UsageError(f"mp_start_method is {mp_start_method!r}; known: {', '.join(START_METHODS)}")
+        for name, value, least in (
+            ("chunksize", chunksize, 0), ("num_chunks", num_chunks, 1),
+            ("max_tasks_per_child", max_tasks_per_child, 1), ("worker_threads", worker_threads, 1),
+            ("num_frames", num_frames, 1),
+        ):  # fmt: skip
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise UsageError(f"{name} is {value!r}, expected a number from {least}")
+        steps = min(len(self.storage), num_frames or len(self.storage))
+        progress = ProgressBar() if pbar else Silent()
+        with _on_disk(self.storage, Path(dest)) as path, contextlib.ExitStack() as stack:
+            stack.callback(progress.done)
+            seed = 0
+            if generator is not None:
+                seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+            preprocess(
+                path,
+                fn,
+                dest,
+                unit="step" if chunksize or num_chunks else "row",
+                num_workers=num_workers,
+                chunk_size=-(-steps // num_chunks) if num_chunks else chunksize or None,
+                num_frames=None if num_frames is None else steps,
+                seed=seed,
+                start_method=mp_start_method,
+                progress=progress,
+            )
+        return DatasetStorage(dest)
 
 
 @contextlib.contextmanager
