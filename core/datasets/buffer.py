@@ -122,11 +122,12 @@ class DatasetReplayBuffer(TensorDictReplayBuffer):
             raise UsageError("chunksize and num_chunks are both set, expected one of them")
         if mp_start_method not in (None, *START_METHODS):
             raise UsageError(f"mp_start_method is {mp_start_method!r}; known: {', '.join(START_METHODS)}")
-        for name, value, least in (
+        numbers: tuple[tuple[str, Any, int], ...] = (
             ("chunksize", chunksize, 0), ("num_chunks", num_chunks, 1),
             ("max_tasks_per_child", max_tasks_per_child, 1), ("worker_threads", worker_threads, 1),
             ("num_frames", num_frames, 1),
-        ):  # fmt: skip
+        )  # fmt: skip
+        for name, value, least in numbers:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise UsageError(f"{name} is {value!r}, expected a number from {least}")
         steps = min(len(self.storage), num_frames or len(self.storage))
