@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from damage import POINTER
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_files import ATARI_NAMES, Rows, load_gzip, random_rows, steps_of, write_checkpoint, write_rings, write_run
 
@@ -96,7 +96,7 @@ def test_the_rows_of_the_real_frames_are_those_of_a_plain_reading(tmp_path: Path
 LENGTHS = st.lists(st.integers(1, 7), min_size=0, max_size=5)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(
     lengths=LENGTHS, tail=st.integers(0, 4), stops=st.lists(st.integers(0, 30), max_size=4),
     layout=st.sampled_from(["ted", "packed"]), piece=st.sampled_from([1, 200, 1 << 20]), seed=st.integers(0, 9),
@@ -116,7 +116,7 @@ def test_runs_cut_anywhere_come_back(
         assert frames == [row["observation"].tobytes() for row in steps_of(rows)]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20)
 @given(
     lengths=LENGTHS, tail=st.integers(1, 30), capacity=st.integers(7, 12), blanks=st.sampled_from([0, 3]),
     seed=st.integers(0, 9),

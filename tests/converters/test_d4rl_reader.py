@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from made_datasets import bytes_below
@@ -103,9 +103,14 @@ def assert_equal_rows(reader: TedReader, expected: list[dict[str, Any]]) -> None
     assert stops == list(episodes.values())
 
 
-@pytest.mark.parametrize("following", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("packing", [{}, {"compression": "gzip", "chunks": True}, {"chunks": True, "shuffle": True}])
+@pytest.mark.parametrize(
+    ("following", "dtype", "packing"),
+    [
+        (False, "float32", {}), (True, "float64", {}),
+        (True, "float32", {"compression": "gzip", "chunks": True}),
+        (False, "float64", {"chunks": True, "shuffle": True}),
+    ],
+)  # fmt: skip
 def test_every_row_equals_a_plain_reading(following: bool, dtype: str, packing: dict[str, Any], tmp_path: Path) -> None:
     columns = flat(random_episodes(LENGTHS, ends=ENDS, dtype=dtype), following=following)
     ends = np.flatnonzero(columns["terminals"] | columns["timeouts"])
@@ -656,8 +661,7 @@ def both_ways(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **arg
     return found
 
 
-@pytest.mark.parametrize("layout", ["ted", "packed"])
-@pytest.mark.parametrize("final_step", ["auto", "drop", "repeat"])
+@pytest.mark.parametrize(("layout", "final_step"), [("ted", "auto"), ("packed", "drop"), ("ted", "repeat")])
 @pytest.mark.parametrize("source", REAL, ids=lambda path: path.stem)
 def test_real_files(
     source: Path, final_step: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -751,7 +755,6 @@ def joined(pieces: list[Piece]) -> dict[str, bytes]:
     }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     episodes=episode_sets(), timeouts=st.booleans(), following=st.booleans(), piece=st.integers(1, 400),
     choice=st.sampled_from(["auto", "drop", "repeat"]), packed=st.booleans(),
@@ -784,7 +787,7 @@ def test_pieces_are_the_rows_that_were_written(
     assert found["terminated"] == b"".join(np.bool_(row["terminated"]).tobytes() for row in expected)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15)
 @given(episodes=episode_sets())
 def test_a_conversion_keeps_every_episode_with_its_end(episodes: list[Episode]) -> None:
     columns = flat(episodes, following=True)

@@ -250,9 +250,7 @@ WRITERS: dict[str, tuple[type[Reader], Callable[[Path, Sequence[Episode]], Path]
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=6), piece=st.integers(1, 300), seed=st.integers(0, 9))
 def test_random_episodes_come_back_exactly(name: str, lengths: list[int], piece: int, seed: int) -> None:
     lengths[0] += 2
@@ -274,7 +272,7 @@ def test_random_episodes_come_back_exactly(name: str, lengths: list[int], piece:
     assert facts.steps == sum(map(len, pieces)) == table.steps
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(1, 8), min_size=1, max_size=6), size=st.integers(2, 40), memory=st.booleans(),
     piece=st.integers(1, 300), stored=st.booleans(),
@@ -313,7 +311,6 @@ def test_a_ring_comes_back_in_the_order_of_time(
     assert rows["next"] == b"".join(row.tobytes() for row in after)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     streams=st.lists(st.lists(st.integers(1, 8), max_size=5), min_size=1, max_size=4), size=st.integers(1, 20),
     following=st.booleans(), piece=st.integers(1, 300), ends=st.integers(0, 2),

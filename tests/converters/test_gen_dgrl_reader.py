@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_files import TRUST, add_member, name_of, npy_of, random_dgrl, trusting, write_dgrl, write_dgrl_folder
 
@@ -76,7 +76,7 @@ def test_the_rows_are_those_of_a_plain_reading(tmp_path: Path) -> None:
     assert rbtool.inspect(DATA, **TRUST).steps == 42
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15)
 @given(
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5), wide=st.booleans(), packed=st.booleans(),
     form=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT]), seed=st.integers(0, 9),

@@ -71,7 +71,7 @@ def assert_same_episodes(one: Path, other: Path) -> None:
     assert said[0] == said[1]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
 @given(
     observations=SPACES,
     actions=SPACES,

@@ -772,7 +772,7 @@ def make_infos(kinds: dict[str, str], rows: int, draw: np.random.Generator) -> d
     return {name: made[kind] for name, kind in kinds.items()}
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
 @given(
     observations=SPACES,
     actions=SPACES,

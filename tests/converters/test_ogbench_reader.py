@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from table_files import compact, plain_ogbench, random_ogbench, write_ogbench
 
@@ -93,7 +93,6 @@ def test_the_rows_of_a_file_are_those_of_a_plain_reading(tmp_path: Path) -> None
     assert any(f"{NAME}-val.npz is not part of it" in note for note in result.notes)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any),
     unfinished=st.booleans(), visual=st.booleans(), packed=st.booleans(), flags=st.sampled_from(["f4", "?", "i8"]),

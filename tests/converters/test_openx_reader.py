@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_files import (
     TRUST,
@@ -78,7 +78,7 @@ def test_the_published_layout(tmp_path: Path) -> None:
     assert rbtool.inspect(DATA, **TRUST).episodes == 4
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12)
 @given(
     shards=st.lists(st.lists(st.integers(2, 6), max_size=3), min_size=1, max_size=3),
     last=st.sampled_from(["observation", "step"]), filler=st.booleans(), piece=st.sampled_from([400, 16 << 20]),

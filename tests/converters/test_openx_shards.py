@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from damage import POINTER
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from shard_files import add_member, random_openx, random_openx_episode, write_openx, write_openx_shard
 
@@ -215,7 +215,6 @@ def cut_pieces(data: bytes, folder: Path, span: tuple[int, int]) -> list[tuple[s
         return [(one.name, file.extractfile(one).read()) for one in file if one.name != "before"]  # type: ignore[union-attr]
 
 
-@settings(max_examples=60, deadline=None)
 @given(MEMBERS, st.sampled_from([512, 1024, 2048, 5120]), st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
 def test_parts_have_every_member_once(members: list[tuple[str, int, bool]], size: int, kind: int) -> None:
     members = [(name, count, False) for name, count, _ in members]

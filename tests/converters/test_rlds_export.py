@@ -115,9 +115,7 @@ def there_and_back(source: Path, folder: Path, **options: Any) -> None:
     assert columns[0] == columns[1], differs
 
 
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(lengths=st.lists(st.integers(2, 6), min_size=1, max_size=4), seed=st.integers(0, 99), last=st.booleans())
 def test_rlds_comes_back(lengths: list[int], seed: int, last: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("there")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from damage import POINTER
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from rlds_files import (
@@ -119,7 +119,7 @@ def assert_rich(path: Path, episodes: list[Any], *, last: str) -> None:
     assert_rows(columns, "next.discount", [one["discount"][:-1] for one in kept])
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12)
 @given(lengths=st.lists(st.integers(2, 6), min_size=3, max_size=6), cut=st.integers(0, 3), seed=st.integers(0, 50))
 def test_random_datasets_come_back(lengths: list[int], cut: int, seed: int) -> None:
     episodes = [random_episode(length, RICH, seed=seed + place) for place, length in enumerate(lengths)]

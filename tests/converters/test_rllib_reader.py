@@ -34,7 +34,7 @@ from demonstration_files import (
     write_lines,
     write_parquet,
 )
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import rbtool
@@ -738,7 +738,6 @@ def write(folder: Path, rows: list[Row], form: str, chance: random.Random) -> No
         number += 1
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=7), form=st.sampled_from(["batches", "rows", "parquet"]),
     flags=st.sampled_from(["dones", "terminateds"]), following=st.booleans(), environments=st.integers(1, 3),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import rbtool
@@ -163,7 +163,6 @@ def test_a_key_in_two_forms_is_refused(rows: int, tmp_path: Path, monkeypatch: p
 CELLS = st.text(st.sampled_from('ab",\n \r;'), max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(-9, 9), st.floats(allow_nan=False), CELLS), min_size=1, max_size=20),
     block=st.integers(1, 60), ends=st.sampled_from(["\n", "\r\n"]),

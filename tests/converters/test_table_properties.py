@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from table_files import WRITERS, after_final_step, column_map, flat, named, plain_rows, random_episodes
 
@@ -26,7 +26,6 @@ def kept(rows: list[dict[str, Any]], choice: str) -> list[dict[str, Any]]:
     return [{**row, "next": row["observation"] if row["next"] is None else row["next"]} for row in rows]
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=8), seed=st.integers(0, 99), data=st.data(),
     kind=st.sampled_from(sorted(WRITERS)), following=st.booleans(), piece=st.integers(1, 400),

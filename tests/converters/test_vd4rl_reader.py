@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_files import plain_vd4rl, random_vd4rl, rows_of_shards, write_vd4rl, write_vd4rl_shards
 
@@ -119,7 +119,7 @@ def test_the_rows_of_the_shards_are_those_of_a_plain_reading(tmp_path: Path) -> 
 EPISODES = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=5)
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15)
 @given(chosen=EPISODES, packed=st.booleans(), piece=st.sampled_from([1, 500, 1 << 20]), seed=st.integers(0, 9))
 def test_random_files_come_back(chosen: list[tuple[int, bool]], packed: bool, piece: int, seed: int) -> None:
     episodes = random_vd4rl(
@@ -131,7 +131,7 @@ def test_random_files_come_back(chosen: list[tuple[int, bool]], packed: bool, pi
         assert_pieces(folder, piece, plain_vd4rl(episodes))
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15)
 @given(
     chosen=EPISODES, cuts=st.lists(st.integers(0, 30), max_size=4), packed=st.booleans(),
     piece=st.sampled_from([1, 500, 1 << 20]), seed=st.integers(0, 9),

@@ -29,7 +29,7 @@ from demonstration_files import (
     write_trials,
 )
 from hub import Fault, Hub
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -239,7 +239,6 @@ def native(values: Array) -> bytes:
     return values.astype(values.dtype.newbyteorder("=")).tobytes()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     lengths=LENGTHS, dtype=DTYPES, shape=SHAPES, rewards=st.booleans(), following=st.booleans(),
     piece=st.integers(1, 400), choice=CHOICES, packing=PACKINGS, wins=st.sets(st.integers(0, 130)),
@@ -287,7 +286,6 @@ def test_demonstrations_of_robomimic(
             assert joined(found[number], ("reward",), "with") == native(rows["rewards"])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     files=st.lists(LENGTHS, min_size=1, max_size=3), shape=SHAPES, piece=st.integers(1, 400), choice=CHOICES,
     packing=PACKINGS, ends=st.sampled_from([None, "truncated"]), flags=npst.arrays(bool, (400, 7)),

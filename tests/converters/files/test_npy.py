@@ -71,9 +71,7 @@ def test_an_array_of_several_axes_keeps_its_order(order: str, tmp_path: Path) ->
     np.testing.assert_array_equal(unpickled(array, tmp_path), np.arange(12).reshape(4, 3))
 
 
-@settings(
-    deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(values=st.lists(st.one_of(st.integers(-(2**70), 2**70), st.floats(allow_nan=False)), min_size=1, max_size=6))
 def test_numbers_come_back_exactly_or_are_refused(values: list[Any], tmp_path: Path) -> None:
     if {type(value) for value in values} == {int}:

@@ -39,7 +39,7 @@ def _same(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> bool:
     return found.dtype == native.dtype and found.shape == native.shape and found.tobytes() == native.tobytes()
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     arrays=st.lists(ARRAYS, min_size=1, max_size=4),
     packed=st.booleans(),

@@ -365,8 +365,7 @@ def place_in(folder: Path, place: str) -> Path:
 
 
 @any_buffer_form
-@pytest.mark.parametrize("place", ["", "storage", "steps"])
-@pytest.mark.parametrize("verb", ["load", "convert"])
+@pytest.mark.parametrize(("place", "verb"), [("", "load"), ("", "convert"), ("storage", "convert"), ("steps", "load")])
 def test_the_checkpoint_of_a_buffer_becomes_a_dataset(form: str, place: str, verb: str, tmp_path: Path) -> None:
     source = place_in(saved(tmp_path / "buffer", form, steps()), place)
     run: Any = checkpoint.load if verb == "load" else convert

@@ -335,9 +335,7 @@ def vanishes(plan: Told, choice: str) -> bool:
     return plan.missing and plan.length == 1 and not kept
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.lists(TOLD, min_size=1, max_size=6),
     st.sampled_from(["auto", "drop", "repeat"]),

@@ -130,7 +130,7 @@ CASES = [(verb, layout) for verb, (layouts, _) in VERBS.items() for layout in la
 EVERY_DAY = {
     ("inspect", "ted"), ("check", "packed"), ("stats", "flat"), ("sample", "packed"), ("export", "h5"),
     ("convert", "nested"), ("load_dataset", "ted"), ("preprocess", "packed"), ("preprocess-fork", "ted"),
-    ("load", "tensors"), ("preprocess", "torchrl-flat"), ("preprocess-fork", "torchrl-h5"),
+    ("load", "tensors"), ("preprocess", "torchrl-flat"),
 }  # fmt: skip
 
 

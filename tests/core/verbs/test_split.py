@@ -129,14 +129,14 @@ ANY_SPLIT = given(
 )  # fmt: skip
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @ANY_SPLIT
 def test_splitting_and_merging_any_dataset_gives_it_back(plan, shares, seed, in_order, layouts, order):
     require_restored(plan, shares, None if in_order else seed, layouts, order)
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @ANY_SPLIT
 def test_splitting_and_merging_many_datasets_gives_them_back(plan, shares, seed, in_order, layouts, order):
     require_restored(plan, shares, None if in_order else seed, layouts, order)
@@ -183,7 +183,6 @@ def largest_remainders(shares: Sequence[float], count: int) -> list[int]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=30), seed=st.integers(0, 2**64 - 1),
     percent=st.tuples(st.integers(1, 98), st.integers(1, 98)), in_order=st.booleans(), spread=st.booleans(),
