@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from hub import Hub
 from lerobot_files import decoded, picture, plain_rows, write_video
 from machine import Machine
-from processes import Interpreter
 
 from rbtool import LeRobotExperienceReplay, VideoClipRef, convert
 from rbtool.converters.lerobot.replay import lerobot_columns_to_tensordict
@@ -26,27 +26,21 @@ NAME = "someone/toy"
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, Interpreter]]:
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     folder = tmp_path_factory.mktemp("hub")
     shutil.copytree(DATA / "v30", folder / NAME)
     with Hub(folder) as hub:
-        machine = Machine(hub, tmp_path_factory.mktemp("machine"))
-        running = Interpreter("rbtool.core.datasets.load_dataset", "huggingface_hub", environment=machine.variables)
-        yield machine, running
-        running.close()
+        yield Machine(hub, tmp_path_factory.mktemp("machine"))
 
 
-def run(python: tuple[Machine, Interpreter], script: str) -> list[str]:
-    machine, interpreter = python
+def run(machine: Machine, script: str) -> list[str]:
     begin = "import json, numpy\nfrom rbtool import LeRobotExperienceReplay, load_dataset\n"
-    ran = interpreter.run(begin + script, cwd=machine.folder, environment=machine.variables)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout.splitlines()
+    return machine.python(begin + script).splitlines()
 
 
-def test_steps_have_the_frames_and_texts_of_the_source(python: tuple[Machine, Interpreter]) -> None:
+def test_steps_have_the_frames_and_texts_of_the_source(machine: Machine) -> None:
     lines = run(
-        python,
+        machine,
         f"""
 data = LeRobotExperienceReplay({NAME!r}, batch_size=8, key_map={{"observation.state": "state"}})
 rows = data[:]
@@ -63,7 +57,7 @@ print(batch["video", "observation", "image", "top"].shape, batch["frame"].reshap
     assert index == list(range(42))
     assert words == [row["task"] for row in rows]
     assert state == [row["observation.state"] for row in rows]
-    images = np.load(python[0].folder / "images.npy")
+    images = np.load(machine.folder / "images.npy")
     assert np.array_equal(images, np.stack([row["observation.images.top"] for row in rows]).transpose(0, 3, 1, 2))
     assert lines[1:] == [f"{NAME} torch.Size([3, 48, 48])", "torch.Size([4, 2]) [[1], [1]]"]
 
@@ -74,9 +68,9 @@ def test_steps_have_the_texts_of_subtasks(tmp_path: Path) -> None:
     assert list(rows["subtask"]) == [f"{one} the apple" for one in ("approach", "grasp", "lift") for _ in range(3)]
 
 
-def test_arguments_that_make_no_sense_are_refused(python: tuple[Machine, Interpreter]) -> None:
+def test_arguments_that_make_no_sense_are_refused(machine: Machine) -> None:
     lines = run(
-        python,
+        machine,
         f"""
 for arguments in ({{"num_slices": 2, "slice_len": 3}}, {{"download": "no"}}, {{"slice_len": 2, "sampler": object()}}):
     try:
@@ -119,7 +113,7 @@ def test_columns_have_the_documented_keys() -> None:
     assert list(rows["language_instruction"]) == ["open"] * 3 + ["close"] * 3
 
 
-@pytest.mark.parametrize(("given", "error"), [
+@each(("given", "error"), [
     ({}, UsageError), ({"task": ["a", 3]}, UsageError), ({"a": 3}, UsageError), ({"a": torch.tensor(1)}, SchemaError),
     ({"a": torch.zeros(2), "b": torch.zeros(3)}, SchemaError),
     ({"task": ["a"], "language_instruction": ["b"]}, UsageError),
@@ -198,7 +192,7 @@ def test_clips_decode_the_frames_that_they_refer_to(video: Path) -> None:
     assert VideoClipRef.from_timestamps(video, [9.5]).frame_index.tolist() == [5]
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "shape", "files"),
     [
         ({"frame_index": torch.arange(4)}, [4], [0, 0, 0, 0]),
@@ -248,7 +242,7 @@ def test_bins_and_clips_are_torchrls_exactly(frames_per_bin: int | None) -> None
             assert found.frame_index.tolist() == expected.frame_index.tolist()
 
 
-@pytest.mark.parametrize(
+@each(
     ("count", "arguments", "frames"),
     [
         (2, (1,), [0]), (5, (2,), [0, 3]),
@@ -268,7 +262,7 @@ def test_bins_are_those_of_torchrl(count: int, arguments: tuple[int, ...], frame
         VideoClipRef.from_file("a.mp4", 8, frames_per_bin=2)
 
 
-@pytest.mark.parametrize(("times", "fps", "words"), [
+@each(("times", "fps", "words"), [
     ([0.0], 0, "fps is 0"), ([0.0], -1.0, "fps is -1.0"), ([0.0], float("nan"), "fps is nan"), ([0.0], "10", "fps is"),
     ([float("nan")], 10, "numbers from 0"), ([-0.1], 10, "numbers from 0"), ([float("inf")], 10, "numbers from 0"),
 ])  # fmt: skip

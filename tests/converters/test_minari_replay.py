@@ -16,7 +16,6 @@ import torch
 from hub import Hub, lay_out_hub
 from machine import Machine
 from minari_oracle import assert_equals_minari, flat_columns, minari_episodes
-from processes import Interpreter
 
 from rbtool import MinariExperienceReplay
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
@@ -349,27 +348,14 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def python(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
-    """Runs scripts with everything imported, in the environment of a machine whose network is the hub."""
-    machine = Machine(hub, tmp_path_factory.mktemp("machine"))
-    running = Interpreter("rbtool.core.datasets.load_dataset", "huggingface_hub", environment=machine.variables)
-    yield running
-    running.close()
-
-
 @pytest.fixture
 def machine(hub: Hub, tmp_path: Path) -> Machine:
     hub.forget()
     return Machine(hub, tmp_path)
 
 
-def run(machine: Machine, python: Interpreter, script: str) -> str:
-    """Run Python on that machine, where a warning is an error unless the script says otherwise; return what it says."""
-    begin = "import warnings\nfrom rbtool import MinariExperienceReplay, load_dataset\n"
-    ran = python.run(begin + script, cwd=machine.folder, environment=machine.variables)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+def run(machine: Machine, script: str) -> str:
+    return machine.python(f"from rbtool import MinariExperienceReplay, load_dataset\n{script}")
 
 
 EXAMPLE = """
@@ -384,8 +370,8 @@ print({str(sample[key].dtype) for key in ("observation", ("next", "reward"))}, s
 """  # noqa: E501
 
 
-def test_the_example_of_the_reference_page(machine: Machine, python: Interpreter) -> None:
-    warned, shapes, dtypes = run(machine, python, EXAMPLE).splitlines()
+def test_the_example_of_the_reference_page(machine: Machine) -> None:
+    warned, shapes, dtypes = run(machine, EXAMPLE).splitlines()
     assert warned == f"['door-human-v1 not found; using {DOOR}']"
     assert eval(shapes) == {
         "next.done": [32, 1], "next.observation": [32, 39], "next.reward": [32, 1], "next.terminated": [32, 1],
@@ -397,45 +383,45 @@ def test_the_example_of_the_reference_page(machine: Machine, python: Interpreter
 data = MinariExperienceReplay("door-human-v1", 32)
 print(len(data), len(load_dataset("minari:door-human-v1")), data.data_path)
 """
-    assert run(machine, python, script) == f"6704 6704 {machine.store / 'minari' / DOOR}\n"
+    assert run(machine, script) == f"6704 6704 {machine.store / 'minari' / DOOR}\n"
     assert len(machine.hub.paths("")) == before
 
 
 @pytest.mark.slow
-def test_it_is_fetched_once_and_by_force_again(machine: Machine, python: Interpreter) -> None:
+def test_it_is_fetched_once_and_by_force_again(machine: Machine) -> None:
     script = f"""
 for download in (True, True, False, "force", True):
     data = MinariExperienceReplay({CART!r}, 2, root="data", download=download)
 print(data.data_path)
 """
-    assert run(machine, python, script) == f"{machine.folder / 'data' / CART}\n"
+    assert run(machine, script) == f"{machine.folder / 'data' / CART}\n"
     assert len(machine.fetched("main_data")) == 2
     assert {path.name for path in (machine.folder / "data").iterdir()} == {"cartpole", ".rbtool-store"}
 
 
 @pytest.mark.slow
-def test_damage_is_mended_by_force(machine: Machine, python: Interpreter) -> None:
+def test_damage_is_mended_by_force(machine: Machine) -> None:
     script = f"""
 data = MinariExperienceReplay({CART!r}, 2)
 (data.data_path / "action.memmap").write_bytes(b"")
 print(len(MinariExperienceReplay({CART!r}, 2, download="force")[:]["action"]) == len(data))
 """
-    assert run(machine, python, script) == "True\n"
+    assert run(machine, script) == "True\n"
 
 
-def test_the_list_of_what_there_is(machine: Machine, python: Interpreter) -> None:
-    ids = run(machine, python, "print(*MinariExperienceReplay.available_datasets, sep='\\n')").split()
+def test_the_list_of_what_there_is(machine: Machine) -> None:
+    ids = run(machine, "print(*MinariExperienceReplay.available_datasets, sep='\\n')").split()
     assert ids == sorted(path.parent.parent.relative_to(DATA).as_posix() for path in DATA.rglob("data/metadata.json"))
 
 
-def test_what_the_hub_does_not_have(machine: Machine, python: Interpreter) -> None:
+def test_what_the_hub_does_not_have(machine: Machine) -> None:
     script = """
 try:
     MinariExperienceReplay("D4RL/door/human-v9", 2)
 except FileNotFoundError as error:
     print(type(error).__name__, error.hint)
 """
-    said = run(machine, python, script)
+    said = run(machine, script)
     assert said.startswith("DatasetNotFoundError ")
     assert DOOR in said
     assert not (machine.store / "minari" / "D4RL").exists()

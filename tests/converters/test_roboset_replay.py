@@ -10,7 +10,6 @@ import pytest
 from demonstration_files import DOOR, ROBOSET_IDS, after_final_step, lay_out_folders, plain_episodes
 from hub import Hub
 from machine import Machine
-from processes import Interpreter
 
 from rbtool import RobosetExperienceReplay
 from rbtool.core.errors import UsageError
@@ -24,25 +23,15 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def python(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
-    machine = Machine(hub, tmp_path_factory.mktemp("machine"))
-    running = Interpreter("rbtool.core.datasets.load_dataset", "huggingface_hub", environment=machine.variables)
-    yield running
-    running.close()
-
-
 @pytest.fixture
 def machine(hub: Hub, tmp_path: Path) -> Machine:
     hub.forget()
     return Machine(hub, tmp_path)
 
 
-def run(machine: Machine, python: Interpreter, script: str) -> list[str]:
+def run(machine: Machine, script: str) -> list[str]:
     begin = "import hashlib, json\nfrom rbtool import RobosetExperienceReplay, load_dataset\n"
-    ran = python.run(begin + script, cwd=machine.folder, environment=machine.variables)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout.splitlines()
+    return machine.python(begin + script).splitlines()
 
 
 SCRIPT = f"""
@@ -56,10 +45,10 @@ print(sorted(set(rows["episode"].tolist())), data.metadata["total_episodes"])
 """
 
 
-def test_rows_are_those_of_both_files_and_never_zero_or_shifted_at_ends(machine: Machine, python: Interpreter) -> None:
+def test_rows_are_those_of_both_files_and_never_zero_or_shifted_at_ends(machine: Machine) -> None:
     import hashlib
 
-    digests, done, size, numbers = run(machine, python, SCRIPT)
+    digests, done, size, numbers = run(machine, SCRIPT)
     plain = [
         after_final_step(episode, terminated=True)
         for file in sorted(FILES.glob("*.h5"))
@@ -74,22 +63,22 @@ def test_rows_are_those_of_both_files_and_never_zero_or_shifted_at_ends(machine:
     assert numbers == f"{list(range(15))} 15"
     asked = len(machine.hub.paths())
     script = f"print(len(RobosetExperienceReplay({DOOR!r}, 4, download=False)), len(load_dataset('roboset:{DOOR}')))"
-    assert run(machine, python, script) == ["356 356"]
+    assert run(machine, script) == ["356 356"]
     assert len(machine.hub.paths()) == asked
 
 
-def test_the_list_of_what_there_is(machine: Machine, python: Interpreter) -> None:
-    assert run(machine, python, "print(*RobosetExperienceReplay.available_datasets, sep='\\n')") == ROBOSET_IDS
+def test_the_list_of_what_there_is(machine: Machine) -> None:
+    assert run(machine, "print(*RobosetExperienceReplay.available_datasets, sep='\\n')") == ROBOSET_IDS
 
 
-def test_an_id_that_is_not_there_names_the_nearest(machine: Machine, python: Interpreter) -> None:
+def test_an_id_that_is_not_there_names_the_nearest(machine: Machine) -> None:
     script = """
 try:
     RobosetExperienceReplay("DAPG(expert)/dor_v2d-v1", 2)
 except FileNotFoundError as error:
     print(type(error).__name__, error.hint)
 """
-    assert run(machine, python, script) == [f"DatasetNotFoundError nearest: {DOOR}, {DOOR}b"]
+    assert run(machine, script) == [f"DatasetNotFoundError nearest: {DOOR}, {DOOR}b"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import pytest
 from commands import ask, ask_one, failed
 from hub import ALWAYS, Fault, Hub, fault_table
 from machine import Machine
-from processes import Interpreter
 from shard_files import plain_vd4rl, random_vd4rl, rows_of_shards, write_vd4rl, write_vd4rl_shards
 
 from rbtool.core.format.memmap.reader import TedReader
@@ -135,13 +134,7 @@ print(json.dumps({
 
 
 def test_the_documented_class(machine: Machine) -> None:
-    running = Interpreter("rbtool.core.datasets.load_dataset", "huggingface_hub", environment=machine.variables)
-    try:
-        ran = running.run(f"ID = {FILES!r}\n{SCRIPT}", cwd=machine.folder, environment=machine.variables)
-    finally:
-        running.close()
-    assert ran.returncode == 0, ran.stderr
-    found, rows = json.loads(ran.stdout), plain_vd4rl(EPISODES)
+    found, rows = json.loads(machine.python(f"ID = {FILES!r}\n{SCRIPT}")), plain_vd4rl(EPISODES)
     assert (found["len"], found["stored"], found["mask"]) == (12, 12, 12)
     assert found["pixels"] == ["torch.float32", 4, 3, 6, 5, True]
     assert found["next"] == [4, 3, 6, 5]

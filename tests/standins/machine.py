@@ -47,17 +47,23 @@ class Machine:
     def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
         """Start a command as a fresh process, which can be sent signals."""
         return subprocess.Popen(
-            [sys.executable, "-m", "rbtool", *words], text=True, cwd=self.folder, env=self._patient(variables),
+            [sys.executable, "-m", "rbtool", *words], text=True, cwd=self.folder, env=self.patient(variables),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
     def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
-        return run_command(self._patient(variables), "rbtool", *words, cwd=self.folder, check=False)
+        return run_command(self.patient(variables), "rbtool", *words, cwd=self.folder, check=False)
 
-    def _patient(self, variables: dict[str, str]) -> dict[str, str]:
+    def patient(self, variables: dict[str, str]) -> dict[str, str]:
+        """The variables of a command, with how long it waits."""
         patience = "2" if any(fault.is_silence for fault in self.hub.faults) else str(HANG)
         return {**self.variables, "RBTOOL_TIMEOUT": patience, **variables}
+
+    def python(self, script: str) -> str:
+        """Run Python, where a warning is an error unless the script says otherwise, and return what it prints."""
+        strict = f"import warnings\nwarnings.simplefilter('error')\n{script}"
+        return run_command(self.patient({}), "script", strict, cwd=self.folder).stdout
 
     def json(self, *words: str, **variables: str) -> dict[str, Any]:
         """Run a command that must succeed, and read its document."""

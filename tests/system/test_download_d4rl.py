@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from commands import run_command
+from machine import Machine as AnyMachine
 from static_server import SOUND, Fault, StaticServer
 from table_files import flat, random_episodes, write_d4rl
 from waiting import HANG
@@ -36,7 +32,7 @@ def expected(original: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return rbtool.convert(original, tmp_path_factory.mktemp("expected") / "out").content_digest or ""
 
 
-class Machine:
+class Machine(AnyMachine):
     """Runs `rbtool` with a store of its own and the server as its network."""
 
     def __init__(self, server: StaticServer, folder: Path) -> None:
@@ -48,25 +44,8 @@ class Machine:
             "RBTOOL_TIMEOUT": str(HANG), "OMP_NUM_THREADS": "1", "D4RL_DATASET_DIR": str(folder / "cache"),
         }  # fmt: skip
 
-    def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "rbtool", *words], text=True, cwd=self.folder, env=self.variables | variables,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-
-    def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return run_command(self.variables | variables, "rbtool", *words, cwd=self.folder, check=False)
-
-    def json(self, *words: str) -> dict[str, Any]:
-        done = self.run(*words, "--json")
-        assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
-
-    def leftovers(self) -> Sequence[Path]:
-        known = {".rbtool", ".names.json"}
-        hidden = [path for path in self.store.rglob(".*") if path.name not in known]
-        return [path for path in hidden if path.is_file() or any(path.rglob("*"))]
+    def patient(self, variables: dict[str, str]) -> dict[str, str]:
+        return self.variables | variables
 
 
 @pytest.fixture
