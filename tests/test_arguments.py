@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each
 
 import rbtool
 from rbtool.core.errors import UsageError
@@ -84,7 +85,7 @@ BUFFER = rbtool.TensorDictReplayBuffer(storage=STORAGE)
 EXACT = rbtool.ReplayBufferEnsemble(BUFFER, batch="exact")
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "name"),
     [
         (lambda word: BUFFER.sample(2, word), "return_info"),
@@ -121,7 +122,7 @@ def test_classes_and_buffers_take_no_words_for_flags(make: Callable[[Any], Any],
         make("no")
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "typed", "meant"),
     [
         (rbtool.load_dataset, "batchsize", "batch_size"),

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 import source_tree
+from cases import each
 
 # Parts of core, top floor first. A part may import itself and the floors below its own, not its neighbours.
 FLOORS = (
@@ -186,7 +187,7 @@ def test_ted_and_errors_need_numpy_at_most() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("importer", "line", "target"),
     [
         ("rbtool.core.samplers.slices", "from ..storages.base import Storage", "rbtool.core.storages.base.Storage"),
@@ -201,7 +202,7 @@ def test_the_rules_let_pass(importer: str, line: str, target: str) -> None:
     assert (found.target, allowed(importer, found.target)) == (target, True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("importer", "line"),
     [
         ("rbtool.core.ted.schema", "from ..format.memmap.tree import MappedLeaf"),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import source_tree
+from cases import each
 
 WRITER = "core/format/fs.py"
 PRINTER = "cli/output.py"
@@ -114,7 +115,7 @@ def test_one_module_only_writes_and_one_prints() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
+@each(
     "source",
     [
         "open(path, 'w')",
@@ -135,7 +136,7 @@ def test_writing_is_seen(source: str) -> None:
     assert any(writes(call) for call in calls_in(source))
 
 
-@pytest.mark.parametrize(
+@each(
     "source",
     [
         "open(path)",

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import each
 from waiting import HANG
 
 import rbtool
@@ -100,7 +101,7 @@ UNKNOWN_FIELDS = [
 ]
 
 
-@pytest.mark.parametrize(("line", "near"), UNKNOWN_FIELDS)
+@each(("line", "near"), UNKNOWN_FIELDS)
 def test_a_field_that_is_not_there_is_a_usage_error_with_the_nearest_name(line, near, shell):
     done = shell(f"rbtool {line}")
     assert (done.returncode, done.stdout) == (2, "")
@@ -162,7 +163,7 @@ def test_tracebacks_are_shown_when_asked_for_and_logged(shell, tmp_path):
     assert "Traceback" in log
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "said"),
     [
         ("download door-human-v1", "name it, like: rbtool download minari door-human-v1"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each
 
 import rbtool
 from rbtool.cli.help import _with_map_spread
@@ -115,7 +116,7 @@ ESCAPE = "\x1b"
 WORDS = {"cache", "checkpoint"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("typed", "parsed"),
     [
         ("", ""),
@@ -170,7 +171,7 @@ def test_unknown_verbs_and_colours_are_refused(shell):
     assert "--offline" in done.stderr
 
 
-@pytest.mark.parametrize(
+@each(
     ("option", "forcing", "coloured"),
     [
         ("--color always", {}, True), ("--color always", {"NO_COLOR": "1"}, True),
@@ -195,7 +196,7 @@ def test_without_progress_the_result_is_the_same_and_no_count_is_written(folder,
 ROWS = "obs_0,obs_1,act,r,terminals,timeouts\n0,1,2,3,0,0\n1,2,3,4,0,1\n5,6,7,8,0,0\n6,7,8,9,1,0\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "pairs"),
     [
         ("a b --map x=1 y=2 z=3 --ends q", "a b --map x=1 --map y=2 --map z=3 --ends q"),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cases import each
 from commands import folder_of_commands
 from hub import Fault, Hub
 from lerobot_files import random_takes
@@ -94,7 +95,7 @@ def test_without_a_time_there_is_none(shell):
     assert (document["options"], len(document["indices"])) == ({}, 2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "sentence"),
     [
         ("--sampler shuffled", "invalid value for '--sampler': 'shuffled' is not one of random, without-replacement,"),
@@ -139,7 +140,7 @@ def test_windows_have_masks_and_no_next_observation(shell):
     assert (found["indices"], found["steps"]) == (plain["indices"], plain["steps"])
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "message"),
     [
         ("--window 0:8", "--window is '0:8', expected KEY=A:B"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-import pytest
+from cases import each
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ from rbtool.core.progress import readable_size as size
 CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "text"),
     [
         (0, "0"), (1234567, "1,234,567"), (True, "true"), (0.0, "0"), (-1.0, "-1"), (0.031, "0.031"), (3.14159, "3.14"),
@@ -46,7 +46,7 @@ def test_numbers_keep_two_figures_at_least(value):
     assert math.isclose(float(number(value).replace(",", "")), value, rel_tol=0.05)
 
 
-@pytest.mark.parametrize(
+@each(
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (5_400_000, "5.4 MB"), (999_960, "1.0 MB"), (3.2e15, "3200 TB")],
 )
@@ -59,14 +59,12 @@ def test_counts_and_amounts():
     assert [amount(6704, "steps"), amount(12_100_000, "bytes")] == ["6,704 steps", "12.1 MB"]
 
 
-@pytest.mark.parametrize(
-    ("histogram", "line"), [((0, 1, 7, 14), " ▁▄█"), ((0, 0), "  "), ((), ""), ((3, 3), "██"), ((1, 10**6), "▁█")]
-)
+@each(("histogram", "line"), [((0, 1, 7, 14), " ▁▄█"), ((0, 0), "  "), ((), ""), ((3, 3), "██"), ((1, 10**6), "▁█")])
 def test_sparklines(histogram, line):
     assert sparkline(histogram) == line
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "text"),
     [
         ([0.25, -1.0], "[ 0.250 -1.000]"),
@@ -103,7 +101,7 @@ def test_columns_begin_below_each_other_and_no_line_ends_with_blanks() -> None:
     assert "".join(cell.text for cell in lines[0] if isinstance(cell, Styled)) == "TED013  digests"
 
 
-@pytest.mark.parametrize(
+@each(
     ("width", "shown"),
     [
         (None, ["next.reward  float64  8 B  1  …  2", "x            bool     1 B"]),
@@ -129,7 +127,7 @@ def _text(cell):
     return cell.text if isinstance(cell, Styled) else cell
 
 
-@pytest.mark.parametrize(
+@each(
     ("width", "shown"),
     [
         (None, ["ends     3 ends · 12 made · 1 cut   292 kB"]),
@@ -153,7 +151,7 @@ def test_a_broken_line_loses_no_word(cells, width, indent):
     assert all(width_of(text) <= width or " " not in text[indent:].strip() for text in texts[1:])
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "shown"),
     [
         ("a\x1b[31mb", r"a\x1b[31mb"), ("a\nb", r"a\nb"), ("é ✓", "é ✓"), ("\x9b", r"\x9b"),
@@ -178,7 +176,7 @@ def _box(low, high, dtype="float64"):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each(
     ("space", "text"),
     [
         (_box([-1, -1], [1, 1], "float32"), "Box(2) float32 [-1, 1]"),

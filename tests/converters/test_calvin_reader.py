@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each
 from shard_files import calvin_frame, write_calvin
 
 import rbtool
@@ -258,7 +259,7 @@ def _as_pickles(folder: Path) -> None:
         path.rename(path.with_suffix(".pkl"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         (_other(23, actions=np.zeros(6)), r"actions is float64 \[6\], before float64 \[7\]"),

@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -103,7 +104,7 @@ def assert_equal_rows(reader: TedReader, expected: list[dict[str, Any]]) -> None
     assert stops == list(episodes.values())
 
 
-@pytest.mark.parametrize(
+@each(
     ("following", "dtype", "packing"),
     [
         (False, "float32", {}), (True, "float64", {}),
@@ -265,7 +266,7 @@ def one_episode(steps: int = 6) -> Episode:
     return random_episodes((steps,), ends=("terminal",))[0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "kind", "sentence"),
     [
         (lambda c: c.update(observations=c["observations"][:-1]), FormatError, "different numbers of rows"),
@@ -288,8 +289,8 @@ def test_columns_that_contradict_each_other_are_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["mine.hdf5", "hopper_medium-v2.hdf5"])
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+@each("name", ["mine.hdf5", "hopper_medium-v2.hdf5"])
+@each("share", [0.01, 0.5, 0.99])
 def test_a_truncated_file_names_the_sizes_and_how_to_fetch_it_again(name: str, share: float, tmp_path: Path) -> None:
     file = write_d4rl(tmp_path / name, flat(random_episodes((400, 400))))
     whole = file.read_bytes()
@@ -479,8 +480,8 @@ def d3rlpy_1(columns: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["a.hdf5", "hopper_medium-v2.hdf5", "Ant_maze_u-maze_v2.hdf5"])
-@pytest.mark.parametrize("following", [False, True])
+@each("name", ["a.hdf5", "hopper_medium-v2.hdf5", "Ant_maze_u-maze_v2.hdf5"])
+@each("following", [False, True])
 def test_episode_terminals_are_the_ends_of_files_of_d3rlpy_1(name: str, following: bool, tmp_path: Path) -> None:
     episodes = random_episodes((4, 3, 1, 5, 2), ends=("terminal", "timeout", "terminal", "timeout", "none"))
     file = write_d4rl(tmp_path / name, d3rlpy_1(flat(episodes, following=following)))
@@ -944,7 +945,7 @@ def test_tfds_the_end_of_an_episode_does_not_take_the_last_row_of_the_whole_file
         assert after[end].tobytes() == columns["next_observations"][end].tobytes()
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "options", "episodes", "steps", "ends"),
     [
         ("door_demos", {"horizon": 40}, 3, 117, {"truncated": 3, "final_dropped": 3}),

@@ -17,6 +17,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from cases import each
 from demonstration_files import (
     Episode,
     as_batch,
@@ -347,7 +348,7 @@ def test_the_rings_of_tianshou_come_back_in_the_order_of_time(
     assert list(facts.lengths or ()) == lengths
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in FILES.items() for name in names])
+@each(("kind", "name"), [(kind, name) for kind, names in FILES.items() for name in names])
 def test_files_are_found_by_their_content_and_by_no_other_reader(kind: type[Reader], name: str) -> None:
     claiming = [one for one in (*FILES, RllibReader) if one.recognises(DATA / name)]
     assert claiming == [kind]
@@ -444,7 +445,7 @@ def test_imitation_time_limits_in_infos_of_datasets_are_believed(tmp_path: Path)
         rbtool.convert(folder, tmp_path / "other", ends="truncated")
 
 
-@pytest.mark.parametrize(
+@each(
     ("changed", "message"),
     [
         ({"indices": np.array([5])}, "need 2 whole numbers as indices"),
@@ -491,7 +492,7 @@ def test_d3rlpy_every_row_equals_a_plain_reading(name: str, tmp_path: Path) -> N
             assert column(reader, key).tobytes() == rows.tobytes()
 
 
-@pytest.mark.parametrize(
+@each(
     ("changed", "message"),
     [
         ({"version": "2.0"}, "version '2.0'"),
@@ -613,7 +614,7 @@ TIANSHOU = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TIANSHOU)
+@each("name", TIANSHOU)
 def test_tianshou_every_row_equals_a_plain_reading(name: str, tmp_path: Path) -> None:
     source = DATA / "tianshou" / f"{name}.hdf5"
     with h5py.File(source) as file, converted(source, tmp_path / "out", final_step="repeat") as reader:
@@ -710,7 +711,7 @@ OBJECTS: dict[str, tuple[list[Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", OBJECTS)
+@each("name", OBJECTS)
 def test_tianshou_objects_that_are_no_data_are_named(name: str, tmp_path: Path) -> None:
     values, why = OBJECTS[name]
     rows = np.empty(15, object)
@@ -750,7 +751,7 @@ def test_tianshou_rewards_of_several_agents(tmp_path: Path) -> None:
         assert "next.reward" not in {field.name for field in reader.fields}
 
 
-@pytest.mark.parametrize(
+@each(
     ("changed", "options", "ends", "note"),
     [
         ({}, {}, "TTT", "only done is stored"),
@@ -796,7 +797,7 @@ def test_tianshou_buffers_made_of_arrays_start_at_their_first_row(tmp_path: Path
 TWO = [RANDOM, RANDOM]
 
 
-@pytest.mark.parametrize(
+@each(
     ("streams", "changed", "message"),
     [
         ([RANDOM], {"_meta__obs": None}, "has no 'obs' in _meta"),
@@ -923,7 +924,7 @@ def test_sb3_a_full_her_buffer_is_compared_with_what_it_states_of_episodes(tmp_p
     assert "ep_start and ep_length state 1 episode otherwise than dones, which are taken" in result.notes
 
 
-@pytest.mark.parametrize(
+@each(
     ("changed", "message"),
     [
         ({"_buffer": {"observation": np.zeros((2, 3))}}, "HerReplayBuffer of Stable-Baselines3 1.x"),
@@ -953,7 +954,7 @@ def test_sb3_nothing_that_a_pickled_buffer_names_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
+@each(
     ("changed", "message"),
     [
         ({"dones": np.full((15, 1), 0.5)}, "other than 0 and 1"),
@@ -987,7 +988,7 @@ def test_dapg_needs_trust_and_every_row_equals_a_plain_reading(tmp_path: Path) -
     assert any("taken as truncated (--ends terminated" in note for note in result.notes)
 
 
-@pytest.mark.parametrize("protocol", range(6))
+@each("protocol", range(6))
 def test_dapg_of_every_protocol_is_found_and_read(protocol: int, tmp_path: Path) -> None:
     path = write_dapg(tmp_path / "a.pickle", RANDOM, protocol)
     with converted(path, tmp_path / "out", trust_pickle=True, ends="terminated") as reader:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cases import each
 from table_files import flat, random_episodes, write_d4rl
 
 import rbtool
@@ -26,7 +27,7 @@ def claimed(path: Path) -> set[str]:
     return {name for name in reader_names() if reader_class(name).recognises(path)}
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@each("name", FORMATS)
 def test_the_files_of_a_format_are_claimed_by_its_reader_alone(name: str) -> None:
     found = {path: claimed(path) for path in places(DATA / name)}
     assert {path: names for path, names in found.items() if not names <= {name}} == {}
@@ -65,7 +66,7 @@ def test_a_file_that_only_lies_beside_a_dataset_is_no_part_of_it(tmp_path: Path)
     assert [column.name for column in rbtool.inspect(tmp_path / "steps.csv").columns] == ["obs", "act", "rew", "done"]
 
 
-@pytest.mark.parametrize("name", ["steps.csv", "a.npz", "a.hdf5", "a.json", "a.parquet", "a.pickle", "a"])
+@each("name", ["steps.csv", "a.npz", "a.hdf5", "a.json", "a.parquet", "a.pickle", "a"])
 def test_an_empty_file_is_named_as_such(name: str, tmp_path: Path) -> None:
     (tmp_path / name).touch()
     for call in (rbtool.inspect, rbtool.check, lambda path: rbtool.convert(path, tmp_path / "out")):

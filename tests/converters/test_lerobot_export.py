@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from cases import each
 from lerobot_files import CAMERA, plain_rows, random_takes, write_dataset
 from PIL import Image
 from table_files import flat, random_episodes, write_d4rl
@@ -61,7 +62,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("name", RECENT)
+@each("name", RECENT)
 def test_a_recent_set_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     source = DATA / "recent" / name
     made = rbtool.convert(source, tmp_path / "made")
@@ -93,7 +94,7 @@ def test_a_recent_set_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     assert videos[0] == videos[1]
 
 
-@pytest.mark.parametrize("name", RECENT)
+@each("name", RECENT)
 def test_statistics_are_those_of_all_rows_and_of_each_episode(name: str, tmp_path: Path) -> None:
     made = rbtool.convert(DATA / "recent" / name, tmp_path / "made")
     out = rbtool.export(made.path, tmp_path / "out", to="lerobot").path
@@ -134,7 +135,7 @@ def test_statistics_of_depths_are_in_their_unit(tmp_path: Path) -> None:
     assert (coded["min"], coded["max"]) == ([[[10.0]]], [[[10000.0]]])
 
 
-@pytest.mark.parametrize("name", RECENT)
+@each("name", RECENT)
 def test_statistics_are_written_of_a_folder_and_of_a_dataset(name: str, tmp_path: Path) -> None:
     source = DATA / "recent" / name
     made = rbtool.convert(source, tmp_path / "made").path

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from cases import each
 from damage import POINTER
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -132,8 +133,8 @@ def _kept(rows: list[dict[str, Any]], final_step: str) -> int:
     return len(rows) if whole else len(rows) - 1
 
 
-@pytest.mark.parametrize("final_step", ["auto", "drop", "repeat"])
-@pytest.mark.parametrize("name", ["g1", "v21", "v30"])
+@each("final_step", ["auto", "drop", "repeat"])
+@each("name", ["g1", "v21", "v30"])
 def test_rows_and_pixels_equal_a_plain_reading(name: str, final_step: FinalStep, tmp_path: Path) -> None:
     assert_equals_plain_reading(DATA / name, tmp_path / "out", final_step)
 
@@ -155,8 +156,8 @@ def test_what_last_rows_cost_is_noted_where_there_are_rewards(tmp_path: Path) ->
         assert reader.facts().lengths == [3, 2, 1]
 
 
-@pytest.mark.parametrize("images", ["video", "image", "none"])
-@pytest.mark.parametrize("version", ["v2.0", "v2.1", "v3.0"])
+@each("images", ["video", "image", "none"])
+@each("version", ["v2.0", "v2.1", "v3.0"])
 def test_each_version_with_each_kind_of_images(version: str, images: str, tmp_path: Path) -> None:
     folder = write_dataset(tmp_path / "d", random_takes((1, 4, 6, 1, 3)), version=version, images=images)
     assert_equals_plain_reading(folder, tmp_path / "out")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each
 from gymnasium import spaces
 from minari_oracle import assert_equals_minari, make_episode, write_minari
 
@@ -89,9 +90,9 @@ def test_every_space(name: str, data_format: str, tmp_path: Path) -> None:
     assert assert_equals_minari(tmp_path / "ted", folder) > 0
 
 
-@pytest.mark.parametrize("data_format", FORMATS)
-@pytest.mark.parametrize("jpeg_encoding", [True, False])
-@pytest.mark.parametrize("name", IMAGES)
+@each("data_format", FORMATS)
+@each("jpeg_encoding", [True, False])
+@each("name", IMAGES)
 def test_images(name: str, jpeg_encoding: bool, data_format: str, tmp_path: Path) -> None:
     how = {"data_format": data_format, "jpeg_encoding": jpeg_encoding}
     folder = write(tmp_path, IMAGES[name], ACTIONS, [3, 12], **how)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cases import each
 from gymnasium import spaces
 from minari_oracle import assert_equals_minari, make_episode, write_minari
 
@@ -71,7 +72,7 @@ def converted(folder: Path, tmp_path: Path) -> tuple[ConvertResult, TedReader]:
     return convert(folder, tmp_path / "ted"), TedReader(tmp_path / "ted")
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "data_format"),
     [(name, one) for number, name in enumerate(KEPT) for one in ("hdf5", ("arrow", "parquet")[number % 2])],
 )
@@ -82,7 +83,7 @@ def test_kinds_that_every_storage_has(name: str, data_format: str, tmp_path: Pat
     assert result.dropped_keys == ()
 
 
-@pytest.mark.parametrize("name", HDF5_ONLY)
+@each("name", HDF5_ONLY)
 def test_kinds_that_only_hdf5_has(name: str, tmp_path: Path) -> None:
     folder = write(tmp_path, HDF5_ONLY[name])
     result = convert(folder, tmp_path / "ted")
@@ -90,8 +91,8 @@ def test_kinds_that_only_hdf5_has(name: str, tmp_path: Path) -> None:
     assert result.dropped_keys == ()
 
 
-@pytest.mark.parametrize("data_format", ["arrow", "parquet"])
-@pytest.mark.parametrize("name", ARROW_ONLY)
+@each("data_format", ["arrow", "parquet"])
+@each("name", ARROW_ONLY)
 def test_kinds_that_only_arrow_has(name: str, data_format: str, tmp_path: Path) -> None:
     folder = write(tmp_path, ARROW_ONLY[name], data_format)
     result = convert(folder, tmp_path / "ted")
@@ -136,7 +137,7 @@ def test_notes_count_the_episodes_chosen(tmp_path: Path) -> None:
     assert convert(folder, tmp_path / "one", episodes="0").notes == ()
 
 
-@pytest.mark.parametrize(
+@each(
     ("infos", "why"),
     [
         ([{"x": np.arange(5)}, {"x": np.arange(2.0)}, {}], "it is float64 [] in episode 1 and int64 [] in episode 0"),
@@ -182,7 +183,7 @@ def _long_double(file: h5py.File) -> None:
     file["episode_0/infos"].create_dataset("x", (5,), np.longdouble)
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "why"),
     [
         (_ragged, "in episode 0 its rows are arrays of different lengths"),
@@ -323,7 +324,7 @@ def test_options_of_arrow_whose_dotted_names_are_one_are_all_kept(tmp_path: Path
     assert (reader.episode_text or [])[2] == {"options.a.b": "2", "options.a.b_": "1"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("first", "second", "both"),
     [
         ("int32", "float64", "float64"),
@@ -396,10 +397,8 @@ def source_with_nulls(folder: Path, name: str, data_format: str) -> Path:
     return source
 
 
-@pytest.mark.parametrize("data_format", ["arrow", "parquet"])
-@pytest.mark.parametrize(
-    ("name", "key"), [("observations", "observation"), ("actions", "action"), ("rewards", "reward")]
-)
+@each("data_format", ["arrow", "parquet"])
+@each(("name", "key"), [("observations", "observation"), ("actions", "action"), ("rewards", "reward")])
 def test_nulls_in_required_columns_are_noted(name: str, key: str, data_format: str, tmp_path: Path) -> None:
     made = convert(source_with_nulls(tmp_path, name, data_format), tmp_path / "made")
     assert made.notes == (f"{key} has no value in some rows of 1 of 2 episodes: NaN there",)

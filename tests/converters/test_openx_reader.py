@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_files import (
@@ -54,9 +55,9 @@ class TestReader(ReaderTests):
         return type("Small", (Trusting,), {"piece_bytes": 9000})(self.source())
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-@pytest.mark.parametrize("last", ["observation", "step"])
-@pytest.mark.parametrize("layout", ["ted", "packed"])
+@each("kind", ["PNG", "JPEG"])
+@each("last", ["observation", "step"])
+@each("layout", ["ted", "packed"])
 def test_the_rows_are_those_of_a_plain_reading(tmp_path: Path, kind: str, last: str, layout: Any) -> None:
     folder = write_openx(tmp_path / "toy", [random_openx((5, 2), kind=kind), random_openx((3, 7), kind=kind)])
     result = rbtool.convert(folder, tmp_path / "out", rlds_last=last, final_step="repeat", layout=layout, **TRUST)
@@ -191,7 +192,7 @@ ODD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ODD)
+@each("name", ODD)
 def test_an_episode_that_differs_is_named_and_left_out_with_skip_bad(tmp_path: Path, name: str) -> None:
     change, said = ODD[name]
     sound = random_openx((3, 4, 5))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each
 from damage import POINTER
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +45,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGE)
+@each("name", DAMAGE)
 def test_a_shard_that_is_not_whole_is_named_and_skip_bad_goes_on(tmp_path: Path, name: str) -> None:
     change, said, left = DAMAGE[name]
     folder = four_shards(tmp_path)
@@ -57,7 +58,7 @@ def test_a_shard_that_is_not_whole_is_named_and_skip_bad_goes_on(tmp_path: Path,
     assert any(said in note for note in result.notes)
 
 
-@pytest.mark.parametrize("name", DAMAGE)
+@each("name", DAMAGE)
 def test_a_survey_by_several_threads_finds_the_same(tmp_path: Path, name: str) -> None:
     folder = four_shards(tmp_path)
     other = random_openx_episode(4, seed=9, side=32)
@@ -96,7 +97,7 @@ def test_a_dataset_without_steps_is_refused(tmp_path: Path) -> None:
         rbtool.convert(folder, tmp_path / "out", **LAST)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "header"),
     [
         ("../x.data.pickle", {}), ("/etc/x.data.pickle", {}), ("a/../../x.pickle", {}),

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each
 from damage import processor_seconds
 
 from rbtool.converters.files import pickle_worker
@@ -228,7 +229,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@each("name", HOSTILE)
 def test_hostile_pickles_give_one_of_our_errors_in_bounded_time(name: str) -> None:
     started = processor_seconds()
     with PickleReader("a file", memory=200 << 20) as reader, pytest.raises(CorruptDataError) as raised:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 from rlds_files import example, message, varint
@@ -90,7 +91,7 @@ def test_the_last_list_of_a_name_counts_and_one_without_a_kind_is_none() -> None
     assert found.get("b") is None
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         b"\x0a", b"\x0a\x05", b"\x0b\x01", message(1, b"\x0a\x7f"), message(1, message(1, message(1, b"\xff"))),
@@ -115,7 +116,7 @@ def test_broken_numbers_are_damage(packed: bytes) -> None:
         read()
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "float32", "float64", "int64"])
+@each("dtype", ["bool", "uint8", "int32", "float32", "float64", "int64"])
 def test_long_lists_are_read_in_parts(dtype: str) -> None:
     """Positions are found in blocks of bytes: a list with numbers of all lengths, in ranges across blocks."""
     draw = np.random.default_rng(0)
@@ -182,8 +183,8 @@ def test_both_decodings_of_varints_are_equal(monkeypatch: pytest.MonkeyPatch) ->
     assert packed.values.tolist() == compiled.tolist() == numbers.tolist()
 
 
-@pytest.mark.parametrize("count", [0, 1, 31, 255, 256, 257, 5_000])
-@pytest.mark.parametrize("top", [2, 128, 129, 1 << 20, 1 << 62])
+@each("count", [0, 1, 31, 255, 256, 257, 5_000])
+@each("top", [2, 128, 129, 1 << 20, 1 << 62])
 def test_compiled_loops_count_integers(count: int, top: int) -> None:
     """Many bytes are counted at once, also where each number has several."""
     numbers = np.random.default_rng(count).integers(top // 2, top, count)

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cases import each
 from demonstration_files import (
     Row,
     as_batch,
@@ -257,8 +258,8 @@ def test_without_ids_flags_end_episodes_and_files_do(tmp_path: Path) -> None:
     assert lengths_of(tmp_path / "d") == [4, 2, 2]
 
 
-@pytest.mark.parametrize("flags", ["dones", "terminateds"])
-@pytest.mark.parametrize("ends", [None, "terminated", "truncated"])
+@each("flags", ["dones", "terminateds"])
+@each("ends", [None, "terminated", "truncated"])
 def test_dones_are_what_ends_states_and_newer_flags_speak_for_themselves(
     flags: str, ends: str | None, tmp_path: Path
 ) -> None:
@@ -329,8 +330,8 @@ def test_whole_numbers_and_floats_of_one_column_are_floats(tmp_path: Path) -> No
         assert rewards.tolist() == [1.0, 1.0, 1.0, *(row["rewards"] for row in other)]
 
 
-@pytest.mark.parametrize("form", ["batch", "transitions", "lines"])
-@pytest.mark.parametrize(
+@each("form", ["batch", "transitions", "lines"])
+@each(
     ("values", "dtype", "line"),
     [
         ([1, 1 << 63, (1 << 64) - 1, 0], "uint64", 0),
@@ -392,7 +393,7 @@ BAD: dict[str, tuple[list[Row], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD)
+@each("name", BAD)
 def test_contradictions_are_refused(name: str, tmp_path: Path) -> None:
     documents, message = BAD[name]
     source = write_lines(tmp_path / "a.json", documents)
@@ -510,7 +511,7 @@ _ONE, _TWO, _STILL = _transitions(1, 4), _transitions(2, 5), _transitions(3, 1) 
 _MOVES = [*_STILL, *_transitions(3, 2, seed=9)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("runs", "lengths", "repeated"),
     [
         ({"000001-00001": _ONE, "000001-00002": _ONE + _TWO, "000001-00010": _ONE + _TWO + _MOVES}, [4, 5], 13),
@@ -622,7 +623,7 @@ def test_tuples_of_a_finalized_episode_are_not_taken_for_steps(tmp_path: Path) -
     assert found["action.1"].tolist() == [5, 6]
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         (lambda item: item[:-5], "cannot be unpacked"),

@@ -11,6 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from cases import each
 from demonstration_files import Demo, after_final_step, plain_episodes, robomimic_demo, write_demos, write_groups
 
 import rbtool
@@ -373,7 +374,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("change", ODD)
+@each("change", ODD)
 def test_an_episode_that_does_not_fit_is_refused_once_asked_for(change: str, tmp_path: Path) -> None:
     demos = {0: robomimic_demo(4), 1: robomimic_demo(3, seed=1), 5: odd_demo(change)}
     file = write_demos(tmp_path / "a.hdf5", demos)
@@ -461,8 +462,8 @@ def test_a_row_more_than_steps_is_the_last_observation(choice: str, tmp_path: Pa
     assert "obs has a row more than steps: the last one is the observation after the last step" in result.notes
 
 
-@pytest.mark.parametrize("rows", [2, 3, 5, 6])
-@pytest.mark.parametrize("bad", [(0,), (0, 1), (0, 1, 3)])
+@each("rows", [2, 3, 5, 6])
+@each("bad", [(0,), (0, 1), (0, 1, 3)])
 def test_observations_of_another_length_are_the_fault_of_their_demonstration(
     rows: int, bad: tuple[int, ...], tmp_path: Path
 ) -> None:

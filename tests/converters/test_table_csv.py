@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,8 +39,8 @@ def test_types_are_those_of_the_whole_file(tmp_path: Path) -> None:
     assert column(path, "whole").dtype == np.int64
 
 
-@pytest.mark.parametrize("block_bytes", [4, 1 << 20])
-@pytest.mark.parametrize(
+@each("block_bytes", [4, 1 << 20])
+@each(
     ("cells", "dtype", "note"),
     [
         (["9223372036854775813", "18446744073709551615"], "uint64", ""),
@@ -75,7 +76,7 @@ def test_a_note_names_the_line_only_of_columns_that_are_mapped(tmp_path: Path) -
     assert not any("line 3" in note for note in one.notes)
 
 
-@pytest.mark.parametrize(
+@each(
     ("cell", "message"),
     [
         ("", r"column 'x' is empty in line 400"),
@@ -103,7 +104,7 @@ def test_lines_are_counted_with_those_inside_quotes_and_empty_ones(tmp_path: Pat
     assert column(path, "note", 8).tolist() == ["two\nlines", 'say "so"', "last"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "error", "message"),
     [
         ("x,y\n1,2\n3\n", CorruptDataError, "line 3 has 1 cells"),

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cases import each
 from table_files import (
     BINARY,
     WRITERS,
@@ -131,9 +132,9 @@ def rows_in(reader: TedReader) -> dict[str, Any]:
     return {field.name: reader.read(field.key, 0, reader.manifest.steps) for field in reader.fields}
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-@pytest.mark.parametrize("following", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each("kind", WRITERS)
+@each("following", [False, True])
+@each("dtype", ["float32", "float64"])
 def test_every_row_equals_a_plain_reading(kind: str, following: bool, dtype: str, tmp_path: Path) -> None:
     columns = flat(random_episodes(LENGTHS, ends=ENDS, dtype=dtype), following=following)
     ends = np.flatnonzero(columns["terminals"] | columns["timeouts"]).tolist()
@@ -154,7 +155,7 @@ def test_every_row_equals_a_plain_reading(kind: str, following: bool, dtype: str
         assert reader.manifest.request.source == "table"
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+@each("kind", WRITERS)
 def test_an_episode_key_of_numbers_names_episodes(kind: str, tmp_path: Path) -> None:
     columns = named(flat(random_episodes((3, 2, 4)), following=True), traj=np.repeat([7, 3, 20], (3, 2, 4)))
     path = WRITERS[kind](tmp_path / "a", columns)
@@ -169,7 +170,7 @@ def test_an_episode_key_of_numbers_names_episodes(kind: str, tmp_path: Path) -> 
     assert few.steps == 4
 
 
-@pytest.mark.parametrize("kind", ["hdf5", "parquet", "csv", "npz", "npy"])
+@each("kind", ["hdf5", "parquet", "csv", "npz", "npy"])
 def test_an_episode_key_of_text_is_kept(kind: str, tmp_path: Path) -> None:
     names = np.repeat(np.array(["walk/1", "walk/2", "run, fast"]), (3, 2, 4))
     columns = named(flat(random_episodes((3, 2, 4)), following=True), demo=names)
@@ -179,7 +180,7 @@ def test_an_episode_key_of_text_is_kept(kind: str, tmp_path: Path) -> None:
         assert reader.episodes.episode.tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+@each("kind", WRITERS)
 def test_an_episode_key_that_comes_again_is_refused_with_its_rows(kind: str, tmp_path: Path) -> None:
     columns = named(flat(random_episodes((3, 2, 4))), traj=np.repeat([1, 2, 1], (3, 2, 4)))
     path = WRITERS[kind](tmp_path / "a", columns)
@@ -360,7 +361,7 @@ def test_what_the_map_has_not_is_noted(pairs: str, note: str, tmp_path: Path) ->
         assert [one for one in made.notes if "is mapped" in one] == [note] * bool(note)
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+@each("kind", WRITERS)
 def test_columns_of_text_are_texts_of_the_steps(kind: str, tmp_path: Path) -> None:
     columns = named(flat(random_episodes((3, 2))))
     words, tasks = ["ä, b", "", "three\nlines", "ö" * 20, "x"], [f"do {row // 3}" for row in range(5)]
@@ -439,8 +440,8 @@ def test_files_of_a_folder_are_one_dataset_with_an_episode_each(kind: str, given
     assert again.content_digest == rbtool.inspect(out).content_digest
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-@pytest.mark.parametrize(
+@each("kind", ["csv", "parquet"])
+@each(
     ("options", "lengths", "note"),
     [
         ({"ends": "-"}, [9], "all rows are one episode"),
@@ -494,7 +495,7 @@ def test_types_are_those_of_all_files(kind: str, tmp_path: Path) -> None:
         assert [one.endswith(place) for one in reader.manifest.notes if "float64" in one] == [True]
 
 
-@pytest.mark.parametrize(
+@each(
     ("files", "options", "error", "message"),
     [
         ({"a.csv": "x,y\n1,2\n", "b.csv": "x\n1\n"}, {}, FormatError, "'y' cannot be mapped: b.csv has no such column"),
@@ -626,7 +627,7 @@ REFUSED: list[tuple[dict[str, Any], type[RbtoolError], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "error", "message", "hint"), REFUSED)
+@each(("options", "error", "message", "hint"), REFUSED)
 def test_what_makes_no_sense_is_refused(
     options: dict[str, Any], error: type[RbtoolError], message: str, hint: str, tmp_path: Path
 ) -> None:

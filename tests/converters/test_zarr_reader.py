@@ -13,6 +13,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
+from cases import each
 from lerobot_files import decoded, picture, write_video
 
 import rbtool
@@ -107,8 +108,8 @@ def some(rows: int = 11) -> Arrays:
     }
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.parametrize("kind", [ZarrReader, SmallPieces])
+@each("name", SAMPLES)
+@each("kind", [ZarrReader, SmallPieces])
 def test_samples_are_what_zarr_reads(name: str, kind: type[Reader]) -> None:
     data, ends = plain(DATA / name)
     facts, found = read(DATA / name, kind)
@@ -178,7 +179,7 @@ CODECS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CODECS)
+@each("name", CODECS)
 def test_codecs_and_chunks(name: str, tmp_path: Path) -> None:
     rows = np.random.default_rng(0).integers(0, 99, (11, 2)).astype("f4")
     path = write(tmp_path / "a.zarr", {"action": rows, "x": rows[::-1].copy()}, [4, 5, 11], **CODECS[name])
@@ -187,10 +188,8 @@ def test_codecs_and_chunks(name: str, tmp_path: Path) -> None:
     assert np.concatenate(found["observation.x"]).tolist() == rows[::-1].tolist()
 
 
-@pytest.mark.parametrize("zarr_format", [2, 3])
-@pytest.mark.parametrize(
-    "dtype", ["?", "i1", "u1", ">i2", "<u2", ">i4", "u4", ">i8", "u8", "f2", ">f4", "f8", "c8", ">c16"]
-)
+@each("zarr_format", [2, 3])
+@each("dtype", ["?", "i1", "u1", ">i2", "<u2", ">i4", "u4", ">i8", "u8", "f2", ">f4", "f8", "c8", ">c16"])
 def test_element_types(dtype: str, zarr_format: int, tmp_path: Path) -> None:
     rows = (np.arange(22).reshape(11, 2) % 2 if dtype == "?" else np.arange(22).reshape(11, 2)).astype(dtype)
     path = write(tmp_path / "a.zarr", {"x": rows}, [4, 11], zarr_format=zarr_format, chunks=(3, 2))
@@ -200,7 +199,7 @@ def test_element_types(dtype: str, zarr_format: int, tmp_path: Path) -> None:
     assert given.tolist() == rows.tolist()
 
 
-@pytest.mark.parametrize("dtype", ["u1", "i2", ">u4", "i8", "u8"])
+@each("dtype", ["u1", "i2", ">u4", "i8", "u8"])
 def test_ends_are_integers_of_any_size(dtype: str, tmp_path: Path) -> None:
     facts, _ = read(write(tmp_path / "a.zarr", some(), [4, 4, 11], dtype=dtype))
     assert facts.lengths == [4, 7]
@@ -264,9 +263,9 @@ def test_what_else_is_in_a_store(tmp_path: Path) -> None:
     assert isinstance(other["data/obs"], zarr.Group)
 
 
-@pytest.mark.parametrize("folder", ["", "some/a.zarr/"])
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
-@pytest.mark.parametrize("zarr_format", [2, 3])
+@each("folder", ["", "some/a.zarr/"])
+@each("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+@each("zarr_format", [2, 3])
 def test_zip_files(zarr_format: int, method: int, folder: str, tmp_path: Path) -> None:
     data = some()
     source = write(tmp_path / "a", data, [4, 11], zarr_format=zarr_format)
@@ -429,7 +428,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@each("name", REFUSED)
 def test_what_is_refused(name: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.zarr", some(), [4, 5, 11])
     change, said = REFUSED[name]
@@ -444,7 +443,7 @@ def test_what_is_refused(name: str, tmp_path: Path) -> None:
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "said"),
     [
         ({"chunk_grid": {"name": "rectilinear"}}, "expected regular"),
@@ -525,8 +524,8 @@ def test_two_stores_in_a_zip_file_are_not_one(tmp_path: Path) -> None:
     assert not ZarrReader.recognises(path)
 
 
-@pytest.mark.parametrize("dest", ["out.zarr", "out.zarr.zip"])
-@pytest.mark.parametrize("name", SAMPLES)
+@each("dest", ["out.zarr", "out.zarr.zip"])
+@each("name", SAMPLES)
 def test_exports_are_the_store_that_was_read(name: str, dest: str, tmp_path: Path) -> None:
     data, stops = plain(DATA / name)
     first = rbtool.convert(DATA / name, tmp_path / "ted")

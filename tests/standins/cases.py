@@ -11,14 +11,18 @@ from typing import Any
 def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Call a test with every case, as `pytest.mark.parametrize` does, but in one test; a failure names its case.
 
-    The first case that fails ends the test, and all have the same fixtures.
+    The first case that fails ends the test. All have the same fixtures, but for a `tmp_path` of their own.
     """
     listed = [dict(zip(names, case, strict=True)) if isinstance(names, tuple) else {names: case} for case in cases]
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
         def run(*instance: Any, **fixtures: Any) -> None:
-            for case in listed:
+            folder = fixtures.get("tmp_path")
+            for number, case in enumerate(listed):
+                if folder is not None:
+                    fixtures["tmp_path"] = folder / str(number)
+                    fixtures["tmp_path"].mkdir()
                 try:
                     test(*instance, **case, **fixtures)
                 except BaseException as error:

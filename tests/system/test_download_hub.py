@@ -6,6 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from cases import each
 from hub import WRITER, Fault, UploadHub
 from machine import Uploader, files_of
 
@@ -122,7 +123,7 @@ def test_dry_run(machine, stored):
     assert done["fetch"]["bytes"] > 10_000
 
 
-@pytest.mark.parametrize(
+@each(
     ("option", "value"),
     [
         ("layout", "packed"), ("episodes", "0:1"), ("final_step", "drop"), ("local", True), ("keep_source", True),
@@ -137,7 +138,7 @@ def test_an_option_that_needs_a_conversion_names_the_way(tmp_path, option, value
     assert "rbtool convert hf:me/walks DEST" in refused.value.hint
 
 
-@pytest.mark.parametrize("address", ["hf://walks", "hf://me/../walks", "hf:///me/walks", "hf://me/walks/x", "hf:"])
+@each("address", ["hf://walks", "hf://me/../walks", "hf:///me/walks", "hf://me/walks/x", "hf:"])
 def test_an_address_that_makes_no_sense(tmp_path, address):
     with pytest.raises(rbtool.UsageError):
         rbtool.download(address, root=tmp_path)

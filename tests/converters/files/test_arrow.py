@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cases import each
 
 from rbtool.converters.files.arrow import require_bounded_ipc, require_bounded_parquet
 from rbtool.core.errors import CorruptDataError
@@ -52,8 +53,8 @@ def test_arrow_files_as_people_write_them_are_taken(codec: str | None, tmp_path:
     require_bounded_ipc(ipc(tmp_path / "part-2.arrow", pa.table({"x": ZEROS}), None))
 
 
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-@pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "zstd", "brotli", "lz4"])
+@each("version", ["1.0", "2.0"])
+@each("codec", ["none", "snappy", "gzip", "zstd", "brotli", "lz4"])
 def test_parquet_files_as_people_write_them_are_taken(codec: str, version: str, tmp_path: Path) -> None:
     rows = {
         "x": np.zeros(100_000),
@@ -77,8 +78,8 @@ def test_a_damaged_footer_does_not_end_the_process(tmp_path: Path) -> None:
     require_bounded_parquet(file)
 
 
-@pytest.mark.parametrize("check", [require_bounded_ipc, require_bounded_parquet])
-@pytest.mark.parametrize("data", [b"", b"ARROW1", b"\xff" * 64, b"\x19" * 200, bytes(64)])
+@each("check", [require_bounded_ipc, require_bounded_parquet])
+@each("data", [b"", b"ARROW1", b"\xff" * 64, b"\x19" * 200, bytes(64)])
 def test_what_is_no_such_file_is_refused_or_left_to_pyarrow(
     check: Callable[[Path], None], data: bytes, tmp_path: Path
 ) -> None:

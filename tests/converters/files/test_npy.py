@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +36,7 @@ def unpickled(array: Any, folder: Path) -> Any:
         return rows
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "dtype"),
     [
         ([True, False, True], "bool"),
@@ -55,8 +56,8 @@ def test_scalars_keep_their_values(values: list[Any], dtype: str, tmp_path: Path
     assert rows.tolist() == values
 
 
-@pytest.mark.parametrize("dtype", ["<f4", ">f8", "u1", "i8", "?", "c8"])
-@pytest.mark.parametrize("shape", [(3,), (2, 0), (2, 3)])
+@each("dtype", ["<f4", ">f8", "u1", "i8", "?", "c8"])
+@each("shape", [(3,), (2, 0), (2, 3)])
 def test_arrays_of_one_form_are_stacked(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     parts = [(np.arange(math.prod(shape)).reshape(shape) * number % 5).astype(dtype) for number in range(4)]
     parts[2] = np.asfortranarray(parts[2])
@@ -85,7 +86,7 @@ def test_numbers_come_back_exactly_or_are_refused(values: list[Any], tmp_path: P
         assert unpickled(objects(values), tmp_path).tolist() == values
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "why"),
     [
         ([1, None], "elements of different types: NoneType, int"),

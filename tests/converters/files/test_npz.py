@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -201,7 +202,7 @@ HEADERS = {
 }
 
 
-@pytest.mark.parametrize("case", HEADERS)
+@each("case", HEADERS)
 def test_headers_that_make_no_sense(tmp_path: Path, case: str) -> None:
     data, why = HEADERS[case]
     (tmp_path / "a.npy").write_bytes(data)
@@ -438,8 +439,8 @@ def _spans(file: Path) -> list[tuple[str, int, int]]:
     return found
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@each("kind", FORMATS)
+@each("save", [np.savez, np.savez_compressed])
 def test_a_bit_that_flipped_is_found_wherever_it_is(tmp_path: Path, kind: str, save: Save) -> None:
     path = FORMATS[kind](tmp_path / "a.npz", save)
     expected = _rows(path, kind)
@@ -467,8 +468,8 @@ SKIPPED = {"ogbench": ("actions", 2), "vd4rl": ("reward", 1), "imitation": ("act
            "sb3 ring": ("rewards", 2), "table": ("a", 2)}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@each("kind", FORMATS)
+@each("save", [np.savez, np.savez_compressed])
 def test_nothing_is_published_of_a_damaged_file(tmp_path: Path, kind: str, save: Save) -> None:
     path = FORMATS[kind](tmp_path / "a.npz", save)
     file = sorted(path.iterdir())[0] if path.is_dir() else path
@@ -498,8 +499,8 @@ def test_nothing_is_published_of_a_damaged_file(tmp_path: Path, kind: str, save:
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("kind", ["ogbench", "sb3", "imitation"])
-@pytest.mark.parametrize("place", [0, 8, 20, 40])
+@each("kind", ["ogbench", "sb3", "imitation"])
+@each("place", [0, 8, 20, 40])
 def test_the_array_whose_header_is_damaged_is_named(tmp_path: Path, kind: str, place: int) -> None:
     path = FORMATS[kind](tmp_path / "a.npz", np.savez)
     sound = path.read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each
 
 from rbtool.converters.files.rlds_steps import LastSteps, fillers, require_rlds_last, step_meaning
 from rbtool.core.errors import UsageError
@@ -23,7 +24,7 @@ def test_zeros_in_every_last_step_and_nowhere_else_make_an_observation() -> None
     assert "zeros in 5 of 5 episodes, as 0 of 45 other steps have" in decision.note
 
 
-@pytest.mark.parametrize(
+@each(
     ("episodes", "why"),
     [
         ([("." * 10, True)] * 5, "zeros in 0 of 5 episodes: it is taken for a step"),
@@ -67,7 +68,7 @@ def test_the_choice_is_auto_unless_one_is_named() -> None:
         require_rlds_last("last")
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "expected"),
     [
         ("reward", (("reward",), "reward", "result")),

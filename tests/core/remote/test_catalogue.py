@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 
 import pytest
+from cases import each
 
 from rbtool.core.errors import DatasetNotFoundError, UsageError
 from rbtool.core.format.converter import Catalogue, CatalogueEntry
@@ -18,13 +19,13 @@ IDS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("asked", IDS)
+@each("asked", IDS)
 def test_an_id_means_itself(asked):
     found = resolve(asked, IDS, "minari")
     assert (found.id, found.how) == (asked, "exact")
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "dataset_id", "how"),
     [
         ("D4RL/door/human", "D4RL/door/human-v10", "latest"),
@@ -109,7 +110,7 @@ def test_words_and_catalogues_are_remembered(tmp_path):
     assert catalogue_age(Catalogue("x", "yesterday", ())) == float("inf")
 
 
-@pytest.mark.parametrize("text", DAMAGED)
+@each("text", DAMAGED)
 def test_a_damaged_memory_knows_nothing_and_learns_again(tmp_path, text):
     names = KnownNames(tmp_path, "minari")
     names.put(FOUND)
@@ -119,7 +120,7 @@ def test_a_damaged_memory_knows_nothing_and_learns_again(tmp_path, text):
     assert names.get("door-human-v1") == FOUND
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": [1]}', '{"entries": []}'])
+@each("text", ["", "{", "[]", '{"entries": [1]}', '{"entries": []}'])
 def test_a_damaged_catalogue_is_none(tmp_path, text):
     file = CatalogueFile(tmp_path, "minari", "key")
     file.path.parent.mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each
 
 from rbtool import UsageError
 from rbtool.core.format.manifest import TRANSFERS
@@ -13,7 +14,7 @@ def transfer(commit="0" * 40):
     return Transfer("upload", "hf://me/walks", None, commit, "https://hub", "xxh3-128:0", "2026-01-01T00:00:00+00:00")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "repository", "revision"),
     [
         ("hf://me/walks", "me/walks", None), ("hf:me/walks", "me/walks", None), ("me/walks", "me/walks", None),
@@ -33,7 +34,7 @@ def test_an_address_is_written_as_it_is_read():
         HubAddress.parse("hf://me/walks@v1", "v2")
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "", "hf://", "hf:///", "hf://me", "hf://me/", "hf:///walks", "hf://me//walks", "hf://me/walks/", "hf://me/a/b",
@@ -57,7 +58,7 @@ def test_a_record_outlives_lines_that_were_cut(tmp_path):
     assert [one.commit[0] for one in transfers_of(tmp_path)] == ["1", "2"]
 
 
-@pytest.mark.parametrize("content", [b"", b"\0\xff\n", b"[1]\n", b"{}\n", b'{"verb": 3}\n', b"\n\n"])
+@each("content", [b"", b"\0\xff\n", b"[1]\n", b"{}\n", b'{"verb": 3}\n', b"\n\n"])
 def test_a_record_that_makes_no_sense_counts_for_nothing(tmp_path, content):
     (tmp_path / ".rbtool").mkdir()
     (tmp_path / TRANSFERS).write_bytes(content)

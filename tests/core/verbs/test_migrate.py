@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from cases import each
 from processes import Interpreter
 
 import rbtool
@@ -29,7 +30,7 @@ def migrated(path: Path, source: str) -> MigratedFile:
     return result.files[0] if result.files else MigratedFile(path=path, changed=False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "after"),
     [
         ("from torchrl.data import ReplayBuffer", "from rbtool import ReplayBuffer"),
@@ -111,7 +112,7 @@ def test_an_import_is_rewritten(before: str, after: str | None, tmp_path: Path) 
     assert not migrated(path, text).changed
 
 
-@pytest.mark.parametrize(
+@each(
     "source",
     [
         "from torchrl.envs import GymEnv\nimport torchrl",

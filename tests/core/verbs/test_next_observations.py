@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -185,8 +186,8 @@ WITHOUT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("cut", [1, 2, 100])
-@pytest.mark.parametrize("layout", ["ted", "packed"])
+@each("cut", [1, 2, 100])
+@each("layout", ["ted", "packed"])
 def test_next_observations_of_the_source_come_back_exactly(layout: str, cut: int, tmp_path: Path) -> None:
     made = rbtool.convert(write(tmp_path, PLANS, cut), tmp_path / "made", layout=layout)
     check_content(made.path, PLANS, "auto")
@@ -194,9 +195,9 @@ def test_next_observations_of_the_source_come_back_exactly(layout: str, cut: int
     assert (made.path / "explicit_next.bin").is_file() == (layout == "packed")
 
 
-@pytest.mark.parametrize("cut", [1, 2, 100])
-@pytest.mark.parametrize("choice", ["auto", "drop", "repeat"])
-@pytest.mark.parametrize("layout", ["ted", "packed"])
+@each("cut", [1, 2, 100])
+@each("choice", ["auto", "drop", "repeat"])
+@each("layout", ["ted", "packed"])
 def test_last_steps_without_an_observation(layout: str, choice: str, cut: int, tmp_path: Path) -> None:
     made = rbtool.convert(write(tmp_path, WITHOUT, cut), tmp_path / "made", layout=layout, final_step=choice)
     check_content(made.path, WITHOUT, choice)

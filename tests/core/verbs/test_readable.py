@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from cases import each
 from tensordict import TensorDict
 
 import rbtool
@@ -160,8 +161,8 @@ def saved_buffer(path: Path, data: TensorDict) -> Path:
     return path / "storage"
 
 
-@pytest.mark.parametrize("made", [tree, saved_buffer])
-@pytest.mark.parametrize(("make", "layout"), [(convert, "ted"), (convert, "packed"), (preprocess, "ted")])
+@each("made", [tree, saved_buffer])
+@each(("make", "layout"), [(convert, "ted"), (convert, "packed"), (preprocess, "ted")])
 def test_an_open_end_is_made_truncated(tmp_path, made, make, layout) -> None:
     source, dest = made(tmp_path / "source", plain_steps([3, 1, 4])), tmp_path / "made"
     result = make(source, dest, layout)
@@ -195,9 +196,9 @@ def padded(lengths: list[int], mask: Any = "mask") -> TensorDict:
     return found
 
 
-@pytest.mark.parametrize("mask", ["mask", ("collector", "mask")])
-@pytest.mark.parametrize("ids", [True, False])
-@pytest.mark.parametrize("layout", ["ted", "packed"])
+@each("mask", ["mask", ("collector", "mask")])
+@each("ids", [True, False])
+@each("layout", ["ted", "packed"])
 def test_padding_is_left_out(tmp_path: Path, mask: Any, ids: bool, layout: str) -> None:
     data = padded([3, 1, 4, 2], mask)
     source = tree(tmp_path / "padded", data if ids else data.exclude("episode"))

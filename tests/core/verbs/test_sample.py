@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import each
 from tensordict import TensorDictBase
 
 import rbtool
@@ -376,7 +377,7 @@ def options(sampler: str, n: int | None = None, **given) -> SampleOptions:
     return SampleOptions("", n, sampler=sampler, **given)
 
 
-@pytest.mark.parametrize(
+@each(
     ("n", "slices", "size", "steps"),
     [
         (None, {"slice_len": 32}, 256, 32), (None, {"slice_len": 100}, 300, 100),
@@ -391,12 +392,12 @@ def test_the_batch_of_slices(n, slices, size, steps) -> None:
     assert chosen.steps_of_a_slice(size) == steps
 
 
-@pytest.mark.parametrize("sampler", ["random", "without-replacement", "prioritized"])
+@each("sampler", ["random", "without-replacement", "prioritized"])
 def test_the_batch_of_steps(sampler) -> None:
     assert [options(sampler, n).batch_size() for n in (None, 1, 255)] == [256, 1, 255]
 
 
-@pytest.mark.parametrize(
+@each(
     ("n", "slices", "message", "hint"),
     [
         (10, {"slice_len": 3}, "10 steps, expected a multiple of the length of a slice, 3", "-n 9"),
@@ -426,7 +427,7 @@ GIVEN = {
 FLAGS = {"strict": "--no-strict", "shuffle": "--no-shuffle"}
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@each("sampler", SAMPLERS)
 def test_an_option_is_taken_or_refused(sampler) -> None:
     for name, value in GIVEN.items():
         given = {**(LENGTH if "slice_len" in SAMPLERS[sampler] else {}), name: value}
@@ -441,7 +442,7 @@ def test_an_option_is_taken_or_refused(sampler) -> None:
         assert takers == [other for other, known in SAMPLERS.items() if name in known]
 
 
-@pytest.mark.parametrize(
+@each(
     ("sampler", "given", "message"),
     [
         ("slice", {"slice_len": 0}, "--slice-len is 0, expected 1 or more"),

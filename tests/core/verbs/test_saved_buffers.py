@@ -12,6 +12,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from cases import each
 from damage import flip, without_digests
 from tensordict import TensorDict
 from torch import arange, zeros
@@ -74,7 +75,7 @@ WRITER, LENGTH = "writer/metadata.json", "storage/storage_metadata.json"
 PRIORITIES = "sampler/sampler_metadata.json"
 
 
-@pytest.mark.parametrize(
+@each(
     ("case", "change", "message"),
     [
         ("td_memmap_partly_7of16", edit(WRITER, cursor=9), "has the cursor 9, the storage holds 7 rows"),
@@ -135,7 +136,7 @@ def saved(kind: str, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", STORAGES)
+@each("kind", STORAGES)
 def test_our_own_buffers_are_compared_with_their_digests(tmp_path: Path, kind: str) -> None:
     path = saved(kind, tmp_path / "saved")
     result = rbtool.check(path)
@@ -149,7 +150,7 @@ def test_our_own_buffers_are_compared_with_their_digests(tmp_path: Path, kind: s
     assert rbtool.check(without_digests(path)).notes
 
 
-@pytest.mark.parametrize("kind", STORAGES)
+@each("kind", STORAGES)
 def test_inspect_shows_a_saved_buffer(tmp_path: Path, kind: str) -> None:
     result = rbtool.inspect(saved(kind, tmp_path / "saved"))
     assert result.path == tmp_path / "saved"
@@ -197,8 +198,8 @@ def add_file(folder: Path) -> None:
     (folder / "sampler/more.json").write_text("{}")
 
 
-@pytest.mark.parametrize("kind", STORAGES)
-@pytest.mark.parametrize(
+@each("kind", STORAGES)
+@each(
     ("damage", "message"),
     [
         (lambda folder: shutil.rmtree(folder / ".rbtool"), "digests.json is missing: the digests of the checkpoint"),
@@ -246,7 +247,7 @@ def test_digests_of_our_checkpoints_for_torchrl_are_compared(tmp_path: Path, for
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "case"),
     [
         ("storage/segments.json", None), ("storage/storage_metadata.json", "td_memmap_partly_7of16"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -217,7 +218,7 @@ def test_shares_are_rounded_by_largest_remainder():
         targets({"train": 0.8, "val": 0.1, "test": 0.1}, 4)
 
 
-@pytest.mark.parametrize(
+@each(
     ("shares", "what"),
     [((0.8, 0.3, None), r"0.8 \+ 0.3 add up to 1.1, expected 1"), ((0.5, 0.2, 0.2), "add up to 0.9"),
      ((1.5, None, None), "--train is 1.5, expected a fraction above 0"), ((1.2, -0.2, None), "--train is 1.2"),
@@ -286,7 +287,7 @@ def test_what_cannot_be_split_is_named(walks, tmp_path):
 # Returns ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_stratified_parts_have_close_mean_returns(seed):
     draw = np.random.default_rng(seed)
     returns = draw.pareto(1.5, 400) * 100

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import yaml
+from cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 from machine import ODD_PLAN
@@ -109,7 +110,7 @@ def test_a_card_of_others_is_kept_and_ours_is_replaced(walks):
     assert card_of(walks, f"{first}\nafter".encode(), "mit, cc0-1.0").endswith("\nafter")
 
 
-@pytest.mark.parametrize(
+@each(
     ("card", "license"),
     [
         (b"", None), (b"# no metadata", None), (b"---\nlicense: mit\n---\n", "mit"), (b"---\nlicense:\n---\n", None),
@@ -125,7 +126,7 @@ BOMB = "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] *
 MERGES = "\n".join(["a0: &a0 {k: 1}", *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}], k{n}: 1}}" for n in range(1, 30))])
 
 
-@pytest.mark.parametrize(
+@each(
     ("card", "said"),
     [
         (b"\xff", "not UTF-8"), (b"---\n- a\n---\n", "is a list, expected a mapping"),
