@@ -38,7 +38,8 @@ _YAML = "metadata.yaml"
 _BAG = "rosbag2_bagfile_information"
 _NAMED = (".mcap", ".db3", ".bag", ".mcap.zstd", ".db3.zstd", ".bag.active")
 _SUFFIXES = (".mcap", ".db3", ".bag", ".zstd", ".active")
-_CACHED_BYTES = 64 << 20
+_CACHED_BYTES = 16 << 20
+"""Of parts that are unpacked: about as much as a cache of the processor holds."""
 _MOST_BYTES = 1 << 31
 """The most bytes that a chunk or a message has: more is damage, and would take all memory."""
 _MOST_TEXT, _MOST_ATTACHED = 4096, 1 << 20
@@ -131,6 +132,7 @@ class Log(Closing, ABC):
         self.texts: dict[str, str] = {}
         self.notes: list[str] = []
         self.attachments: dict[str, bytes] = {}
+        self._decompressor = zstandard.ZstdDecompressor()
 
     @property
     @abstractmethod
@@ -274,8 +276,8 @@ def _unzstd(data: Buffer, size: int | None, log: Log) -> bytes:
         if stated > _MOST_BYTES or (stated >= 0 and size not in (None, stated)):
             log.damaged(f"a part of it would have {stated:,} bytes")
         if stated < 0:  # memory for as many as there are, which may be fewer than a damaged size
-            return bytes(zstandard.ZstdDecompressor().decompressobj().decompress(data))
-        found = zstandard.ZstdDecompressor().decompress(data)
+            return bytes(log._decompressor.decompressobj().decompress(data))
+        found = log._decompressor.decompress(data)
     except zstandard.ZstdError as error:
         log.damaged(f"a part of it cannot be decompressed ({error})")
     return bytes(found)
