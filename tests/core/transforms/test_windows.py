@@ -547,50 +547,16 @@ def test_batches_of_loaders(workers: int) -> None:
             require_stacks(batch, twin.model, 3)
 
 
-@pytest.mark.parametrize("sampler", [RandomSampler, lambda: SliceSampler(slice_len=2)])
-@pytest.mark.parametrize("prefetch", [None, 3])
-def test_a_ring_that_is_written_meanwhile(sampler: Callable[[], Sampler], prefetch: int | None) -> None:
-    """Frames are of one moment: each is the number after the one before, or padding."""
-    buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(50), sampler=sampler(), transform=stack(4), batch_size=32, prefetch=prefetch
-    )
+def require_frames_of_one_moment(buffer: ReplayBuffer, start: Callable[..., Any], over: Any) -> None:
+    """Each is the number after the one before, or padding, while a thread or process that `start` makes writes."""
     batches = numbered(17)
     buffer.extend(next(batches))
-    over = threading.Event()
 
     def write() -> None:
         while not over.is_set():
             buffer.extend(next(batches))
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        for _ in range(300):
-            require_consecutive(buffer.sample())
-    finally:
-        over.set()
-        writer.join()
-
-
-@pytest.mark.parametrize("sampler", [RandomSampler, lambda: SliceSampler(slice_len=2)])
-def test_a_ring_that_another_process_writes(sampler: Callable[[], Sampler], tmp_path: Path) -> None:
-    buffer = TensorDictReplayBuffer(
-        storage=LazyMemmapStorage(50, scratch_dir=tmp_path),
-        sampler=sampler(),
-        transform=stack(4),
-        batch_size=32,
-        shared=True,
-    )
-    batches = numbered(17)
-    buffer.extend(next(batches))
-    context = multiprocessing.get_context("fork")
-    over = context.Event()
-
-    def write() -> None:
-        while not over.is_set():
-            buffer.extend(next(batches))
-
-    writer = context.Process(target=write)
+    writer = start(target=write)
     writer.start()
     try:
         for _ in range(200):
@@ -598,6 +564,22 @@ def test_a_ring_that_another_process_writes(sampler: Callable[[], Sampler], tmp_
     finally:
         over.set()
         writer.join()
+
+
+@pytest.mark.parametrize("sampler", [RandomSampler, lambda: SliceSampler(slice_len=2)])
+@pytest.mark.parametrize("prefetch", [None, 3])
+def test_a_ring_that_is_written_meanwhile(sampler: Callable[[], Sampler], prefetch: int | None) -> None:
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(50), sampler=sampler(), transform=stack(4), batch_size=32, prefetch=prefetch
+    )
+    require_frames_of_one_moment(buffer, threading.Thread, threading.Event())
+
+
+@pytest.mark.parametrize("sampler", [RandomSampler, lambda: SliceSampler(slice_len=2)])
+def test_a_ring_that_another_process_writes(sampler: Callable[[], Sampler], tmp_path: Path) -> None:
+    storage, context = LazyMemmapStorage(50, scratch_dir=tmp_path), multiprocessing.get_context("fork")
+    buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler(), transform=stack(4), batch_size=32, shared=True)
+    require_frames_of_one_moment(buffer, context.Process, context.Event())
     assert len(buffer) == 50
 
 
