@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 import rbtool
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.verbs.demo import RECORDINGS
 
 
 def commands_shown(stderr: str) -> list[str]:
@@ -33,6 +36,26 @@ def test_the_demo_goes_through_every_verb_and_fits_a_screen(demo):
     first, second = re.findall(r"; digest (xxh3\S+)$", done.stderr, re.MULTILINE)[-2:]
     assert first == second  # what was saved, and what came back
     assert "arning" not in demo[1].stderr.replace("0 warnings", "")
+
+
+def test_both_environments_are_taken_all_the_way(demo):
+    home = demo[0] / "rbtool-demo"
+    for recording in RECORDINGS:
+        places = (f"store/minari/{recording.id}", f"normalised/{recording.name}", f"loaded/{recording.name}")
+        stored, normalised, loaded = (rbtool.inspect(home / place) for place in places)
+        assert loaded.content_digest == normalised.content_digest != stored.content_digest
+        assert loaded.steps == stored.steps
+        forms = (home / "checkpoints").glob(f"{recording.name}.*")
+        assert {rbtool.inspect(path).layout for path in forms} == {"ted", "flat", "nested", "h5"}
+
+
+def test_the_episodes_are_those_of_the_environments(demo):
+    places = [demo[0] / "rbtool-demo/store/minari" / recording.id for recording in RECORDINGS]
+    cart, pendulum = (TedReader(place).episodes for place in places)
+    assert len(np.unique(cart.length)) > 10
+    assert np.array_equal(cart.total_reward, cart.length)  # CartPole pays 1 a step
+    assert (pendulum.length == 200).all()
+    assert -500 < pendulum.total_reward.mean() < 0  # it does learn to stand: at random it is about -1200
 
 
 @pytest.mark.slow

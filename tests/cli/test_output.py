@@ -44,7 +44,7 @@ def test_a_reader_may_go_away(line, crowd, shell, real):
 @pytest.mark.parametrize(
     "line",
     [
-        "{real}rbtool sample cartpole -n 5000 --json | head -c 10",
+        "rbtool sample cartpole -n 5000 --json | head -c 10",
         "{real}rbtool --help | true",
         "{real}rbtool check --help | true",
         "rbtool inspect cartpole --episode 0 | head -1",

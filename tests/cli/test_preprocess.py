@@ -77,24 +77,6 @@ def test_what_was_left_out_and_what_never_varies_is_told(shell, folder):
     assert "left out: action (not selected)" in done.stderr
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_what_a_function_prints_in_any_way_stays_off_stdout(shell, folder, workers, variables):
-    (folder / "loud.py").write_text(
-        "import ctypes, os, subprocess\n"
-        "def loud(td):\n"
-        "    print('printed'); os.write(1, b'written\\n'); subprocess.run(['echo', 'started'], check=True)\n"
-        "    ctypes.CDLL(None).printf(b'kept by C\\n')\n"
-        "    return td\n"
-    )
-    real = {"PATH": variables["PATH"]}  # a process that is forked does not write what C keeps
-    done = shell(
-        f"rbtool preprocess ./cartpole --fn loud.py:loud --dest ./loud --num-workers {workers} --json", folder, **real
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["num_workers"] == workers
-    assert all(word in done.stderr for word in ("printed", "written", "started"))
-
-
 def test_what_is_shared_with_a_read_only_source_is_reported(shell, folder):
     script = (
         "cp -r cartpole store; find store -name '*.memmap' -exec chmod a-w {} +; "
@@ -109,22 +91,31 @@ def test_what_is_shared_with_a_read_only_source_is_reported(shell, folder):
     assert shell("rbtool check ./clipped", folder).returncode == 0
 
 
+NOISY = f"""
+import ctypes, os, subprocess, time
+def noisy(td):
+    print('printed'); os.write(1, b'written\\n'); subprocess.run(['echo', 'started'], check=True)
+    ctypes.CDLL(None).printf(b'kept by C\\n')
+    if os.fork() == 0:
+        os.setsid()
+        for number in range(3): os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        ends = time.monotonic() + {HANG}
+        while not os.path.exists('go') and time.monotonic() < ends: time.sleep(0.05)
+        if not os.path.exists('go'): open('tired', 'w')
+        os._exit(0)
+    return td
+"""
+
+
+# In a process of its own: one that is forked does not write what C keeps.
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_what_a_function_leaves_running_keeps_no_reader_waiting(shell, folder, workers, variables):
-    (folder / "lingers.py").write_text(
-        "import os, time\n"
-        "def lingers(td):\n"
-        "    if os.fork() == 0:\n"
-        "        os.setsid()\n"
-        "        for number in range(3): os.dup2(os.open(os.devnull, os.O_RDWR), number)\n"
-        f"        ends = time.monotonic() + {HANG}\n"
-        "        while not os.path.exists('go') and time.monotonic() < ends: time.sleep(0.05)\n"
-        "        if not os.path.exists('go'): open('tired', 'w')\n"
-        "        os._exit(0)\n"
-        "    return td\n"
-    )
-    words = f"--fn lingers.py:lingers --dest ./left{workers} --num-workers {workers}"
-    done = shell(f"rbtool preprocess ./cartpole {words} 2> said", folder, PATH=variables["PATH"])
+def test_what_a_function_prints_and_leaves_running_is_kept_from_stdout_and_its_reader(shell, folder, workers, real):
+    (folder / "noisy.py").write_text(NOISY)
+    words = f"--fn noisy.py:noisy --dest ./noisy --num-workers {workers} --json"
+    done = shell(f"rbtool preprocess ./cartpole {words} 2> said", folder, **real)
     (folder / "go").touch()
-    assert done.returncode == 0, (folder / "said").read_text()
+    said = (folder / "said").read_text()
+    assert done.returncode == 0, said
+    assert json.loads(done.stdout)["num_workers"] == workers
+    assert all(word in said for word in ("printed", "written", "started"))
     assert not (folder / "tired").exists()

@@ -52,6 +52,8 @@ _MODULES = (
     "rbtool.core.torchrl.reader", "rbtool.core.torchrl.writer", "rbtool.core.transforms.windows",
     "rbtool.core.verbs.check", "rbtool.core.verbs.inspect", "rbtool.core.verbs.list", "rbtool.core.verbs.sample",
     "rbtool.core.verbs.saved_buffers", "rbtool.core.verbs.stats", "rich.console", "rich.progress", "rich.table",
+    "rbtool.core.datasets.load_dataset", "rbtool.core.remote.folders", "rbtool.core.streams.shards",
+    "rbtool.core.transforms.video", "av",
 )  # fmt: skip
 _FRESH = ("huggingface_hub", "minari")
 """What reads the variables when it is imported: each command imports it."""

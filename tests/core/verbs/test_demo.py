@@ -3,11 +3,9 @@
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import rbtool
-from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.verbs.demo import RECORDINGS, DemoResult, minari_folder
 
 
@@ -17,10 +15,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> DemoResult:
     return rbtool.demo(tmp_path_factory.mktemp("demo") / "here")
 
 
-def _returns(folder: Path) -> np.ndarray:  # type: ignore[type-arg]
-    return TedReader(folder).episodes.total_reward
-
-
+@pytest.mark.slow
 def test_both_environments_are_taken_all_the_way(result: DemoResult) -> None:
     assert [one.name for one in result.datasets] == [f"minari:{recording.id}" for recording in RECORDINGS]
     for one in result.datasets:
@@ -29,14 +24,6 @@ def test_both_environments_are_taken_all_the_way(result: DemoResult) -> None:
         assert {rbtool.inspect(path).layout for path in one.checkpoints.values()} == set(one.checkpoints)
         assert rbtool.inspect(one.name, root=result.root).content_digest == one.content_digest
         assert one.normalised_digest != one.content_digest
-
-
-def test_the_episodes_are_those_of_the_environments(result: DemoResult) -> None:
-    cart, pendulum = (one.dataset for one in result.datasets)
-    assert len(np.unique(TedReader(cart).episodes.length)) > 10
-    assert np.array_equal(_returns(cart), TedReader(cart).episodes.length)  # CartPole pays 1 a step
-    assert (TedReader(pendulum).episodes.length == 200).all()
-    assert -500 < _returns(pendulum).mean() < 0  # it does learn to stand: at random it is about -1200
 
 
 @pytest.mark.parametrize("before", [None, "mine"])
