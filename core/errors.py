@@ -195,6 +195,12 @@ def require_flags(**flags: object) -> None:
             raise UsageError(f"{name} is {value!r}, expected True or False")
 
 
+def require_number(name: str, value: Any, least: int) -> None:
+    """Raise UsageError unless an argument is an int of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name} is {value!r}, expected a number from {least}")
+
+
 def quiet() -> bool:
     """Return whether TorchRL's environment variable `RL_WARNINGS=0` turns warnings off."""
     return os.environ.get("RL_WARNINGS", "1").lower() in {"0", "false", "no"}

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from ..buffers.tensordict import TensorDictReplayBuffer
 from ..declarations import from_leaf
-from ..errors import SchemaError, UsageError, require_flags
+from ..errors import SchemaError, UsageError, require_flags, require_number
 from ..format import fs
 from ..format.staging import Staging
 from ..open_steps import open_steps
@@ -122,14 +122,13 @@ class DatasetReplayBuffer(TensorDictReplayBuffer):
             raise UsageError("chunksize and num_chunks are both set, expected one of them")
         if mp_start_method not in (None, *START_METHODS):
             raise UsageError(f"mp_start_method is {mp_start_method!r}; known: {', '.join(START_METHODS)}")
-        numbers: tuple[tuple[str, Any, int], ...] = (
+        for name, value, least in (
             ("chunksize", chunksize, 0), ("num_chunks", num_chunks, 1),
             ("max_tasks_per_child", max_tasks_per_child, 1), ("worker_threads", worker_threads, 1),
             ("num_frames", num_frames, 1),
-        )  # fmt: skip
-        for name, value, least in numbers:
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise UsageError(f"{name} is {value!r}, expected a number from {least}")
+        ):  # fmt: skip
+            if value is not None:
+                require_number(name, value, least)
         steps = min(len(self.storage), num_frames or len(self.storage))
         progress = ProgressBar() if pbar else Silent()
         with _on_disk(self.storage, Path(dest)) as path, contextlib.ExitStack() as stack:

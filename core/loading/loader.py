@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from ..buffers.draws import arrived, cuda_devices, each_tensor
-from ..errors import UsageError, WorkerDiedError, keywords_of, require_keywords
+from ..errors import UsageError, WorkerDiedError, keywords_of, require_keywords, require_number
 from ..storages.lazy_tensor import available_device
-from .torch_dataset import Fed, Feed, check_number
+from .torch_dataset import Fed, Feed
 
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
@@ -68,7 +68,7 @@ class TorchLoader(DataLoader[Any]):
             raise UsageError(f"{refused[0]} is set, expected in torch_dataset(), which makes the batches")
         if not options.get("in_order", True):
             raise UsageError("in_order is False, expected True: the state counts batches in their order")
-        check_number("prefetch", prefetch, 0)
+        require_number("prefetch", prefetch, 0)
         self._feed = dataset.feed(num_workers, persistent=bool(options.get("persistent_workers")))
         self.device = None if device is None else available_device(device)
         self.ahead = prefetch

@@ -27,7 +27,7 @@ from ..buffers.data_loader import SharedSlots, fetcher_asking, serve
 from ..buffers.processes import SharedGuard
 from ..buffers.replay_buffer import ReplayBuffer
 from ..datasets.load_dataset import load_dataset
-from ..errors import NoLengthError, SchemaError, UsageError, suggests_keywords
+from ..errors import NoLengthError, SchemaError, UsageError, require_number, suggests_keywords
 from ..options import PathLike
 from ..samplers.base import Sampler
 from ..samplers.ensemble import SamplerEnsemble
@@ -580,7 +580,7 @@ class _Shared(Fed):
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next pass with the first batch of `epoch`, also in workers that exist already."""
-        check_number("the epoch", epoch, 0)
+        require_number("the epoch", epoch, 0)
         self.passes.start_at(Start(self.passes.next.seed, epoch, 0))
 
     def feed(self, workers: int, *, persistent: bool) -> Feed:
@@ -811,7 +811,7 @@ def torch_dataset(
         raise UsageError(f"style is {style!r}, expected 'iterable' or 'map'")
     for name, value in (("batches", batches), ("batch_size", batch_size)):
         if value is not None:
-            check_number(name, value, 1)
+            require_number(name, value, 1)
     shard = shard_of_process(rank, world_size)
     if seed is None and shard.ranks > 1:
         raise UsageError(f"{shard.ranks} ranks have no seed in common, and would draw the same elements", hint="seed=0")
@@ -847,12 +847,6 @@ def _opened(dataset: Any, batch_size: int | None, sampler: Any, options: dict[st
     if sampler is None and not isinstance(buffer.storage, StorageEnsemble):
         buffer.set_sampler(SamplerWithoutReplacement())
     return buffer
-
-
-def check_number(name: str, value: Any, least: int) -> None:
-    """Raise UsageError (a ValueError) for anything but an int of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} is {value!r}, expected a number from {least}")
 
 
 def shard_of_process(rank: int | None, world_size: int | None) -> Shard:

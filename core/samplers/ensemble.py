@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import from_numpy
 
-from ..errors import SchemaError, UsageError, require_flags
+from ..errors import SchemaError, UsageError, require_flags, require_number
 from ..kernels.rows import scaled_parts
 from ..kernels.slices import SliceTables
 from ..kernels.trees import Forest
@@ -501,8 +501,7 @@ def _is_word(weights: Any) -> bool:
 def _check_draws(draws: Any, form: BatchForm) -> None:
     if draws is None:
         return
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
-        raise UsageError(f"num_buffer_sampled is {draws!r}, expected a number from 1")
+    require_number("num_buffer_sampled", draws, 1)
     if form == "exact":
         raise UsageError(
             f'num_buffer_sampled cannot be used with batch="exact", which draws from all members; it is {draws}'

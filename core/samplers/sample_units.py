@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tensordict import is_tensor_collection
 
-from ..errors import MissingKeyError, SchemaError, UsageError
+from ..errors import MissingKeyError, SchemaError, UsageError, require_number
 from ..storages.base import Storage
 from ..storages.pytree import TensorDictNode
 from ..storages.tensor import TensorStorage
@@ -150,7 +150,7 @@ class Sequence(SampleUnit):
         for name, number, least in (
             ("length", length, 1), ("burn_in", burn_in, 0), ("bootstrap", bootstrap, 0), ("dilation", dilation, 1),
         ):  # fmt: skip
-            _require_number(name, number, least)
+            require_number(name, number, least)
         if episode_boundary not in get_args(EpisodeBoundary):
             choices = ", ".join(get_args(EpisodeBoundary))
             raise UsageError(f"episode_boundary is {episode_boundary!r}, expected one of {choices}")
@@ -278,11 +278,6 @@ class Sequence(SampleUnit):
             f"Sequence({self.length}, episode_boundary={self.episode_boundary!r}, done_key={self.done_key!r}, "
             f"burn_in={self.burn_in}, bootstrap={self.bootstrap}, dilation={self.dilation})"
         )
-
-
-def _require_number(name: str, number: Any, least: int) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise UsageError(f"{name} is {number!r}, expected a number from {least}")
 
 
 def _require_elements(anchors: list[Numbers], storage: Storage) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from tensordict.utils import NestedKey
 
-from ..errors import SchemaError, UsageError, require_flags
+from ..errors import SchemaError, UsageError, require_flags, require_number
 from ..kernels.slices import Anchor, Chances, Singles, SliceRule, scaled
 from ..storages.base import Storage
 from ..storages.pytree import entry_of
@@ -74,8 +74,9 @@ class SliceMeasure:
             raise ConflictingArgumentsError(
                 f"num_slices is {self.num_slices} and slice_len is {self.slice_len}, expected exactly one of them"
             )
-        _check_count("num_slices", self.num_slices)
-        _check_count("slice_len", self.slice_len)
+        for name, number in (("num_slices", self.num_slices), ("slice_len", self.slice_len)):
+            if number is not None:
+                require_number(name, number, 1)
         if self.pad_output and self.strict_length:
             raise UsageError("pad_output=True has no use with strict_length=True, which leaves nothing to pad")
 
@@ -419,11 +420,6 @@ class SliceSampler(Sampler):
     def __repr__(self) -> str:
         size = f"num_slices={self.num_slices}" if self.num_slices else f"slice_len={self.slice_len}"
         return f"{type(self).__name__}({size}, strict_length={self.strict_length}, weight={self.weight!r})"
-
-
-def _check_count(name: str, number: Any) -> None:
-    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-        raise UsageError(f"{name} is {number!r}, expected a number from 1")
 
 
 def _checked_gpu(use_gpu: Any) -> bool | torch.device:

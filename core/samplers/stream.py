@@ -26,7 +26,15 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from ..errors import EmptyPartError, SchemaError, UsageError, keywords_of, require_flags, require_keywords
+from ..errors import (
+    EmptyPartError,
+    SchemaError,
+    UsageError,
+    keywords_of,
+    require_flags,
+    require_keywords,
+    require_number,
+)
 from ..kernels.slices import SliceRule, scaled
 from ..storages.base import Storage
 from ..storages.dataset import StreamStorage
@@ -85,10 +93,8 @@ class StreamSampler(Sampler):
         seed: int | None = None,
         part: tuple[int, int] = (0, 1),
     ) -> None:
-        numbers: dict[str, tuple[Any, int]] = {"window": (window, 1), "ahead": (ahead, 0), "seed": (seed or 0, 0)}
-        for name, (value, least) in numbers.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(f"{name} is {value!r}, expected a number from {least}")
+        for name, value, least in (("window", window, 1), ("ahead", ahead, 0), ("seed", seed or 0, 0)):
+            require_number(name, value, least)
         require_flags(shuffle=shuffle, drop_last=drop_last)
         if not 0 <= part[0] < part[1]:
             raise UsageError(f"part is {part[0]} of {part[1]}, expected a number from 0")

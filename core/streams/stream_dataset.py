@@ -18,8 +18,8 @@ from torch.utils.data import IterableDataset, default_convert, get_worker_info
 
 from ..buffers.data_loader import SharedSlots, fetcher_asking, serve
 from ..buffers.replay_buffer import ReplayBuffer
-from ..errors import EmptyPartError, SchemaError, UsageError
-from ..loading.torch_dataset import Fed, Feed, Passes, Retried, Start, check_number, refuse_batching, shard_of_process
+from ..errors import EmptyPartError, SchemaError, UsageError, require_number
+from ..loading.torch_dataset import Fed, Feed, Passes, Retried, Start, refuse_batching, shard_of_process
 from ..samplers.stream import Part, StreamSampler, places_left
 from ..storages.dataset import StreamStorage
 from ..ted.schema import Numbers
@@ -175,7 +175,7 @@ class StreamDataset(Fed, IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next pass with the first batch of `epoch`."""
-        check_number("the epoch", epoch, 0)
+        require_number("the epoch", epoch, 0)
         self.passes.start_at(Start(self.passes.next.seed, epoch, 0))
 
     def state_dict(self) -> dict[str, Any]:
