@@ -201,6 +201,13 @@ def require_number(name: str, value: Any, least: int) -> None:
         raise UsageError(f"{name} is {value!r}, expected a number from {least}")
 
 
+def require_share(name: str, value: Any) -> float:
+    """Return an argument that is a number from 0 to 1; UsageError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise UsageError(f"{name} is {value!r}, expected a number from 0 to 1")
+    return float(value)
+
+
 def quiet() -> bool:
     """Return whether TorchRL's environment variable `RL_WARNINGS=0` turns warnings off."""
     return os.environ.get("RL_WARNINGS", "1").lower() in {"0", "false", "no"}

@@ -13,7 +13,15 @@ import numpy as np
 import torch
 from tensordict import is_tensor_collection
 
-from ..errors import MissingKeyError, RbtoolError, SchemaError, UsageError, WrongKindError, warn_caller
+from ..errors import (
+    MissingKeyError,
+    RbtoolError,
+    SchemaError,
+    UsageError,
+    WrongKindError,
+    require_share,
+    warn_caller,
+)
 from ..samplers.hindsight import AchievedRows, HindsightReader, HindsightStrategy
 from ..samplers.steps_around import gathered
 from ..samplers.trajectories import Key, StrictBoundaries, TableFinder, boundary_key
@@ -26,13 +34,6 @@ from .draws import Draw
 from .tensordict import TensorDictReplayBuffer
 
 _NEXT = "next"
-
-
-def checked_ratio(ratio: Any) -> float:
-    """Return the share of relabelled steps; UsageError unless it is a number from 0 to 1."""
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
-        raise UsageError(f"her_ratio is {ratio!r}, expected a number from 0 to 1")
-    return float(ratio)
 
 
 class RelabelledEnds(NamedTuple):
@@ -287,7 +288,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self._reader = HindsightReader(
             self._achieved.strategy, self._relabelling.goal_keys, self._relabelling.achieved_goal_key
         )
-        self._ratio = checked_ratio(her_ratio)
+        self._ratio = require_share("her_ratio", her_ratio)
         self._tables = TableFinder(StrictBoundaries(self._relabelling.end_key, any_flag=True).source)
         super().__init__(sampler=sampler, **arguments)
 

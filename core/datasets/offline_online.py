@@ -24,6 +24,7 @@ from ..errors import (
     keywords_of,
     refuse_misspelt,
     require_flags,
+    require_share,
     suggests_keywords,
 )
 from ..format.syncing import Durable
@@ -146,9 +147,7 @@ class OfflineToOnlineReplayBuffer(Rebased):
 
     @offline_fraction.setter
     def offline_fraction(self, fraction: float) -> None:
-        if not _is_fraction(fraction):
-            raise UsageError(f"offline_fraction is {fraction!r}, expected a number from 0 to 1")
-        self._mixture.fraction = float(fraction)
+        self._mixture.fraction = require_share("offline_fraction", fraction)
 
     _offline_fraction = offline_fraction  # the names in TorchRL, whose trainer saves and loads them
 

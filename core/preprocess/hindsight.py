@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import UsageError, require_share
 from ..ted.schema import NEXT, NEXT_REWARD, Field, Key, key_called, key_name, unknown_field
 from .functions import FunctionProcessor, find_function
 from .processor import Context, LoadedProcessor, Unit
@@ -36,9 +36,7 @@ class Hindsight:
     def __post_init__(self) -> None:
         if self.strategy not in _STRATEGIES:
             raise UsageError(f"hindsight is {self.strategy!r}, expected one of {', '.join(_STRATEGIES)}")
-        ratio = self.her_ratio
-        if not _is_share(ratio):
-            raise UsageError(f"the share of relabelled steps is {ratio!r}, expected a number from 0 to 1")
+        require_share("the share of relabelled steps", self.her_ratio)
 
     @classmethod
     def of(cls, given: str | Mapping[str, Any]) -> Hindsight:
@@ -79,10 +77,6 @@ class Hindsight:
                 hint=f"--achieved-goal-key {key_name(beside)} takes what was achieved before it",
             )
         return goal, _named(key_name((NEXT, *beside)), fields)
-
-
-def _is_share(ratio: Any) -> bool:
-    return isinstance(ratio, int | float) and not isinstance(ratio, bool) and 0 <= ratio <= 1
 
 
 def _named(name: str, fields: Sequence[Field]) -> Key:

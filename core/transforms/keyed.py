@@ -68,13 +68,6 @@ def in_double(value: torch.Tensor) -> torch.Tensor:
     return value.to(wide)
 
 
-def require_discount(gamma: Any) -> float:
-    """Return a discount; UsageError (a ValueError) unless it is a number from 0 to 1."""
-    if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 <= gamma <= 1:
-        raise UsageError(f"the discount is {gamma!r}, expected a number from 0 to 1")
-    return float(gamma)
-
-
 def require_tensordict(data: Any, transform: Transform) -> TensorDictBase:
     """Return the data; SchemaError (a RuntimeError) unless it is a tensordict."""
     if not is_tensor_collection(data):

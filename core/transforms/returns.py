@@ -17,7 +17,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict, TensorDictBase
 from torch import nn
 
-from ..errors import MissingKeyError, SchemaError, UsageError, warn_caller
+from ..errors import MissingKeyError, SchemaError, UsageError, require_share, warn_caller
 from ..format.returns import add_rewards_to_go
 from ..storages.base import copied
 from ..ted.schema import DEFAULT_DONE_KEYS, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED
@@ -32,7 +32,7 @@ from ..trajectories import (
     trajectory_ids,
 )
 from .base import Transform
-from .keyed import NEXT, as_key, in_double, not_there, require_discount, require_named, require_tensordict
+from .keyed import NEXT, as_key, in_double, not_there, require_named, require_tensordict
 
 _ORIGINAL = "original_"
 _ENDS = (NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED)
@@ -74,7 +74,7 @@ class ReturnToGo(Transform):
         mask_key: Any = None,
     ) -> None:
         super().__init__()
-        self.gamma = require_discount(gamma)
+        self.gamma = require_share("the discount", gamma)
         self.reward_key = as_key(reward_key)
         self.done_keys = [as_key(key) for key in ([done_keys] if isinstance(done_keys, str) else done_keys)]
         self.out_key = as_key(out_key)
@@ -190,7 +190,7 @@ class DensifyReward(Transform):
         self.done_key = ("next", *key_path(done_key))
         self.reward_key_out = self.reward_key if reward_key_out is None else ("next", *key_path(reward_key_out))
         self.time_dim = _from_the_end(time_dim)
-        self.discount = require_discount(discount)
+        self.discount = require_share("the discount", discount)
         self.in_keys = [reward_key, done_key]
         self.out_keys = [reward_key if reward_key_out is None else reward_key_out]
 
@@ -293,7 +293,7 @@ class MultiStep(nn.Module):
     def __init__(self, gamma: float, n_steps: int) -> None:
         super().__init__()
         self.n_steps = require_steps_ahead(n_steps)
-        self.gamma = require_discount(gamma)
+        self.gamma = require_share("the discount", gamma)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the n-step transitions of `tensordict`, which is not changed."""
@@ -459,7 +459,7 @@ class MultiStepTransform(Transform):
     ) -> None:
         super().__init__()
         self.n_steps = n_steps
-        self.gamma = require_discount(gamma)
+        self.gamma = require_share("the discount", gamma)
         self.reward_keys = [as_key(key) for key in ([reward_keys] if isinstance(reward_keys, str) else reward_keys)]
         self.done_key = done_key
         self.done_keys = (done_keys,) if isinstance(done_keys, str) else tuple(done_keys)

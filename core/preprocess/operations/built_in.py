@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import SchemaError, UsageError, did_you_mean
+from ...errors import SchemaError, UsageError, did_you_mean, require_share
 from ...format.contracts import Array
 from ...format.episodes import COLUMNS, SCORE, EpisodeTable, parse_episodes, select_episodes
 from ...format.returns import add_rewards_to_go, one_step_reward
@@ -786,12 +786,6 @@ def reward_type(field: Field, operation: str) -> str:
     return field.dtype if is_floating(field.dtype) else "float32"
 
 
-def require_discount(gamma: float, operation: str) -> None:
-    """Raise UsageError unless a discount is a number from 0 to 1."""
-    if not 0 <= gamma <= 1:
-        raise UsageError(f"the discount of {operation} is {gamma}, expected a number from 0 to 1")
-
-
 def _flags_there(fields: Fields) -> tuple[Key, ...]:
     """Return the existing flags under `next`."""
     return tuple(key for key in KEPT if key in fields)
@@ -843,7 +837,7 @@ class NStep(RowOperation):
     def __post_init__(self) -> None:
         if self.n < 1:
             raise UsageError(f"n-step is {self.n}, expected a whole number from 1")
-        require_discount(self.gamma, self.name)
+        require_share(f"the discount of {self.name}", self.gamma)
 
     def plan(self, fields: Fields) -> BoundOperation:
         rewards = reward_keys(fields, self.name)
@@ -933,7 +927,7 @@ class _Returns(RowOperation):
     gamma: float
 
     def __post_init__(self) -> None:
-        require_discount(self.gamma, self.name)
+        require_share(f"the discount of {self.name}", self.gamma)
 
     def plan(self, fields: Fields) -> BoundOperation:
         if NEXT_REWARD not in fields:
