@@ -12,6 +12,7 @@ import torch
 from ..errors import SchemaError, UsageError, WrongKindError
 from ..samplers.base import Sampler
 from ..torchrl_classes import described
+from ..transforms.keyed import require_count
 from .replay_buffer import ReplayBuffer
 
 Number: TypeAlias = int | float
@@ -130,7 +131,7 @@ class LinearScheduler(ParameterScheduler):
     def __init__(self, obj: Any, param_name: str, final_value: Number, num_steps: int) -> None:
         super().__init__(obj, param_name)
         self.final_val = _number("final_value", final_value)
-        self.num_steps = _steps("num_steps", num_steps)
+        self.num_steps = require_count("num_steps", num_steps, "steps")
 
     def value(self, step: int) -> Number:
         if step >= self.num_steps:
@@ -161,7 +162,7 @@ class StepScheduler(ParameterScheduler):
         if mode not in _MODES:
             raise UsageError(f"mode is {mode!r}, expected {' or '.join(_MODES)}")
         self.gamma = _number("gamma", gamma)
-        self.n_steps = _steps("n_steps", n_steps)
+        self.n_steps = require_count("n_steps", n_steps, "steps")
         self.mode = mode
 
     def value(self, step: int) -> Number:
@@ -257,12 +258,6 @@ def _number(name: str, value: Any) -> Number:
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         raise UsageError(f"{name} is {value!r}, expected a finite number")
     return found
-
-
-def _steps(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name} is {value!r}, expected a number of steps from 1")
-    return value
 
 
 def _like(before: Any, value: Number) -> Any:
