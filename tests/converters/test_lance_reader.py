@@ -7,6 +7,8 @@ import io
 import json
 import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +35,7 @@ from lerobot_files import (
 from PIL import Image
 
 import rbtool
+from rbtool.converters.files.pickles import end_process
 from rbtool.converters.lance.reader import LanceReader
 from rbtool.converters.lance.tables import LanceProcess
 from rbtool.converters.lerobot.reader import LerobotReader
@@ -75,11 +78,33 @@ def folder(source: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactor
     return Path(shutil.copytree(kept, tmp_path / "d"))
 
 
+@pytest.fixture(scope="module")
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    yield (kept := [])
+    for one in kept:
+        end_process(one)
+
+
+@pytest.fixture
+def idle(processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let readers take over the process of others, as none of them changes a table: to start one takes 0.3 s."""
+    start = LanceProcess._started
+
+    def keep(process: LanceProcess) -> None:
+        one, process._process = process._process, None
+        ended = isinstance(getattr(sys.exc_info()[1], "__cause__", None), EOFError | BrokenPipeError)
+        if one is not None:
+            end_process(one) if ended else processes.append(one)
+
+    monkeypatch.setattr(LanceProcess, "_started", lambda process: processes.pop() if processes else start(process))
+    monkeypatch.setattr(LanceProcess, "close", keep)
+
+
 class _Contract(ReaderTests):
     choice = "decode"
 
     @pytest.fixture(autouse=True)
-    def made(self, source: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    def made(self, source: Path, idle: None, tmp_path_factory: pytest.TempPathFactory) -> None:
         self.folder = tmp_path_factory.getbasetemp() / f"lance-{type(self).__name__}"
         if not self.source().exists():
             self.write(source, self.folder)
