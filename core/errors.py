@@ -208,6 +208,12 @@ def require_share(name: str, value: Any) -> float:
     return float(value)
 
 
+def require_choice(name: str, value: Any, choices: Collection[str]) -> None:
+    """Raise UsageError unless an argument is one of these texts."""
+    if value not in choices:
+        raise UsageError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
+
+
 def quiet() -> bool:
     """Return whether TorchRL's environment variable `RL_WARNINGS=0` turns warnings off."""
     return os.environ.get("RL_WARNINGS", "1").lower() in {"0", "false", "no"}

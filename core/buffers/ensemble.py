@@ -29,6 +29,7 @@ from ..errors import (
     UnsupportedError,
     UsageError,
     WrongKindError,
+    require_choice,
     require_flags,
 )
 from ..samplers.base import Sampler
@@ -106,8 +107,8 @@ Differences: TypeAlias = dict[Key, SchemaDifference]
 
 def checked_policy(policy: Any) -> Policy | None:
     """Return a schema policy; UsageError if it is unknown."""
-    if policy is not None and policy not in get_args(Policy):
-        raise UsageError(f"schema is {policy!r}, expected one of {', '.join(get_args(Policy))}")
+    if policy is not None:
+        require_choice("schema", policy, get_args(Policy))
     return policy  # type: ignore[no-any-return]
 
 

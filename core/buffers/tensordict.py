@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection
 
-from ..errors import MissingKeyError, SchemaError, UsageError, WrongKindError, require_flags
+from ..errors import MissingKeyError, SchemaError, UsageError, WrongKindError, require_choice, require_flags
 from ..samplers.base import Index, Sampler
 from ..samplers.prioritized import PrioritizedSampler, checked_device
 from ..samplers.sample_units import Sequence
@@ -47,8 +47,7 @@ def one_each(priority: torch.Tensor, count: int, reduction: str) -> torch.Tensor
     priority = priority.reshape(count, -1)
     if priority.shape[1] == 1:
         return priority[:, 0]
-    if reduction not in _REDUCTIONS:
-        raise UsageError(f"the sampler's reduction is {reduction!r}, expected one of {', '.join(_REDUCTIONS)}")
+    require_choice("the sampler's reduction", reduction, _REDUCTIONS)
     return _REDUCTIONS[reduction](priority if priority.is_floating_point() else priority.float(), dim=1)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import UsageError, require_share
+from ..errors import UsageError, require_choice, require_share
 from ..ted.schema import NEXT, NEXT_REWARD, Field, Key, key_called, key_name, unknown_field
 from .functions import FunctionProcessor, find_function
 from .processor import Context, LoadedProcessor, Unit
@@ -34,8 +34,7 @@ class Hindsight:
     achieved_goal_key: str | None = None
 
     def __post_init__(self) -> None:
-        if self.strategy not in _STRATEGIES:
-            raise UsageError(f"hindsight is {self.strategy!r}, expected one of {', '.join(_STRATEGIES)}")
+        require_choice("hindsight", self.strategy, _STRATEGIES)
         require_share("the share of relabelled steps", self.her_ratio)
 
     @classmethod

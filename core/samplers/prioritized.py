@@ -19,7 +19,15 @@ import torch
 from numpy.typing import NDArray
 from tensordict.utils import NestedKey
 
-from ..errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError, require_flags, warn_caller
+from ..errors import (
+    CorruptDataError,
+    DatasetNotFoundError,
+    SchemaError,
+    UsageError,
+    require_choice,
+    require_flags,
+    warn_caller,
+)
 from ..format import fs
 from ..format.documents import load_json
 from ..format.syncing import replace_file
@@ -120,8 +128,7 @@ class PrioritizedSampler(Sampler):
             raise UnknownOptionError(f"dtype is {dtype}, expected {' or '.join(map(str, DTYPES))}")
         if reduction not in _REDUCTIONS:
             raise UnknownOptionError(f"reduction is {reduction!r}, expected one of {', '.join(_REDUCTIONS)}")
-        if normalize not in _NORMALIZATIONS:
-            raise UsageError(f"normalize is {normalize!r}, expected one of {', '.join(_NORMALIZATIONS)}")
+        require_choice("normalize", normalize, _NORMALIZATIONS)
         self.reduction = reduction
         self.normalize = normalize
         self._device = checked_device("device", device)

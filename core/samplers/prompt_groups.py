@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import MissingKeyError, SchemaError, UsageError, require_flags, warn_caller
+from ..errors import MissingKeyError, SchemaError, UsageError, require_choice, require_flags, warn_caller
 from ..kernels.rows import collector_paused
 from ..storages.base import Storage
 from ..storages.cursors import rows_named
@@ -108,8 +108,7 @@ class PromptGroupSampler(Sampler):
         require_flags(cache_groups=cache_groups)
         self.num_groups = _checked("num_groups", num_groups)
         self.samples_per_group = _checked("samples_per_group", samples_per_group)
-        if strategy not in _STRATEGIES:
-            raise UsageError(f"strategy is {strategy!r}, expected one of {', '.join(_STRATEGIES)}")
+        require_choice("strategy", strategy, _STRATEGIES)
         self.strategy = strategy
         self.group_key, self.reward_key = group_key, reward_key
         self._key, self._reward = boundary_key(group_key), boundary_key(reward_key)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tensordict import is_tensor_collection
 
-from ..errors import MissingKeyError, SchemaError, UsageError, require_number
+from ..errors import MissingKeyError, SchemaError, UsageError, require_choice, require_number
 from ..storages.base import Storage
 from ..storages.pytree import TensorDictNode
 from ..storages.tensor import TensorStorage
@@ -151,9 +151,7 @@ class Sequence(SampleUnit):
             ("length", length, 1), ("burn_in", burn_in, 0), ("bootstrap", bootstrap, 0), ("dilation", dilation, 1),
         ):  # fmt: skip
             require_number(name, number, least)
-        if episode_boundary not in get_args(EpisodeBoundary):
-            choices = ", ".join(get_args(EpisodeBoundary))
-            raise UsageError(f"episode_boundary is {episode_boundary!r}, expected one of {choices}")
+        require_choice("episode_boundary", episode_boundary, get_args(EpisodeBoundary))
         self.length = length
         self.episode_boundary: EpisodeBoundary = episode_boundary
         self.done_key = None if done_key is None else boundary_key(done_key)

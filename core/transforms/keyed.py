@@ -14,7 +14,15 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_tensor_collection
 from torch.nn import functional
 
-from ..errors import CorruptDataError, MissingKeyError, SchemaError, UsageError, did_you_mean, require_flags
+from ..errors import (
+    CorruptDataError,
+    MissingKeyError,
+    SchemaError,
+    UsageError,
+    did_you_mean,
+    require_choice,
+    require_flags,
+)
 from ..format.contracts import own_attributes, refuse_overrides
 from ..format.documents import parse_json
 from ..format.language import EVENTS, PERSISTENT, TASK, TASKS, parse_said, said_in_rows
@@ -515,8 +523,7 @@ class Resize(KeyedTransform):
         sizes = sizes * 2 if len(sizes) == 1 else sizes
         self.w, self.h = (require_count("the size", size, "pixels") for size in sizes)
         self.interpolation = str(getattr(interpolation, "value", interpolation))
-        if self.interpolation not in _MODES:
-            raise UsageError(f"interpolation is {self.interpolation!r}, expected one of {', '.join(_MODES)}")
+        require_choice("interpolation", self.interpolation, _MODES)
 
     def change(self, value: torch.Tensor, key: Path, data: TensorDictBase) -> torch.Tensor:
         if value.dim() < 3:

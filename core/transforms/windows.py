@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean, require_flags, warn_caller
+from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean, require_choice, require_flags, warn_caller
 from ..format.contracts import StepReader
 from ..format.videos import VIDEO, image_key, stated_fps
 from ..storages.dataset import StreamStorage
@@ -232,8 +232,7 @@ class _Stack(KeyedTransform):
         super().__init__(in_keys, out_keys)
         if dim >= 0:
             raise UsageError(f"dim is {dim}, expected a dimension of the frame counted from the end (below 0)")
-        if padding not in get_args(Padding):
-            raise UsageError(f"padding is {padding!r}, expected one of {', '.join(get_args(Padding))}")
+        require_choice("padding", padding, get_args(Padding))
         self.n = require_count("n", n, "frames")
         self.dim = dim
         self.padding: Padding = padding
@@ -484,8 +483,7 @@ class Windows(Transform):
         given: Any = windows
         if not isinstance(given, Mapping) or not given:
             raise UsageError(f"windows is {windows!r}, expected a dict such as {{'action': (0, 16)}}")
-        if pad not in get_args(Pad):
-            raise UsageError(f"pad is {pad!r}, expected one of {', '.join(get_args(Pad))}")
+        require_choice("pad", pad, get_args(Pad))
         if fps is not None and not (isinstance(fps, numbers.Real) and 0 < fps < float("inf")):
             raise UsageError(f"fps is {fps!r}, expected a number above 0")
         self.pad: Pad = pad

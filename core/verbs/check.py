@@ -28,6 +28,7 @@ from ..errors import (
     RbtoolError,
     SchemaError,
     UsageError,
+    require_choice,
     suggests_keywords,
 )
 from ..format.checks import FOLDER_RULES, UNVERIFIED, EpisodeTableRule, SourcePass, readable_rows, with_hint
@@ -162,8 +163,8 @@ def check(
         DatasetNotFoundError, FormatError: there is no data to check.
         UsageError: arguments make no sense.
     """
-    if profile not in (None, *get_args(Profile)):
-        raise UsageError(f"profile is {profile!r}, expected one of {', '.join(get_args(Profile))}")
+    if profile is not None:
+        require_choice("profile", profile, get_args(Profile))
     if not data and (full or profile == "robot"):
         raise UsageError(
             "without data, no frame is decoded and no motion is looked at", hint="leave out --no-data, or the other"

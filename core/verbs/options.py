@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..declarations import declared
-from ..errors import UsageError
+from ..errors import UsageError, require_choice
 from ..options import (
     RAW_PANEL,
     PathLike,
@@ -409,8 +409,7 @@ class SampleOptions(VerbOptions):
     root: PathLike | None = root_option()
 
     def __post_init__(self) -> None:
-        if self.sampler not in SAMPLERS:
-            raise UsageError(f"the sampler is {self.sampler!r}, expected one of {', '.join(SAMPLERS)}")
+        require_choice("the sampler", self.sampler, SAMPLERS)
         for name, value in self.given().items():
             if name not in SAMPLERS[self.sampler]:
                 others = [sampler for sampler, known in SAMPLERS.items() if name in known]
@@ -442,8 +441,8 @@ class SampleOptions(VerbOptions):
                 raise UsageError(f"{_flag(name)} is {number}, expected a finite number from 0")
         for name in ("weight", "anchor"):
             word, words = getattr(self, name), self.described()[name].choices
-            if word is not None and word not in words:
-                raise UsageError(f"{_flag(name)} is {word!r}, expected one of {', '.join(words)}")
+            if word is not None:
+                require_choice(_flag(name), word, words)
         if self.strict and self.pad:
             raise UsageError(
                 "--strict and --pad are both set, expected one: --strict leaves short episodes out, --pad fills them up"

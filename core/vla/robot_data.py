@@ -23,7 +23,7 @@ from tensordict import (
     is_tensor_collection,
 )
 
-from ..errors import FormatError, MissingKeyError, SchemaError, UsageError, suggests_keywords
+from ..errors import FormatError, MissingKeyError, SchemaError, UsageError, require_choice, suggests_keywords
 from ..format.documents import load_json
 from ..format.syncing import replace_file
 from ..options import PathLike
@@ -84,8 +84,7 @@ class RobotDatasetMetadata(TensorClass["nocast"]):  # type: ignore[type-arg, nam
         if not isinstance(self.dataset_id, str):  # what was stacked, or the result of a comparison
             return
         for name, known in (("action_space", ActionSpace), ("gripper_mode", GripperMode)):
-            if getattr(self, name) not in get_args(known):
-                raise UsageError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(get_args(known))}")
+            require_choice(name, getattr(self, name), get_args(known))
         dim: Any = self.action_dim
         frequency: Any = self.control_frequency_hz
         if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int) or dim < 1):

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import is_tensor_collection, is_tensorclass
 
-from ..errors import CorruptDataError, FormatError, MissingKeyError, SchemaError, UsageError
+from ..errors import CorruptDataError, FormatError, MissingKeyError, SchemaError, UsageError, require_choice
 from ..storages.base import Storage
 from ..torchrl_classes import counterpart
 from .base import Labels, Writer, counts_of, read_array, read_metadata, write_folder
@@ -154,8 +154,7 @@ class TensorDictMaxValueWriter(Writer):
         self, rank_key: Key | Sequence[str] | None = None, reduction: str = "sum", *, compilable: bool = False
     ) -> None:
         super().__init__(compilable)
-        if reduction not in _REDUCTIONS:
-            raise UsageError(f"reduction is {reduction!r}, expected one of {', '.join(_REDUCTIONS)}")
+        require_choice("reduction", reduction, _REDUCTIONS)
         self.rank_key: Key = ("next", "reward") if rank_key is None else _key(rank_key)
         self.reduction = reduction
         self._ranking = Ranking()
