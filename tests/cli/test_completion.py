@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import each
 from waiting import HANG
 
 from rbtool.cli.complete import complete
@@ -36,7 +37,7 @@ def follows(template, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "found"),
     [
         ("rbtool ch", {"check", "checkpoint"}),

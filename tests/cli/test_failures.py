@@ -199,7 +199,7 @@ def noted(error: BaseException) -> BaseException:
     return error
 
 
-@pytest.mark.parametrize(
+@each(
     ("error", "code", "said"),
     [
         (errors.OutOfSpaceError("no room"), 6, "error: no room"),

@@ -46,8 +46,8 @@ def load(reader: PickleReader, data: bytes) -> Any:
     return reader.load(io.BytesIO(data), len(data))
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("name", ARRAYS)
+@each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@each("name", ARRAYS)
 def test_arrays_come_back_with_their_type_shape_and_bytes(reader: PickleReader, name: str, protocol: int) -> None:
     array = np.asarray(ARRAYS[name])
     found = load(reader, pickle.dumps(ARRAYS[name], protocol))
@@ -156,7 +156,7 @@ def global_of(module: str, name: str, *, argument: str = "x") -> bytes:
     return f"c{module}\n{name}\n(S'{argument}'\ntR.".encode()
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "name"),
     [
         (pickle.dumps(Calls(os.system, "true")), "system"),
@@ -309,7 +309,7 @@ def test_nothing_is_read_without_trust(tmp_path: Path) -> None:
     assert "--trust-pickle" in raised.value.hint
 
 
-@pytest.mark.parametrize("seed", range(40))
+@each("seed", range(40))
 def test_mutations_give_values_or_our_errors(reader: PickleReader, seed: int) -> None:
     chance = np.random.default_rng(seed)
     data = bytearray(pickle.dumps([{"a": np.arange(5.0), "b": [1, "x", (None, 2.0)]}] * 3, int(chance.integers(6))))

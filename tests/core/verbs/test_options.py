@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 import pytest
 import typer.main
+from cases import each
 from table_files import flat, random_episodes, write_d4rl
 
 import rbtool
@@ -50,7 +51,7 @@ def test_a_verb_takes_the_fields_of_its_options(verb: Callable[..., Any], option
     assert get_type_hints(verb)["return"].kind
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@each("verb", VERBS)
 def test_every_option_is_on_the_command_line(verb: str) -> None:
     command: Any = typer.main.get_command(app)
     for word in verb.split():

@@ -71,8 +71,8 @@ def of(dataset: Path, verb: str) -> Any:
     return verbs[verb]()
 
 
-@pytest.mark.parametrize("verb", ["inspect", "sample", "export"])
-@pytest.mark.parametrize(
+@each("verb", ["inspect", "sample", "export"])
+@each(
     ("name", "code", "sentence", "hint"),
     [
         ("plain", 2, "is the checkpoint of a replay buffer, expected a dataset or", "rb.loads('{place}/plain')"),
