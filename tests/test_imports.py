@@ -163,9 +163,7 @@ def test_modules_are_named_in_strings_in_one_place_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("packages", "barred"),
-    [(NUMPY_ONLY, TORCH), (("rbtool.core",), SCREEN)],
-    ids=["numpy only", "no screen"],
+    ("packages", "barred"), [(NUMPY_ONLY, TORCH), (("rbtool.core",), SCREEN)], ids=["numpy only", "no screen"]
 )
 def test_barred_libraries_are_not_imported(packages: tuple[str, ...], barred: set[str]) -> None:
     found = [

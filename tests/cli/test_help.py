@@ -88,16 +88,8 @@ def test_every_verb_has_the_same_common_options(pages):
 
 def test_verbs_that_write_can_be_tried_and_forced_and_those_that_remove_need_a_yes(pages):
     writing = [
-        "convert",
-        "download",
-        "preprocess",
-        "clean",
-        "merge",
-        "mix",
-        "split",
-        "checkpoint save",
-        "checkpoint load",
-    ]
+        "convert", "download", "preprocess", "clean", "merge", "mix", "split", "checkpoint save", "checkpoint load",
+    ]  # fmt: skip
     assert [page for page in writing if "--dry-run" not in pages[page] or "--force" not in pages[page]] == []
     removing = ["cache rm", "cache prune"]
     assert [page for page in removing if "--dry-run" not in pages[page] or "--yes" not in pages[page]] == []

@@ -96,11 +96,7 @@ def test_the_table_has_all_179_datasets() -> None:
         ("hopper-random-v0", "gym_mujoco/hopper_random.hdf5", 1000),
         ("walker2d-medium-replay-v0", "gym_mujoco/walker_mixed.hdf5", 1000),
         ("pen-human-v0", "hand_dapg/pen-v0_demos_clipped.hdf5", 100),
-        (
-            "antmaze-umaze-v0",
-            "ant_maze_new/Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse.hdf5",
-            700,
-        ),
+        ("antmaze-umaze-v0", "ant_maze_new/Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse.hdf5", 700),
     ],
 )
 def test_the_file_name_is_not_the_id(name: str, file: str, horizon: int) -> None:

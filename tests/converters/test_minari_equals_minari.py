@@ -35,19 +35,8 @@ def test_the_sample_datasets_are_all_there() -> None:
 
 
 BOXES = (
-    "bool",
-    "uint8",
-    "int8",
-    "uint16",
-    "int16",
-    "uint32",
-    "int32",
-    "uint64",
-    "int64",
-    "float16",
-    "float32",
-    "float64",
-)
+    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64",
+)  # fmt: skip
 SPACES: dict[str, spaces.Space[Any]] = {
     **{f"box {dtype}": spaces.Box(0, 1, (3,), np.dtype(dtype).type) for dtype in BOXES},
     "box of no dimension": spaces.Box(-np.inf, np.inf, (), np.float32),

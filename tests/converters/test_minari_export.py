@@ -241,11 +241,7 @@ def test_names_with_dots_are_not_groups(names: dict[str, spaces.Space[Any]], tmp
             {"a.shape_": np.arange(4), "a": {"shape": np.arange(4)}},
             r"two leaves are called info\.a\.shape_",
         ),
-        (
-            {"x": LEAF},
-            {"a.b": np.arange(3), "a": {"b": np.arange(4)}},
-            r"two leaves are called info\.a\.b",
-        ),
+        ({"x": LEAF}, {"a.b": np.arange(3), "a": {"b": np.arange(4)}}, r"two leaves are called info\.a\.b"),
         (
             {"a.shape": LEAF, "a.shape_": LEAF, "a": spaces.Dict({"shape": LEAF})},
             {},

@@ -637,10 +637,7 @@ def test_groups_that_make_no_sense(name: str, folder: Path, tmp_path: Path) -> N
 def test_an_info_with_long_text_is_dropped_and_named(second: str, folder: Path, tmp_path: Path) -> None:
     edit(folder, lambda file: file.create_dataset("episode_1/infos/s", data=["x" * 70_000, second]))
     assert convert(folder, tmp_path / "ted").dropped_keys == (
-        {
-            "key": "info.s",
-            "why": "episode 1 has 70,000 bytes of text in row 0; rows of up to 65,536 bytes can be kept",
-        },
+        {"key": "info.s", "why": "episode 1 has 70,000 bytes of text in row 0; rows of up to 65,536 bytes can be kept"},
     )
 
 
@@ -754,11 +751,7 @@ def test_images_of_their_space_are_decoded(mode: str, shape: tuple[int, ...]) ->
     assert decode_images([_jpeg(7, 5, mode=mode)] * 9, shape, "images", 0).shape == (9, *shape)
 
 
-INFOS = st.dictionaries(
-    NAMES,
-    st.sampled_from(["number", "vector", "text", "constant", "nested"]),
-    max_size=3,
-)
+INFOS = st.dictionaries(NAMES, st.sampled_from(["number", "vector", "text", "constant", "nested"]), max_size=3)
 
 
 def make_infos(kinds: dict[str, str], rows: int, draw: np.random.Generator) -> dict[str, Any]:

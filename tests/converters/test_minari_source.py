@@ -226,14 +226,8 @@ def test_describe_needs_no_index(hub: Hub, environment: dict[str, str], tmp_path
 
 
 ABSENT = [
-    "D4RL/door/human-v9",
-    "D4RL",
-    "D4RL/door",
-    "nothing/here-v0",
-    "flat-v1",
-    "a b/c-v0",
-    "D4RL/door/human-v2/data",
-]
+    "D4RL/door/human-v9", "D4RL", "D4RL/door", "nothing/here-v0", "flat-v1", "a b/c-v0", "D4RL/door/human-v2/data",
+]  # fmt: skip
 
 
 def test_datasets_that_are_not_there(environment: dict[str, str]) -> None:

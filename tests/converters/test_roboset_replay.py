@@ -83,10 +83,7 @@ except FileNotFoundError as error:
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [
-        ({"env": "door"}, "env would be for an environment"),
-        ({"download": "again"}, "expected True, False or 'force'"),
-    ],
+    [({"env": "door"}, "env would be for an environment"), ({"download": "again"}, "expected True, False or 'force'")],
 )
 def test_what_makes_no_sense_is_refused(arguments: dict[str, object], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):

@@ -22,17 +22,9 @@ JOBS = ("convert", "convert-archive", "convert-blocks", "convert-checkpoints", "
 # Every day a writer of each kind is killed; the others write through one of these. A full disk is met by fewer: what
 # they do about it is the same code.
 EVERY_DAY = {
-    "convert",
-    "convert-blocks",
-    "download",
-    "preprocess-fewer",
-    "preprocess-videos",
-    "merge",
-    "split",
-    "mix",
-    "save-h5",
-    "dump-nested",
-}
+    "convert", "convert-blocks", "download", "preprocess-fewer", "preprocess-videos", "merge", "split", "mix",
+    "save-h5", "dump-nested",
+}  # fmt: skip
 # Of two operations between which no file changes, both leave the same. The others are struck where files change, a
 # quarter of their operations; these two at all of them, to show that it is the same.
 EVERY_OPERATION = {"mix", "save-h5"}
@@ -195,10 +187,7 @@ def struck_at_hub(work: Path, *words: str) -> int:
     return found
 
 
-@pytest.mark.parametrize(
-    ("verb", "where", "every", "least"),
-    [("download", "operations", 299, 2)],
-)
+@pytest.mark.parametrize(("verb", "where", "every", "least"), [("download", "operations", 299, 2)])
 def test_a_few_kills_of_hub_transfers(tmp_path, verb, where, every, least):
     assert struck_at_hub(tmp_path, verb, where, "--every", str(every)) >= least
 

@@ -20,17 +20,9 @@ from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.ted.schema import ACTION, NEXT, NEXT_DONE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Key
 
 __all__ = [
-    "NAMES",
-    "SPACES",
-    "MinariColumns",
-    "assert_equals_minari",
-    "flat_columns",
-    "make_episode",
-    "minari_cache",
-    "minari_episodes",
-    "sample_rows",
-    "write_minari",
-]
+    "NAMES", "SPACES", "MinariColumns", "assert_equals_minari", "flat_columns", "make_episode", "minari_cache",
+    "minari_episodes", "sample_rows", "write_minari",
+]  # fmt: skip
 
 MinariColumns: TypeAlias = dict[Key, Array | list[str]]
 Space: TypeAlias = "gymnasium.Space[Any]"

@@ -377,15 +377,8 @@ def test_a_dataset_of_several_gigabytes(tmp_path: Path) -> None:
                 file.write(struct.pack("<Q", len(data)) + masked(struct.pack("<Q", len(data))) + data + masked(data))
     (folder / "dataset_info.json").unlink()
     command = [
-        sys.executable,
-        "-c",
-        CAPPED,
-        str(CAP_OF_BOUNDED_RLDS),
-        "convert",
-        str(folder),
-        str(tmp_path / "out"),
-        "-q",
-    ]
+        sys.executable, "-c", CAPPED, str(CAP_OF_BOUNDED_RLDS), "convert", str(folder), str(tmp_path / "out"), "-q",
+    ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     order = [*range(0, count, 2), *range(1, count, 2)]

@@ -14,14 +14,7 @@ import pytest
 from damage import mutated
 from PIL import Image
 
-from rbtool.converters.files.images import (
-    ImageForm,
-    decode_image,
-    image_form,
-    is_image,
-    require_images,
-    require_jpeg,
-)
+from rbtool.converters.files.images import ImageForm, decode_image, image_form, is_image, require_images, require_jpeg
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
 
 # 20 x 24 pixels, chroma halved, and the digest of what tf.io.decode_image of TensorFlow 2.21 makes of them
