@@ -889,6 +889,8 @@ def class_named(name: str, fits: Any, known: type[Any] | None = None) -> type[An
     found: Any = sys.modules.get(module)
     for part in path.split("."):
         found = getattr(found, part, None)
+    if found is None and module.startswith(_OWN):  # modules move, public names stay
+        found = getattr(sys.modules[_OWN.partition(".")[0]], path, None)
     if found is None or not isinstance(found, type) or not fits(found):
         if known is not None and fits(known):
             return known

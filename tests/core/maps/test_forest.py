@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict, lazy_stack
 
 import rbtool
-from rbtool import Categorical, MCTSForest, QueryModule, TensorDictMap, Tree
+from rbtool import Categorical, LazyTensorStorage, MCTSForest, QueryModule, SchemaError, TensorDictMap, Tree
 from rbtool.core.maps import forest as forests
 
 Step = tuple[int, int, int]
@@ -548,6 +549,18 @@ def test_a_tree_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(rbtool.SchemaError, match="the tree has more than 500 vertices"):
         forest.get_tree(state(0))
     assert forest.get_tree(state(0), max_depth=1).num_children == 4
+
+
+def test_saved_trees_are_found_where_their_class_is_in_another_module_by_now() -> None:
+    saved, target = LazyTensorStorage(1), LazyTensorStorage(1)
+    saved.set(range(1), forest_of([(0, 1, 1), (1, 1, 2)]).get_tree(state(0))[None])
+    state_dict = saved.state_dict()
+    assert state_dict["_structure"]["class"].endswith(":Tree")
+    for module, found in (("trees.forest", False), ("rbtool.core.trees.forest", True), ("rbtool.core.errors", True)):
+        state_dict["_structure"]["class"] = f"{module}:Tree"
+        with contextlib.nullcontext() if found else pytest.raises(SchemaError, match="is not imported"):
+            target.load_state_dict(state_dict)
+    assert isinstance(target[:], Tree)
 
 
 def test_a_forest_is_pickled() -> None:
