@@ -275,7 +275,9 @@ def _pages(file: BinaryIO, unread: str | None) -> Iterator[tuple[int, int]]:
     Where pages are is in the footer. pyarrow ends the process for some footers that are damaged, if it is asked that.
     """
     end = file.seek(0, 2)
-    (size,) = struct.unpack("<i", _read(file, end - 8, 4))
+    size, magic = struct.unpack("<i4s", _read(file, end - 8, 8))
+    if magic != b"PAR1" or not 0 < size <= end - 12:
+        raise IndexError("it is encrypted" if magic == b"PARE" else "it does not end as one")
     for group in _Compact(_read(file, end - 8 - size, size)).entries(4):
         for chunk in (column[3] for column in group[1]):
             if unread is not None and b".".join(chunk[3]).startswith(unread.encode()):

@@ -78,6 +78,20 @@ def test_a_damaged_footer_does_not_end_the_process(tmp_path: Path) -> None:
     require_bounded_parquet(file)
 
 
+def test_files_that_do_not_end_as_parquet_are_refused_for_their_ends(tmp_path: Path) -> None:
+    file = tmp_path / "part-0.parquet"
+    pq.write_table(pa.table({"x": np.zeros(50)}), file)
+    whole, odd = file.read_bytes(), "does not end as one"
+    longer = (len(whole) - 11).to_bytes(4, "little")
+    for data, why in (
+        (whole[:-1], odd), (whole + b"\n", odd), (whole[:-4] + b"PARE", "is encrypted"),
+        (whole[:-8] + longer + b"PAR1", odd), (whole[:-8] + b"\xff\xff\xff\xffPAR1", odd), (b"\x19" * 200, odd),
+    ):  # fmt: skip
+        file.write_bytes(data)
+        with pytest.raises(ValueError, match=why):
+            require_bounded_parquet(file)
+
+
 @each("check", [require_bounded_ipc, require_bounded_parquet])
 @each("data", [b"", b"ARROW1", b"\xff" * 64, b"\x19" * 200, bytes(64)])
 def test_what_is_no_such_file_is_refused_or_left_to_pyarrow(
