@@ -37,7 +37,6 @@ _CODES = {
     "int32": "i", "uint32": "I", "int64": "q", "uint64": "Q", "float32": "f", "float64": "d",
 }  # fmt: skip
 _TIME = "builtin_interfaces/msg/Time"
-_STAMPED = "header"
 _STAMPS = (("header", "stamp"), ("timestamp",), ("stamp",))
 """Where messages have the time at which they were measured, as seconds and nanoseconds."""
 _SECONDS = (("sec", "nanosec"), ("sec", "nsec"), ("secs", "nsecs"), ("seconds", "nanos"))
