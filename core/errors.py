@@ -24,6 +24,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable
+from numbers import Real
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
@@ -203,7 +204,7 @@ def require_number(name: str, value: Any, least: int) -> None:
 
 def require_share(name: str, value: Any) -> float:
     """Return an argument that is a number from 0 to 1; UsageError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:  # Real: also NumPy's float32
         raise UsageError(f"{name} is {value!r}, expected a number from 0 to 1")
     return float(value)
 

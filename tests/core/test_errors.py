@@ -6,10 +6,11 @@ import copy
 import pickle
 import traceback
 
+import numpy as np
 import pytest
 from torch._utils import ExceptionWrapper
 
-from rbtool.core.errors import FormatError, MissingKeyError, RbtoolError, UsageError, did_you_mean
+from rbtool.core.errors import FormatError, MissingKeyError, RbtoolError, UsageError, did_you_mean, require_share
 
 NAMES = ["action", "observation.image", "next.reward", "observation.position"]
 
@@ -77,3 +78,10 @@ def test_control_characters_of_names_are_escaped() -> None:
     error = FormatError("a.h5 has the key 'a\n\x1b[31mb', é is fine")
     assert str(error) == error.message == r"a.h5 has the key 'a\n\x1b[31mb', é is fine"
     assert pickle.loads(pickle.dumps(error)).message == error.message
+
+
+def test_shares_are_numbers_of_any_kind() -> None:
+    assert [type(require_share("it", value)) for value in (0, 0.5, np.float32(1), np.float64(1))] == [float] * 4
+    for other in (True, np.True_, "0.5", None, 1.5, -0.1, float("nan")):
+        with pytest.raises(UsageError):
+            require_share("it", other)
