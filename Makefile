@@ -64,7 +64,7 @@ demo: $(READY) ## see rbtool at work on data made on the spot
 	$(BIN)/rbtool demo
 
 test: $(READY) ## run the tests but the slow ones, and try the wheel in an empty environment
-	@echo "make test: about 15 minutes on 2 cores"
+	@echo "make test: about 10 minutes on 2 cores"
 	tests/tools/run_tests.sh $(BIN)/python -n $(WORKERS) --dist worksteal -m "not slow and not peer"
 
 test-ray: $(RAY_READY) ## run the tests that need Ray, but the slow ones

@@ -204,7 +204,7 @@ def require_number(name: str, value: Any, least: int) -> None:
 
 def require_share(name: str, value: Any) -> float:
     """Return an argument that is a number from 0 to 1; UsageError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:  # Real: also NumPy's float32
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
         raise UsageError(f"{name} is {value!r}, expected a number from 0 to 1")
     return float(value)
 
