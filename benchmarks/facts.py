@@ -125,7 +125,9 @@ def main() -> None:
             print(*dataclasses.astuple(fact), sep="   ", flush=True)
     if options.write:
         date = datetime.datetime.now(datetime.UTC).date().isoformat()
-        facts_table.write(facts_table.Facts(date, version("torch"), version("torchrl"), tuple(facts)))
+        made = {fact.command for fact in facts}
+        kept = [fact for fact in facts_table.read().facts if fact.command not in made]  # with --only
+        facts_table.write(facts_table.Facts(date, version("torch"), version("torchrl"), (*facts, *kept)))
 
 
 if __name__ == "__main__":
