@@ -450,11 +450,11 @@ def test_a_dump_in_the_background_saves_the_text_of_its_start(tmp_path: Path) ->
     assert texts(buffer)[0][:3] == ["long " * 99] * 3
 
 
-@pytest.mark.parametrize("checkpointer", CHECKPOINTERS)
-def test_what_torchrl_could_not_read_is_not_written_for_it(checkpointer: Any, tmp_path: Path) -> None:
-    storage = LazyTensorStorage(CAPACITY, checkpointer=checkpointer(compatible=True))
+def test_what_torchrl_could_not_read_is_not_written_for_it(tmp_path: Path) -> None:
+    """The forms of episodes are tested with the leaf that writes TorchRL's."""
+    storage = LazyTensorStorage(CAPACITY, checkpointer=TensorStorageCheckpointer(compatible=True))
     storage.set(range(3), episodes(0, ["a", "b", "c"]).exclude("task"))
-    with pytest.raises(SchemaError, match=r"s is not a tensor|'s' is text that differs between rows"):
+    with pytest.raises(SchemaError, match="'s' is text that differs between rows"):
         storage.dumps(tmp_path / "one")
     assert not (tmp_path / "one").exists()
 

@@ -512,3 +512,15 @@ def test_compatible_needs_the_leaf(form: str, tmp_path: Path, without_the_leaf: 
     with pytest.raises(UsageError, match="not part of this installation"):
         FORMS[form](compatible=True).dumps(filled(steps(), 16), tmp_path / "saved")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", [FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer])
+def test_text_is_not_written_in_a_layout_of_torchrl(form: Any, tmp_path: Path) -> None:
+    done = torch.tensor([[False], [False], [True]])
+    after = {"s": ["b", "c", "end"], "done": done, "terminated": done, "reward": torch.ones(3, 1)}
+    steps = TensorDict({"s": ["a", "b", "c"], "action": torch.arange(3), "next": TensorDict(after, [3])}, [3])
+    storage = LazyTensorStorage(7, checkpointer=form(compatible=True))
+    storage.set(range(3), steps)
+    with pytest.raises(SchemaError, match=r"s is not a tensor"):
+        storage.dumps(tmp_path / "one")
+    assert not (tmp_path / "one").exists()
