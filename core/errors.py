@@ -196,10 +196,11 @@ def require_flags(**flags: object) -> None:
             raise UsageError(f"{name} is {value!r}, expected True or False")
 
 
-def require_number(name: str, value: Any, least: int) -> None:
-    """Raise UsageError unless an argument is an int of at least `least`."""
+def require_number(name: str, value: Any, least: int, of: str = "") -> int:
+    """Return an argument that is an int of at least `least`, a number `of` what is named; UsageError for others."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} is {value!r}, expected a number from {least}")
+        raise UsageError(f"{name} is {value!r}, expected a number {of and f'of {of} '}from {least}")
+    return value
 
 
 def require_share(name: str, value: Any) -> float:

@@ -9,10 +9,9 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 
-from ..errors import SchemaError, UsageError, WrongKindError
+from ..errors import SchemaError, UsageError, WrongKindError, require_number
 from ..samplers.base import Sampler
 from ..torchrl_classes import described
-from ..transforms.keyed import require_count
 from .replay_buffer import ReplayBuffer
 
 Number: TypeAlias = int | float
@@ -131,7 +130,7 @@ class LinearScheduler(ParameterScheduler):
     def __init__(self, obj: Any, param_name: str, final_value: Number, num_steps: int) -> None:
         super().__init__(obj, param_name)
         self.final_val = _number("final_value", final_value)
-        self.num_steps = require_count("num_steps", num_steps, "steps")
+        self.num_steps = require_number("num_steps", num_steps, 1, "steps")
 
     def value(self, step: int) -> Number:
         if step >= self.num_steps:
@@ -162,7 +161,7 @@ class StepScheduler(ParameterScheduler):
         if mode not in _MODES:
             raise UsageError(f"mode is {mode!r}, expected {' or '.join(_MODES)}")
         self.gamma = _number("gamma", gamma)
-        self.n_steps = require_count("n_steps", n_steps, "steps")
+        self.n_steps = require_number("n_steps", n_steps, 1, "steps")
         self.mode = mode
 
     def value(self, step: int) -> Number:

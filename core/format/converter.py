@@ -43,7 +43,7 @@ from .contracts import (
 )
 from .documents import written_time
 from .episodes import EpisodeRanges, EpisodeRow, EpisodeTable, select_episodes
-from .files import digest_file, file_state, understood
+from .files import digests_in, file_state, understood
 from .manifest import Dropped
 from .returns import EpisodeSummary, table_with_returns
 from .videos import refuse_videos
@@ -420,7 +420,7 @@ class Reader(Closing, ABC):
     @final
     def digests(self) -> dict[str, str]:
         """Digest of every source file by its path inside `folder`."""
-        return {path.relative_to(self.folder).as_posix(): digest_file(path) for path in self.files()}
+        return digests_in(self.folder, self.files())
 
     @final
     def size(self) -> int:

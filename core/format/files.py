@@ -83,7 +83,7 @@ def understood(path: Path) -> Iterator[None]:
             raise
         raise _unreadable(path, error) from error
     except _DAMAGED as error:
-        if type(error) is NotImplementedError:  # that of a reader; pyarrow has one for odd types
+        if type(error) is NotImplementedError:  # from a reader; pyarrow's own, for odd types, derives from it
             raise
         raise _unreadable(path, error) from error
 
@@ -215,6 +215,11 @@ def digest_file(path: Path, start: int = 0, stop: int | None = None) -> str:
     """Digest of the bytes `[start, stop)` of a file; by default of all."""
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         return digest_descriptor(file.fileno(), start, stop)
+
+
+def digests_in(folder: Path, files: Iterable[Path]) -> dict[str, str]:
+    """Digest of each file by its path inside a folder."""
+    return {path.relative_to(folder).as_posix(): digest_file(path) for path in files}
 
 
 def digest_descriptor(descriptor: int, start: int = 0, stop: int | None = None) -> str:

@@ -712,8 +712,8 @@ class Layout(NamedTuple):
     def changed(self, rows: Array, runs: Runs, states: States, before: Array | None = None) -> Array:
         """Return what rows `[n, width]` in some runs become, float64 `[n, made]`.
 
-        `states(place)` returns the state of every row, None where only that of the first row of each run is known, and
-        the state of these. `before` has the absolute action before each run, written like the rows.
+        `states(place)` returns the states of all rows (None if only those of the first rows of runs are known), and the
+        states of the first rows. `before` has the absolute action before each run, written like the rows.
         """
         found = []
         for part in self.parts():

@@ -38,6 +38,7 @@ from ..errors import (
     keywords_of,
     refuse_misspelt,
     require_flags,
+    require_number,
 )
 from ..format import fs
 from ..format.contracts import Array, EpisodeBlock, StepReader
@@ -58,7 +59,6 @@ from ..storages.dataset import dataset_tensors
 from ..storages.tensor import TensorStorage
 from ..ted.episodes import Final
 from ..ted.schema import Field, Key, Timing, dtype_name, ted_fields
-from ..transforms.keyed import require_count
 from ..verbs.download import download
 from ..writers.base import ImmutableDatasetWriter
 from .tokenizers import VALID, Columns, TensorDictTokenizer, require_transformers
@@ -121,7 +121,7 @@ class TokenizedDatasetLoader:
         self.pre_tokenization_hook = pre_tokenization_hook
         self.root = storage_root(root_dir)
         self.from_disk = from_disk
-        self.valid_size = require_count("valid_size", valid_size, "rows")
+        self.valid_size = require_number("valid_size", valid_size, 1, "rows")
         self.num_workers = num_workers
         if tokenizer is None:
             tokenizer = self.make_tokenizer(tokenizer_class, tokenizer_model_name)
@@ -201,7 +201,7 @@ class TokenizedDatasetLoader:
             MissingKeyError (a KeyError): a column does not exist.
             UsageError (a ValueError): no columns are left to write, `batch_dims` is less than 1, or `data_dir` exists.
         """
-        require_count("batch_dims", batch_dims, "dimensions")
+        require_number("batch_dims", batch_dims, 1, "dimensions")
         asked = dataset.column_names if features is None else features
         names = [name for name in asked if name != valid_mask_key]
         columns = dataset[:]

@@ -18,8 +18,7 @@ from typing import Any, Self
 import torch
 from tensordict import TensorClass, TensorDict
 
-from ..errors import SchemaError, UsageError, keywords_of, suggests_keywords
-from ..transforms.keyed import require_count
+from ..errors import SchemaError, UsageError, keywords_of, require_number, suggests_keywords
 from .loader import TokenizedDatasetLoader, get_dataloader
 from .tokenizers import LabelledPromptTokenizer, require_transformers
 
@@ -128,9 +127,9 @@ class RolloutFromModel:
         eos_token_id: int | Sequence[int] | None = None,
         pad_token_id: int | None = None,
     ) -> None:
-        require_count("max_new_tokens", max_new_tokens, "tokens")
+        require_number("max_new_tokens", max_new_tokens, 1, "tokens")
         if num_steps is not None:
-            require_count("num_steps", num_steps, "rollouts")
+            require_number("num_steps", num_steps, 1, "rollouts")
         if _configured(model, "is_encoder_decoder"):
             raise UsageError(f"the {type(model).__name__} is an encoder with a decoder, expected a causal model")
         if score_clip is not None and not score_clip > 0:

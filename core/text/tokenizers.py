@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from ..errors import MissingKeyError, RbtoolError, UsageError, not_installed, require_flags
+from ..errors import MissingKeyError, RbtoolError, UsageError, not_installed, require_flags, require_number
 from ..format.contracts import Array
-from ..transforms.keyed import require_count
 
 Columns: TypeAlias = dict[str, Array]
 _PADDING = ("max_length", "longest", "do_not_pad")
@@ -61,7 +60,7 @@ class TensorDictTokenizer:
         if not callable(tokenizer):
             raise UsageError(f"expected a tokenizer, found a {type(tokenizer).__name__}")
         self.tokenizer = tokenizer
-        self.max_length = require_count("max_length", max_length, "tokens")
+        self.max_length = require_number("max_length", max_length, 1, "tokens")
         self.key = key
         self.padding = ("longest" if padding else "do_not_pad") if isinstance(padding, bool) else padding
         self.truncation = truncation

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import NestedKey, is_tensor_collection, lazy_stack
 
-from ..errors import MissingKeyError, SchemaError, UsageError, WrongKindError, require_flags
+from ..errors import MissingKeyError, SchemaError, UsageError, WrongKindError, require_flags, require_number
 from ..format.contracts import FinalMethodError
 from ..storages.base import copied
 from ..storages.list_storage import document_of, tree_from, tree_of
 from ..transforms.base import Transform
-from ..transforms.keyed import as_key, in_double, require_count
+from ..transforms.keyed import as_key, in_double
 
 _LOG = logging.getLogger("rbtool.text")
 
@@ -83,8 +83,8 @@ class TopKRewardSelector(Transform):
     ) -> None:
         super().__init__()
         require_flags(verbose=verbose, clear_after_selection=clear_after_selection)
-        self.total_dialog_turns = require_count("total_dialog_turns", total_dialog_turns, "dialogues")
-        self.topk_size = topk_size and require_count("topk_size", topk_size, "dialogues")
+        self.total_dialog_turns = require_number("total_dialog_turns", total_dialog_turns, 1, "dialogues")
+        self.topk_size = topk_size and require_number("topk_size", topk_size, 1, "dialogues")
         if topk_size > total_dialog_turns:
             raise UsageError(f"topk_size is {topk_size}, and only {total_dialog_turns} dialogues are compared")
         self.prompt_key, self.rewards_key, self.done_key = map(as_key, (prompt_key, rewards_key, done_key))

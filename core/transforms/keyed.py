@@ -22,6 +22,7 @@ from ..errors import (
     did_you_mean,
     require_choice,
     require_flags,
+    require_number,
 )
 from ..format.contracts import own_attributes, refuse_overrides
 from ..format.documents import parse_json
@@ -59,13 +60,6 @@ def in_next(key: Path) -> Path | None:
 def under_next(keys: Iterable[Path]) -> frozenset[Path]:
     """Return the keys under `next`."""
     return frozenset(key for key in keys if key[0] == NEXT)
-
-
-def require_count(name: str, value: Any, of: str) -> int:
-    """Return a whole number of at least 1; UsageError (a ValueError) for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name} is {value!r}, expected a number of {of} from 1")
-    return value
 
 
 def in_double(value: torch.Tensor) -> torch.Tensor:
@@ -521,7 +515,7 @@ class Resize(KeyedTransform):
         if not isinstance(w, int) and (h is not None or len(sizes) not in (1, 2)):
             raise UsageError(f"the size is {w!r} with h={h!r}, expected one number or two")
         sizes = sizes * 2 if len(sizes) == 1 else sizes
-        self.w, self.h = (require_count("the size", size, "pixels") for size in sizes)
+        self.w, self.h = (require_number("the size", size, 1, "pixels") for size in sizes)
         self.interpolation = str(getattr(interpolation, "value", interpolation))
         require_choice("interpolation", self.interpolation, _MODES)
 

@@ -15,7 +15,16 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean, require_choice, require_flags, warn_caller
+from ..errors import (
+    MissingKeyError,
+    SchemaError,
+    UsageError,
+    did_you_mean,
+    require_choice,
+    require_flags,
+    require_number,
+    warn_caller,
+)
 from ..format.contracts import StepReader
 from ..format.videos import VIDEO, image_key, stated_fps
 from ..storages.dataset import StreamStorage
@@ -28,7 +37,6 @@ from .keyed import (
     as_key,
     as_keys,
     not_there,
-    require_count,
     require_named,
     require_tensordict,
 )
@@ -62,7 +70,7 @@ class RandomCropTensorDict(Transform):
         super().__init__()
         if sample_dim >= 0:
             warn_caller(f"sample_dim is {sample_dim}: counting dimensions from the end works for batches of any shape")
-        self.sub_seq_len = require_count("sub_seq_len", sub_seq_len, "steps")
+        self.sub_seq_len = require_number("sub_seq_len", sub_seq_len, 1, "steps")
         self.sample_dim = sample_dim
         self.mask_key = None if mask_key is None else as_key(mask_key)
 
@@ -233,7 +241,7 @@ class _Stack(KeyedTransform):
         if dim >= 0:
             raise UsageError(f"dim is {dim}, expected a dimension of the frame counted from the end (below 0)")
         require_choice("padding", padding, get_args(Padding))
-        self.n = require_count("n", n, "frames")
+        self.n = require_number("n", n, 1, "frames")
         self.dim = dim
         self.padding: Padding = padding
         self.padding_value = padding_value

@@ -27,7 +27,7 @@ from ..format.contracts import SourceFacts, StepReader
 from ..format.converter import PartsReader, Reader, RemoteDataset, require_final_step
 from ..format.documents import decode, dump_json, load_json
 from ..format.episodes import normal_form, parse_episodes, select_episodes
-from ..format.files import LEAVES_OUT, digest_file, digest_text, reading_from
+from ..format.files import LEAVES_OUT, digest_text, digests_in, reading_from
 from ..format.locate import find_source, open_source, require_apart
 from ..format.manifest import ENV_METADATA, HIDDEN, SHARDS_DOCUMENT, Layout, Manifest, Provenance, Request
 from ..format.memmap.builder import Origin, OverlappedBuilder, created_by, env_metadata_bytes, provenance_step
@@ -419,9 +419,7 @@ class SourceConversion:
 
     @cached_property
     def _inputs(self) -> Mapping[str, str]:
-        if self.inputs is not None:
-            return self.inputs
-        return {path.relative_to(self.reader.folder).as_posix(): digest_file(path) for path in self._files}
+        return digests_in(self.reader.folder, self._files) if self.inputs is None else self.inputs
 
     @cached_property
     def _revision(self) -> str:

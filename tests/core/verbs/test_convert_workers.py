@@ -236,7 +236,11 @@ def test_a_source_that_is_replaced_before_the_workers_open_it(source, is_folder:
 
 def test_a_source_that_changes_while_workers_convert(source: Path, tmp_path: Path, monkeypatch) -> None:
     """It is digested meanwhile: then the digest would not be of what they have read."""
-    monkeypatch.setattr("rbtool.core.verbs.convert.digest_file", lambda path: os.utime(path, (0, 0)))
+
+    def touch(folder: Path, files: list[Path]) -> dict[str, str]:
+        return {path.name: str(os.utime(path, (0, 0))) for path in files}
+
+    monkeypatch.setattr("rbtool.core.verbs.convert.digests_in", touch)
     with pytest.raises(CorruptDataError, match=r"source.hdf5 was changed or replaced while it was read"):
         rbtool.convert(source, tmp_path / "out", num_workers=2)
     assert left_behind(tmp_path) == []
