@@ -17,7 +17,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import gc
 import hashlib
@@ -25,6 +24,7 @@ import importlib
 import json
 import marshal
 import os
+import select
 import shutil
 import signal
 import socket
@@ -117,27 +117,37 @@ def _serve(place: str) -> NoReturn:
         listening.listen(16)
         gc.freeze()  # collections in a child then copy no pages of what is imported
         print("ready", flush=True)
+        ended, waking = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waking)
+        running: dict[int, socket.socket] = {}
         while True:
-            connection, _ = listening.accept()
-            if os.fork() == 0:
-                listening.close()
-                _run(connection)
-            connection.close()
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+            ready, _, _ = select.select([listening, ended], [], [])
+            if listening in ready:
+                connection, _ = listening.accept()
+                child = os.fork()
+                if child == 0:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for descriptor in (ended, waking):
+                        os.close(descriptor)
+                    for other in (listening, *running.values()):
+                        other.close()
+                    _run(connection)
+                running[child] = connection
+            if ended in ready:
+                os.read(ended, 1 << 16)
+            while running and (over := os.waitpid(-1, os.WNOHANG)[0]):
+                running.pop(over).close()
 
 
 def _run(connection: socket.socket) -> NoReturn:
     """Become the command that is asked for, and tell its code.
 
-    It is over when the connection ends. Files are closed in the order of their numbers: a high one is closed when what
-    the command has locked is free.
+    The server closes its side of the connection when the process has ended, and with it what the command has locked is
+    free: threads that still fetch keep files open for a moment after the first thread has closed the connection.
     """
     asked, streams, _, _ = socket.recv_fds(connection, _LARGEST, 3)
-    high = fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, 200)
-    connection.close()
-    connection = socket.socket(fileno=high)
     name, words, folder, variables = marshal.loads(asked)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
