@@ -1,4 +1,4 @@
-"""Memory access by address, and prefetching, for functions compiled by numba, which offers neither."""
+"""Memory access by address, prefetching and fences for functions compiled by numba, which offers none of these."""
 
 from __future__ import annotations
 
@@ -81,8 +81,9 @@ def floats_at(address: int, count: int) -> Any:
 
 @intrinsic
 def float_at(typing_context: Any, address: Any) -> Any:
-    """Return the float64 at an address that is a multiple of 8; unlike an index, it is not checked for being
-    negative.
+    """Return the float64 at an address that is a multiple of 8.
+
+    Faster than an index into an array, for which numba adds a branch that handles negative numbers.
     """
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -94,7 +95,7 @@ def float_at(typing_context: Any, address: Any) -> Any:
 def _extreme_of_16(comparison: str, *, positive: bool = False) -> Any:
     """Make a function that finds the extreme of 16 float64 at an address, four at a time.
 
-    The compiler would make 15 comparisons of single numbers instead.
+    Without this, the compiler makes 15 comparisons of single numbers.
     """
     lanes, count = ir.VectorType(ir.DoubleType(), 4), 16
 
@@ -120,8 +121,9 @@ def _extreme_of_16(comparison: str, *, positive: bool = False) -> Any:
 
 greatest_of_16, least_of_16 = _extreme_of_16(">"), _extreme_of_16("<")
 least_above_0_of_16 = _extreme_of_16("<", positive=True)
-"""Return the extreme of the 16 float64 (none of them NaN) at an address that is a multiple of 8; the least positive one
-is infinity if there is none."""
+"""Return the least positive one of 16 float64, or infinity if none is positive.
+
+As for `greatest_of_16` and `least_of_16`, their address is a multiple of 8, and none of them is NaN."""
 
 
 @intrinsic
@@ -179,7 +181,7 @@ def copy_row(target: int, source: int, width: int) -> None:
 
 @numba.njit(inline="always")
 def ask_for(address: int, width: int, reach: int) -> None:
-    """Prefetch all cache lines that hold `width` bytes, but none beyond `reach`."""
+    """Prefetch the cache lines of `width` bytes from an address on, or only of the first `reach` bytes."""
     stop = address + min(width, reach)
     prefetch(address)
     line = (address & -BLOCK) + BLOCK
@@ -192,7 +194,8 @@ def ask_for(address: int, width: int, reach: int) -> None:
 def stream_block(typing_context: Any, target: Any, source: Any) -> Any:
     """Copy `BLOCK` bytes to an aligned address, bypassing the caches if the processor can.
 
-    The target is then not read before it is written. Other threads may see it late unless a `fence` follows.
+    The processor then does not load the target before it writes it. Other threads may see these bytes later than
+    bytes that are written afterwards, unless a `fence` comes in between.
     """
     lanes = 4
 

@@ -1,6 +1,6 @@
-"""Loops over rows of several columns, and over packed records; importing this imports numba.
+"""Compiled loops that copy rows of several columns, or packed records; importing this module imports numba.
 
-The machine code is cached in files and loaded by later processes: in the folder of this module if it is writable,
+numba caches the machine code in files, which later processes load: in the folder of this module if it is writable,
 otherwise in the user's cache folder; the environment variable `NUMBA_CACHE_DIR` overrides both.
 """
 
@@ -20,13 +20,18 @@ _REACH = 8 * BLOCK
 _NEAR = 1 << 19
 # If at least this many rows are consecutive on average, as in slices of trajectories, runs are copied in one piece.
 _SHORT = 4
-# Runs of at least this many bytes bypass the caches: nobody reads them soon, and their target need not be read first.
+# Writes of at least this many bytes bypass the caches: the rows are not read again soon, and the processor need not
+# load the cache lines that it overwrites.
 _STREAMED = 8192
 
 
 @numba.njit(inline="always")
 def _find_runs(numbers: NDArray[np.int64], rows: int, stops: NDArray[np.int64]) -> int:
-    """Find the ends of runs of consecutive rows; return how many there are, or -1 if a row does not exist."""
+    """Find the ends of runs of consecutive rows; return the number of runs.
+
+    `stops` gets, for each run, the position in `numbers` behind its last row. Returns -1 if there are more runs than
+    fit into `stops`, or if a row does not exist.
+    """
     found = 0
     for number in range(1, numbers.size + 1):
         if number == numbers.size or numbers[number] != numbers[number - 1] + 1:
@@ -42,10 +47,10 @@ def _find_runs(numbers: NDArray[np.int64], rows: int, stops: NDArray[np.int64]) 
 
 @numba.njit("void(int64, int64, int64, int64[::1], int64)", nogil=True, cache=True)
 def _gather_column(place: int, width: int, target: int, numbers: NDArray[np.int64], rows: int) -> None:
-    """Copy rows of one column, all of which exist.
+    """Copy the rows `numbers` of one column to the address `target`; all of these rows must exist.
 
-    The processor overlaps the reads of narrow rows by itself, and rows of a column that fits into its caches arrive
-    quickly: prefetching them would take longer than waiting.
+    Only wide rows of a large column are prefetched. The processor overlaps the reads of narrow rows by itself, and a
+    column that fits into its caches is read quickly: there, prefetching takes longer than it saves.
     """
     count = numbers.size
     if width == 8:
@@ -77,10 +82,11 @@ def gather_rows(
     numbers: NDArray[np.int64],
     rows: int,
 ) -> int:
-    """Copy the rows `numbers` of every column, one below another, to the addresses `targets`.
+    """Copy the rows `numbers` of every column, one after another, to the addresses `targets`.
 
     Columns are at the addresses `places` and have `widths` bytes a row. Negative numbers count from the end of the
-    first `rows` rows. Returns -1, or the position in `numbers` of a row that does not exist; then only part is copied.
+    first `rows` rows. Returns -1; or, if a row does not exist, its position in `numbers`, in which case the contents of
+    the targets are undefined.
     """
     count = numbers.size
     stops = np.empty(count // _SHORT, np.int64)
@@ -159,7 +165,7 @@ def scale_parts(
 @numba.njit(
     "void(int64[::1], float64[::1], int64[::1], int64[::1], int64, int64, int64, int64[::1])", nogil=True, cache=True
 )
-def achieve(
+def choose_goals(
     rows: NDArray[np.int64],
     chances: NDArray[np.float64],
     firsts: NDArray[np.int64],
@@ -169,11 +175,15 @@ def achieve(
     strategy: int,
     found: NDArray[np.int64],
 ) -> None:
-    """Choose, for each row of a ring, a row of its trajectory.
+    """Choose, for each row of a ring, the row of its trajectory whose goal replaces its own (hindsight relabelling).
 
-    `firsts` and `lasts` are the first and last steps of the trajectories, oldest first, as absolute numbers from
-    `oldest` on; the row of a step is its number modulo `capacity`. `strategy` is 0 for the step itself or a later one,
-    1 for the last one, 2 for any one of the trajectory.
+    Steps have absolute numbers that increase with every write; the row of a step is its number modulo `capacity`.
+    `firsts` and `lasts` are the first and last steps of the trajectories, oldest first; the oldest step in the ring is
+    `oldest`. `strategy` is 0 for the step itself or a later one, 1 for the last one, 2 for any one of the trajectory.
+    `found` gets the chosen rows.
+
+        row              0   1   2   3   4   5        capacity 6, oldest 9: turn = 9 % 6 = 3
+        step            12  13  14   9  10  11        rows before `turn` hold the newer steps
     """
     count, turn = rows.size, oldest % capacity
     runs, steps = np.zeros(count, np.int64), np.empty(count, np.int64)
@@ -209,12 +219,12 @@ def gather_in_hindsight(
     capacity: int,
     strategy: int,
 ) -> int:
-    """Copy rows of every column as `gather_rows` does; the first rows get other goals.
+    """Copy rows of every column as `gather_rows` does, and replace the goals of the first rows (hindsight relabelling).
 
     For each column, `table` holds its address, its width, and either 0 or the address of the equally wide column from
-    which goals are taken. Each of the first rows, as many as there are chances, gets the goal of the row that `achieve`
-    chooses; strategy 3 takes any row of all. Numbers are not negative. Returns -1; or a number from 0, with nothing
-    copied, if a row is beyond the first `rows` rows.
+    which goals are taken. The first rows, as many as there are `chances`, get the goals of the rows that `choose_goals`
+    chooses; strategy 3 chooses from all rows, in any trajectory. Negative numbers are not allowed. Returns -1; or a
+    number from 0, with nothing copied, if a row is not one of the first `rows` rows.
     """
     count = chances.size
     for number in range(numbers.size):
@@ -225,11 +235,11 @@ def gather_in_hindsight(
         for number in range(count):
             found[number] = int(chances[number] * rows)
     elif lasts.size:
-        achieve(numbers[:count], chances, firsts, lasts, oldest, capacity, strategy, found)
+        choose_goals(numbers[:count], chances, firsts, lasts, oldest, capacity, strategy, found)
     else:
         return 0
     for number in range(count):
-        if found[number] < 0 or found[number] >= rows:  # the trajectories changed meanwhile
+        if found[number] < 0 or found[number] >= rows:  # another thread has changed the trajectories
             return number
     for column in range(table.shape[1]):
         place, width, goals, target = table[0, column], table[1, column], table[2, column], targets[column]
@@ -245,7 +255,10 @@ def gather_in_hindsight(
 def copy_runs(
     places: NDArray[np.int64], widths: NDArray[np.int64], sources: NDArray[np.int64], start: int, count: int
 ) -> None:
-    """Copy `count` rows of every column, adjacent at the addresses `sources`, to the rows from `start` on."""
+    """Copy `count` rows into every column, to the rows from `start` on.
+
+    The new rows of each column are contiguous in memory, at the addresses `sources`.
+    """
     for column in range(places.size):
         size = widths[column] * count
         target, source = places[column] + widths[column] * start, sources[column]
@@ -261,7 +274,7 @@ def copy_runs(
                 source += BLOCK
             size = stop - target
         copy_bytes(target, source, size)
-    fence()  # later writes announce these rows to other threads
+    fence()  # the counters that announce these rows to other threads are written later
 
 
 # Packed records ------------------------------------------------------------------------------------
@@ -275,7 +288,11 @@ _RECORDS_REACH = 16 * BLOCK
 def _locate(
     numbers: NDArray[np.int64], table: NDArray[np.int64], head: NDArray[np.int64], found: NDArray[np.int64]
 ) -> int:
-    """Find the addresses of the records of some steps, and of the records after them, alternately.
+    """Find, for each of some steps, the addresses of its record and of the record that holds its `next`.
+
+    An episode of n steps has n + 1 records, so step s of episode e is in record s + e. Its `next` is in the following
+    record, unless the episode stores its next rows explicitly. To find the episode of a step, `table` has the episode
+    of every `1 << shift`-th step; a bisection between two of these finds the exact one.
 
     Args:
         numbers: the steps; negative ones count from the end.
@@ -283,7 +300,7 @@ def _locate(
             next rows, or -1; and the episode of every `1 << shift`-th step.
         head: the number of episodes, the shift, the addresses of the records and of the explicit next rows, and the
             bytes of a record.
-        found: gets the addresses.
+        found: gets the two addresses of the first step, then those of the second, and so on.
 
     Returns:
         -1, or the position in `numbers` of a step that does not exist.
@@ -319,11 +336,11 @@ def gather_fields(
     fields: NDArray[np.int64],
     memory: NDArray[np.uint8],
 ) -> int:
-    """Copy fields of the records of some steps to `memory`, one row below another.
+    """Copy fields of the records of some steps to `memory`: the rows of each field are contiguous there.
 
     Each of `fields` is an offset in the record, a width, and where in `memory` its rows begin; the first `head[6]` come
-    from the step's record, the others from the record after it. `head[5]` bytes of each record are prefetched.
-    Everything else is as for `_locate`.
+    from the step's record, the others from the record after it. From each record on, `head[5]` bytes are prefetched.
+    The other arguments and the result are those of `_locate`.
     """
     found = np.empty(2 * numbers.size, np.int64)
     beyond = _locate(numbers, table, head, found)
@@ -347,8 +364,9 @@ def gather_fields(
 
 @numba.njit("int64(int64[::1], int64[::1], int64[::1], int64)", nogil=True, cache=True)
 def gather_spans(numbers: NDArray[np.int64], table: NDArray[np.int64], head: NDArray[np.int64], target: int) -> int:
-    """Copy the record of each step, followed by the beginning of the record after it, to `target`; otherwise
-    as above.
+    """Copy the record of each step and the beginning of the record after it, `head[5]` bytes together, to `target`.
+
+    The other arguments and the result are those of `_locate`.
     """
     found = np.empty(2 * numbers.size, np.int64)
     beyond = _locate(numbers, table, head, found)

@@ -1,4 +1,8 @@
-"""Finds the memory of tensors in one call, without entering Python for each; importing this imports numba."""
+"""Compiled loops that find the memory of Python tensors and copy them into rows; importing this module imports numba.
+
+Reading `data_ptr()` and the strides of each tensor in Python takes longer than copying a small row. These loops call
+torch's C functions for DLPack instead, once for each tensor, and enter Python only once for all of them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,9 @@ _INT = ir.IntType(32)
 # DLPack's description of a tensor, in words of 8 bytes: data, device, dimensions and type, shape, strides, offset.
 WORDS = 6
 _DIMENSIONS = (1 << 32) - 1
-WHOLE, APART, ODD = 0, 1, 2
+# How a tensor lies in memory: contiguous; with gaps only between elements; or in any way that these loops cannot copy,
+# which includes another shape, device or type than expected.
+CONTIGUOUS, STRIDED, OTHER = 0, 1, 2
 
 
 @intrinsic
@@ -48,7 +54,7 @@ def _call(typing_context: Any, function: Any) -> Any:
 def describe(head: Numbers, tensor: int, found: Numbers) -> bool:
     """Describe a tensor in `WORDS` words as DLPack does; False if that is impossible.
 
-    `head` begins with the addresses of the function that does it, and of the one that clears Python's error.
+    `head` begins with the addresses of two C functions: one that describes a tensor, and `PyErr_Clear`.
     """
     if _describe(head[0], tensor, found.ctypes.data) != 0:
         _call(head[1])
@@ -57,31 +63,32 @@ def describe(head: Numbers, tensor: int, found: Numbers) -> bool:
 
 
 @numba.njit(inline="always")
-def _lie_of(found: Numbers, leaf: Numbers, others: Numbers, count: int, steps: Numbers) -> int:
-    """Return how a tensor of `count` rows is laid out in memory (-1: one row without its dimension).
+def _layout_of(found: Numbers, leaf: Numbers, others: Numbers, count: int, steps: Numbers) -> int:
+    """Return how a tensor of `count` rows lies in memory: `CONTIGUOUS`, `STRIDED` or `OTHER`.
 
-    `WHOLE`: without gaps; `APART`: elements have no gaps within, but between them; `ODD`: anything else, and another
-    shape. `steps` gets the distance in bytes along each dimension that counts elements, 0 for missing ones.
+    The tensor has the shape `[count, *others, *shape of the leaf]`; with a `count` of -1 it is a single row, without
+    the first of these dimensions. `steps` gets the distance in bytes between neighbours along `count` and each of
+    `others`, 0 if a dimension is missing.
     """
     dimensions, lead = found[2] & _DIMENSIONS, others.size + (count >= 0)
     if dimensions != lead + leaf[3]:
-        return ODD
+        return OTHER
     shape, strides = ints_at(found[3], dimensions), ints_at(found[4], dimensions)
-    step, whole = leaf[4], True
+    step, contiguous = leaf[4], True
     steps[0] = 0
     for place in range(dimensions - 1, -1, -1):
-        counts = place - lead + others.size  # the number of the dimension, among those of a row that count elements
-        size = leaf[5 + place - lead] if place >= lead else others[counts] if counts >= 0 else count
+        other = place - lead + others.size  # which of `others` this dimension is; -1 for `count`
+        size = leaf[5 + place - lead] if place >= lead else others[other] if other >= 0 else count
         if shape[place] != size:
-            return ODD
-        apart = size != 1 and strides[place] * leaf[4] != step
-        if apart and place >= lead:
-            return ODD
-        whole = whole and not apart
+            return OTHER
+        gap = size != 1 and strides[place] * leaf[4] != step
+        if gap and place >= lead:
+            return OTHER
+        contiguous = contiguous and not gap
         if place < lead:
-            steps[counts + 1] = strides[place] * leaf[4]
+            steps[other + 1] = strides[place] * leaf[4]
         step *= size
-    return WHOLE if whole else APART
+    return CONTIGUOUS if contiguous else STRIDED
 
 
 @numba.njit("int64(int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64)", cache=True)
@@ -93,30 +100,32 @@ def find_sources(
     steps: Numbers,
     count: int,
 ) -> int:
-    """Replace addresses of Python tensors by the addresses of their bytes; return the worst layout of all, see
-    `_lie_of`.
+    """Replace addresses of Python tensors by the addresses of their bytes.
 
-    Needs the interpreter lock.
+    The caller must hold the interpreter lock.
 
     Args:
-        tensors: the addresses.
-        head: as for `describe`, followed by the dimensions of a row that count elements.
-        leaves: for each tensor the word of its device and of its type, the bytes of a row, the number of other
-            dimensions, the bytes of a number, and the sizes of these dimensions.
-        memory: ranges of addresses, in ascending order, in which no tensor may be.
-        steps: gets the distances between elements.
+        tensors: the addresses of the tensor objects.
+        head: as for `describe`, followed by the sizes of the dimensions of a row that count elements: lanes.
+        leaves: for each tensor the expected words of its device and of its type, the bytes of a row, the number of
+            dimensions of the leaf, the bytes of a number, and the sizes of these dimensions.
+        memory: ranges of addresses, in ascending order: the target, with which no tensor may overlap.
+        steps: gets the distances between elements, see `_layout_of`.
         count: the number of rows; -1 for one row without its dimension.
+
+    Returns:
+        The layout of all tensors: `OTHER` if one is `OTHER`, else `STRIDED` if one is `STRIDED`, else `CONTIGUOUS`.
     """
-    found, others, rows, lie = np.empty(WORDS, np.int64), head[2:], max(count, 1), WHOLE
+    found, others, rows, layout = np.empty(WORDS, np.int64), head[2:], max(count, 1), CONTIGUOUS
     for number in range(tensors.size):
         leaf = leaves[number]
         if not describe(head, tensors[number], found):
-            return ODD
+            return OTHER
         if found[1] != leaf[0] or found[2] >> 32 != leaf[1] or not found[0] or not found[4]:
-            return ODD
-        lie = max(lie, _lie_of(found, leaf, others, count, steps[number]) if leaf[2] else ODD)
-        if lie == ODD:
-            return ODD
+            return OTHER
+        layout = max(layout, _layout_of(found, leaf, others, count, steps[number]) if leaf[2] else OTHER)
+        if layout == OTHER:
+            return OTHER
         start = found[0] + found[5]
         width, last = leaf[2], (rows - 1) * steps[number, 0]
         for place in range(others.size):
@@ -126,9 +135,9 @@ def find_sources(
         if start < memory[-1, 1] and stop > memory[0, 0]:
             for place in range(memory.shape[0]):
                 if start < memory[place, 1] and stop > memory[place, 0]:
-                    return ODD
+                    return OTHER
         tensors[number] = start
-    return lie
+    return layout
 
 
 @numba.njit("int64(int64, int64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1], int64, int64)", cache=True)
@@ -142,14 +151,16 @@ def copy_tensors(
     start: int,
     count: int,
 ) -> int:
-    """Copy a few rows, the tensors whose addresses are at `items`, as `copy_runs` does, if they are `WHOLE`; return
-    what `find_sources` does.
+    """Copy a few rows into every column, as `copy_runs` does, if all tensors are `CONTIGUOUS`.
+
+    The addresses of the tensor objects are at the address `items`, as in a list. The other arguments and the result are
+    those of `find_sources` and `copy_runs`.
     """
     sources, steps = ints_at(items, places.size).copy(), np.empty((places.size, head.size - 1), np.int64)
-    lie = find_sources(sources, head, leaves, memory, steps, count)
-    if lie == WHOLE:
+    layout = find_sources(sources, head, leaves, memory, steps, count)
+    if layout == CONTIGUOUS:
         copy_runs(places, widths, sources, start, max(count, 1))
-    return lie
+    return layout
 
 
 @numba.njit("void(int64[::1], int64[::1], int64[::1], int64[:, ::1], int64[::1], int64, int64)", nogil=True, cache=True)
@@ -162,9 +173,10 @@ def copy_apart(
     start: int,
     count: int,
 ) -> None:
-    """Copy `count` rows of every column, whose elements are `steps` apart, to the rows from `start` on.
+    """Copy `count` rows into every column as `copy_runs` does, from tensors with gaps between their elements.
 
-    `others` are the dimensions of a row that count elements. Everything else is as for `copy_runs`.
+    `steps` are the distances between elements in bytes, one row a column, and `others` the sizes of the dimensions of a
+    row that count elements: see `find_sources`.
     """
     lanes = 1
     for size in others:

@@ -1,10 +1,10 @@
-"""The sum tree of `trees` in loops compiled by numba; importing this imports numba.
+"""The sum tree of `trees` in loops compiled by numba; importing this module imports numba.
 
 The machine code is cached in files, as described in `compiled`.
 
-A node has 16 children, which are adjacent and fill two cache lines: the tree is half as deep as with four, and
-everything read at one level arrives at once. Batches go up and down level by level, not leaf by leaf, so that the reads
-of one level, which are independent, overlap.
+A node has 16 children, which are adjacent and fill two cache lines: the tree is half as deep as with four children, and
+both lines of a level are loaded at the same time. A batch goes up and down level by level, not leaf by leaf: the reads
+of one level do not depend on each other, so the processor overlaps them.
 
 All levels are in one array, leaves first, each level aligned to a multiple of 16; the children of node n are
 `level_below[16 n : 16 n + 16]`.
@@ -37,15 +37,16 @@ _NODES = "float64[::1], float64[::1], float64[::1], int64[::1]"  # sums, lows, h
 
 @numba.njit(inline="always")
 def _four(place: int) -> float:
-    """Add four weights from an address on; always in the same order, so that equal sums are equal numbers."""
+    """Add four weights from an address on, always in the same order, so that every caller gets the same rounding."""
     total: float = ((float_at(place) + float_at(place + 8)) + float_at(place + 16)) + float_at(place + 24)
     return total
 
 
 @numba.njit(inline="always")
 def _sum_of(place: int) -> float:
-    """Add the weights of the children at an address, in the order of `_chosen`, whose last running sum is the same
-    number.
+    """Add the weights of the 16 children at an address, in the same order as `_chosen` adds them.
+
+    The sum of a node is thus rounded like the last running sum of a draw, so that the two are equal.
     """
     total = 0.0
     for quarter in range(place, place + _BYTES, _QUARTER):
@@ -62,9 +63,10 @@ def _ask_for_children(place: int) -> None:
 
 @numba.njit(f"void(int64[::1], {_NODES})", nogil=True, cache=True)
 def renew(nodes: Numbers, sums: Values, lows: Values, highs: Values, starts: Numbers) -> None:
-    """Recompute nodes just above the leaves from their children, then all nodes above them.
+    """Recompute nodes of the level above the leaves from their children, then their ancestors, level by level.
 
-    `nodes` has no repetitions, and is overwritten.
+    `nodes` must not contain a node twice. It is overwritten: while one level is recomputed, the nodes of the next one
+    are collected at its beginning. `_FOUND` in place of a node's sum marks it as collected.
     """
     leaves, found = starts[1], nodes.size
     at_sums, at_lows, at_highs = sums.ctypes.data, lows.ctypes.data, highs.ctypes.data
@@ -100,8 +102,9 @@ def renew(nodes: Numbers, sums: Values, lows: Values, highs: Values, starts: Num
 def set_leaves(
     index: Numbers, weights: Values, sums: Values, lows: Values, highs: Values, starts: Numbers, capacity: int
 ) -> int:
-    """Set the weights of leaves, or a single weight for all; return -1, or the position of an invalid leaf in
-    `index`.
+    """Set the weights of leaves, or a single weight for all of them.
+
+    Returns -1; or, with nothing changed, the position in `index` of a leaf that does not exist.
     """
     count = index.size
     for number in range(count):
@@ -142,10 +145,11 @@ def update_leaves(
     known: int,
     found: Values,
 ) -> int:
-    """Set the weights, up to `heaviest`, of leaves below `known`, whose priorities are finite and at least 0.
+    """Check priorities and weights, and set the weights: the loop of `PriorityTree.update`.
 
-    `found` gets the largest priority, and the position of its first occurrence. Returns -1; or another number, with
-    nothing changed, if a leaf, priority or weight is invalid.
+    Leaves must be below `known`, priorities finite and at least 0, weights from 0 to `heaviest`. `found` gets the
+    largest priority, and the position of its first occurrence. Returns -1; or, with nothing changed, the position of a
+    leaf, priority or weight that is not allowed.
     """
     largest, place = -1.0, 0
     for number in range(priorities.size):
@@ -161,10 +165,11 @@ def update_leaves(
 
 @numba.njit(inline="always")
 def _chosen(place: int, mass: float) -> tuple[int, float]:
-    """Find the child at an address into which `mass` falls, and how far; the sum of the children is positive.
+    """Find the child that contains `mass`; return its number, and what is left of the mass within it.
 
-    First find the four children, then the one among them. There are no branches: the processor could not predict them,
-    and each draw would start only after the one before.
+    The 16 children are at an address, and their sum must be positive. Find first the four children that contain the
+    mass, then the one among these. There are no branches: the processor could not predict them, and consecutive draws
+    would not overlap.
     """
     first = _four(place)
     second = first + _four(place + _QUARTER)
@@ -187,7 +192,7 @@ def _chosen(place: int, mass: float) -> tuple[int, float]:
     begin = third if third <= mass else begin
     if count < _WIDTH:
         return count, mass - begin
-    # Because of rounding the mass is beyond all children: take the very end of the last child with a weight.
+    # Because of rounding, the mass is beyond all children: take the end of the last child with a positive weight.
     count = _WIDTH - 1
     while float_at(place + 8 * count) <= 0:
         count -= 1
@@ -196,9 +201,9 @@ def _chosen(place: int, mass: float) -> tuple[int, float]:
 
 @numba.njit("void(float64[::1], float64[::1], int64[::1], int64[::1], float64[::1])", nogil=True, cache=True)
 def draw_leaves(fractions: Values, sums: Values, starts: Numbers, index: Numbers, weights: Values) -> None:
-    """Find the leaves at fractions of the total, and their weights."""
+    """Find the leaves at fractions of the total, and their weights: the loop of `PriorityTree.draw`."""
     count, place, root = fractions.size, sums.ctypes.data, starts.size - 2
-    masses = weights  # the memory is free until the weights are known
+    masses = weights  # not written until the end, so that its memory can hold the masses
     for number in range(count):
         index[number] = 0
         masses[number] = fractions[number] * sums[starts[root]]
@@ -235,8 +240,8 @@ def draw_parts(
 ) -> bool:
     """Draw from several trees: fractions before `stops[0]` from the tree at `places[numbers[0]]`, and so on.
 
-    A place is `CompiledTree.place`. Weights are divided by the least one of their tree, or with `by_batch` of their
-    part. Returns False if the total of a tree is 0 or not finite.
+    `places` has `CompiledTree.place` of each tree. Weights are divided by the least positive weight of their tree, or
+    with `by_batch` by the least weight of their part. Returns False if the total of a tree is 0 or not finite.
     """
     begin = 0
     for part in range(stops.size):
@@ -254,7 +259,7 @@ def draw_parts(
 
 
 class CompiledTree(PriorityTree):
-    """A `PriorityTree` on the CPU; its functions release the interpreter lock."""
+    """A `PriorityTree` on the CPU in compiled loops, which release the interpreter lock."""
 
     def __init__(
         self, capacity: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
@@ -276,7 +281,8 @@ class CompiledTree(PriorityTree):
         least = self._lows[self._top :].ctypes.data
         place = [self._sums.ctypes.data, self._sums.size, self._starts.ctypes.data, self._starts.size, least]
         self.place: Numbers = np.array(place)
-        """Addresses and sizes of the sums and of the starts of levels, and the address of the least weight: `PLACE`."""
+        """The argument of `draw_parts`, int64 `[PLACE]`: address and size of the sums, and of the starts of levels; and
+        the address of the least positive weight."""
 
     def set(self, index: torch.Tensor, weights: torch.Tensor | float) -> None:
         numbers = np.ascontiguousarray(index.numpy(force=True), np.int64)

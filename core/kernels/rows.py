@@ -1,15 +1,17 @@
-"""Copies rows between several columns, or packed records, and fresh memory, all columns in one go.
+"""Gathers rows of several columns, or fields of packed records, into the memory of a batch, and writes rows.
 
-With 11 columns of a million rows (758 bytes a row), the compiled loop takes two thirds to three quarters of NumPy's
-time for 256 rows and more, because it prefetches rows, and it releases the GIL throughout. For a few rows both take the
-same time. Writing them in one call instead of one for each column halves the time.
+All columns are copied in one call. With 11 columns of a million rows (758 bytes a row), the compiled loop takes two
+thirds to three quarters of NumPy's time for batches of 256 rows and more, because it prefetches rows, and it releases
+the GIL throughout. For a few rows both take the same time. Writing all columns in one call takes half of the time of
+one call for each.
 
-Only the caller's thread gathers a batch. Waking another thread and being woken by it takes 40 to 100 µs, while 700 kB
-are gathered in 70 µs: on two idle cores, two threads take 1.2 to 0.8 of the time for 1 to 7 MB and 0.9 to 0.7 for more;
-if no core is idle, twice as long or much longer. torch's threads spin and need no waking, but a process that is forked
-after their first use hangs in torch. To use other cores, let the buffer `prefetch` whole batches.
+A batch is gathered by one thread, the caller's. Waking another thread and waiting for it takes 40 to 100 µs, while
+700 kB are gathered in 70 µs: on two idle cores, two threads take 1.2 to 0.8 of the time for 1 to 7 MB and 0.9 to 0.7
+for more; if no core is idle, twice as long or much longer. torch's threads spin and need no waking, but a process that
+is forked after their first use hangs in torch. To use other cores, set `prefetch` of the buffer: its threads gather
+whole batches.
 
-The memory of a batch is reused once the batch is freed: allocating is slower than filling.
+The memory of a batch is reused once the batch is freed, because allocating memory takes longer than filling it.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ Addresses = NDArray[np.int64]
 Memory = Callable[[], Array]
 """Makes uninitialised arrays of one shape and type."""
 
-# Sizes of a batch's column that are worth reusing: smaller ones come from the allocator's own memory, larger ones are
-# not kept.
+# A column of a batch is reused if its bytes are between these limits: for smaller ones the allocator is fast enough,
+# and larger ones would keep too much memory.
 _LARGE, _TOO_LARGE = 1 << 18, 1 << 26
 _KEPT = 2
 
-Thing = TypeVar("Thing")
+T = TypeVar("T")
 
 
 def memory_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Memory:
@@ -52,10 +54,11 @@ def memory_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Memory:
 
 
 class ArrayPool:
-    """Makes uninitialised arrays of one shape and type; keeps up to two for reuse.
+    """Makes uninitialised arrays of one shape and type, and reuses the last two.
 
-    Tensors and arrays that are views of an array hold a reference to it; it is reused once the last of them is freed.
-    Thread-safe: an array taken off the list belongs to one thread.
+    Tensors and arrays that are views of an array hold a reference to it. Once the last of them is freed, the array has
+    no reference but the pool's own, and the pool returns it again. Thread-safe: a thread takes an array off the list
+    before it looks at the reference count.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -80,8 +83,8 @@ class ArrayPool:
         return array
 
 
-def _first_of(kept: list[Thing]) -> tuple[Thing, int]:
-    """Take the first item off the list; return it and its reference count as seen here."""
+def _first_of(kept: list[T]) -> tuple[T, int]:
+    """Take the first item off the list; return it and its reference count inside this function."""
     first = kept.pop(0)
     return first, sys.getrefcount(first)
 
@@ -91,14 +94,16 @@ _UNUSED = _first_of([object()])[1]
 
 
 class BatchPool:
-    """Makes uninitialised tensors for the columns of a batch in one go; keeps the arrays of up to two batches for
-    reuse.
+    """Makes uninitialised tensors for all columns of a batch in one call, and reuses those of the last two batches.
 
-    With `first`, tensors of that many first rows of each column follow: making a tensor from a view of an array takes a
-    third of the time of making a view of a tensor.
+    An array is reused once no tensor and no array is a view of it, as in an `ArrayPool`, even if other arrays of its
+    batch are still in use. Thread-safe: a thread takes a batch off the list before it looks at reference counts.
 
-    An array is reused once no tensor and no array is a view of it, as in an `ArrayPool`, independently of the other
-    arrays of its batch. Thread-safe: a batch taken off the list belongs to one thread.
+    Args:
+        shapes: the shape of each column.
+        dtypes: the element type of each column.
+        first: if given, each call also returns a tensor of the first `first` rows of each column, behind the tensors of
+            whole columns. Making a tensor from a view of an array takes a third of the time of a view of a tensor.
     """
 
     def __init__(
@@ -114,7 +119,7 @@ class BatchPool:
         self._kept: list[tuple[list[Array], Addresses]] = []
 
     def __call__(self) -> tuple[list[torch.Tensor], Addresses]:
-        """Return a tensor for each column, and their addresses, which must not be changed."""
+        """Return a tensor for each column, and the addresses of the columns; the caller must not change these."""
         kept = self._kept
         for _ in range(len(kept)):
             try:
@@ -122,12 +127,12 @@ class BatchPool:
             except IndexError:  # another thread took it
                 break
             if list(map(sys.getrefcount, batch[0])) == self._unused:
-                # Return it to the list only once tensors exist, whose references other threads can see.
+                # The batch goes back to the list only after its tensors exist: their references mark it as used.
                 found = list(map(from_numpy, batch[0]))
                 kept.insert(0, batch)
                 return found, batch[1]
             kept.append(batch)
-        arrays = self._some_again() if len(kept) >= _KEPT else [make() for make in self._makers]
+        arrays = self._unused_of_oldest() if len(kept) >= _KEPT else [make() for make in self._makers]
         if self._first is not None:
             arrays += [array[: self._first] for array in arrays]
         found = list(map(from_numpy, arrays))
@@ -137,15 +142,15 @@ class BatchPool:
             del kept[:-_KEPT]
         return found, addresses
 
-    def _some_again(self) -> list[Array]:
-        """Return the unused arrays of the oldest batch, and new ones in place of the others."""
+    def _unused_of_oldest(self) -> list[Array]:
+        """Return the arrays of the oldest batch, with new ones in place of those that are still used."""
         try:
             arrays, _ = self._kept.pop(0)
         except IndexError:
             return [make() for make in self._makers]
         counts, columns = list(map(sys.getrefcount, arrays)), len(self._makers)
         unused = [counts[number::columns] == self._unused[number::columns] for number in range(columns)]
-        # `zip` stops at the columns; behind them there may be views of them.
+        # With `first`, views of the columns follow the columns in `arrays`; `zip` stops before them.
         return [make() if not free else array for make, free, array in zip(self._makers, unused, arrays, strict=False)]
 
 
@@ -158,9 +163,9 @@ _PART = 8 << 20
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector, which takes half of the time of numba's first use.
+    """Pause the garbage collector while numba is imported and first used, which takes half of the time.
 
-    It finds nothing there: numba makes many long-lived objects, which each collection visits together with torch's.
+    numba makes many long-lived objects. Each collection visits all of them, and all of torch's, and frees nothing.
     """
     if not gc.isenabled():
         yield
@@ -207,7 +212,7 @@ class PlainRows:
             self._arrays[number][:rows].take(numbers, 0, out=target.numpy(), mode="wrap")
 
     def gather_to(self, numbers: Numbers, rows: int, addresses: Sequence[int] | Numbers) -> bool:
-        """Copy the rows `numbers` of all arrays to these addresses; False, with nothing done, if this kind cannot."""
+        """Copy the rows `numbers` of each array to one of the addresses; False, with nothing copied, without numba."""
         return False
 
     @staticmethod
@@ -216,17 +221,19 @@ class PlainRows:
             raise IndexError(f"rows are {int(numbers.min())} to {int(numbers.max())}, expected within {rows} rows")
 
     def write(self, start: int, count: int, sources: Sequence[int] | Numbers) -> None:
-        """Copy `count` rows into each array from row `start` on, from the addresses `sources`, which are outside of all
-        arrays.
+        """Copy `count` rows into each array, from row `start` on.
 
-        Neither the addresses nor the number of rows are checked.
+        `sources` are the addresses of the new rows, one for each array, in memory that does not overlap with any of the
+        arrays. Neither the addresses nor the number of rows are checked.
         """
         for place, source, width in zip(self._places, sources, self._widths, strict=True):
             _memmove(place + start * width, source, count * width)
 
     def write_together(self, start: int, count: int, sources: Sequence[int] | Numbers) -> None:
-        """Like `write`, with several threads for parts of the rows, so that the system clears new memory in
-        parallel.
+        """Like `write`, with several threads, each for a part of the rows.
+
+        It pays for memory that is written for the first time: the threads also share the kernel's work of clearing
+        pages.
         """
         addresses, widths = np.array(sources, np.int64), np.array(self._widths, np.int64)
         part = max(_PART // max(1, int(widths.sum())), 1)
@@ -240,7 +247,7 @@ class PlainRows:
 
 
 class CompiledRows(PlainRows):
-    """The same, copied by the loops of `compiled`."""
+    """The rows of contiguous arrays of equal length, copied by the compiled loops in `compiled`."""
 
     def __init__(self, arrays: Sequence[Array], compiled: ModuleType) -> None:
         super().__init__(arrays)
@@ -281,21 +288,25 @@ class CompiledRows(PlainRows):
 
 
 def fastest_rows(arrays: Sequence[Array]) -> PlainRows:
-    """Make the compiled kind if numba can be imported, which takes half a second the first time, otherwise the plain
-    one.
+    """Return `CompiledRows` of these arrays if numba can be imported, otherwise `PlainRows`.
+
+    The first import of numba takes half a second.
     """
     compiled = compiled_loops()
     return PlainRows(arrays) if compiled is None else CompiledRows(arrays, compiled)
 
 
 def compiled_loops() -> ModuleType | None:
-    """Import the compiled loops over rows; None without numba."""
+    """Import the module `compiled`; None without numba."""
     return compiled_module("compiled")
 
 
 @functools.cache
 def compiled_module(name: str, package: str | None = __package__) -> ModuleType | None:
-    """Import a compiled module, by default of this package, which takes half a second; None without numba."""
+    """Import a module of compiled loops, by default of this package; None without numba.
+
+    The first import takes half a second.
+    """
     try:
         with collector_paused():
             return importlib.import_module(f".{name}", package)
@@ -309,8 +320,9 @@ _loops: ModuleType | None = None
 
 
 def warm(*, importing: bool = True) -> bool:
-    """Import the compiled loops, or with `importing=False` only look whether they are; return whether they can
-    be used.
+    """Return whether the compiled loops can be used from now on.
+
+    They are imported if necessary; with `importing=False`, only used if something else has imported them.
     """
     global _loops
     if _loops is None and (importing or f"{__package__}.compiled" in sys.modules):
@@ -319,7 +331,7 @@ def warm(*, importing: bool = True) -> bool:
 
 
 def is_warm() -> bool:
-    """Whether the compiled loops are imported and used."""
+    """Whether `warm` has made the compiled loops available."""
     return _loops is not None
 
 
@@ -361,8 +373,9 @@ _LINE = 64
 
 
 class RecordColumn(NamedTuple):
-    """A field of `shape` and `dtype` at `offset` in the record of a step, or with `after` in the record that follows
-    it.
+    """A field of packed records: its place, in bytes from the start of the record, its element type and its shape.
+
+    With `after`, a step takes the field from the record after its own, which holds its `next`.
     """
 
     offset: int
@@ -377,10 +390,17 @@ class RecordColumn(NamedTuple):
 
 
 class RecordPlaces(NamedTuple):
-    """Records, uint8 `[n, bytes]`, and the records of next rows that are stored explicitly.
+    """Where the records of the steps of a packed dataset are.
 
-    `starts` are the first steps of the episodes, followed by the number of steps; `explicit_starts` says where an
-    episode's next rows are among the latter, or -1 if the next row of a step is simply the following record.
+    An episode of n steps has n + 1 records: the last one holds the observation after the last step. Step s of episode e
+    is therefore in record s + e, and the following record holds its `next`. An episode whose next observations do not
+    follow from the following rows stores them explicitly, one record for each step.
+
+    Attributes:
+        records: the records of all episodes, uint8 `[n, bytes]`.
+        explicit: the records of explicit next rows, uint8 `[m, bytes]`.
+        starts: the first step of each episode, followed by the number of steps, int64 `[episodes + 1]`.
+        explicit_starts: where in `explicit` the next rows of each episode begin, int64 `[episodes]`; -1 if it has none.
     """
 
     records: Array
@@ -389,8 +409,9 @@ class RecordPlaces(NamedTuple):
     explicit_starts: Numbers
 
     def find(self, numbers: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """Return the steps given by `numbers`, and the episode and record of each; IndexError for steps that do not
-        exist.
+        """Return steps without negative numbers, and the episode and the record of each, int64 `[n]`.
+
+        IndexError for a step that does not exist.
         """
         steps = int(self.starts[-1])
         outside = (numbers < -steps) | (numbers >= steps)
@@ -401,7 +422,7 @@ class RecordPlaces(NamedTuple):
         return numbers, episodes, numbers + episodes
 
     def explicit_of(self, steps: Numbers, episodes: Numbers) -> tuple[Numbers, Numbers]:
-        """Return which of the steps, by position, have explicit next rows, and the numbers of these rows."""
+        """Return the positions of the steps that have explicit next rows, and the numbers of these rows."""
         chosen = np.flatnonzero(self.explicit_starts[episodes] >= 0)
         which = episodes[chosen]
         return chosen, self.explicit_starts[which] + steps[chosen] - self.starts[which]
@@ -456,7 +477,10 @@ class PlainRecords:
 
 
 class _Batch:
-    """How the leaves of a batch of `count` rows are placed in one piece of memory, which is allocated once."""
+    """How the columns of a batch of `count` rows are placed in one piece of memory, so that it is allocated at once.
+
+    Each column starts at a multiple of the size of a cache line.
+    """
 
     def __init__(self, count: int, columns: Sequence[RecordColumn], order: Sequence[int]) -> None:
         self.count = count
@@ -472,7 +496,7 @@ class _Batch:
 
 
 class CompiledRecords(PlainRecords):
-    """The same, gathered by the loops of `compiled`."""
+    """Fields of packed records, gathered by the compiled loops in `compiled`."""
 
     def __init__(
         self, places: RecordPlaces, columns: Sequence[RecordColumn], after_bytes: int, compiled: ModuleType
@@ -507,7 +531,10 @@ class CompiledRecords(PlainRecords):
 
 
 def _coarse_episodes(starts: Numbers) -> tuple[int, Numbers]:
-    """Return a shift, and the episode of every 2^shift-th step, about one for each episode, to shorten the search."""
+    """Return a shift, and the episode of every 2^shift-th step, to shorten the search for the episode of a step.
+
+    The shift is chosen so that there are about as many of these as episodes.
+    """
     steps, episodes = int(starts[-1]), len(starts) - 1
     shift = max(0, (steps // max(1, episodes)).bit_length() - 1)
     marks = np.arange((steps >> shift) + 2, dtype=np.int64) << shift
@@ -515,7 +542,7 @@ def _coarse_episodes(starts: Numbers) -> tuple[int, Numbers]:
 
 
 def fastest_records(places: RecordPlaces, columns: Sequence[RecordColumn], after_bytes: int) -> PlainRecords:
-    """Make the compiled kind if numba can be imported, as `fastest_rows` does."""
+    """Return `CompiledRecords` if numba can be imported, otherwise `PlainRecords`."""
     compiled = compiled_loops()
     if compiled is None:
         return PlainRecords(places, columns, after_bytes)

@@ -1,4 +1,4 @@
-"""The rule which starts of a slice are legal, and drawing slices from the trajectories of rings.
+"""Which starts of a slice are legal in a trajectory, and draws of slices from the trajectories of rings.
 
 A slice of three steps in a trajectory of seven (`x` lies outside of the trajectory and is cut off):
 
@@ -16,9 +16,9 @@ the slice of three steps that starts at step 7:
     row         0   1   2   3   4   5   6   7           row = step % 8
     slice      [.   .]                     [.           rows 7, 0, 1
 
-`SliceRule` defines the rule in NumPy, for trajectories of any length and all kinds of slices. `draw_slices` repeats it
-for numba, for whole slices of one lane, the most frequent kind, without an array of starts that every write would
-invalidate. All code that draws slices uses one of these two; tests compare them.
+`SliceRule` defines legal starts in NumPy, for trajectories of any length and all kinds of slices. `draw_slices` repeats
+the rule for numba, only for whole slices of one lane, the most frequent kind; it needs no array of all legal starts,
+which every write would invalidate. All code that draws slices uses one of these two, and tests compare them.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ class SliceRule(NamedTuple):
 
     Attributes:
         length: the steps of a slice.
-        minimum: the fewest steps a trajectory needs. If it is shorter than a slice, it is taken whole, or is cut to no
-            fewer steps than a longer one.
-        left, right: by how many steps a slice may extend beyond the start and the end of the trajectory, where it is
-            cut; less than `length`.
+        minimum: the fewest steps of a trajectory from which slices are drawn. A slice of a trajectory with fewer than
+            `length` steps is the whole trajectory; with `left` or `right`, it may also be a part that is no shorter
+            than the shortest slice of a longer trajectory.
+        left, right: by how many steps a slice may extend beyond the start and the end of the trajectory; the steps
+            beyond are cut off. Less than `length`.
         anchor: whether all of these starts are legal (`"any"`), or only the first (`"start"`) or last (`"end"`) one.
     """
 
@@ -112,11 +113,18 @@ def scaled(chances: Chances | Singles, sizes: Numbers | int) -> Numbers:
 
 
 class SliceTable:
-    """The trajectories of a ring from which whole slices are drawn, each at least as long as a slice.
+    """The trajectories of a ring from which whole slices are drawn.
 
-    `first` and `last` are the absolute numbers of their first and last steps, int64 `[trajectories]`; the row of a step
-    is its number modulo `rows`. If slices are drawn by their starts, of which there are `starts`, `sums` counts the
-    starts up to and including each trajectory, plus `before`. All arrays are contiguous and kept alive.
+    Without `sums`, each trajectory is drawn equally often; with `sums`, each legal start is. The table keeps a
+    reference to the arrays, which must be contiguous: the compiled loop reads them by address.
+
+    Args:
+        first, last: absolute numbers of the first and last steps of the trajectories, int64 `[trajectories]`; each has
+            at least as many steps as a slice.
+        rows: rows of the ring; the row of a step is its number modulo `rows`.
+        sums: for each trajectory, `before` plus the number of legal starts in it and in all trajectories before it.
+        starts: the number of legal starts in all trajectories.
+        before: the number from which `sums` counts.
     """
 
     __slots__ = ("before", "first", "last", "place", "rows", "starts", "sums")
@@ -131,16 +139,16 @@ class SliceTable:
         """The argument of the compiled loop, `[1, 7]`."""
 
     def draw(self, chances: Chances, rule: SliceRule, *, single: bool = False) -> Numbers:
-        """Draw slices by a rule that `is_plain`, int64 `[n]`, using two of the chances for each: see `SliceTables`.
+        """Draw slices by a rule that `is_plain`, and return the rows of all slices, int64 `[slices * length]`.
 
-        `single` says that the chances for the starts were drawn in float32, and are scaled in it.
+        Each slice takes two of the chances, as described in `SliceTables.draw`.
         """
         if not row_kernels.warm(importing=False):
             return self.draw_plainly(chances, rule, single=single).reshape(-1)
         return _drawn(chances, _ALONE, np.array([len(chances) // 2], np.int64), self.place, rule, single)
 
     def draw_plainly(self, chances: Chances, rule: SliceRule, *, single: bool = False) -> Numbers:
-        """Draw slices with numpy, int64 `[slices, length]`."""
+        """Draw slices like `draw`, in NumPy, int64 `[slices, length]`."""
         chances, places = np.split(chances, 2)
         if self.sums is not None:
             mass = scaled(chances, self.starts) + self.before
@@ -160,24 +168,24 @@ _ALONE: Numbers = np.zeros(1, np.int64)
 
 
 class SliceTables:
-    """The trajectories of `count` rings, from which slices are drawn in one go."""
+    """The trajectories of `count` rings, from all of which one call draws slices."""
 
     def __init__(self, count: int) -> None:
         self._tables: list[SliceTable | None] = [None] * count
         self._places = np.zeros((count, _PLACE), np.int64)
 
     def put(self, number: int, table: SliceTable) -> None:
-        """Use the present trajectories of a ring."""
+        """Replace the trajectories of a ring."""
         if self._tables[number] is not table:
             self._places[number], self._tables[number] = table.place, table
 
     def draw(
         self, chances: Chances, members: Numbers, stops: Numbers, rule: SliceRule, *, single: bool = False
     ) -> Numbers:
-        """Draw whole slices from several rings, int64 `[n]`.
+        """Draw whole slices from several rings, and return the rows of all slices, int64 `[stops[-1] * length]`.
 
-        A trajectory, or one of the starts in all trajectories, is chosen uniformly; then a legal start in the
-        trajectory.
+        The first chance of a slice chooses a trajectory and the second a legal start in it; or, if the table has
+        `sums`, the first chance chooses one of all legal starts.
 
         Args:
             chances: random numbers in [0, 1), float64 `[2 * stops[-1]]`: for each part, those for the trajectories,
@@ -200,7 +208,8 @@ class SliceTables:
 # With numba ----------------------------------------------------------------------------------------
 
 ints_at: Any = None
-"""`addresses.ints_at`, once numba is imported; a global, as numba looks up here what `draw_slices` calls."""
+"""`addresses.ints_at`, once numba is imported; a global, because numba looks up the functions that `draw_slices` calls
+in this module."""
 _compiled: Any = None
 
 
@@ -214,13 +223,12 @@ def draw_slices(
     single: bool,
     numbers: Numbers,
 ) -> None:
-    """Draw slices of `length` rows from several rings: those before `stops[0]` from `tables[members[0]]`, and so on.
+    """Draw slices of `length` rows from several rings: slices before `stops[0]` from `tables[members[0]]`, and so on.
 
-    Compiled by numba. A table consists of: the number of trajectories, the rows of the ring, the addresses of the first
-    and of the last steps of the trajectories; and for draws by start their number, the address of the cumulative starts
-    of trajectories, and the number from which these count. `anchor` is 0 for any start, 1 for the first, 2 for the
-    last. Each slice takes two chances; in each part, those for the trajectories come before those for the starts;
-    `single` scales the latter in float32.
+    This function is compiled by numba; see `SliceTables.draw` for the meaning of chances and of `single`. Each of the
+    `tables` is `SliceTable.place`: the number of trajectories, the rows of the ring, the addresses of `first` and
+    `last`, `starts` (0 without `sums`), the address of `sums`, and `before`. `anchor` is 0 for any start, 1 for the
+    first, 2 for the last. `numbers` gets the rows.
     """
     begin, target = 0, 0
     for part in range(stops.size):
@@ -252,9 +260,7 @@ def draw_slices(
 
 
 def compiled_draw() -> Any:
-    """Return `draw_slices` compiled by numba, which this imports; the machine code is cached as described in
-    `compiled`.
-    """
+    """Import numba and return `draw_slices` compiled by it; the machine code is cached as described in `compiled`."""
     global ints_at, _compiled
     if _compiled is None:
         import numba

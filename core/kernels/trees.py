@@ -1,7 +1,7 @@
-"""Sum trees: draw leaves with probability in proportion to their weight, in time logarithmic in their number.
+"""Sum trees: draw a leaf with a probability proportional to its weight, in time logarithmic in the number of leaves.
 
-Every node holds the sum, minimum and maximum of its children's weights. With 2 children a node (there are 32 in
-`TorchTree`, 16 in the compiled tree), the sums for the weights 3 1 0 4 2 are:
+Every node holds the sum, the least positive value and the maximum of the weights below it. With 2 children a node (it
+is 32 in `TorchTree` and 16 in the compiled tree), the sums for the weights 3 1 0 4 2 are:
 
     level 3                10                 the root: the total
     level 2          8           2
@@ -10,10 +10,10 @@ Every node holds the sum, minimum and maximum of its children's weights. With 2 
 
     the line    |---3---|-1-|----4----|--2--|          leaves side by side, each as long as its weight
 
-Draw: a uniform fraction of the total is a place on this line. From the root down, subtract the sums of the children to
-the left until the place falls into a child; that is the child to descend into. For the place 5.5: the root's left child
-ends at 8, so descend to the left; there the left child ends at 4, so descend to the right with 5.5 - 4 = 1.5; there
-leaf 2 has no length, so 1.5 falls into leaf 3.
+Draw: a uniform fraction of the total is a place on this line. At each node from the root down, descend into the child
+that contains the place, and subtract the sums of the children to the left of it. For the place 5.5: the root's left
+child ends at 8, so descend to the left; there the left child ends at 4, so descend to the right with 5.5 - 4 = 1.5;
+there leaf 2 has no length, so 1.5 falls into leaf 3.
 
 Update: set the leaves, then recompute the parents of changed nodes, level by level. Nodes are always recomputed from
 their children, never by adding a difference, so that rounding errors do not accumulate. A whole batch goes through each
@@ -41,9 +41,9 @@ DTYPES = (torch.float32, torch.float64)
 class PriorityTree(ABC):
     """The weights of leaves 0 to `capacity - 1`, with their sum, minimum and maximum always up to date.
 
-    Weights must be finite and at least 0, which the caller ensures. They are rounded to `dtype` when they are set, and
-    returned in it; nodes are float64. IndexError, with nothing changed, for leaves that do not exist. A pickle only
-    holds the leaves. A tree must not be used by several threads at once.
+    Weights must be finite and at least 0; this is not checked. They are rounded to `dtype` when they are set, and
+    returned in it; nodes are float64. Methods raise IndexError, with nothing changed, for leaves that do not exist. A
+    pickle contains only the leaves. A tree must not be used by several threads at once.
 
     Args:
         capacity: the number of leaves.
@@ -64,26 +64,29 @@ class PriorityTree(ABC):
 
     @abstractmethod
     def set(self, index: torch.Tensor, weights: torch.Tensor | float) -> None:
-        """Set the weights, `[n]` or a single one, of the leaves `index`, int64 `[n]`.
+        """Set the weights of leaves. If a leaf occurs several times, its last weight counts.
 
-        If a leaf occurs several times, its last weight counts.
+        Args:
+            index: the leaves, int64 `[n]`.
+            weights: their weights, `[n]`, or one weight for all of them.
         """
 
     def update(
         self, index: torch.Tensor, priorities: torch.Tensor, weights: torch.Tensor, heaviest: float, known: int
     ) -> tuple[float, int] | None:
-        """Set the weights of priorities, and check everything in the same call.
+        """Check priorities and weights, and set the weights, in one call.
 
         Args:
             index: the leaves, int64 `[n]`.
             priorities: their priorities, `[n]` or `[1]`.
-            weights: the weights that belong to them, in the same shape and type.
+            weights: the weights computed from the priorities, in the same shape and type.
             heaviest: the largest weight allowed.
             known: only the first `known` leaves are allowed.
 
         Returns:
             The largest priority, and the position of its first occurrence. None, with nothing changed, if a leaf or
-            weight is not allowed, a priority is negative or not finite, or this kind of tree does not implement it.
+            weight is not allowed, a priority is negative or not finite, or this kind of tree does not implement the
+            method.
         """
         return None
 
@@ -93,10 +96,10 @@ class PriorityTree(ABC):
 
     @abstractmethod
     def draw(self, fractions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Find the leaves at fractions of the total.
+        """Find the leaves at fractions of the total, as the docstring of this module describes.
 
-        With leaves side by side, each as long as its weight, each fraction is a place in one of them. Uniform fractions
-        thus find each leaf with probability weight / total, and never one of weight 0, whatever the rounding.
+        Uniform fractions find each leaf with probability weight / total. A leaf of weight 0 is never found, not even
+        because of rounding.
 
         Args:
             fractions: float64 `[n]` in [0, 1).
@@ -184,13 +187,16 @@ def _rebuilt(
 
 
 def bounds(values: torch.Tensor) -> tuple[Any, Any]:
-    """Return the least and the largest value as numbers, waiting only once for an accelerator."""
+    """Return the least and the largest value as numbers, with one synchronisation if they are on an accelerator."""
     low, high = values.aminmax()
     return tuple(torch.stack((low, high)).tolist()) if values.is_cuda else (low.item(), high.item())
 
 
 def level_sizes(capacity: int, width: int) -> list[int]:
-    """Return the number of nodes of each level, from the leaves to the root; every node has up to `width` children."""
+    """Return the number of nodes of each level, from the leaves to the root; every node has up to `width` children.
+
+    There are at least two levels, also for a single leaf.
+    """
     sizes = [capacity]
     while len(sizes) == 1 or sizes[-1] > 1:
         sizes.append(-(-sizes[-1] // width))
@@ -213,7 +219,7 @@ def priority_tree(
 
 
 class Forest:
-    """Up to `count` compiled trees, from which leaves are drawn in one go."""
+    """The compiled trees of up to `count` buffers, from all of which one call draws leaves."""
 
     def __init__(self, count: int) -> None:
         self._trees: list[PriorityTree | None] = [None] * count
@@ -221,7 +227,7 @@ class Forest:
         self._places = np.zeros((count, 0 if self._loops is None else self._loops.PLACE), np.int64)
 
     def plant(self, number: int, tree: PriorityTree) -> bool:
-        """Add a tree under a number; False if it is of another kind."""
+        """Add a tree under a number; False, with nothing changed, if it is not a compiled tree."""
         if self._trees[number] is not tree:
             if self._loops is None or not isinstance(tree, self._loops.CompiledTree):
                 return False
@@ -250,12 +256,15 @@ class Forest:
 
 
 # Children of a node. Every level costs a fixed number of calls, or kernel launches on an accelerator, so a few wide
-# levels are better than many narrow ones, until the bytes read for each draw begin to matter.
+# levels are faster than many narrow ones, up to the width at which reading the children takes longer than the calls.
 _WIDTH = 32
 
 
 class TorchTree(PriorityTree):
-    """A `PriorityTree` that handles a whole batch level by level; only its checks wait for an accelerator."""
+    """A `PriorityTree` of torch functions, which handle one level for a whole batch at a time, on any device.
+
+    Only checks of arguments and totals wait for an accelerator.
+    """
 
     def __init__(
         self, capacity: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
@@ -305,9 +314,9 @@ class TorchTree(PriorityTree):
         zero = mass.new_zeros(())
         for sums in reversed(self._sums[:-1]):
             children = sums[node]
-            # Because of rounding, the running sum may increase at a child of weight 0, or end before the
-            # mass. Neither may
-            # select a child of weight 0.
+            # Because of rounding, the running sum may increase at a child of weight 0, or its end may be below the
+            # mass. A child of weight 0 must not be selected in either case: its stop is -inf, and the mass is limited
+            # to just below the last stop.
             stops = _running_sums(children).masked_fill_(children <= 0, -math.inf)
             mass = torch.minimum(mass, torch.nextafter(stops.amax(-1), zero))
             child = (stops > mass[:, None]).to(torch.uint8).argmax(-1, keepdim=True)
@@ -344,7 +353,7 @@ class TorchTree(PriorityTree):
 
     @property
     def _root(self) -> tuple[float, float, float]:
-        """Total, minimum and maximum; an accelerator is waited for once after each change."""
+        """Total, minimum and maximum; after each change, the first access waits for an accelerator."""
         if self._known is None:
             roots = [level[-1][0, 0] for level in (self._sums, self._lows, self._highs)]
             total, low, high = torch.stack(roots).tolist()

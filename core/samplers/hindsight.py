@@ -88,7 +88,8 @@ class AchievedRows:
             self._patience -= 1
         elif runs is not None and (loops := compiled_loops()) is not None:
             found = np.empty(len(rows), np.int64)
-            loops.achieve(np.ascontiguousarray(rows), chances, *runs, table.oldest, table.capacity, self._number, found)
+            number = self._number
+            loops.choose_goals(np.ascontiguousarray(rows), chances, *runs, table.oldest, table.capacity, number, found)
             return found
         step = table.steps_at(rows)
         lane = np.zeros_like(step) if lane is None else lane

@@ -96,7 +96,7 @@ class TensorFinder:
         memory: Sequence[tuple[int, int]],
     ) -> None:  # fmt: skip
         self._find, self._copy, self._copy_few = compiled.find_sources, compiled.copy_apart, compiled.copy_tensors
-        self._ndim, self._odd = ndim, compiled.ODD
+        self._ndim, self._other = ndim, compiled.OTHER
         self._memory = np.array(memory, np.int64)
         self._head = np.array([*functions, *columns[0].shape[1:ndim]], np.int64)
         self._leaves = np.zeros((len(columns), 5 + max(column.dim() - ndim for column in columns)), np.int64)
@@ -121,8 +121,8 @@ class TensorFinder:
         found = np.fromiter(map(id, values), np.int64, len(self._leaves))
         count = lead[0] if len(lead) == self._ndim else -1
         steps = np.empty((len(found), self._ndim), np.int64)
-        lie = self._find(found, self._head, self._leaves, self._memory, steps, count)
-        return None if lie == self._odd else Sources(found, steps if lie else None)
+        layout = self._find(found, self._head, self._leaves, self._memory, steps, count)
+        return None if layout == self._other else Sources(found, steps if layout else None)  # 0 is contiguous
 
     def copied(self, values: tuple[torch.Tensor, ...], start: int, count: int) -> bool:
         """Copy a few rows (-1: one without its dimension), if they are found and have no gaps; else return False."""

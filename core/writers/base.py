@@ -1,9 +1,9 @@
-"""The contract of writers, which choose the rows of new elements, and what counts as a batch.
+"""The contract of writers, which choose the rows of new elements, and the types of data that count as a batch.
 
 A tensor, a tensordict and a tensorclass are batches along dimension 0; a list, an array, a range and a set are
 sequences of elements; a tuple and a dict are nests whose leaves share dimension 0.
 
-The state of a writer is a folder: cursor and counts, and an array.
+The state of a writer is saved in a folder: `metadata.json` with the cursor and the counts, and one file with an array.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..torchrl_classes import counterpart
 
 
 def rows_in(storage: Storage) -> int:
-    """Return how many rows a storage has room for; 0 while its dimensions are unknown, before the first write."""
+    """Return the capacity of a storage in rows; 0 while the shape of a row is unknown, before the first write."""
     if storage.ndim == 1:
         return storage.max_size
     return storage.max_size // max(1, storage.shape[1:].numel()) if len(storage) else 0
@@ -64,9 +64,10 @@ _STATE = "state"
 
 
 def write_folder(folder: Path, metadata: dict[str, Any], array_name: str, array: torch.Tensor | None) -> None:
-    """Write an array, if it is not empty, and metadata that describes it; otherwise remove the array of an older state.
+    """Write metadata and the array that it describes. An empty array has no file: that of an older state is removed.
 
-    Each file is replaced atomically. A buffer that saves itself replaces the whole folder.
+    Each file is replaced atomically, but not both at the same time. A buffer that saves itself replaces the whole
+    folder.
     """
     fs.make_folder(folder)
     if array is not None and array.numel():
@@ -117,10 +118,10 @@ def counts_of(metadata: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def read_array(path: Path, dtype: Any, shape: Any) -> torch.Tensor:
-    """Read an array of this element type and shape.
+    """Read an array of the element type and shape that the metadata names.
 
     Raises:
-        FormatError: type or shape is invalid.
+        FormatError: the type or the shape is invalid.
         CorruptDataError: the file is missing or has another size.
     """
     kind = getattr(torch, str(dtype).removeprefix("torch."), None)
@@ -135,6 +136,7 @@ def read_array(path: Path, dtype: Any, shape: Any) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(kind).reshape(shape)
 
 
+# Methods that must not be overridden, and what to implement instead.
 _FINAL = {
     "empty": "reset()",
     "sync_cursor": "keeps_order",
@@ -151,28 +153,29 @@ class Writer(ABC):
     A subclass implements `place(data, count, capacity)`, which returns the rows of a batch. If it has state, it also
     implements `save_state`, `load_state` and `reset`. All other methods have defaults:
 
-    - `place_one(data, capacity)`: the row of a single element, if that is faster than a batch of one;
-    - `prepare(data, rows)`: what is stored of the data;
-    - `on_written(rows, capacity)`, `on_refused()`: the storage has taken, or refused, the data;
-    - `check_storage(storage)`, `on_register(storage)`: whether a storage is refused; it is written to from now on;
-    - `on_rotate(row)`: rows were rotated, so that `row` is now row 0;
-    - `write_state(folder, state)`, `read_state(folder)`: for a file format of its own.
+    - `place_one(data, capacity)` returns the row of a single element, if that is faster than for a batch of one;
+    - `prepare(data, rows)` changes the data before it is stored;
+    - `on_written(rows, capacity)` and `on_refused()` are called after the storage has stored, or refused, the data;
+    - `check_storage(storage)` refuses a storage, and `on_register(storage, previous)` prepares for a new one;
+    - `on_rotate(row)` is called after the rows of a full ring were rotated, so that `row` is now row 0;
+    - `write_state(folder, state)` and `read_state(folder)` implement another file format for the state.
 
-    `keeps_order = False` declares that rows are not written around a ring; slice samplers refuse such a writer.
-    `storage`, `cursor` and `write_count` can be read anywhere; `on_written` and `reset` may set the counters.
+    `keeps_order = False` declares that rows are not written around a ring; slice samplers refuse such a writer. All
+    methods may read `storage`, `cursor` and `write_count`; `on_written` and `reset` may also set the two counters.
 
     Buffers call `add`, `extend`, `register_storage`, `state_dict`, `load_state_dict`, `dumps`, `loads` and `empty`. A
     write has four steps: check everything; let the storage take all of the data or nothing; update cursor and count;
     notify the buffers attached to the storage. A write that fails therefore changes nothing. The caller's data is never
     changed. Writers hold no locks; buffers do.
 
-    Writers for TorchRL override the latter methods. This works: buffers call the override; `add` and `extend` check
-    storage and batch before it, and notify attached buffers after it, unless it has done so. Methods that TorchRL does
-    not have must not be overridden: FinalMethodError (a TypeError) says which method to implement instead.
+    A writer made for TorchRL overrides these methods instead, and works: an override of `add` or `extend` is called
+    after the storage and the batch were checked, and attached buffers are notified after it, unless it has notified
+    them itself. Methods that TorchRL does not have must not be overridden: FinalMethodError (a TypeError) says which
+    method to implement instead.
 
     Args:
-        compilable: whether cursor and count are numbers of this process only. Otherwise they are 64-bit numbers in
-            shared memory, so that forked and spawned children continue the same ring.
+        compilable: whether cursor and count belong to this process alone. Otherwise they are 64-bit numbers in shared
+            memory, so that forked and spawned children continue the same ring.
 
     Attributes:
         generator: the source of random numbers, set by the buffer; None for torch's own.
@@ -208,6 +211,7 @@ class Writer(ABC):
     """Source of random numbers, set by the buffer; None for torch's own generator. It is not pickled."""
 
     _informed = False
+    """Whether an overridden `add` or `extend` has notified attached buffers itself."""
 
     def __init__(self, compilable: bool = False) -> None:
         require_flags(compilable=compilable)
@@ -230,7 +234,7 @@ class Writer(ABC):
 
     @abstractmethod
     def place(self, data: Any, count: int, capacity: int) -> torch.Tensor | range:
-        """Choose the rows of a batch; `on_refused` has to undo any change that this makes.
+        """Choose the rows of a batch; if this changes the writer's state, `on_refused` has to undo the change.
 
         Args:
             data: the batch.
@@ -239,8 +243,8 @@ class Writer(ABC):
 
         Returns:
             Rows below `capacity`, int64 `[count]`, with -1 for elements that are not kept; or a `range`, which means
-            consecutive rows modulo the capacity. If a row occurs twice, the last element stays. New rows directly
-            follow the last valid row of the storage.
+            consecutive rows modulo the capacity. If a row occurs twice, it gets the last of its elements. Rows that the
+            storage does not have yet must directly follow its last valid row.
         """
 
     def place_one(self, data: Any, capacity: int) -> int | None:
@@ -250,11 +254,11 @@ class Writer(ABC):
         return None if row < 0 else row
 
     def prepare(self, data: Any, rows: int | range | torch.Tensor) -> Any:
-        """Return the data to be stored at these rows, without changing the caller's containers."""
+        """Return what is stored at these rows in place of `data`, which must not be changed."""
         return data
 
     def on_written(self, rows: int | range | torch.Tensor, capacity: int) -> None:
-        """Called after a write to these rows; the default moves the cursor behind the last of them."""
+        """Update the state after a write to these rows; the default moves the cursor behind the last of them."""
         last = rows if isinstance(rows, int) else int(rows[-1])
         self.cursor = (last + 1) % capacity
 
@@ -268,7 +272,7 @@ class Writer(ABC):
         """Prepare to write to a storage; `previous` is the storage before, if any."""
 
     def on_rotate(self, row: int) -> None:
-        """Called after a full ring was loaded into a larger storage, where `row` became row 0."""
+        """Update the state after a full ring was loaded into a larger storage, where `row` became row 0."""
 
     def reset(self) -> None:
         """Forget all elements, because the storage is empty or holds others."""
@@ -332,26 +336,34 @@ class Writer(ABC):
         if storage.ndim > 1:
             capacity = capacity_rows(capacity, storage.ndim, data, batch=True)
         rows = self.place(data, count, capacity)
-        if isinstance(rows, range) and rows.stop > capacity:  # for repeated rows the last data counts
-            rows = row_numbers(rows).remainder_(capacity)
+        if isinstance(rows, range) and rows.stop > capacity:
+            rows = row_numbers(rows).remainder_(capacity)  # may repeat a row, which then gets its last element
         if not isinstance(rows, range):
             return self._extend_at(rows, data, count, capacity)
         index = row_numbers(rows)
         if len(rows) != count:
             _refuse_rows(self, index, count)
-        # Storages copy a range in one piece, but have to scatter row numbers.
+        # A storage copies consecutive rows in one piece, but numbered rows one by one.
         return self._store(rows, data, capacity, index)  # type: ignore[no-any-return]
 
     def write_as_is(self, data: Any, single: bool) -> Any:
-        """Write an element, or a batch, whose bytes can be copied as they are, in half of the time; used by buffers.
+        """Write an element or a batch in half of the time, if its bytes can be copied as they are; used by buffers.
+
+        Args:
+            data: the element or batch.
+            single: whether it is one element.
 
         Returns:
-            The index, as `add` and `extend` return it; None, with nothing changed, if only these can write the data.
+            The index, as `add` and `extend` return it; None, with nothing changed, if the data has to be written by
+            `add` or `extend`.
         """
         return None
 
     def _extend_at(self, index: torch.Tensor, data: Any, count: int, capacity: int) -> torch.Tensor:
-        """Write a batch at the rows that `place` returned; in ascending order unless the writer `keeps_order`."""
+        """Write a batch at the rows that `place` returned, without the elements whose row is -1.
+
+        Unless the writer `keeps_order`, the rows are sorted first, so that the storage can grow without gaps.
+        """
         if index.dtype != torch.int64 or index.shape != (count,):
             _refuse_rows(self, index, count)
         numbers = index.numpy(force=True)  # for few rows, NumPy is three times as fast
@@ -370,7 +382,10 @@ class Writer(ABC):
         return self._replicate_index(index)
 
     def _store(self, where: Any, data: Any, capacity: int, rows: Any) -> Any:
-        """Let the storage take data at `where`, which are these rows; return the index of the elements."""
+        """Store the data and update cursor and counts; return the index of the elements.
+
+        `where` is how the storage is told the rows: an int, a range or a tensor; `rows` are their numbers.
+        """
         try:
             self.storage.set(where, self.prepare(data, where))
         except BaseException:
@@ -400,7 +415,7 @@ class Writer(ABC):
 
     @final
     def register_storage(self, storage: Storage) -> None:
-        """Write to this storage from now on: behind its rows, or at the cursor of a state loaded before."""
+        """Write to this storage from now on: behind its valid rows, or at the cursor of a state loaded before."""
         if storage is self._storage:
             return
         self.check_storage(storage)
@@ -414,7 +429,7 @@ class Writer(ABC):
 
     @final
     def sync_cursor(self) -> None:
-        """Tell the storage's log which row of the ring is written next."""
+        """Record in the storage's write log which row of the ring is written next."""
         if self.keeps_order and self.writes and self._storage is not None and (rows := rows_in(self._storage)):
             self._storage.log.go_on_at(self.cursor % rows)
 
@@ -431,7 +446,7 @@ class Writer(ABC):
 
     @final
     def rotate(self, row: int) -> None:
-        """Continue behind a full ring that was loaded into a larger storage, where `row` became row 0."""
+        """Move the cursor behind the rows of a full ring that was loaded into a larger storage; `row` became row 0."""
         self.cursor = self.storage.shape[0]
         self.on_rotate(row)
 
@@ -485,7 +500,7 @@ class Writer(ABC):
                 a tuple with one tensor for each dimension.
 
         Returns:
-            As many numbers as elements; -1 for rows that were never written or do not exist, and for all rows if
+            One number for each element: -1 for a row that was never written or does not exist, and for all rows if
             generations are not tracked.
         """
         rows = torch.as_tensor(index[0] if isinstance(index, tuple) else index)
@@ -500,10 +515,10 @@ class Writer(ABC):
         return None if self._storage is None else self._storage.generations
 
     def _count_generations(self, index: Any) -> None:
-        """Count a write to each row of an index, if the storage has generations; negative numbers are skipped."""
+        """Count a write to each row of an index in the storage's generations, if it has any; skip negative numbers."""
         if (generations := self._generations) is not None:
             rows = torch.as_tensor(index)
-            if rows.dim() > 1:  # coordinates of all elements in the rows
+            if rows.dim() > 1:  # coordinates of all elements; those of the first element of each row are enough
                 rows = rows[:: self.storage.shape[1:].numel(), 0]
             generations.count(rows[rows >= 0].reshape(-1))
 
@@ -572,8 +587,10 @@ class Writer(ABC):
         self.storage.notify(index)
 
     def _replicate_index(self, index: torch.Tensor) -> torch.Tensor:
-        """Return the elements of rows `[n]`: the rows themselves, or `[n * k, ndim]` for a storage of several
-        dimensions.
+        """Return the index of all elements in rows `[n]`, as buffers return it.
+
+        In a storage of one dimension these are the rows. Otherwise they are the coordinates `[n * k, ndim]` of the k
+        elements of each row.
         """
         storage = self.storage
         if storage.ndim == 1:
@@ -619,13 +636,12 @@ class Writer(ABC):
 def _refuse_rows(writer: Writer, index: torch.Tensor, count: int) -> None:
     raise SchemaError(
         f"place() of a {type(writer).__name__} returned the rows {index.tolist()[:8]} of type {index.dtype} for "
-        f"{count} "
-        "elements, expected int64 with a row of the storage, or -1, for each"
+        f"{count} elements, expected int64 with a row of the storage, or -1, for each"
     )
 
 
 def _with_book_keeping(method: Callable[..., Any], *, batch: bool) -> Callable[..., Any]:
-    """Add the checks before, and the notification after, an override of `Writer.add` or `Writer.extend`."""
+    """Wrap an override of `Writer.add` or `Writer.extend` in the checks and the notification of attached buffers."""
 
     @functools.wraps(method)
     def write(self: Writer, data: Any, *more: Any, **options: Any) -> Any:
@@ -644,7 +660,9 @@ def _with_book_keeping(method: Callable[..., Any], *, batch: bool) -> Callable[.
 
 @counterpart
 class ImmutableDatasetWriter(Writer):
-    """Refuses every write, and emptying, with a SchemaError (a RuntimeError); nothing is changed. It has no state.
+    """A writer for buffers on datasets: it refuses to write or to empty the storage. It has no state.
+
+    `add`, `extend` and `empty` raise SchemaError (a RuntimeError), with nothing changed.
 
     >>> ImmutableDatasetWriter().add(0)
     Traceback (most recent call last):
@@ -656,7 +674,7 @@ class ImmutableDatasetWriter(Writer):
     writes: ClassVar[bool] = False
 
     def place(self, data: Any, count: int, capacity: int) -> NoReturn:
-        """Never called, as nothing can be written."""
+        """Never called: the write is refused before."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -719,7 +737,7 @@ def _length_of_leaf(leaf: Any, path: tuple[str, ...]) -> int:
 
 
 def _leaves(data: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the leaves of a nest with their paths; below the root a list is a node, like a tuple."""
+    """Yield the leaves of a nest with their paths; lists and tuples are nodes, like mappings."""
     if is_tensor_collection(data) or not isinstance(data, tuple | list | Mapping):
         yield path, data
         return
@@ -728,9 +746,16 @@ def _leaves(data: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
 
 
 def capacity_rows(max_size: int, ndim: int, data: Any, *, batch: bool = False) -> int:
-    """Return how many rows of the shape of `data` a storage of `max_size` elements has, rounded up.
+    """Return the capacity in rows, rounded up, of a storage of `max_size` elements whose rows have the shape of `data`.
 
-    With `batch`, `data` is a batch of such rows. SchemaError if it has fewer than `ndim` dimensions of elements.
+    Args:
+        max_size: the capacity in elements.
+        ndim: how many leading dimensions of the storage count elements.
+        data: a row, whose first `ndim - 1` dimensions count its elements.
+        batch: whether `data` is a batch of rows instead.
+
+    Raises:
+        SchemaError: (a RuntimeError) `data` has too few dimensions.
     """
     if ndim == 1:
         return max_size
@@ -765,27 +790,28 @@ INDEX = "index"
 
 
 class Labels:
-    """Adds row numbers to the data of one storage, unless its rows were made without them."""
+    """Adds row numbers to data on its way into one storage, unless the storage's rows have no entry for them."""
 
     def __init__(self) -> None:
         self.kept: bool | None = None
         """Whether the rows have numbers; None before the first write."""
 
     def put(self, data: TensorDictBase, rows: int | range | torch.Tensor, storage: Storage) -> TensorDictBase:
-        """Return a shallow copy of `data` with `"index"`, int64 of its batch size."""
+        """Return a shallow copy of `data` with its row numbers as `"index"`, int64 of its batch size."""
         if self.kept is None:
-            self.kept = _has_place(storage)
+            self.kept = _has_index(storage)
         if self.kept is False:
             return data
         numbers = row_numbers(rows)
         storage.numbered_by = INDEX
         if type(data) is TensorDict and data.device is None and isinstance(storage, TensorStorage):
-            # Such a storage copies the leaves, so the nests may be those of the data: `copy()` takes ten times as long.
+            # Such a storage only reads the nested tensordicts, so they can be shared with the caller's data. `copy()`,
+            # which copies them, takes ten times as long.
             entries = {**data._tensordict, INDEX: _spread(numbers, data.batch_size)}
             return TensorDict._new_unsafe(entries, batch_size=data.batch_size, nested=False)
         labelled = data.copy()
         if isinstance(labelled, LazyStackedTensorDict) and labelled.stack_dim == 0 and numbers.dim():
-            for row, element in zip(numbers, labelled.tensordicts, strict=True):  # whose shapes may differ
+            for row, element in zip(numbers, labelled.tensordicts, strict=True):  # their shapes may differ
                 element.set(INDEX, row.expand(element.batch_size))
             return labelled
         return labelled.set(INDEX, _spread(numbers, data.batch_size))
@@ -799,19 +825,19 @@ def row_numbers(rows: int | range | torch.Tensor) -> torch.Tensor:
 
 
 def _spread(numbers: torch.Tensor, size: torch.Size) -> torch.Tensor:
-    """Repeat the numbers of rows, or of one, for all elements of the batch size `size`."""
+    """Repeat the number of each row, or of a single row, for all elements of the batch size `size`."""
     if numbers.shape == size:
         return numbers
     return (numbers.reshape(-1, *[1] * (len(size) - 1)) if size and numbers.dim() else numbers).expand(size)
 
 
-def _has_place(storage: Storage) -> bool | None:
-    """Whether the rows of a storage have an `"index"`; None before the first write."""
+def _has_index(storage: Storage) -> bool | None:
+    """Return whether the rows of a storage have the entry `"index"`; None before the first write."""
     try:
         rows = storage.read_at(slice(0, 0))
     except (RuntimeError, IndexError):  # nothing was ever written
         return None
-    if not is_tensor_collection(rows):  # a list, whose rows need not be alike
+    if not is_tensor_collection(rows):  # a list, whose rows may have different entries
         return True
     names = set(rows.keys())
     return INDEX in names if names else None
@@ -819,9 +845,12 @@ def _has_place(storage: Storage) -> bool | None:
 
 @counterpart
 class WriterEnsemble(Writer):
-    """The writers of an ensemble; `len` is their number, and an index returns one writer, or an ensemble of some.
+    """The writers of an ensemble of buffers, one for each member.
 
-    Writes raise EnsembleWriteError (a RuntimeError and a TypeError), with nothing changed. Names are TorchRL's.
+    `len` is their number. An int as index returns a member, and a slice or a list an ensemble of some members. An
+    ensemble cannot be written to: `add` and `extend` raise EnsembleWriteError (a RuntimeError and a TypeError).
+
+    Names follow TorchRL.
 
     >>> from rbtool import RoundRobinWriter
     >>> writers = WriterEnsemble(RoundRobinWriter(), RoundRobinWriter())
@@ -859,11 +888,11 @@ class WriterEnsemble(Writer):
         return type(self)(*(self.members[member] for member in chosen))
 
     def save_state(self) -> dict[str, Any]:
-        """Return the state of each member under its number, as text."""
+        """Return the states of the members, by their numbers as text."""
         return {str(number): member.state_dict() for number, member in enumerate(self.members)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state. If a member refuses its part, or the number of members differs, nothing is changed."""
+        """Load the states of the members. If one of them refuses, or their number differs, nothing is changed."""
         load_members(self.members, state)
 
     def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:

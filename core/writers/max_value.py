@@ -25,17 +25,23 @@ Number: TypeAlias = int | float
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The result of `Ranking.offer`: the element in each changed place, and what `take_back` needs to undo it."""
+    """The result of `Ranking.offer`.
+
+    Attributes:
+        places: for each place that changes, the position of its new element in the batch.
+        accepted: how many elements got a place, including those that a later element of the batch has replaced.
+        displaced: the previous rank of each changed place, None if it was free; `take_back` restores it.
+    """
 
     places: dict[int, int]
     accepted: int
     displaced: dict[int, Number | None]
-    """The previous rank of each changed place; None if it was free."""
 
 
 class Ranking:
-    """A heap of the places 0 to n - 1, with the rank of the element in each as a Python number, so that int64 stays
-    exact.
+    """A heap of pairs of rank and place, the lowest rank first, for the places 0 to n - 1.
+
+    Ranks are Python numbers: torch and NumPy would convert int64 to float64 when they are mixed, which is not exact.
     """
 
     def __init__(self, ranked: Iterable[tuple[Number, int]] = ()) -> None:
@@ -50,16 +56,14 @@ class Ranking:
         return len(self._heap) >= capacity and rank <= self._heap[0][0]
 
     def offer(self, ranks: NDArray[Any], capacity: int) -> Offer:
-        """Assign places to elements with these ranks, `[n]`, in order: a free place, or the place of the lowest rank if
-        lower.
+        """Assign places to elements with these ranks, `[n]`, in their order.
 
-        Among equal ranks the lowest place is replaced first.
+        An element gets a free place, or the place of the element with the lowest rank if its own is higher. Among equal
+        ranks, the lowest place is replaced first.
         """
         heap = self._heap
         positions: Sequence[int] = range(len(ranks))
-        if (
-            len(heap) >= capacity and len(ranks) > 1
-        ):  # the lowest rank can only rise, so most elements can be rejected at once
+        if len(heap) >= capacity and len(ranks) > 1:  # the lowest rank only rises: reject at once what is not above it
             candidates = (ranks > heap[0][0]).nonzero()[0]
             positions, ranks = candidates.tolist(), ranks[candidates]
         places: dict[int, int] = {}
@@ -119,11 +123,12 @@ class NoRankError(MissingKeyError, AttributeError):
 
 @counterpart
 class TensorDictMaxValueWriter(Writer):
-    """Keeps the elements with the highest rank: a new element replaces the one with the lowest, if its own is higher.
+    """Keeps the elements with the highest ranks, such as the rewards of steps or the returns of trajectories.
 
-    An element of equal rank is rejected; among equal ones the lowest place is replaced first. Stored elements get their
-    place as `"index"`, except tensorclasses and in storages whose rows have no such entry; the caller's tensordict is
-    not changed. This writer cannot be shared between processes.
+    Once the storage is full, a new element replaces the one with the lowest rank if its own is higher; an element of
+    equal rank is rejected. Among stored elements of equal rank, the one in the lowest row is replaced first. Elements
+    are stored with their row number as `"index"`, except tensorclasses, and except in storages whose rows have no such
+    entry; the caller's tensordict is not changed. This writer cannot be shared between processes.
 
     Args:
         rank_key: the entry to rank by; default `("next", "reward")`.
@@ -172,7 +177,7 @@ class TensorDictMaxValueWriter(Writer):
             )
 
     def on_register(self, storage: Storage, previous: Storage | None) -> None:
-        """Rank the stored elements at the first write, unless a state was loaded before."""
+        """Arrange for the stored elements to be ranked at the first write, unless a state was loaded before."""
         if previous is not None:
             self._ranking = Ranking()
             self.cursor = 0
@@ -230,7 +235,7 @@ class TensorDictMaxValueWriter(Writer):
         if self._unranked:
             if len(storage):
                 there = self._ranks(self._entry(storage.read_at(slice(None)), batch=True), len(storage))
-                self._ranking.offer(there, storage.max_size)  # each gets the place it already has
+                self._ranking.offer(there, storage.max_size)  # in order of rows, so that each gets the place it has
             self._unranked = False
 
     def _not_shared(self) -> SchemaError:
@@ -324,8 +329,8 @@ class TensorDictMaxValueWriter(Writer):
         self._process = os.getpid()
 
     def __repr__(self) -> str:
-        asked = f"rank_key={self.rank_key!r}, reduction={self.reduction!r}"
-        return f"{type(self).__name__}({asked}, ranked={len(self._ranking)})"
+        arguments = f"rank_key={self.rank_key!r}, reduction={self.reduction!r}"
+        return f"{type(self).__name__}({arguments}, ranked={len(self._ranking)})"
 
 
 _REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -338,7 +343,7 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _key(key: Any) -> Key:
-    """Return a key, a name or a tuple of names, in its shortest form; UsageError for anything else."""
+    """Return a key as a string, or as a tuple of several strings; UsageError for anything else."""
     if isinstance(key, str):
         return key
     if isinstance(key, Sequence) and key and all(isinstance(part, str) for part in key):

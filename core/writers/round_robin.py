@@ -5,8 +5,8 @@
     extend 2 elements  d e       1         5                     e b c d       wraps: (3 + 2) % 4 = 1
     extend 6 elements  f … k     3         11                    i j k h       only the last 4 are kept
 
-The row of an element is its number modulo the capacity, so a batch longer than the ring is written as if element by
-element, without copying what would be overwritten at once.
+The row of an element is its number modulo the capacity. A batch that is longer than the ring gives the same result as
+its elements one by one, but elements that a later one overwrites are not copied.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ _GENERATIONS = "generation.memmap"
 
 @counterpart
 class RoundRobinWriter(Writer):
-    """Writes row after row, and starts again at the first row when the last one is written.
+    """Writes row after row, and continues at the first row after the last one: the storage is a ring.
 
-    Rows are counted along dimension 0 of the storage. If a batch has more rows than the storage, only the last ones are
-    written, at the rows that they would have reached one by one; the returned index has a row for each element. A new
-    writer for a storage that already holds rows starts behind them.
+    Rows are counted along dimension 0 of the storage. If a batch has more rows than the storage, only its last rows are
+    stored, where they would be if all were written one by one; the returned index still has a row for each element. For
+    a storage that already holds rows, a new writer starts behind them.
 
     Args:
         compilable: see `Writer`.
-        track_generations: whether each row has a generation: -1 before its first write, 0 after it, and 1 more with
-            every further write and every `empty`. Generations belong to the storage; all of its writers continue them.
+        track_generations: whether to count how often each row is overwritten. The generation of a row is -1 before its
+            first write, 0 after it, and increases by 1 with every further write and every `empty`. Generations belong
+            to the storage: another writer of it continues the count.
 
     >>> import torch
     >>> from rbtool import TensorStorage
@@ -71,13 +72,15 @@ class RoundRobinWriter(Writer):
         super().__init__(compilable)
         self.tracks_generations = track_generations
         self._saved_generations: torch.Tensor | None = None
-        self._prepared: Generations | None = None  # installed once the storage has taken the data
+        self._prepared: Generations | None = None  # installed after the storage has stored the data
         self.reuse: Callable[[int], Numbers] | None = None
-        """Returns up to this many rows to be written before the rows at the cursor; set by a buffer."""
+        """Returns up to the given number of rows that a consuming sampler has freed, which are written first; set by a
+        buffer."""
         self._cursor_after: int | None = None
+        """Where the cursor goes after a write that includes freed rows; None for any other write."""
 
     def on_register(self, storage: Storage, previous: Storage | None) -> None:
-        """If generations are tracked, give the storage new ones, or the ones of a state loaded before."""
+        """If generations are tracked, give the storage new ones, or those of a state that was loaded before."""
         saved, rows = self._saved_generations if previous is None else None, rows_in(storage)
         if rows and self.tracks_generations and (storage.generations is None or saved is not None):
             storage.generations, self._saved_generations = self._made_generations(rows, saved), None
@@ -124,11 +127,13 @@ class RoundRobinWriter(Writer):
             self._install(self._prepared)
 
     def write_as_is(self, data: Any, single: bool) -> Any:
-        """Write a tensordict, or a dict of NumPy arrays and numbers of which no tensordict is made; None for others."""
+        """Write a tensordict, or a dict of NumPy arrays and numbers without making tensors of them.
+
+        Return None, with nothing changed, for other data; and for subclasses and other storages, which may override
+        methods that would be skipped here.
+        """
         storage: Any = self._storage
-        plain = (
-            type(self) in _RINGS and type(storage) in _TENSORS and storage.ndim == 1
-        )  # others may have to see the data
+        plain = type(self) in _RINGS and type(storage) in _TENSORS and storage.ndim == 1
         if not plain or self.reuse is not None or storage.generations is not None:
             return None
         if (rows := storage.array_rows(self._label())) is None:
@@ -137,7 +142,7 @@ class RoundRobinWriter(Writer):
         if taken is None:
             return None
         (count, values), lent = taken, storage.log.lent
-        if lent and type(values) is list:  # arrays may be views of rows
+        if lent and type(values) is list:  # arrays may be views of stored rows
             values = list(map(np.array, values))
         capacity, start = storage.max_size, self._cursor_counter.value
         cursor, numbers = (start, start) if single else (range(start, start + count), np.arange(start, start + count))
@@ -150,7 +155,7 @@ class RoundRobinWriter(Writer):
         return index
 
     def _label(self) -> str | None:
-        """The entry of the rows that holds their number, which this writer adds; None if it adds none."""
+        """Return the entry in which this writer stores the number of each row; None if it stores none."""
         return None
 
     def write_at(self, index: int | torch.Tensor, data: Any) -> Any:
@@ -177,7 +182,7 @@ class RoundRobinWriter(Writer):
         return self._written(place if isinstance(place, int) else place.clone())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the generator, and what a buffer has set."""
+        """Leave out the generator and `reuse`, which a buffer has set."""
         return super().__getstate__() | {"reuse": None}
 
     def on_rotate(self, row: int) -> None:
@@ -254,7 +259,7 @@ class RoundRobinWriter(Writer):
 
 @counterpart
 class TensorDictRoundRobinWriter(RoundRobinWriter):
-    """Writes like `RoundRobinWriter`, and stores the number of its row with every tensordict, as `"index"`.
+    """A `RoundRobinWriter` for tensordicts that also stores the row number of every element, as `"index"`.
 
     `"index"` is int64 with the data's batch size, and is never added to the caller's tensordict. Tensorclasses, and
     data in storages whose rows have no `"index"`, are stored without it.
@@ -283,12 +288,12 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         self._labels = Labels()
 
     def on_register(self, storage: Storage, previous: Storage | None) -> None:
-        """At the first write, check again whether the rows have an `"index"`."""
+        """Forget whether rows have an `"index"`; the next write determines it for the new storage."""
         super().on_register(storage, previous)
         self._labels = Labels()
 
     def write_as_is(self, data: Any, single: bool) -> Any:
-        """Write a step or a batch; None also before the first write, which tells whether rows have numbers."""
+        """Write an element or a batch; None also before the first write, which determines whether rows have numbers."""
         return None if self._labels.kept is None else super().write_as_is(data, single)
 
     def _label(self) -> str | None:
