@@ -28,13 +28,13 @@ from ..storages.base import Storage
 from ..torchrl_classes import counterpart
 
 Index: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
-"""Drawn elements: int64 `[B]`, or a tuple with one such tensor for each dimension of the storage."""
+"""The index of drawn elements: int64 `[B]`, or a tuple with one such tensor for each dimension of the storage."""
 
 _FINAL = {"sample_rows": "draw_rows(storage, batch_size)", "empty": "reset()"}
 
 
 class _Samplers(ABCMeta):
-    """Metaclass: a call with `replacement=False` makes the sampler that the class names as `without_replacement`."""
+    """Metaclass of samplers: calling a class with `replacement=False` returns what its `without_replacement` makes."""
 
     replacement: bool
     without_replacement: Callable[..., Sampler]
@@ -43,14 +43,13 @@ class _Samplers(ABCMeta):
         if replacement is not None:
             require_flags(replacement=replacement)
         if replacement is None or bool(replacement) is cls.replacement:
-            maker: Any = cls.__init__  # type: ignore[misc]  # of this very class
+            maker: Any = cls.__init__  # type: ignore[misc]  # mypy fears that a subclass may differ
             code = getattr(maker, "__code__", None)
             if code is not None and not code.co_flags & inspect.CO_VARKEYWORDS:
                 require_keywords(cls.__name__, options, [*keywords_of(maker), "replacement"])
             return super().__call__(*arguments, **options)
-        if (
-            replacement or "without_replacement" not in cls.__dict__
-        ):  # not inherited: a subclass may differ from its base
+        # `without_replacement` is not inherited, because a subclass may draw in another way than its base class.
+        if replacement or "without_replacement" not in cls.__dict__:
             raise TypeError(f"a {cls.__name__} cannot be made with replacement={replacement}")
         return cls.without_replacement(*arguments, **options)
 
@@ -63,24 +62,25 @@ class Sampler(metaclass=_Samplers):
     and `reset`. If it draws in epochs, it declares `has_epochs = True` and sets `self.ran_out = True` with the last
     batch of an epoch. All other methods have defaults:
 
-    - `on_attach(storage)`, `on_write(index)`, `on_update(index, storage)`: there are elements, new ones, changed ones;
-    - `set_priorities(index, priority, storage)`: for samplers that draw by priority;
-    - `on_rotate(row, storage)`: rows were rotated, so that `row` is now row 0;
-    - `begin_epoch()`: another process draws the rest of the epoch;
-    - `check_storage(storage)`: which storages are refused;
-    - `check_batch_size(batch_size)`: which batch sizes are refused for every storage;
-    - `sampleable(storage, batch_size)`: from how much a batch can be drawn now;
-    - `draw_rows(storage, batch_size)`: for samplers that read the rows they draw;
-    - `write_state(folder, state)`, `read_state(folder)`: for a file format of its own.
+    - `on_attach(storage)`, `on_write(index)`, `on_update(index, storage)`: called when the sampler gets a storage,
+      when elements were written, and when elements were changed;
+    - `set_priorities(index, priority, storage)`: sets priorities, in samplers that draw by priority;
+    - `on_rotate(row, storage)`: called when rows were rotated, so that `row` is now row 0;
+    - `begin_epoch()`: starts a new epoch, because another process draws the rest of the present one;
+    - `check_storage(storage)`: refuses storages that cannot be sampled;
+    - `check_batch_size(batch_size)`: refuses batch sizes that fit no storage;
+    - `sampleable(storage, batch_size)`: counts what a batch can be drawn from now;
+    - `draw_rows(storage, batch_size)`: also returns the rows, in samplers that read them to draw;
+    - `write_state(folder, state)`, `read_state(folder)`: implement another file format for the state.
 
     Buffers call `sample`, `add`, `extend`, `update_priority`, `mark_update`, `state_dict`, `load_state_dict`, `dumps`,
     `loads` and `empty`. These check the batch size and the storage, reset `ran_out`, read and write files, and then
     call the methods above.
 
-    Samplers written for TorchRL override the latter kind. This works: buffers call the override (after the same checks,
-    in the case of `sample`), and declarations of the base class (`reads_rows`, `writes_are_updates`, `draw_rows`)
-    return to safe defaults. Methods that TorchRL does not have must not be overridden: FinalMethodError (a TypeError)
-    says which method to implement instead.
+    Samplers written for TorchRL override `sample`, `add` and so on. This works: buffers call the override (`sample`
+    after the same checks), and the declarations `reads_rows`, `writes_are_updates` and `draw_rows` return to safe
+    defaults. Final methods that TorchRL does not have must not be overridden: FinalMethodError (a TypeError) says which
+    method to implement instead.
 
     Args:
         replacement: a call with `replacement=False` makes the corresponding sampler without replacement; TypeError if
@@ -106,22 +106,25 @@ class Sampler(metaclass=_Samplers):
     """
 
     writes_are_updates: ClassVar[bool] = False
-    """Whether `mark_update` alone reports writes, without `add` and `extend`. An override of `on_write` resets it to
-    False."""
+    """Whether the sampler learns of writes by `mark_update` alone, without `add` and `extend`. An override of
+    `on_write` resets it to False.
+    """
 
     rows_come_once: ClassVar[bool] = False
-    """Whether only the draw itself can return rows, as they cannot be looked up in the storage later."""
+    """Whether rows must be read with the draw, because they cannot be looked up in the storage later."""
 
     needs_order: ClassVar[bool] = False
-    """Whether it relies on rows being in the order of their writes, around a ring. If so, buffers refuse a writer that
-    puts rows anywhere (`keeps_order = False`).
+    """Whether it relies on rows being in the order in which they were written, around a ring. If so, buffers refuse a
+    writer with `keeps_order = False`, which may put elements in any row.
     """
 
     has_epochs: ClassVar[bool] = False
     """Whether it draws in epochs, and sets `ran_out` at the end of one."""
 
     draws_once: ClassVar[bool] = False
-    """Whether a draw that is repeated, because a write came in between, would lose elements; so also with epochs."""
+    """Whether elements are lost if a draw is discarded and repeated, as happens when a write interferes. Samplers with
+    epochs are treated the same way.
+    """
 
     replacement: ClassVar[bool] = True
     """Whether an element may be drawn again before all others have been."""
@@ -142,7 +145,7 @@ class Sampler(metaclass=_Samplers):
     """Source of random numbers, set by the buffer; None for torch's own generator. It is not pickled."""
 
     joined = False
-    """Whether batches of several samplers are joined, which then need the same entries in every batch."""
+    """Whether it is a member of an ensemble, which needs the same entries in every batch of all members."""
 
     _ran_out = False
 
@@ -154,7 +157,7 @@ class Sampler(metaclass=_Samplers):
             setattr(cls, "sample", _with_checks(own["sample"]))  # noqa: B010 - mypy: sample is final
             if "draw" not in own:
                 delegate(cls, "draw")
-        # What a base class declares need not hold for methods that replace its own.
+        # The declarations of a base class describe its own methods, not the ones that override them.
         if "sample" in own or "draw" in own:
             cls.reads_rows = own.get("reads_rows", True)
             setattr(cls, "draw_rows", own.get("draw_rows", Sampler.draw_rows))  # noqa: B010
@@ -170,7 +173,7 @@ class Sampler(metaclass=_Samplers):
 
     @abstractmethod
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Draw `batch_size` elements of a storage that is not empty. All random numbers come from `self.generator`.
+        """Draw `batch_size` elements of a storage that is not empty, with random numbers from `self.generator` only.
 
         Returns:
             The index and the info. The index is int64 `[batch_size]`, shorter at the end of an epoch, or a tuple with
@@ -179,9 +182,7 @@ class Sampler(metaclass=_Samplers):
         """
 
     def draw_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
-        """Draw like `draw`, and also return the rows, for samplers that read them anyway; None lets the caller read
-        them.
-        """
+        """Draw like `draw`, and also return the rows if the sampler read them; None if the caller has to read them."""
         return *self.sample(storage, batch_size), None
 
     def on_attach(self, storage: Storage) -> Any:
@@ -191,14 +192,14 @@ class Sampler(metaclass=_Samplers):
         """Called after a write.
 
         Args:
-            index: an int, int64 `[n]` or `[n, ndim]`; elements that were not kept are negative.
+            index: an int, int64 `[n]` or `[n, ndim]`; negative numbers stand for elements that were not kept.
         """
 
     def on_update(self, index: Any, storage: Storage | None) -> None:
         """Called after elements were changed.
 
         Args:
-            index: any index at which a storage can be written.
+            index: any index that `storage[index] = …` accepts.
             storage: the storage, if it is known.
         """
 
@@ -207,7 +208,7 @@ class Sampler(metaclass=_Samplers):
         warn_caller(f"{type(self).__name__} does not use priorities: the update has no effect")
 
     def on_rotate(self, row: int, storage: Storage) -> None:
-        """Called after the rows of a storage were rotated, so that `row` is row 0."""
+        """Called after the rows of a storage were rotated, so that `row` is now row 0."""
 
     def begin_epoch(self) -> None:
         """Start a new epoch, if the sampler has epochs, because another process draws the rest of this one."""
@@ -224,7 +225,7 @@ class Sampler(metaclass=_Samplers):
         """Raise SchemaError or UsageError for a batch size that the sampler cannot draw from any storage."""
 
     def write_error(self, storage: Storage) -> Exception | None:
-        """Return the error of each write to a storage that the sampler could not follow; None for any other."""
+        """Return the error that every write to this storage raises if the sampler cannot follow it; None if it can."""
         return None
 
     def save_state(self) -> dict[str, Any]:
@@ -253,11 +254,13 @@ class Sampler(metaclass=_Samplers):
         return len(storage)
 
     def sampleable(self, storage: Storage, batch_size: int | None = None) -> int:
-        """Return from how many elements, or slices, a batch of this size is drawn; 0 while they are too few for one.
+        """Return from how many elements or slices a batch of this size is drawn; 0 while there are too few for a batch.
+
+        Nothing is drawn. The caller excludes writers.
 
         Args:
-            storage: the storage to draw from. Nothing is drawn, and nobody writes to it meanwhile.
-            batch_size: how many elements a batch has; default as few as possible.
+            storage: the storage to draw from.
+            batch_size: how many elements a batch has; by default the smallest possible number.
         """
         return self.elements(storage) if storage.has_rows else 0
 
@@ -267,7 +270,7 @@ class Sampler(metaclass=_Samplers):
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing can be drawn until elements are written; always False unless elements are consumed."""
+        """Whether nothing can be drawn until elements are written; True only in samplers that consume elements."""
         return False
 
     @property
@@ -372,7 +375,9 @@ class Sampler(metaclass=_Samplers):
 
         Raises:
             DatasetNotFoundError: there is no state.
-            CorruptDataError: the state is invalid. Nothing is changed by either.
+            CorruptDataError: the state is invalid.
+
+        Neither error changes anything.
         """
         state = self.read_state(Path(path))
         try:

@@ -1,8 +1,8 @@
-"""Sampling slices, consecutive steps of one trajectory: with replacement, and in epochs of one slice a trajectory.
+"""Samplers of slices, consecutive steps of one trajectory: with replacement, or in epochs of one slice per trajectory.
 
-`SliceSampler` draws slices, `SliceMarks` makes their info. `SliceSamplerWithoutReplacement` keeps what is left of an
-epoch in a `TrajectoryEpoch`, which follows the trajectories while a ring overwrites old and adds new ones. Which starts
-of a slice are legal is defined by `SliceRule` in `core/kernels/slices.py`.
+`SliceSampler` draws slices, `SliceMarks` makes their info. `SliceSamplerWithoutReplacement` keeps the rest of an epoch
+in a `TrajectoryEpoch`, which follows the trajectories while a ring overwrites old ones and adds new ones. `SliceRule`
+in `core/kernels/slices.py` defines which starts of a slice are legal.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Weight: TypeAlias = Literal["episode", "step"]
 
 
 class WholeSlices(NamedTuple):
-    """The arguments that matter for slices that are never cut or padded, and their rule."""
+    """What determines the slices of a sampler that are never cut or padded: their rule, and the other arguments."""
 
     rule: SliceRule
     weight: Weight
@@ -57,7 +57,7 @@ class WholeSlices(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SliceMeasure:
-    """How many slices a batch has and how long they are, and what happens to shorter trajectories.
+    """How many slices a batch has, how long they are, and what happens to trajectories that are shorter.
 
     Raises:
         ConflictingArgumentsError: (a TypeError) not exactly one of `num_slices` and `slice_len` is given.
@@ -81,7 +81,7 @@ class SliceMeasure:
             raise UsageError("pad_output=True has no use with strict_length=True, which leaves nothing to pad")
 
     def of(self, batch_size: int) -> tuple[int, int]:
-        """Return the number of slices and their length; SchemaError if the batch size is not a multiple."""
+        """Return the number of slices and their length; SchemaError if the batch size is not divisible."""
         name, known = ("num_slices", self.num_slices) if self.num_slices else ("slice_len", self.slice_len)
         assert known is not None  # checked in __post_init__
         other, rest = divmod(batch_size, known)
@@ -94,41 +94,42 @@ class SliceMeasure:
 class SliceSampler(Sampler):
     """Draws slices: consecutive steps of one trajectory. A batch consists of equally long slices, one after another.
 
-    No slice crosses the end of a trajectory, or the newest row of a ring. The index is a tuple with one tensor for each
-    dimension of the storage, also for one dimension.
+    No slice crosses the end of a trajectory or the newest row of a ring. The index is a tuple with one tensor for each
+    dimension of the storage, even if there is only one dimension.
 
     Args:
-        num_slices: how many slices a batch has; their length follows from the batch size, which must be a multiple.
+        num_slices: how many slices a batch has. Their length follows from the batch size, which must be a multiple of
+            this number.
         slice_len: how many steps a slice has, instead of `num_slices`.
-        end_key, end_keys: flags that end trajectories, in place of `done`: the row with a flag is the last of its
-            trajectory. Flags that are not stored are skipped.
+        end_key, end_keys: the flag, or flags, that end trajectories, instead of `done`: the row with the flag is the
+            last one of its trajectory. Flags that are not stored are skipped.
         traj_key: the entry with the ids of trajectories. If none of the given entries is stored, the other kind (ids or
-            flags) is used, with a UserWarning. By default ids `("collector", "traj_ids")` or `"episode"` are used, else
-            the flag `("next", "done")`; a dataset uses its episode table.
+            flags) is used, with a UserWarning. By default a dataset uses its episode table; other storages use the ids
+            `("collector", "traj_ids")` or `"episode"` if they are stored, and otherwise the flag `("next", "done")`.
         ends, trajectories: flags or ids as a tensor of a full storage's shape, with `cache_values=True`. Writes do not
             change them.
-        truncated_key: unless None, the info marks the last step of each slice as truncated, and next to it says which
-            steps are done (as stored, or truncated here) and terminated (as stored); bool `[batch, 1]`. What is
-            stored under this key is not read.
-        init_key: an entry that marks first steps. If it is stored, the info has it, too, and also marks the first step
-            of each slice; with None it does not.
+        truncated_key: under this key the info marks the last step of each slice as truncated. Next to it, it marks the
+            steps that are done (as stored, or truncated here) and terminated (as stored). All are bool `[batch, 1]`.
+            The stored entry of this key is not read. None adds none of them.
+        init_key: the entry that marks first steps. If it is stored, the info has it as well, and also marks the first
+            step of each slice. None leaves it out.
         strict_length: whether trajectories shorter than a slice are left out. If not, they are taken whole, and the
             batch has fewer steps.
-        pad_output: whether to pad short slices by repeating their last step; `("collector", "mask")`, bool `[batch]`,
-            then marks the real steps. As in TorchRL it is left out as long as no slice can be short, because all stored
-            trajectories are long enough; not in an ensemble.
-        span: by how many steps slices may extend beyond the start and end of their trajectories, where they are cut: a
-            number, True for all but one step, or a pair of these for start and end.
+        pad_output: whether to pad short slices by repeating their last step. `("collector", "mask")`, bool `[batch]`,
+            then marks the real steps. As in TorchRL, the mask is missing as long as all stored trajectories are long
+            enough for a whole slice, except in an ensemble.
+        span: by how many steps slices may extend beyond the start and the end of their trajectories, where they are
+            cut: a number, True for all but one step, or a pair of these for start and end.
         weight: `"episode"`, as in TorchRL: all trajectories are equally likely; `"step"`: all possible starts are.
         anchor: whether slices come from `"any"` place in their trajectories, from the `"start"` or from the `"end"`.
-        batched: whether index and batch have the shape `[num_slices, slice_len]`, always with the mask.
+        batched: whether index and batch have the shape `[num_slices, slice_len]`. The mask is then always present.
         cache_values, compile, use_gpu: accepted for compatibility with TorchRL, without effect: trajectory bounds are
             always up to date.
 
     Raises:
         ConflictingArgumentsError: (a TypeError) not exactly one of `num_slices` and `slice_len` is given.
         UsageError: (a ValueError) another argument is invalid.
-        SchemaError: (a RuntimeError) from `sample`: the storage is empty, the batch size is not a multiple, all
+        SchemaError: (a RuntimeError) from `sample`: the storage is empty, the batch size is not divisible, all
             trajectories are too short, or a boundary entry does not have the storage's shape.
         MissingKeyError: (a KeyError) from `sample`: no boundary entry is stored.
 
@@ -146,7 +147,7 @@ class SliceSampler(Sampler):
     needs_order: ClassVar[bool] = True
 
     _batch_size_multiplier: int | None = 1
-    """How many times the steps asked for are drawn; TorchRL assigns it for a transform that reduces batches again."""
+    """By how much the batch size is multiplied. TorchRL assigns it for a transform that reduces batches again."""
 
     def __init__(
         self,
@@ -206,8 +207,8 @@ class SliceSampler(Sampler):
 
     @property
     def traj_key(self) -> NestedKey | None:
-        """The entry with the ids of trajectories: the one given, else the one found at the last draw; None for
-        others.
+        """The entry with the ids of trajectories: the given one, or the one found at the last draw; None if flags or a
+        table separate them.
         """
         source = self._tables.source
         if self._traj_key is not None or not isinstance(source, IdBoundaries):
@@ -244,7 +245,7 @@ class SliceSampler(Sampler):
         return self._assemble(storage, table, *self._slices_at(eligible, chances, places), slice_len)
 
     def chances(self, eligible: LaneRuns, count: int, rows: int) -> tuple[Chances, Chances | Singles]:
-        """Draw two random numbers for each slice; see `_slices_at`."""
+        """Draw two random numbers for each slice, which `_slices_at` takes; `rows` is the capacity of the ring."""
         if self.weight == "step":
             chances, places = np.split(fractions(2 * count, self.generator), 2)
             return chances, places
@@ -253,9 +254,10 @@ class SliceSampler(Sampler):
     def _slices_at(
         self, eligible: LaneRuns, chances: Chances, places: Chances | Singles
     ) -> tuple[Numbers, Numbers, Numbers | None]:
-        """Return lanes, first steps and lengths (None: all are whole) of slices chosen by random numbers in [0, 1).
+        """Choose slices by random numbers in [0, 1); return their lanes, first steps and lengths (None: all are whole).
 
-        The first ones choose starts, with `weight="step"`, or trajectories, in which the second ones choose starts.
+        With `weight="step"`, `chances` choose among all starts. Otherwise they choose trajectories, and `places` choose
+        starts in these.
         """
         if self.weight == "step":
             lane, first, length, place = eligible.by_start(scaled(chances, eligible.start_count))
@@ -265,9 +267,9 @@ class SliceSampler(Sampler):
         return lane, *eligible.rule.slices(first, length, place)
 
     def _chosen(self, eligible: LaneRuns, count: int, rows: int) -> Chances:
-        """Draw trajectories with the numbers that TorchRL draws: from the same seed come the same slices.
+        """Draw trajectories by the integers that TorchRL draws, so that the same seed gives the same slices.
 
-        Each number becomes the middle of its interval in [0, 1), from which `scaled` finds it again.
+        Each integer is returned as the middle of its interval in [0, 1), from which `scaled` recovers it.
         """
         generator = self.generator
         device = None if generator is None else generator.device
@@ -276,11 +278,11 @@ class SliceSampler(Sampler):
         return chances
 
     def _places(self, count: int, rows: int) -> Chances | Singles:
-        """Draw chances for starts: TorchRL's, in float32, which has too few values for longer rings."""
+        """Draw random numbers for starts: in float32, as TorchRL does, or float64 if the ring is too long for that."""
         return (singles if starts_are_single(rows) else fractions)(count, self.generator)
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Raise SchemaError if the batch size is not a multiple, UsageError if `span` is a whole slice or more."""
+        """Raise SchemaError if the batch size is not divisible, UsageError if `span` is a whole slice or more."""
         self._overhangs(self._measure(batch_size)[1])
 
     def sampleable(self, storage: Storage, batch_size: int | None = None) -> int:
@@ -295,11 +297,11 @@ class SliceSampler(Sampler):
             return *self.draw(storage, batch_size), marks.rows
 
     def _measure(self, batch_size: int) -> tuple[int, int]:
-        """Return the number of slices and their length; SchemaError if the batch size is not a multiple."""
+        """Return the number of slices and their length; SchemaError if the batch size is not divisible."""
         return self.measure.of(batch_size * (self._batch_size_multiplier or 1))
 
     def _measure_of(self, batch_size: int | None) -> tuple[int, int]:
-        """Return the same for a batch size that may be None, for as few steps as possible."""
+        """Do the same as `_measure`; None stands for the smallest possible batch size."""
         return self._measure(self.slice_len or self.num_slices or 1 if batch_size is None else batch_size)
 
     def trajectories(self, storage: Storage) -> TrajectoryTable:
@@ -351,7 +353,7 @@ class SliceSampler(Sampler):
     def _placed(
         self, table: TrajectoryTable, first: Numbers, length: Numbers, slice_len: int
     ) -> tuple[Numbers, Numbers | None]:
-        """Draw a slice in each of the trajectories with these first steps and lengths; return `SliceRule.slices`."""
+        """Draw a slice in each of the trajectories with these first steps and lengths; see `SliceRule.slices`."""
         rule, place = self._rule(slice_len), np.zeros_like(first)
         if self.anchor == "any":
             place = scaled(self._places(len(first), table.capacity), rule.starts(length))
@@ -366,7 +368,7 @@ class SliceSampler(Sampler):
         taken: Numbers | None,
         slice_len: int,
     ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-        """Return index and info of slices that start at `start` and have `taken` steps (None: all are whole)."""
+        """Return index and info of slices that begin at steps `start` and have `taken` steps (None: all are whole)."""
         whole = taken is None or bool((taken == slice_len).all())
         ends = self._whole(len(start), slice_len)
         rows = start[:, None] + ends.place
@@ -387,14 +389,14 @@ class SliceSampler(Sampler):
         return self._indexed(storage, parts, ends, masked=masked)
 
     def _may_pad(self, table: TrajectoryTable, slice_len: int) -> bool:
-        """Whether a slice of the present trajectories can be short."""
+        """Return whether a slice of the present trajectories can be short."""
         rule = self._rule(slice_len)
         return bool(rule.left or rule.right) or table.eligible(SliceRule(slice_len, slice_len)).count < table.count
 
     def _indexed(
         self, storage: Storage, parts: Sequence[Numbers], ends: SliceEnds, *, masked: bool
     ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-        """Return the index of these rows, with all elements of further dimensions, and the info of their slices."""
+        """Return the index made of these coordinates, one array for each dimension, and the info of the slices."""
         index = tuple(map(torch.from_numpy, parts))
         info = self._marks.of(storage, index, ends)
         if masked:
@@ -439,7 +441,7 @@ def _checked_span(span: Any) -> tuple[bool | int, bool | int]:
 
 
 def starts_are_single(rows: int) -> bool:
-    """Whether starts in a ring of this many rows are drawn in float32."""
+    """Return whether starts in a ring of this many rows are drawn in float32, which has 2^24 different fractions."""
     return rows < 2**24
 
 
@@ -456,7 +458,7 @@ class SliceEnds(NamedTuple):
 
     @classmethod
     def of(cls, taken: Numbers, slice_len: int, *, flat: bool) -> SliceEnds:
-        """Mark slices of `slice_len` steps, the first `taken` of which are real; `flat` flattens the result."""
+        """Mark slices of `slice_len` steps, the first `taken`, `[slices]`, of which are real; `flat` flattens them."""
         place = np.arange(slice_len)
         shape = (len(taken) * slice_len,) if flat else (len(taken), slice_len)
         first = np.broadcast_to(place == 0, (len(taken), slice_len)).reshape(shape)
@@ -476,7 +478,7 @@ class SliceEnds(NamedTuple):
 
 
 class SliceMarks:
-    """Makes the flags of a sampler's info: `is_init`, `truncated`, and `done` and `terminated` next to it."""
+    """Makes the flags in the info of slices: `is_init`, `truncated`, and `done` and `terminated` next to it."""
 
     def __init__(self, truncated: Key | None, init: Key | None = ("is_init",)) -> None:
         self.given = truncated, init
@@ -486,7 +488,7 @@ class SliceMarks:
         self._init, *self._names = [key[0] if key and len(key) == 1 else key for key in (init, *flags)]
         self._known: tuple[weakref.ref[Any], list[torch.Tensor | None]] | None = None
         self.keeps_rows = False
-        """Whether to read whole rows, and keep them as `rows`, instead of single entries."""
+        """Whether whole rows are read, and kept as `rows`, instead of single entries."""
         self.rows: Any = None
 
     @contextlib.contextmanager
@@ -503,7 +505,7 @@ class SliceMarks:
         return self._marked(self._stored(storage, index), ends)
 
     def of_rows(self, rows: Any, ends: SliceEnds) -> dict[Any, torch.Tensor]:
-        """Return the flags of steps that were already read, a tensordict in the shape of the marks."""
+        """Return the flags of steps that were read already: a tensordict in the shape of the marks."""
         return self._marked(self._shown(rows, self._keys), ends)
 
     def _marked(self, found: Sequence[torch.Tensor | None], ends: SliceEnds) -> dict[Any, torch.Tensor]:
@@ -512,7 +514,7 @@ class SliceMarks:
             info[self._init] = found[0] | _like(ends.first, found[0])
         if self._names:
             last = ends.last
-            done, terminated = (  # with a trailing dimension of size 1, even if they are stored without it
+            done, terminated = (  # the info has a trailing dimension of size 1, even if they are stored without it
                 flags.unsqueeze(-1) if flags is not None and flags.dim() < last.dim() else flags for flags in found[1:]
             )
             info[self._names[0]] = last.clone()
@@ -537,7 +539,7 @@ class SliceMarks:
         return [None if leaf is None else _gathered(leaf, index) for leaf in leaves]
 
     def _shown(self, rows: Any, keys: Sequence[Key | None]) -> list[torch.Tensor | None]:
-        """Return the flags in rows, and keep the rows if `keeps_rows`."""
+        """Return the flags in these rows; keep the rows if `keeps_rows`."""
         if self.keeps_rows:
             self.rows = rows
         if isinstance(rows, list):
@@ -558,7 +560,7 @@ def _gathered(leaf: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tens
 
 
 def _like(flags: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return flags of steps with as many dimensions as values of steps, and on their device."""
+    """Give flags, one per step, as many dimensions as `values`, and move them to the same device."""
     if flags.dim() < values.dim():
         flags = flags.view(*flags.shape, *(1,) * (values.dim() - flags.dim()))
     return flags if values.is_cpu else flags.to(values.device)
@@ -569,8 +571,10 @@ _NOTHING = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class SavedEpoch:
-    """An epoch in trajectory numbers of `Runs.by_place`: what is left in order, what is waiting, and the total
-    count.
+    """An epoch as a checkpoint holds it, with trajectories numbered as by `Runs.by_place`.
+
+    `left` has the trajectories left, in order; `waiting` those that are still too short; `count` is the number of all.
+    `turned` is the rotation of the ring since then, see `Runs.by_place`.
     """
 
     left: Numbers
@@ -580,7 +584,7 @@ class SavedEpoch:
 
 
 class _Seen(NamedTuple):
-    """The state of the table and of the write log at an update."""
+    """The state of the trajectory table and the write log when an epoch was last updated."""
 
     version: int
     newest: int
@@ -589,8 +593,9 @@ class _Seen(NamedTuple):
     minimum: int
 
     def moved_by(self, now: _Seen) -> int | None:
-        """Return by how much absolute step numbers have changed, as after a rebuild of the table; None for another
-        ring.
+        """Return by how much absolute step numbers have shifted, as a rebuilt table numbers steps anew.
+
+        None if the ring was replaced by another one.
         """
         added = now.written.rows - self.written.rows
         continues = (self.written.next_row + added) % self.capacity == now.written.next_row % self.capacity
@@ -600,10 +605,10 @@ class _Seen(NamedTuple):
 class TrajectoryEpoch:
     """The order of the trajectories that are left in an epoch.
 
-    Each trajectory is in one of three states. It is *left*, until it is drawn. It is *drawn*, however much it grows
+    Each trajectory is in one of three states. It is *left* until it is drawn. It is *drawn*, however much it grows
     afterwards. Or it is *waiting*, because it is still too short; once it is long enough, it is inserted at a random
-    place among those left. New trajectories start as waiting, so that they are drawn in the running epoch. A trajectory
-    whose rows have all been overwritten is removed.
+    position among those left. New trajectories are waiting at first, so that they are drawn in the running epoch. A
+    trajectory whose rows have all been overwritten is removed.
     """
 
     def __init__(self, shuffle: bool) -> None:
@@ -635,7 +640,7 @@ class TrajectoryEpoch:
     def catch_up(
         self, table: TrajectoryTable, written: Written, minimum: int, generator: torch.Generator | None
     ) -> None:
-        """Update to a table that is up to date; `minimum` is the length below which trajectories wait."""
+        """Follow the changes of a trajectory table; trajectories shorter than `minimum` wait."""
         now = _Seen(table.version, table.newest, table.capacity, written, minimum)
         if now == self._seen:
             return
@@ -651,7 +656,7 @@ class TrajectoryEpoch:
         if not self.started:
             return
         short = ~self._eligible[self._left]
-        if short.any():  # partly overwritten, they became too short
+        if short.any():  # trajectories that became too short, because they were partly overwritten
             self._waiting[self._left[short]] = True
             self._left = self._left[~short]
         late = np.flatnonzero(self._waiting & self._eligible)
@@ -663,13 +668,13 @@ class TrajectoryEpoch:
                 self._left = np.concatenate([self._left, late])
 
     def _only_ends_moved(self, table: TrajectoryTable, now: _Seen) -> bool:
-        """Try the cheap update: if the trajectories, and which of them are eligible, did not change, update starts and
-        ends.
+        """Try the cheap update: move the first start and the last end of each lane.
 
-        With this, the cost of most writes does not depend on the number of trajectories.
+        It is possible if no trajectory was added or removed, and none became or ceased to be eligible. With it, the
+        cost of most writes does not depend on the number of trajectories.
 
         Returns:
-            False if the update was not possible.
+            Whether it was possible.
         """
         seen, runs, lanes = self._seen, self._runs, np.arange(table.lanes)
         if seen is None or seen.minimum != now.minimum or not len(runs) or table.changes(seen.version) is None:
@@ -689,7 +694,7 @@ class TrajectoryEpoch:
     def _follow(self, table: TrajectoryTable, now: _Seen) -> None:
         """Find the trajectories left and drawn among the present ones."""
         runs, steps = Runs.of(table), self._seen.moved_by(now) if self._seen is not None else 0
-        if steps is None:  # the ring is another one than at the last update
+        if steps is None:  # the ring was replaced since the last update
             self.started, self._runs = False, runs
             self._left, self._waiting = _NOTHING, np.ones(len(runs), np.bool_)
             return
@@ -741,13 +746,13 @@ class TrajectoryEpoch:
     # State -----------------------------------------------------------------------------------------
 
     def saved(self, table: TrajectoryTable | None, written: Written | None) -> SavedEpoch | None:
-        """Return the epoch in numbers of the present rows; None before the first epoch."""
+        """Return the epoch for a checkpoint, numbered by the present rows; None before the first epoch."""
         if self._loaded is not None or not self.started or table is None or written is None:
             return self._loaded
         return copy.copy(self).followed(table, written)  # on a copy: saving must not change the next draw
 
     def followed(self, table: TrajectoryTable, written: Written) -> SavedEpoch | None:
-        """Update to a table, and return the epoch in its trajectory numbers."""
+        """Follow the changes of a table, and return the epoch in its trajectory numbers; see `saved`."""
         self._follow(table, _Seen(table.version, table.newest, table.capacity, written, 1))
         if not self.started:
             return None
@@ -756,7 +761,7 @@ class TrajectoryEpoch:
         return SavedEpoch(place[self._left], np.sort(place[self._waiting]), len(place))
 
     def turn(self, row: int, rows: int) -> None:
-        """Rotate a loaded epoch, for a ring of `rows` rows in which `row` became row 0."""
+        """Rotate a loaded epoch together with its ring of `rows` rows, of which `row` became row 0."""
         if self._loaded is not None:
             self._loaded = replace(self._loaded, turned=(row, rows))
 
@@ -770,12 +775,12 @@ class TrajectoryEpoch:
 class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
     """Draws one slice of each trajectory in every epoch.
 
-    Only the last batch of an epoch has fewer slices (in TorchRL also batches that meet short trajectories). A
-    trajectory that starts during an epoch is drawn in it, one that keeps growing is drawn once, and one that was
-    overwritten is not drawn. `ran_out` is True from the last batch of an epoch until the next batch.
+    Only the last batch of an epoch has fewer slices (in TorchRL also batches with short trajectories). A trajectory
+    that starts during an epoch is drawn in it, one that keeps growing is drawn once, and one that was overwritten is
+    not drawn. `ran_out` is True from the last batch of an epoch until the next batch.
 
-    Checkpoints hold the order of the trajectories that are left, numbered as in TorchRL: lane by lane, ordered by the
-    rows of their last steps.
+    Checkpoints hold the order of the trajectories that are left, numbered as in TorchRL: lane by lane, in the order of
+    the rows of their last steps.
 
     Args:
         strict_length: whether only trajectories of at least the slice length take part; otherwise short ones are taken
@@ -861,7 +866,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         count, slice_len = self._measure(batch_size)
         table, epoch = self.trajectories(storage), self._epoch
         if self._followed is not None and self._followed() is not storage:
-            epoch.forget()  # its trajectories belong to another storage
+            epoch.forget()  # it is an epoch of another storage
         epoch.catch_up(table, storage.log.now, self._rule(slice_len).minimum, self.generator)
         self._followed = weakref.ref(storage)
         fewest = count if self.drop_last else 1

@@ -1,4 +1,4 @@
-"""Where trajectories begin and end in a storage, by ids, end flags or a table, and kept up to date as rows are written.
+"""Finds where trajectories begin and end in a storage, by ids, end flags or an episode table, and follows its writes.
 
 `trajectory_table(storage, source)` returns the one table that all samplers of a storage share. Steps have absolute
 numbers, which grow with time and never wrap; the row of step `n` is `n % capacity`:
@@ -10,8 +10,8 @@ numbers, which grow with time and never wrap; the row of step `n` is `n % capaci
     episode     B    B    C    C    A    B        B continues across the wrap: steps 5, 6, 7
                                ↑ newest: C ends here, whatever row 4 holds
 
-A write only moves counters; `refresh` reads the boundary source for the rows written since the last call. `LaneRuns`
-holds the trajectories that are long enough for a slice by some `SliceRule`, ready to be drawn.
+A write only advances counters. The next `refresh` reads the ends of the rows written since the last one. A `LaneRuns`
+keeps the trajectories that are long enough for a slice by some `SliceRule`, ready to be drawn.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ _IDS = TRAJECTORY_KEYS["slices"]
 
 
 class ConflictingArgumentsError(UsageError, TypeError):
-    """Of several alternative arguments, none or more than one was given."""
+    """None, or more than one, of several alternative arguments was given."""
 
 
 class BoundarySource(ABC):
     """Finds the rows that end a trajectory. Sources that compare equal find the same rows."""
 
     keys: tuple[Key, ...] = ()
-    """The entries that it reads."""
+    """The entries that it reads; empty if it reads no rows."""
 
     looks_ahead = False
-    """Whether it compares each row with the next one."""
+    """Whether it compares each row with the next one, so that a new row decides whether the row before is an end."""
 
     uses_table = False
     """Whether it uses the episode table of a dataset."""
 
     @abstractmethod
     def ends(self, storage: Storage, rows: Numbers | slice) -> Ends:
-        """Return whether each row, in the order of time, ends a trajectory; bool `[rows, lanes]`.
+        """Return whether each of these rows, given in the order of time, ends a trajectory; bool `[rows, lanes]`.
 
         If the source `looks_ahead`, the value of the last row is False, as its successor is unknown.
 
@@ -148,9 +148,7 @@ class JointBoundaries(BoundarySource):
 
 @dataclass(frozen=True, eq=False)
 class FixedBoundaries(BoundarySource):
-    """Ends given as a tensor of the storage's `shape`; `name` is the argument that gave them: `ends` or
-    `trajectories`.
-    """
+    """Ends that the user gave as a tensor of the storage's shape, in the argument `name`: `ends` or `trajectories`."""
 
     given: Ends
     name: str = "ends"
@@ -171,7 +169,7 @@ class FixedBoundaries(BoundarySource):
 
 
 def changes_of(ids: Array) -> Ends:
-    """Return where ids `[rows, lanes, further]` differ from the next row's; False for the last row."""
+    """Return where ids `[rows, lanes, further]` differ from those of the next row; False for the last row."""
     found = np.zeros(ids.shape[:2], bool)
     np.any(ids[1:] != ids[:-1], axis=2, out=found[:-1])
     return found
@@ -179,7 +177,7 @@ def changes_of(ids: Array) -> Ends:
 
 @dataclass(frozen=True)
 class EpisodeBoundaries(BoundarySource):
-    """Takes ends from the episode table of a dataset, without reading rows."""
+    """Ends from the episode table of a dataset, without reading rows."""
 
     uses_table = True
 
@@ -193,14 +191,14 @@ class EpisodeBoundaries(BoundarySource):
 
 
 def has_entry(storage: Storage, key: Key) -> bool:
-    """Whether a storage has an entry; if it stores single elements, whether the first element has it."""
+    """Return whether a storage has an entry; for a storage of single elements, whether the first one has it."""
     if has_columns(storage):
         return stored_entry(storage, key) is not None
     return storage.entry(key, slice(0, 1)) is not None
 
 
 def has_columns(storage: Storage) -> TypeGuard[TensorStorage]:
-    """Whether each entry is one tensor; in a lazy stack each part has tensors of its own."""
+    """Return whether each entry is a single tensor; the parts of a lazy stack have tensors of their own."""
     return isinstance(storage, TensorStorage) and not (storage.initialized and isinstance(storage.structure, StackNode))
 
 
@@ -283,7 +281,7 @@ class BoundaryChoice:
         return by_ids, FlagBoundaries(flags) if any(has_entry(storage, key) for key in flags) else None
 
     def sources(self, storage: Storage) -> tuple[BoundarySource, ...]:
-        """Return the source for a storage, and one of the other kind (ids or flags) if that is stored, too."""
+        """Return the source for a storage, followed by one of the other kind (ids or flags) if that is stored, too."""
         chosen = self.source(storage)
         if not isinstance(chosen, IdBoundaries | FlagBoundaries):
             return (chosen,)
@@ -303,11 +301,11 @@ class BoundaryChoice:
 
 @dataclass(frozen=True)
 class StrictBoundaries:
-    """Chooses all boundaries that a storage has, for uses that must not cross any of them.
+    """Combines all boundaries that a storage has, for windows and stacks of steps that must not cross any of them.
 
-    If there is an episode table, it decides alone. Otherwise an episode ends at the flag `done` (if it is missing, or
-    with `any_flag`, at `terminated` or `truncated` next to it), and where the ids `traj` change, by default the ids
-    that `SliceSampler` looks for.
+    If there is an episode table, it is used alone. Otherwise an episode ends at the flag `done` and where the ids
+    `traj` change, by default the ids that `SliceSampler` looks for. If `done` is missing, the flags `terminated` and
+    `truncated` next to it are used instead; with `any_flag`, they always count as well.
     """
 
     done: Key = DONE
@@ -384,16 +382,16 @@ def find_start_stop_traj(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Find the trajectories in a storage from ids or end flags.
 
-    The last row ends a trajectory, unless the storage is at capacity. Then rows form a ring: the first row follows the
-    last one, and only the newest row always is an end. A lane without any end also ends at its last row. Samplers use a
-    `TrajectoryTable` instead, which is updated with every write.
+    The last row ends a trajectory, unless the storage is at capacity. At capacity, rows form a ring: the first row
+    follows the last one, and the newest row is always an end. A lane without any end is taken to end at its last row.
+    Samplers use a `TrajectoryTable` instead, which follows every write.
 
     Args:
         trajectory: ids of trajectories, `[rows, lanes, ...]`; a trajectory ends where the id changes.
         end: end flags, `[rows, lanes, ...]`; give either this or `trajectory`.
         at_capacity: whether the storage is a full ring.
-        cursor: the row, or rows, written last; the last of them is the newest row.
-        device: the device of the results; default the signal's.
+        cursor: the row, or rows, written last; the last one of these is the newest row.
+        device: the device of the results; by default the device of `trajectory` or `end`.
 
     Returns:
         First and last elements of all trajectories, int64 `[n, ndim]`, both inclusive, and their lengths, int64 `[n]`;
@@ -451,34 +449,34 @@ def _newest(cursor: Any, rows: int) -> int:
 
 
 _KEPT = 4
-"""For how many rules the eligible trajectories are kept up to date."""
+"""For how many slice rules the eligible trajectories are kept up to date."""
 
 _REMEMBERED = 1000
-"""For how many past versions the changes are recorded."""
+"""For how many past versions of a table the changes are recorded."""
 
 _FEW = 64
-"""Up to this many edited rows are compared one by one."""
+"""Up to this many edited rows are read again; after larger edits the table is rebuilt."""
 
 _ENDLESS = 1 << 40
-"""A ring with a larger capacity than this never becomes full."""
+"""The capacity that is assumed for unbounded storages, which never become full."""
 
 _TABLES: weakref.WeakKeyDictionary[Storage, dict[BoundarySource, TrajectoryTable]] = weakref.WeakKeyDictionary()
 
 
 _LOCK = threading.RLock()
-"""Held while a table is changed: several buffers may sample from one storage."""
+"""Held while a table is changed, as several buffers may sample from one storage."""
 
 
 def _renew_lock() -> None:
     global _LOCK
-    _LOCK = threading.RLock()  # a forked child lacks the thread that may hold the old one
+    _LOCK = threading.RLock()  # the thread that may hold the old lock does not exist in a forked child
 
 
 os.register_at_fork(after_in_child=_renew_lock)
 
 
 def trajectory_table(storage: Storage, source: BoundarySource) -> TrajectoryTable:
-    """Return the shared table of a storage's trajectories, as separated by this boundary source."""
+    """Return the table of a storage's trajectories that all users of this boundary source share."""
     with _LOCK:
         tables = _TABLES.setdefault(storage, {})
         table = tables.get(source)
@@ -517,16 +515,20 @@ class TableFinder:
 
 
 def _is_outdated(source: BoundarySource, storage: Storage) -> bool:
-    """Whether rows of a dataset were overwritten, so that its episode table no longer describes them."""
+    """Return whether rows of a dataset were overwritten, so that its episode table no longer describes them."""
     return source.uses_table and storage.log.now.rows > 0
 
 
 class TrajectoryTable:
-    """Trajectories by lane; a lane is one element of the storage's dimensions after the first.
+    """The trajectories of a storage, lane by lane; a lane is one element of the dimensions after the first.
 
     Only steps that were written one after another can belong together: no trajectory continues behind the newest row,
-    even if the next row of the ring, an older one, has the same id. A storage that was not written as a ring does not
+    even if the next row of the ring, the oldest one, has the same id. A storage that was not written as a ring does not
     wrap.
+
+    Each lane has one growing trajectory, which starts at step `_open[lane]` and has not ended yet; it may be empty.
+    `_runs` holds all trajectories, `_eligible` the ones that are long enough for each `SliceRule` in use. `version`
+    counts changes, so that users can tell whether what they derived from the table is still valid.
     """
 
     def __init__(self, storage: Storage, source: BoundarySource) -> None:
@@ -567,7 +569,7 @@ class TrajectoryTable:
             raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
         fresh = now.rows - seen.rows if seen is not None else 0
         holds = seen is not None and self._still_holds(storage, seen)
-        self._seen = None  # a failure leaves the table unusable until it is rebuilt
+        self._seen = None  # if reading fails, the next call rebuilds the table
         if holds and 0 < fresh < self.capacity:
             self._advance(storage, fresh)
         elif fresh or not holds:
@@ -575,12 +577,12 @@ class TrajectoryTable:
         self._seen = now
 
     def _still_holds(self, storage: Storage, seen: Written) -> bool:
-        """Whether all changes, apart from writes around the ring, left the ends as they are."""
+        """Return whether no change since `seen`, apart from writes around the ring, affects the ends."""
         changes = storage.log.since(seen.irregular)
         return changes is not None and all(self._keeps_ends(storage, change) for change in changes)
 
     def _keeps_ends(self, storage: Storage, change: Change) -> bool:
-        """Whether a change left the ends of all trajectories as they are."""
+        """Return whether a change left the ends of all trajectories as they are."""
         if change.keys is not None:
             pairs = [(changed, key) for changed in change.keys for key in self.source.keys]
             if not any(changed[: len(key)] == key[: len(changed)] for changed, key in pairs):
@@ -596,19 +598,20 @@ class TrajectoryTable:
         return len(numbers) <= _FEW and all(self._is_as_before(storage, int(number)) for number in numbers)
 
     def _is_as_before(self, storage: Storage, row: int) -> bool:
-        """Whether the row, and the row before it, end a trajectory exactly as before."""
+        """Return whether a row and the row before it are ends exactly if they were before."""
         step = self.oldest + (row - self.oldest) % self.capacity
         first, last = max(step - 1, self.oldest), min(step + 1, self.newest)
         rows = np.arange(first, last + 1) % self.capacity
         if (rows >= self._rows).any():
-            return False  # a neighbouring row was never written
+            return False  # the row next to it was never written
         found = self.source.ends(storage, rows)
         if self.source.looks_ahead and last < self.newest:
             found, rows = found[:-1], rows[:-1]
         return bool((found == self._ends[rows]).all())
 
     def _advance(self, storage: Storage, fresh: int) -> None:
-        """Append `fresh` rows to all lanes."""
+        """Append the `fresh` rows written last to all lanes."""
+        # Whether the newest row so far is an end was unknown to a source that looks ahead, so it is read again.
         again = self.source.looks_ahead and self.newest % self.capacity < self._rows
         first = self.newest + (0 if again else 1)
         last = self.newest + fresh
@@ -625,7 +628,7 @@ class TrajectoryTable:
         self._note(first)
 
     def _make_room(self, rows: int) -> None:
-        """Make room for the ends of this many rows. It grows on demand, as a storage may never reach its capacity."""
+        """Make room for the ends of this many rows; the array grows on demand, up to the capacity."""
         there = len(self._ends)
         if rows > there:
             more = min(self.capacity, max(rows, 2 * there)) - there
@@ -648,7 +651,11 @@ class TrajectoryTable:
         self._changed = (since, firsts)
 
     def _close(self, lane: Numbers, stop: Numbers) -> None:
-        """End trajectories at the steps `stop`, which are ordered by lane and time."""
+        """End trajectories at the steps `stop`, `[n]`, which are ordered by lane and time.
+
+        The first of each lane began where the lane's growing trajectory did, each further one behind the end before it.
+        After the last end of a lane, its growing trajectory starts anew.
+        """
         start = np.empty_like(stop)
         start[1:] = stop[:-1] + 1
         begins = np.ones(len(lane), bool)
@@ -661,13 +668,24 @@ class TrajectoryTable:
             runs.append(lane, start, stop)
 
     def _build(self, storage: Storage, now: Written) -> None:
-        """Read the boundaries of all rows."""
+        """Read the ends of all rows.
+
+        The cursor divides a full ring into an early part, which is older, and a late one. Steps are numbered so that
+        `step % capacity` is the row:
+
+            row      0    1    2  │  3    4    5        capacity 6, the next write goes to row 3
+            step     6    7    8  │  3    4    5        oldest 3, newest 8, offset 6
+                     late            early
+
+        If the ring is not full, but has rows behind the cursor, the row after the last one was never written: no
+        trajectory continues from the early part to the late one.
+        """
         rows = storage.shape[0]
         self.lanes = int(np.prod(storage.shape[1:], dtype=np.int64))
         self.capacity = max(rows, min(storage.max_size // self.lanes, _ENDLESS))
         following = now.next_row % self.capacity
-        early = max(rows - following, 0)  # rows behind the cursor, which come before row 0 in time
-        gap = early > 0 and rows < self.capacity  # rows between the last one and row 0 were never written
+        early = max(rows - following, 0)
+        gap = early > 0 and rows < self.capacity
         late = rows - early
         offset = self.capacity if early else 0
         self.oldest = following if early else 0
@@ -708,7 +726,7 @@ class TrajectoryTable:
         return self._runs.all()
 
     def eligible(self, rule: SliceRule) -> LaneRuns:
-        """Return the trajectories that have a slice by this rule, kept up to date from now on."""
+        """Return the trajectories that are long enough for this rule; from now on they are kept up to date."""
         found = self._eligible.get(rule)
         return self._list_eligible(rule) if found is None else found
 
@@ -723,9 +741,7 @@ class TrajectoryTable:
             return found
 
     def only_lane(self) -> tuple[Numbers, Numbers] | None:
-        """Return first and last steps of all trajectories, oldest first; do not edit them. None if there are several
-        lanes.
-        """
+        """Return first and last steps of all trajectories, oldest first, as views; None if there are several lanes."""
         return self._runs.bounds() if self.lanes == 1 else None
 
     def steps_at(self, row: Numbers) -> Numbers:
@@ -733,9 +749,7 @@ class TrajectoryTable:
         return self.oldest + (row - self.oldest) % self.capacity
 
     def age(self, step: Numbers, lane: Numbers) -> Numbers:
-        """Return how many stored steps of its trajectory come before each step; int64 `[n]`, arguments as for
-        `reach`.
-        """
+        """Return how many stored steps of its trajectory come before each step; see `reach` for the arguments."""
         return step - self._runs.start_of(step, lane)
 
     def reach(self, step: Numbers, lane: Numbers, limit: int | None = None) -> Numbers:
@@ -744,7 +758,7 @@ class TrajectoryTable:
         Args:
             step: absolute numbers of stored steps.
             lane: their lanes.
-            limit: the result is at most this, which makes it cheaper.
+            limit: cap results at this number, which makes them cheaper to compute.
         """
         if limit is None or self.lanes == 1:
             return self._runs.stop_of(step, lane) - step + 1
@@ -755,9 +769,9 @@ class TrajectoryTable:
         return np.where(over.any(1), over.argmax(1) + 1, limit)
 
     def changes(self, since: int) -> tuple[int, int] | None:
-        """Return the first and last step added since a version; None if other steps changed, too.
+        """Return the first and last step that were added since a version; None if other steps have changed as well.
 
-        Slices that start before the first of them may now extend into it.
+        Slices that start before the first added step may now extend into it.
         """
         if since == self.version:
             return self.newest + 1, self.newest
@@ -768,10 +782,14 @@ class TrajectoryTable:
 
 
 def clamped(steps: Numbers, first: Numbers, last: Numbers) -> tuple[Numbers, Ends]:
-    """Replace steps `[n, T]` outside of their trajectories, from `first` to `last`, `[n]`, by the nearest one inside.
+    """Replace steps outside of their trajectories by the nearest step inside.
+
+    Args:
+        steps: the steps, int64 `[n, T]`.
+        first, last: the first and last steps of n trajectories, int64 `[n]`.
 
     Returns:
-        The steps, and whether each was replaced.
+        The steps, and which of them were replaced; both `[n, T]`.
     """
     first, last = first[:, None], last[:, None]
     return np.clip(steps, first, last), (steps < first) | (steps > last)
@@ -800,21 +818,23 @@ class Runs:
         return self.last - self.first + 1
 
     def moved(self, steps: int) -> Runs:
-        """Return the trajectories with step numbers moved by `steps`."""
+        """Return the trajectories with `steps` added to their step numbers."""
         return Runs(self.lane, self.first + steps, self.last + steps)
 
     def by_place(self, rows: int, turned: tuple[int, int] = (0, 0)) -> Numbers:
-        """Return TorchRL's order: lane by lane, by the row of the last step.
+        """Return the permutation that gives TorchRL's order: lane by lane, by the row of the last step.
 
-        `turned` is a pair of a row and a number of rows: the order is then the one before a ring of that many rows was
-        rotated so that the row became row 0.
+        Args:
+            rows: the rows of the ring.
+            turned: `(row, before)` gives the order as it was before a ring of `before` rows was rotated so that `row`
+                became row 0.
         """
         row, before = turned
         place = self.last % rows
         return np.lexsort(((place + row) % before if before else place, self.lane))
 
     def found_in(self, other: Runs) -> Numbers:
-        """Return, for each trajectory, its number in `other`, a later state; -1 if its last row is gone."""
+        """Return the number of each trajectory in `other`, a later state; -1 if its last step was overwritten."""
         if not len(other):
             return np.full(len(self), -1)
         begin = min(int(self.last.min(initial=0)), int(other.first.min()))
@@ -832,7 +852,7 @@ class Runs:
 _FIRST_WIDTH = 16
 
 _MANY = 32
-"""If more new trajectories than this are added per lane, `append` loops over lanes, which takes less memory."""
+"""If there are more new trajectories per lane than this, `append` loops over the lanes, which takes less memory."""
 
 
 class LaneRuns:
@@ -843,9 +863,11 @@ class LaneRuns:
         removed │ head … ended trajectories … tail │ growing │ free
                                                    ↑ _tail   ↑ _end
 
-    `append` adds trajectories that have ended; `follow` removes overwritten ones at the head, cuts the oldest one, and
-    puts the growing one at the end. Each trajectory also has the cumulative number of possible starts in its lane, with
-    which starts are drawn uniformly. All lanes have the same amount of room.
+    `append` adds trajectories that have ended. `follow` then removes overwritten ones at the head, cuts the oldest one
+    where it was overwritten, and puts the growing one at the end. `_places` holds the cumulative number of legal starts
+    up to and including each trajectory of a lane; a binary search in it draws starts uniformly. It is not updated when
+    trajectories are removed or cut: `_masses` computes how many starts have been lost at the head. All lanes have the
+    same amount of room.
     """
 
     def __init__(self, lanes: int, rule: SliceRule) -> None:
@@ -855,8 +877,8 @@ class LaneRuns:
         """The number of trajectories in all lanes."""
         self._lanes = np.arange(lanes)
         self._head: Numbers = np.zeros(lanes, np.int64)
-        self._tail: Numbers = np.zeros(lanes, np.int64)  # behind the ended ones
-        self._end: Numbers = np.zeros(lanes, np.int64)  # behind the growing one
+        self._tail: Numbers = np.zeros(lanes, np.int64)
+        self._end: Numbers = np.zeros(lanes, np.int64)
         self._start, self._stop, self._places = (np.zeros((lanes, _FIRST_WIDTH), np.int64) for _ in range(3))
         self._sums: Numbers = np.zeros(lanes, np.int64)
         self._newest = -1
@@ -865,7 +887,7 @@ class LaneRuns:
     # Keeping up --------------------------------------------------------------------------------------
 
     def append(self, lane: Numbers, start: Numbers, stop: Numbers) -> None:
-        """Add trajectories from `start` to `stop`, both inclusive, ordered by lane and time."""
+        """Add trajectories that ended, from step `start` to `stop` (inclusive), ordered by lane and time."""
         long = stop - start + 1 >= self.minimum
         if not long.all():
             lane, start, stop = lane[long], start[long], stop[long]
@@ -878,10 +900,10 @@ class LaneRuns:
         if len(lane) < _MANY * len(new):
             place = self._tail[lane] + np.arange(len(lane)) - (end - new)[lane]
             within = np.cumsum(places)
-            within -= (within - places)[(end - new)[lane]]  # a running sum for each lane
+            within -= (within - places)[(end - new)[lane]]  # the sums start from 0 in each lane
             self._start[lane, place], self._stop[lane, place] = start, stop
             self._places[lane, place] = before[lane] + within
-        else:  # lane by lane, without additional memory
+        else:
             for number in np.flatnonzero(new):
                 there = slice(self._tail[number], self._tail[number] + new[number])
                 own = slice(end[number] - new[number], end[number])
@@ -897,7 +919,7 @@ class LaneRuns:
             return
         there = self._tail - self._head
         lasting = int((there + new).max()) + 1
-        wider = max(_FIRST_WIDTH, 2 * lasting)  # doubling makes the cost of appends amortized constant
+        wider = max(_FIRST_WIDTH, 2 * lasting)
         columns = np.arange(int(there.max()))
         source = np.minimum(self._head[:, None] + columns, width - 1)
         gone = self._places_before(self._head)
@@ -910,15 +932,13 @@ class LaneRuns:
         self._head = np.zeros_like(there)
 
     def _places_before(self, number: Numbers) -> Numbers:
-        """Return the number of starts before the `number`-th trajectory of each lane."""
+        """Return the cumulative number of starts before position `number` in each lane."""
         return np.where(number > 0, self._places[self._lanes, np.maximum(number - 1, 0)], 0)
 
     def follow(self, growing: Numbers, newest: int, oldest: int) -> None:
-        """Update to the present steps `oldest` to `newest`; steps from `growing` on belong to the growing
-        trajectory.
-        """
+        """Update to the present steps `oldest` to `newest`; `growing` has the first step of each growing trajectory."""
         lanes = self._lanes
-        shortest = oldest + self.minimum - 1  # an oldest trajectory that ends before this is too short
+        shortest = oldest + self.minimum - 1  # what is left of trajectories that end before this step is too short
         if ((self._head < self._tail) & (self._stop[lanes, self._head] < shortest)).any():
             self._end = self._tail
             self._head = self._first_above(self._stop, lanes, np.full(len(lanes), shortest - 1))
@@ -946,10 +966,10 @@ class LaneRuns:
         return (lane, *self._at(lane, self._head[lane] + number))
 
     def by_row(self, number: Numbers, rows: int) -> Numbers:
-        """Return by which numbers `by_number` knows the trajectories that TorchRL gives these numbers.
+        """Convert TorchRL's numbers of trajectories to the numbers that `by_number` takes.
 
-        TorchRL orders the trajectories of a lane by the rows of their last steps. In a ring of `rows` rows, those that
-        end in the present lap thus come before the older ones:
+        TorchRL orders the trajectories of a lane by the rows of their last steps. In a ring of `rows` rows,
+        trajectories that end in the present lap thus come before older ones:
 
             number in time     0   1   2   3   4
             row of the end    12  15 | 2   7   9       the newest row is 9
@@ -966,10 +986,10 @@ class LaneRuns:
         return number - own + (own + kept.older[lane]) % (self._end - self._head)[lane]
 
     def by_start(self, place: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        """Return lanes, first steps and lengths of trajectories given by one of their starts, from 0 to `start_count -
-        1`.
+        """Find the trajectories of starts, which are numbered from 0 to `start_count - 1` through all lanes.
 
-        The fourth array numbers these starts within their trajectories, from 0.
+        Returns:
+            Lanes, first steps and lengths of the trajectories, and the number of each start within its trajectory.
         """
         mass = self._masses()
         lane, place = _split(mass.sums, place)
@@ -984,9 +1004,9 @@ class LaneRuns:
         return self._start[0, there], self._stop[0, there]
 
     def table(self, rows: int, *, by_start: bool) -> SliceTable:
-        """Return the trajectories of the only lane, in a ring of this many rows, for draws of whole slices.
+        """Return the trajectories of the only lane, in a ring of this many rows, as a table to draw whole slices from.
 
-        It is cached, and valid until the next `append` or `follow`.
+        The table is cached. It is valid until the next `append` or `follow`.
         """
         tables = self._kept.tables
         found = tables.get(by_start)
@@ -1024,7 +1044,7 @@ class LaneRuns:
         return self._listed(self._end)
 
     def over(self) -> tuple[Numbers, Numbers, Numbers]:
-        """Return lanes, first and last steps of the trajectories that have ended, in the same order."""
+        """Return lanes, first and last steps of the trajectories that have ended, in the order of `all`."""
         lane, start, length = self._listed(self._tail)
         return lane, start, start + length - 1
 
@@ -1052,7 +1072,10 @@ class LaneRuns:
         return start, self._stop[lane, place] - start + 1
 
     def _first_above(self, values: Numbers, lane: Numbers, target: Numbers) -> Numbers:
-        """Return, for each lane, the first trajectory whose value is above the target, or the end of the lane."""
+        """Return the first position in each lane whose value is above the target, or the end of the lane.
+
+        Values ascend within a lane, so this is a binary search in all lanes at once.
+        """
         if len(self._lanes) == 1:
             begin, end = int(self._head[0]), int(self._end[0])
             return begin + np.searchsorted(values[0, begin:end], target, side="right")
@@ -1065,7 +1088,7 @@ class LaneRuns:
 
 
 class _Mass(NamedTuple):
-    """The starts removed from each lane so far, and the cumulative number of present starts over lanes."""
+    """The number of starts lost at the head of each lane, and the cumulative number of present starts over lanes."""
 
     lost: Numbers
     sums: Numbers
@@ -1073,9 +1096,10 @@ class _Mass(NamedTuple):
 
 @dataclass(slots=True)
 class _Kept:
-    """Values derived from the present trajectories.
+    """Caches of values that are derived from the present trajectories.
 
-    When the trajectories change, a new object replaces it: a thread that is still computing then fills the old one.
+    When the trajectories change, a new object replaces this one, so that a thread that is still computing a value
+    stores it in the old object.
     """
 
     mass: _Mass | None = None
@@ -1084,7 +1108,7 @@ class _Kept:
 
 
 def _split(sums: Numbers, number: Numbers) -> tuple[Numbers, Numbers]:
-    """Split numbers that count through all lanes into lanes and numbers within them."""
+    """Convert numbers that count through all lanes, of cumulative sizes `sums`, to lanes and numbers within them."""
     if len(sums) == 1:
         return np.zeros(len(number), np.int64), number
     lane = np.searchsorted(sums, number, side="right")

@@ -1,13 +1,13 @@
 """Uniform sampling: with replacement, in epochs without replacement, and a limited number of times.
 
-An epoch is a permutation of the elements of which batches take consecutive parts. Only the part that is left is state:
+An epoch is a permutation of the elements; each batch takes the next part of it. The state is the part that is left:
 
     order     7 2 9 0 │ 4 1 8 5 │ 3 6         ten elements, batches of 4
               batch 1 │ batch 2 │ left
 
-A checkpoint holds the elements that are left, in order, and the buffer saves the generator, so all further batches are
-the same after a resume. Elements written during an epoch are inserted at random places of the part that is left; every
-order is then equally likely, and each element is still drawn exactly once.
+A checkpoint holds the elements that are left, in order, and the buffer saves the generator, so that all further batches
+are the same after a resume. Elements written during an epoch are inserted at random positions of the part that is left:
+every order of the rest is equally likely, and each element is still drawn exactly once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NEEDED = ("len_storage", "_sample_list", "drop_last", "_ran_out")
 
 
 class EpochSampler(Sampler):
-    """A sampler that draws in epochs; its state, in TorchRL's form, is what is left of the epoch."""
+    """A sampler that draws in epochs. Its state is the rest of the epoch, in the form that TorchRL saves."""
 
     has_epochs: ClassVar[bool] = True
     replacement: ClassVar[bool] = False
@@ -49,13 +49,14 @@ class EpochSampler(Sampler):
 
     @abstractmethod
     def epoch_size(self, storage: Storage, batch_size: int) -> tuple[int, int]:
-        """Return how many elements (or trajectories) an epoch has, and how many of them a batch has."""
+        """Return how many elements (or trajectories) an epoch has, and how many of these a batch has."""
 
     @abstractmethod
     def draw_numbered(self, storage: Storage, numbers: Numbers, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
-        """Return index, info and rows (or None) of elements, or slices of trajectories, given by number, int64 `[n]`.
+        """Return index, info and rows (or None) of the elements, or slices of the trajectories, with these numbers.
 
-        Numbers go from 0 to the size of an epoch, in the order of the storage. The state of the epoch is not used.
+        Numbers, int64 `[n]`, count from 0 in the order of the storage, up to the size of an epoch. The state of the
+        epoch is neither used nor changed.
         """
 
     def epoch_batches(self, storage: Storage, batch_size: int) -> int:
@@ -71,14 +72,14 @@ class EpochSampler(Sampler):
 
 
 def fractions(count: int, generator: torch.Generator | None) -> NDArray[np.float64]:
-    """Draw numbers in [0, 1), float64 `[count]`."""
+    """Draw uniform random numbers in [0, 1), float64 `[count]`."""
     if generator is None:
         return torch.rand(count, dtype=torch.float64).numpy()
     return torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64).numpy(force=True)
 
 
 def singles(count: int, generator: torch.Generator | None) -> NDArray[np.float32]:
-    """Draw numbers in [0, 1), float32 `[count]`, the ones with which TorchRL chooses the starts of slices."""
+    """Draw uniform random numbers in [0, 1), float32 `[count]`, as TorchRL does to choose the starts of slices."""
     if generator is None:
         return torch.rand(count).numpy()
     return torch.rand(count, generator=generator, device=generator.device).numpy(force=True)
@@ -91,7 +92,7 @@ def permutation(length: int, generator: torch.Generator | None) -> Numbers:
 
 
 def distinct(count: int, below: int, generator: torch.Generator | None) -> Numbers:
-    """Draw `count` different numbers below `below`, in random order; int64 `[count]`, in O(count)."""
+    """Draw `count` different numbers from 0 to `below - 1`, in random order; int64 `[count]`, in O(count)."""
     if 2 * count >= below:
         return permutation(below, generator)[:count]
     found: Numbers = np.zeros(0, np.int64)
@@ -107,9 +108,10 @@ def first_of_each(numbers: Numbers) -> Numbers:
 
 
 def inserted_at_random(left: Numbers, late: Numbers, generator: torch.Generator | None) -> Numbers:
-    """Insert numbers into a sequence in random order, so that all orders are equally likely.
+    """Insert the numbers `late` into a shuffled sequence, so that all orders of the result are equally likely.
 
-    Each insertion takes one swap: the inside-out form of Durstenfeld's shuffle.
+    Each number is appended and swapped with a random position up to its own: the inside-out form of Durstenfeld's
+    shuffle.
     """
     order = np.concatenate([left, late])
     for place, chance in enumerate(fractions(len(late), generator).tolist(), start=len(left)):
@@ -119,7 +121,7 @@ def inserted_at_random(left: Numbers, late: Numbers, generator: torch.Generator 
 
 
 def seed_of(*key: int) -> int:
-    """Return a 63-bit number that depends on all numbers of a key, each of up to 64 bits."""
+    """Hash a key, numbers of up to 64 bits, to a 63-bit seed."""
     words = struct.pack(f"<{len(key)}Q", *(number % (1 << 64) for number in key))
     return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
 
@@ -132,8 +134,8 @@ class SamplerWithoutReplacement(EpochSampler):
     """Draws every element once in each epoch.
 
     `ran_out` is True from the last batch of an epoch until the next batch. Elements added during an epoch are drawn in
-    it; if elements are removed, a new epoch starts. Checkpoints hold the order of the elements that are left: together
-    with the generator's state, which the buffer saves, all further draws are the same.
+    it; if elements are removed, a new epoch starts. Checkpoints hold the order of the elements that are left. Since the
+    buffer also saves the state of the generator, all further draws are the same after a resume.
 
     Indices are int64 `[batch_size]`, shorter at the end of an epoch; for a storage of several dimensions a tuple with
     one such tensor for each.
@@ -191,7 +193,7 @@ class SamplerWithoutReplacement(EpochSampler):
         return index, info
 
     def _order_of(self, length: int) -> Numbers:
-        """Return the order of the epoch, extended to a storage of this length."""
+        """Return the order of the epoch, including elements added since the last draw; start a new one if needed."""
         if self._order is None or length < self.len_storage or self._drawn >= len(self._order):
             return self._begin(length)
         if length > self.len_storage:
@@ -205,7 +207,7 @@ class SamplerWithoutReplacement(EpochSampler):
         return self._order
 
     def _with_late_ones(self, left: Numbers, late: Numbers) -> Numbers:
-        """Insert new elements into what is left, so that all orders are equally likely."""
+        """Insert new elements into the rest of the epoch; if it is shuffled, so that all orders are equally likely."""
         if not self.shuffle:
             return np.concatenate([left, late])
         if len(late) > _FEW:
@@ -250,7 +252,7 @@ class SamplerWithoutReplacement(EpochSampler):
     def save_state(self) -> dict[str, Any]:
         """Return the elements left, `_sample_list` (int64, or None before the first draw), and the arguments.
 
-        The tensor is not a copy; later draws do not change it.
+        `_sample_list` is not a copy, but later draws do not change it.
         """
         return {
             "len_storage": self.len_storage,
@@ -349,12 +351,12 @@ def checked_sample_count(name: str, count: Any) -> int:
 
 @counterpart
 class ConsumingSampler(Sampler):
-    """Draws every element `max_sample_count` times; then its slot is free, and is written next.
+    """Draws every element `max_sample_count` times, and then frees its slot, which the writer reuses first.
 
-    A batch has no element twice. All elements that can still be drawn are equally likely; if fewer are left than asked
-    for, the batch is smaller. `ran_out` is True after a batch that leaves none. New elements, and elements that are
-    replaced in place or passed to `mark_update`, can be drawn `max_sample_count` times again. Buffers use it for
-    `consume_after_n_samples`.
+    A batch contains no element twice. All elements that can still be drawn are equally likely; if fewer are left than
+    requested, the batch is smaller. `ran_out` is True after a batch that leaves none. New elements, and elements that
+    are replaced in place or passed to `mark_update`, can be drawn `max_sample_count` times again. Buffers use this
+    sampler for `consume_after_n_samples`.
 
     Args:
         max_sample_count: how often each element is drawn.
@@ -382,12 +384,12 @@ class ConsumingSampler(Sampler):
     def reset(self) -> None:
         """Forget all elements."""
         self._counts: Numbers = np.zeros(0, np.int64)
-        self._place: Numbers = np.zeros(0, np.int64)  # slot → its position in _slots, -1 if it cannot be drawn
-        self._slots: Numbers = np.zeros(
-            0, np.int64
-        )  # a permutation of the slots; the ones that can be drawn come first
+        # The slots that can be drawn are the first `_left` numbers of `_slots`. `_place` is the inverse: the position
+        # of each slot in `_slots`, or -1. To remove a slot, the last one is moved to its position.
+        self._place: Numbers = np.zeros(0, np.int64)
+        self._slots: Numbers = np.zeros(0, np.int64)
         self._left = 0
-        self._free: dict[int, None] = {}  # in the order in which they were consumed
+        self._free: dict[int, None] = {}  # consumed slots, in the order in which they were consumed
         self._ran_out = False
 
     def check_storage(self, storage: Storage) -> None:
@@ -431,7 +433,7 @@ class ConsumingSampler(Sampler):
         return torch.from_numpy(slots), {}
 
     def _remove(self, slots: Numbers) -> None:
-        """Remove slots from the ones that can be drawn; the last ones move to their positions."""
+        """Remove slots from those that can be drawn; the last ones of `_slots` take their positions."""
         left = self._left - len(slots)
         last = self._slots[left : self._left]
         staying = last[~np.isin(last, slots)]
@@ -452,7 +454,7 @@ class ConsumingSampler(Sampler):
         self._renew(np.atleast_1d(torch.as_tensor(index).numpy(force=True)))
 
     def on_update(self, index: Any, storage: Storage | None) -> None:
-        """Make replaced elements available for as many draws as new ones."""
+        """Let replaced elements be drawn as often as new ones."""
         rows = max(len(self._counts), 0 if storage is None else len(storage))
         named = rows_named(index, rows)
         self._renew(np.arange(rows)[named] if isinstance(named, slice) else named.numpy(force=True).reshape(-1))
@@ -492,8 +494,8 @@ class ConsumingSampler(Sampler):
     def save_state(self) -> dict[str, Any]:
         """Return the state.
 
-        `_sample_count` is int64 `[slots]`, `_live_mask` bool `[slots]`; the orders of live and of free slots are saved,
-        too.
+        `_sample_count`, int64 `[slots]`, is how often each element was drawn; `_live_mask`, bool `[slots]`, which ones
+        can still be drawn; `_live_order` and `_free_indices`, int64 `[n]`, are these slots and the free ones, in order.
         """
         return {
             "max_sample_count": self.max_sample_count,
