@@ -1,6 +1,7 @@
-"""Draws from several storages: which members contribute to a batch, the rows that their samplers draw, and the index.
+"""Draws from several storages: chooses the members of a batch, draws rows in each, and makes one index of these.
 
-`SamplerEnsemble` draws from the members one by one, or with a `JointDraw` in one go if their samplers are alike.
+`SamplerEnsemble` lets the members draw one by one. If their samplers are alike, a `JointDraw` draws from all members in
+one call.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from .uniform import RandomSampler, fractions
 _INDEX = TensorDictNode({BUFFER_IDS: TensorNode(), INDEX: TensorNode(), SOURCE_ID: TensorNode()})
 
 BatchForm: TypeAlias = Literal["stack", "exact"]
-"""`stack`: batches `[k, batch // k]`, one row for each chosen member; `exact`: batches `[batch]`."""
+"""The shape of batches. `stack`: `[k, batch // k]`, one row for each chosen member; `exact`: `[batch]`."""
 
 
 Chances: TypeAlias = NDArray[np.float64]
@@ -56,7 +57,7 @@ Counts: TypeAlias = list[tuple[int, int]]
 Info: TypeAlias = dict[Any, torch.Tensor]
 
 _KEPT = 1 << 16
-"""The division of a batch into parts is cached up to this many rows in total."""
+"""Divisions of batches into parts are cached until they have this many rows in total."""
 
 
 _SIZE, _SAMPLEABLE = "size", "sampleable"
@@ -67,23 +68,24 @@ _STATE = "ensemble"
 class SamplerEnsemble(Sampler):
     """The samplers of an ensemble, and the weights of its members.
 
-    A batch of B elements consists of k parts of B / k elements; the member of each part is drawn by weight, with
+    A batch of B elements consists of k parts of B / k elements. The member of each part is drawn by weight, with
     replacement. The index is a tensordict `[k]` with `"buffer_ids"`, int64 `[k]`, and `"index"`, int64 `[k, B / k]` (a
-    nested tensor if a sampler returned fewer elements). Rows of storages of several dimensions are coordinates; if
-    members differ in their number of dimensions, missing coordinates are -1.
+    nested tensor if a sampler returned fewer elements). Elements of storages of several dimensions are given by their
+    coordinates; if members differ in their number of dimensions, missing coordinates are -1.
 
-    The generator chooses members and rows. An ensemble has no epochs: samplers without replacement continue with their
-    next one.
+    The generator chooses members and rows. An ensemble has no epochs: a member without replacement starts its next
+    epoch when one ends.
 
     Args:
         *samplers: one for each member.
-        p: the weights of the members, which are normalised; `"size"` for their numbers of elements at each draw;
-            `"sampleable"` for the numbers of what they can draw, such as possible slices, so that members without any
-            wait; None for equal weights. Can be assigned during training.
-        temperature: weights are raised to `1 / temperature`: 1 keeps them, a high value makes them equal. Can be
+        p: the weights of the members, which are normalised; None for equal weights. `"size"` weighs each member by its
+            number of elements at the time of the draw, `"sampleable"` by what it can draw at that time, such as the
+            number of possible slices, so that a member that has none yet is not chosen. It can be assigned during
+            training.
+        temperature: weights are raised to `1 / temperature`: 1 keeps them, a high value makes them equal. It can be
             assigned during training.
         sample_from_all: whether each member contributes once to every batch.
-        num_buffer_sampled: the number of parts k, default the number of members; it must divide B.
+        num_buffer_sampled: the number of parts k, by default the number of members; it must divide B.
         batch: `"exact"` makes batches `[B]` of any size: a member with the share w contributes B * w elements, rounded
             up or down at random so that the mean is exact. Members with a `SliceSampler` contribute whole slices, and
             need `pad_output=True`, or `strict_length=True` and no `span`.
@@ -127,7 +129,7 @@ class SamplerEnsemble(Sampler):
         self.p = p
         self.temperature = temperature
         self._joint: tuple[Any, Any, JointDraw | None] | None = None
-        """The joint draw for these samplers and storages."""
+        """The members' samplers and storages, and the joint draw that was made for them."""
         for number in range(len(self.members)):
             self.unit_of_member(number)
 
@@ -165,7 +167,7 @@ class SamplerEnsemble(Sampler):
 
     @property
     def temperature(self) -> float:
-        """The exponent of the weights is `1 / temperature`."""
+        """The weights are raised to the power `1 / temperature`."""
         return self._temperature
 
     @temperature.setter
@@ -209,22 +211,22 @@ class SamplerEnsemble(Sampler):
 
     @property
     def by_sampleable(self) -> bool:
-        """Whether members are weighed by what they can draw."""
+        """Whether members are weighted by what they can draw."""
         return isinstance(self._p, str) and self._p == _SAMPLEABLE
 
     def sizes(self, storage: StorageEnsemble, batch_size: int) -> Sequence[int]:
-        """Return the numbers of the members' elements, or with `p="sampleable"` of what they can draw."""
+        """Return how many elements each member has, or with `p="sampleable"` how many it can draw from."""
         return self._ready(storage, batch_size) if self.by_sampleable else storage.sizes
 
     def _ready(self, storage: StorageEnsemble, batch_size: int | None) -> list[int]:
-        """Return from how many elements or slices each member draws its part of a batch, 0 if it cannot."""
+        """Return from how many elements or slices each member draws its part of a batch; 0 if it has too few."""
         each = None
         if batch_size is not None and self.batch == "stack":
             each = batch_size // self._check_size(batch_size, self.unit)
         return [one.sampleable(leaf, each) for one, leaf in zip(self.members, storage.members, strict=True)]
 
     def sampleable(self, storage: Storage, batch_size: int | None = None) -> int:
-        """Return the sum over the members; 0 if one that may be chosen has too little for its part of a batch."""
+        """Return the sum over the members; 0 if a member that may be chosen has too few for its part of a batch."""
         self.check_storage(storage)
         assert isinstance(storage, StorageEnsemble)
         ready = self._ready(storage, batch_size)
@@ -237,15 +239,13 @@ class SamplerEnsemble(Sampler):
         return sum(ready) if np.array(ready)[chosen].all() else 0
 
     def counts(self, sizes: Sequence[int], batch_size: int) -> Counts:
-        """Draw which members contribute to a batch, and how many elements each."""
+        """Draw which members contribute to a batch, and how many elements each contributes."""
         unit = self.unit
         chances = fractions(self._check_size(batch_size, unit), self.generator)
         return self._counts(sizes, batch_size, unit, chances.tolist())
 
     def _check_size(self, batch_size: int, unit: int) -> int:
-        """Return how many random numbers are needed to choose members; UsageError for a batch size that does
-        not fit.
-        """
+        """Return how many random numbers choose the members of a batch; UsageError for an impossible batch size."""
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}, expected a number from 1")
         if self.batch == "exact":
@@ -270,7 +270,7 @@ class SamplerEnsemble(Sampler):
         return [(bisect.bisect_right(ends, chance), each) for chance in chances]
 
     def _cumulated(self, sizes: Sequence[int]) -> list[float]:
-        """Return cumulative shares; exactly 1.0 from the last member with a share on."""
+        """Return the cumulative shares. They are exactly 1.0 from the last member with a share on."""
         known, ends = self._known
         if known != sizes:
             shares = self.shares(sizes)
@@ -281,7 +281,7 @@ class SamplerEnsemble(Sampler):
         return ends
 
     def joint(self, storage: StorageEnsemble) -> JointDraw | None:
-        """Return the object that draws from all members in one go; None if each has to draw by itself."""
+        """Return the joint draw of all members; None if each has to draw by itself."""
         known = self._joint
         if known is None or known[0] is not self.members or known[1] is not storage.members:
             joint = joint_draw(self.members, storage.members)
@@ -291,20 +291,20 @@ class SamplerEnsemble(Sampler):
     def draw_jointly(
         self, joint: JointDraw, sizes: Sequence[int], batch_size: int, counts: Counts | None = None
     ) -> tuple[Counts, tuple[MemberRows, Info] | None]:
-        """Choose members, and draw from them in one go.
+        """Choose members, and draw from all of them in one call.
 
-        Members with a common generator take a single call; members with their own generators draw what they would draw
-        by themselves.
+        If all members use the generator of the ensemble, it is called once for all random numbers. Members with
+        generators of their own draw the same elements as they would draw by themselves.
 
         Args:
             joint: the joint draw.
-            sizes: the members' numbers of elements.
+            sizes: how many elements each member has.
             batch_size: how many elements to draw.
             counts: how many elements each member contributes, if that was chosen already.
 
         Returns:
-            How many elements each member contributes, and rows and info; None for these if the samplers have to draw
-            one by one.
+            How many elements each member contributes; and rows and info, or None if the samplers have to draw one by
+            one.
         """
         generator, unit = self.generator, joint.unit
         first = self._check_size(batch_size, unit) if counts is None else 0
@@ -316,7 +316,7 @@ class SamplerEnsemble(Sampler):
 
     @property
     def unit(self) -> int:
-        """Each member of an exact batch contributes a multiple of this: whole slices."""
+        """The number of which each member of an exact batch contributes a multiple, so that slices are whole."""
         return math.lcm(*[self.unit_of_member(number) for number in range(len(self.members))])
 
     def unit_of_member(self, number: int) -> int:
@@ -347,13 +347,11 @@ class SamplerEnsemble(Sampler):
             sampler.check_storage(member)
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Raise UsageError if the batch size is not a multiple of the number of parts, or of slices in exact
-        batches.
-        """
+        """Raise UsageError if the batch size is not divisible by the number of parts; in exact batches, by slices."""
         self._check_size(batch_size, self.unit)
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Choose members and draw from them; return the index (see the class) and the info that they have in common."""
+        """Choose members and draw from them; return the index (see the class) and the entries of all members' info."""
         self.check_storage(storage)
         assert isinstance(storage, StorageEnsemble)
         joint, counts = self.joint(storage), None
@@ -452,10 +450,10 @@ class SamplerEnsemble(Sampler):
 
 
 def _exact_counts(ends: Sequence[float], batch_size: int, unit: int, offset: float) -> Counts:
-    """Round the members' shares up or down at random (systematic sampling), with exact sum and exact means.
+    """Round the members' shares up or down at random, so that the sum and all means are exact (systematic sampling).
 
-    The shares are intervals on a line from 0 to `batch_size`; grid points at distance 1 with a common random offset
-    fall into them, and each member contributes as many elements as there are points in its interval:
+    The shares are intervals on a line from 0 to `batch_size`. Grid points at distance 1, with a common random offset,
+    fall into the intervals, and each member contributes as many elements as there are points in its interval:
 
         shares      |--- 2.4 ---|--- 2.4 ---|- 1.2 -|
         points       ^    ^    ^    ^    ^    ^               offset 0.7: counts 3, 2, 1
@@ -470,7 +468,7 @@ def _exact_counts(ends: Sequence[float], batch_size: int, unit: int, offset: flo
 
 
 def unit_of(sampler: Sampler) -> int:
-    """Return the number of which this sampler's batch sizes are multiples."""
+    """Return the number that divides all batch sizes of this sampler."""
     if type(sampler) is RandomSampler:
         return 1
     if isinstance(sampler, SamplerEnsemble):
@@ -482,13 +480,11 @@ def unit_of(sampler: Sampler) -> int:
 
 
 def _shortens(sampler: Sampler) -> bool:
-    """Whether a sampler may return fewer or shorter slices than asked for, so that the remainder is not a
-    whole slice.
-    """
+    """Return whether a sampler may return fewer steps than requested, so that the rest is not a number of slices."""
     if isinstance(sampler, SamplerEnsemble):
         return any(map(_shortens, sampler.members))
     if getattr(sampler, "num_slices", None) and sampler.has_epochs and not getattr(sampler, "drop_last", False):
-        return True  # the last batch of an epoch has fewer slices, and the rest need not be a multiple
+        return True  # the last batch of an epoch has fewer slices, and the rest may not be divisible by `num_slices`
     if getattr(sampler, "pad_output", False) or getattr(sampler, "batched", False):
         return False
     return not getattr(sampler, "strict_length", True) or any(getattr(sampler, "span", ()))
@@ -529,16 +525,16 @@ def normalised(weights: Any, count: int) -> torch.Tensor:
 
 
 class JointDraw(ABC):
-    """Draws from the members of an ensemble in one go, with the probabilities of their samplers.
+    """Draws from all members of an ensemble in one call, with the same probabilities as their samplers.
 
-    It is made for certain samplers and storages; the samplers' arguments may still be assigned between draws.
+    It is made for given samplers and storages; the samplers' arguments may be assigned between draws.
     """
 
     reads_rows: ClassVar[bool] = False
-    """Whether rows must be as of the instant of the draw, so that the caller excludes writers until they are read."""
+    """Whether rows must be read as they are at the draw, so that the caller has to exclude writers until then."""
 
     uses_state: ClassVar[bool] = False
-    """Whether the caller has to exclude other draws and updates, as the samplers are not thread-safe."""
+    """Whether the caller has to exclude other draws and updates, because the samplers' state is not thread-safe."""
 
     def __init__(self, samplers: Sequence[Sampler], storages: Sequence[Storage]) -> None:
         self._samplers: Sequence[Any] = samplers
@@ -561,7 +557,7 @@ class JointDraw(ABC):
         return count
 
     def shares(self, generator: torch.Generator | None) -> bool:
-        """Whether all samplers draw from this generator."""
+        """Return whether all samplers draw from this generator."""
         found = [sampler.generator for sampler in self._samplers]
         return found.count(generator) == len(found)
 
@@ -571,21 +567,21 @@ class JointDraw(ABC):
 
         Args:
             counts: how many elements each member contributes.
-            sizes: the members' numbers of elements.
-            chances: random numbers in [0, 1), as many as `chances_of` returns for all counts together. None lets each
-                sampler draw from its own generator.
+            sizes: how many elements each member has.
+            chances: random numbers in [0, 1), as many as `chances_of` returns for the sum of all counts. If None, each
+                sampler draws from its own generator.
 
         Returns:
-            Rows, and the info of all of them, `[n, …]`. None if the samplers have to draw one by one, or would refuse
-            to.
+            The rows, and their info, `[n, …]`. None if the samplers have to draw one by one, or if one of them has to
+            refuse.
         """
 
     def info_of(self, rows: Any) -> Info:
-        """Return the info that follows from the rows of a draw, a tensordict; it has the rows' shape."""
+        """Return the info that is computed from the rows of a draw, a tensordict, in the shape of the rows."""
         return {}
 
     def _parts_of(self, counts: Counts) -> Parts:
-        """Return the parts of a batch; they are cached, as there are few ways to round the shares."""
+        """Return the parts of a batch; they are cached, as there are only a few ways to round the shares."""
         key = tuple(counts)
         found = self._known.get(key)
         if found is None:
@@ -603,9 +599,7 @@ class JointDraw(ABC):
 
 
 def joint_draw(samplers: Sequence[Sampler], storages: Sequence[Storage]) -> JointDraw | None:
-    """Make the joint draw for these samplers; None unless all are of one supported kind, on storages of one
-    dimension.
-    """
+    """Make the joint draw for these samplers; None unless all have the same supported class, on 1-d storages."""
     kinds = {type(sampler) for sampler in samplers}
     kind = _KINDS.get(kinds.pop()) if len(kinds) == 1 else None
     return None if kind is None or any(storage.ndim != 1 for storage in storages) else kind(samplers, storages)
@@ -642,7 +636,7 @@ class UniformDraw(JointDraw):
                 return None
             self._on_cpu = generators
         for piece, generator, length in zip(parts.pieces, generators, lengths, strict=True):
-            piece.random_(length, generator=generator)  # reusing the memory takes half the time
+            piece.random_(length, generator=generator)  # reusing memory takes half the time of allocating it
         return parts.memory.copy()
 
 
@@ -676,9 +670,7 @@ class SlicesDraw(JointDraw):
         return 2 * (count // self.unit)
 
     def draw(self, counts: Counts, sizes: Sequence[int], chances: Chances | None) -> tuple[MemberRows, Info] | None:
-        """Draw slices; None if a count is not a whole number of slices, or a member has no trajectory that is long
-        enough.
-        """
+        """Draw slices; None if a count does not divide into slices, or all trajectories of a member are too short."""
         form, length = self._form, self.unit
         assert form is not None
         for member, count in counts:
@@ -695,8 +687,11 @@ class SlicesDraw(JointDraw):
         return MemberRows(parts, drawn), {}
 
     def _chances_of_members(self, counts: Counts, form: WholeSlices) -> tuple[Chances, bool] | None:
-        """Have members draw the random numbers that they draw by themselves, and tell whether starts are scaled in
-        float32; None, before anything is drawn, if that holds for some of them only.
+        """Draw the random numbers that the members would draw by themselves.
+
+        Returns:
+            The numbers, and whether the ones for starts are float32. None, before anything is drawn, if members differ
+            in that.
         """
         tables = [self._samplers[member].trajectories(self._storages[member]) for member, _ in counts]
         if len({starts_are_single(table.capacity) for table in tables}) > 1:
@@ -708,7 +703,7 @@ class SlicesDraw(JointDraw):
         return np.concatenate(found, dtype=np.float64), found[1].dtype == np.float32
 
     def _lists(self, member: int, form: WholeSlices) -> bool:
-        """List the present trajectories of a member; return whether there are any."""
+        """Update the table of a member's trajectories that are long enough; return whether there are any."""
         table = self._samplers[member].trajectories(self._storages[member])
         runs = table.eligible(form.rule)
         if not runs.count:
@@ -728,7 +723,7 @@ class SlicesDraw(JointDraw):
 
 
 class PrioritiesDraw(JointDraw):
-    """Draws as `PrioritizedSampler` does, where all members have the same `beta` and `normalize`."""
+    """Draws as `PrioritizedSampler` does, if all members have the same `beta` and `normalize`."""
 
     uses_state = True
 
@@ -739,7 +734,7 @@ class PrioritiesDraw(JointDraw):
 
     @property
     def possible(self) -> bool:
-        """Whether all members compute importance weights alike."""
+        """Whether all members compute importance weights in the same way."""
         first, *others = self._samplers
         return all(sampler.beta == first.beta and sampler.normalize == first.normalize for sampler in others)
 
@@ -771,13 +766,13 @@ _KINDS: dict[type[Sampler], type[JointDraw]] = {
 
 
 def draw_fully(member: int, count: int, form: BatchForm, unit: int, draw: Callable[[int], Sequence[Any]]) -> list[Any]:
-    """Draw `count` elements of a member; for exact batches with as many draws as necessary.
+    """Draw `count` elements of a member; for exact batches, with as many draws as necessary.
 
-    A sampler without replacement returns fewer elements at the end of an epoch.
+    Several draws are necessary if a sampler without replacement returns fewer elements at the end of an epoch.
 
     Raises:
-        SchemaError: (a RuntimeError) the sampler returns nothing, or more than asked for; or its slices are shorter
-            than asked for and the rest is not a multiple of `unit`, so that part of a slice would end without a mark.
+        SchemaError: (a RuntimeError) the sampler returns nothing, or more than requested; or its slices are shorter and
+            the rest is not a multiple of `unit`, so that the last slice would be cut without a mark at its end.
     """
     found, missing = [], count
     while missing:
@@ -799,13 +794,13 @@ def draw_fully(member: int, count: int, form: BatchForm, unit: int, draw: Callab
 
 
 def count_of(index: Any) -> int:
-    """Return how many elements an index names."""
+    """Return how many elements an index has."""
     first = index[0] if isinstance(index, tuple) else index
     return flattened(first).get(SOURCE_ID).numel() if isinstance(first, TensorDict) else int(first.numel())
 
 
 def rows_of(parts: Sequence[Any]) -> MemberRows | None:
-    """Return the rows of drawn parts, each `(member, index, …)`; None if an index is not made of row numbers."""
+    """Return the rows of drawn parts, each `(member, index, …)`; None if an index is not a vector of row numbers."""
     numbers = []
     for part in parts:
         index = part[1]
@@ -821,13 +816,13 @@ def rows_of(parts: Sequence[Any]) -> MemberRows | None:
 def labels_of(
     rows: MemberRows, storage: StorageEnsemble, form: BatchForm
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the entries `"buffer_ids"`, `"index"` and `"source_id"` of a batch, in its form.
+    """Return the entries `"buffer_ids"`, `"index"` and `"source_id"` of a batch, in the shape that `form` says.
 
-    With `"stack"` all parts have the same length.
+    For `"stack"`, all parts must have the same length.
     """
     ids, sources = rows.parts.labels(storage.sources)
     numbers = rows.numbers
-    if form == "stack":  # views of arrays are five times as fast as views of tensors
+    if form == "stack":  # reshaping arrays is five times as fast as reshaping tensors
         shape = len(rows.parts), -1
         ids, numbers, sources = ids.reshape(shape), numbers.reshape(shape), sources.reshape(shape)
     return from_numpy(ids), from_numpy(numbers), from_numpy(sources)
@@ -839,7 +834,7 @@ def index_of(rows: MemberRows, storage: StorageEnsemble, form: BatchForm) -> Ten
 
 
 def index_with(rows: MemberRows, labels: Sequence[torch.Tensor]) -> TensorDict:
-    """Make an ensemble's index from rows with these labels."""
+    """Make an ensemble's index from rows and the labels that `labels_of` returned for them."""
     ids, numbers, sources = labels
     if ids.dim() > 1:
         ids = torch.from_numpy(rows.parts.members.copy())
@@ -848,9 +843,7 @@ def index_with(rows: MemberRows, labels: Sequence[torch.Tensor]) -> TensorDict:
 
 
 def compose(parts: Sequence[Any], storage: StorageEnsemble, form: BatchForm) -> tuple[TensorDict, dict[str, Any]]:
-    """Make an ensemble's index from drawn parts, each `(member, index, info, …)`, and return it with their
-    common info.
-    """
+    """Make an ensemble's index from drawn parts, each `(member, index, info, …)`; also return their common info."""
     rows, infos = rows_of(parts), [part[2] for part in parts]
     if rows is not None and (form == "exact" or rows.parts.equal):
         return index_of(rows, storage, form), _common(infos, torch.cat if form == "exact" else torch.stack)
@@ -874,7 +867,7 @@ def _nested(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _numbers(index: Any) -> torch.Tensor:
-    """Return row numbers int64 `[n]`, or coordinates `[n, ndim]`."""
+    """Return an index as row numbers, int64 `[n]`, or coordinates, int64 `[n, ndim]`."""
     if isinstance(index, TensorDict):  # a nested ensemble's
         numbers: torch.Tensor = flattened(index).get(INDEX)
         return numbers
@@ -898,7 +891,7 @@ def _sources(index: Any, member: int, storage: StorageEnsemble, numbers: torch.T
 
 
 def flattened(index: TensorDict) -> TensorDict:
-    """Return the index of a nested ensemble row by row: `[n]` instead of `[k, n / k]`."""
+    """Return the index of a nested ensemble with one entry for each row: `[n]` instead of `[k, n / k]`."""
     if index.get(SOURCE_ID).dim() == 1 and not index.get(INDEX).is_nested:
         return index
     ids, numbers, sources = index.get(BUFFER_IDS), index.get(INDEX), index.get(SOURCE_ID)
@@ -914,7 +907,7 @@ def flattened(index: TensorDict) -> TensorDict:
 def _common(
     infos: Sequence[Mapping[Any, Any]], together: Callable[[list[torch.Tensor]], torch.Tensor]
 ) -> dict[Any, Any]:
-    """Return the entries that all infos have, as tensors of one type and row shape."""
+    """Join the entries of info that all parts have, as tensors of the same element type and row shape."""
     found: dict[Any, Any] = {}
     for key, value in (infos[0] if infos else {}).items():
         values = [info.get(key) for info in infos]

@@ -1,6 +1,7 @@
-"""Hindsight goals: which step of a trajectory provides the new goal, and rows with these goals.
+"""Hindsight goals: chooses the step of a trajectory whose achieved goal becomes the new goal of a step.
 
-`AchievedRows` chooses the steps; `HindsightReader` chooses them and gathers the rows in one compiled call.
+`AchievedRows` chooses these steps. `HindsightReader` chooses them and gathers a batch with the new goals in one
+compiled call.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class HindsightStrategy(enum.StrEnum):
             raise UsageError(f"the strategy is {name!r}, expected one of {', '.join(cls)}") from None
 
     def steps(self, chances: NDArray[np.float64], age: Numbers, reach: Numbers) -> Numbers:
-        """Choose how many steps after each step its goal is achieved; not for `RANDOM`.
+        """Choose how many steps after each step its new goal is achieved; not for `RANDOM`.
 
         Args:
             chances: random numbers in [0, 1).
@@ -101,16 +102,16 @@ _NO_RUNS = np.zeros(0, np.int64)
 
 
 class HindsightRows(NamedTuple):
-    """A batch of rows, and its first rows, which have other goals, as views of the same memory."""
+    """A batch of rows, and the rows at its beginning that have new goals, as views of the same memory."""
 
     batch: Any
     first: Any
 
 
 class _Plan:
-    """How batches of `size` rows, of which the first `count` get other goals, are gathered from a storage's columns.
+    """How batches of `size` rows, of which the first `count` get new goals, are gathered from a storage's columns.
 
-    It is immutable, because several threads use it.
+    A plan is immutable, because several threads use it.
     """
 
     def __init__(
@@ -140,14 +141,14 @@ class _Plan:
         self.memory = BatchPool(shapes, columns.numpy_types, None if count == size else count)
 
     def follows(self, storage: TensorStorage, size: int, count: int) -> bool:
-        """Whether it is for such batches, and the columns have not moved."""
+        """Return whether the plan is for such batches, and the columns are still in the same memory."""
         if storage.columns is not self._columns or self.size[0] != size or self.count[0] != count:
             return False
         return self._columns.addresses() is self._addresses
 
 
 def _gathers(storage: TensorStorage) -> bool:
-    """Whether a storage's rows are a plain tensordict of columns in memory, with types that NumPy has."""
+    """Return whether a storage's rows are a plain tensordict of columns in memory, with types that NumPy has."""
     structure, columns = storage.structure, storage.columns
     if type(storage).read_at is not TensorStorage.read_at or getattr(storage, "expects_rows", False):
         return False
@@ -182,8 +183,8 @@ class HindsightReader:
             tables: finds the trajectory table.
 
         Returns:
-            The rows. None for other kinds of storages and indices, for entries that do not fit, and for the first few
-            calls. All `goal_keys` but the first may be missing.
+            The rows. None if this cannot be done in one call: for other kinds of storages and indices, for entries
+            whose shapes or types differ, and for the first few calls. All `goal_keys` but the first may be missing.
         """
         if type(index) is not torch.Tensor or index.dim() != 1 or not isinstance(storage, TensorStorage):
             return None

@@ -1,6 +1,8 @@
-"""Sampling in proportion to priorities: samplers of elements and of slices, and weights kept in sum trees.
+"""Samplers that draw elements, or slices, in proportion to priorities, with weights that are kept in sum trees.
 
-`core/kernels/trees.py` draws the tree. `Priorities` turns priorities into weights, and `PrioritizedSampler` draws.
+`Priorities` converts priorities to weights and keeps them in a tree, which `core/kernels/trees.py` explains with a
+picture. `PrioritizedSampler` draws elements from the tree. `PrioritizedSliceSampler` draws first steps of slices, from
+a tree in which only legal first steps have a weight.
 """
 
 from __future__ import annotations
@@ -42,15 +44,15 @@ from .slices import SliceSampler
 from .trajectories import TrajectoryTable
 
 SCHEMA_VERSION = 1
-"""Version of a saved state; in older states, which have none, `_max_priority` may be a weight."""
+"""Version of saved states. States of older programs have no version, and their `_max_priority` may be a weight."""
 
 NEVER_WRITTEN = torch.finfo(torch.float32).max
-"""Value in the min tree for an element that was never written; in the sum tree it is 0."""
+"""The value of elements that were never written in the min tree of a saved state; in its sum tree they have 0."""
 
 _STATE = ("_alpha", "_eps", "_max_priority", "_sum_tree", "_min_tree")
-_INITIAL = 1.0  # default priority before any priority was given; it counts as given
-_SURELY = 1 - 1e-6  # weights above this fraction of the heaviest are compared with it in float64
-_ROUNDING = 1e-5  # relative difference allowed between weights of the same priority computed in float32
+_INITIAL = 1.0  # the default priority before any priority was set; it counts as one that was set
+_SURELY = 1 - 1e-6  # weights below this fraction of the largest one allowed are within it in spite of rounding
+_ROUNDING = 1e-5  # the relative difference allowed between weights of the same priority in float32
 
 
 _METADATA = "sampler_metadata.json"
@@ -60,7 +62,7 @@ _REDUCTIONS = ("max", "mean", "median", "min", "sum")
 _NORMALIZATIONS = ("batch", "buffer")
 _CPU = torch.device("cpu")
 _BOUNDLESS = 1 << 62
-"""A `max_size` of at least this means an unbounded storage."""
+"""A storage whose `max_size` is at least this is unbounded."""
 
 
 class UnknownOptionError(UsageError, NotImplementedError):
@@ -71,25 +73,26 @@ class UnknownOptionError(UsageError, NotImplementedError):
 class PrioritizedSampler(Sampler):
     """Draws elements with probability in proportion to `(priority + eps) ** alpha`, with replacement.
 
-    The info has `"priority_weight"`, float32 `[batch_size]`, the importance weights that correct the unequal
-    probabilities: `(w / w_min) ** -beta` for weights w, in (0, 1]. Elements of priority 0 with `eps=0` are never drawn.
-    Elements whose priority was never set have the default priority.
+    The info has `"priority_weight"`, float32 `[batch_size]`: importance weights in (0, 1] that correct for the unequal
+    probabilities. With the weight w = `(priority + eps) ** alpha`, they are `(w / w_min) ** -beta`. Elements of
+    priority 0 are never drawn if `eps=0`. Elements whose priority was never set have the default priority.
 
     Args:
-        max_capacity: the number of elements, over all dimensions of the storage. It grows with storages whose number of
-            elements is known later: storages of several dimensions, and unbounded lists. It also grows to a larger
-            storage, and the buffer warns once.
-        alpha: 0 draws uniformly. Assigning it transforms the present weights; from 0 it cannot, and warns.
+        max_capacity: the number of elements, over all dimensions of the storage. It grows as needed for storages whose
+            number of elements is known only later: storages of several dimensions, and unbounded lists. For any other
+            storage with a larger capacity it grows as well, and the buffer warns once.
+        alpha: the exponent of priorities; 0 draws uniformly. Assigning it transforms the present weights. From 0 this
+            is impossible, and gives a warning.
         beta: how far the importance weights correct the probabilities: 0 not at all, 1 completely.
-        eps: is added to every priority.
+        eps: a number that is added to every priority.
         dtype: float32 or float64, for priorities; sums are float64.
         reduction: how a buffer reduces several priorities of an element: `"max"`, `"min"`, `"mean"`, `"median"` or
             `"sum"`.
         max_priority_within_buffer: whether new elements get the largest priority of the elements now in the buffer,
-            instead of the largest ever given. Before any was given, it is 1.
-        normalize: w_min is the least weight of all elements, or with `"batch"` of the batch, so that a single tiny
-            priority does not bring all importance weights near 0.
-        device: where priorities are kept; default the storage's device if it is CUDA, else the CPU.
+            instead of the largest one ever set. Before any was set, it is 1.
+        normalize: what w_min is: with `"buffer"` the least weight of all elements; with `"batch"` the least one of the
+            batch, so that a single tiny priority does not bring all importance weights near 0.
+        device: where priorities are kept; by default the storage's device if that is CUDA, otherwise the CPU.
 
     Raises:
         UsageError: (a ValueError) alpha, beta or eps is negative or not finite.
@@ -145,7 +148,7 @@ class PrioritizedSampler(Sampler):
 
     def _forget(self) -> None:
         self._lanes: tuple[int, ...] | None = None  # the storage's dimensions after the first
-        self._unnumbered: list[torch.Tensor] = []
+        self._unnumbered: list[torch.Tensor] = []  # written coordinates, until the storage's shape is known
 
     # Arguments --------------------------------------------------------------------------------------
 
@@ -156,7 +159,7 @@ class PrioritizedSampler(Sampler):
 
     @property
     def max_size(self) -> int:
-        """The same number under another name."""
+        """Another name for `max_capacity`."""
         return self.max_capacity
 
     @property
@@ -166,7 +169,7 @@ class PrioritizedSampler(Sampler):
 
     @property
     def device(self) -> torch.device:
-        """The device of the priorities; the first storage may change it."""
+        """The device of the priorities. If none was given, it follows the storage."""
         return self._priorities.tree.device
 
     @property
@@ -221,15 +224,16 @@ class PrioritizedSampler(Sampler):
         return len(storage) if storage.has_rows and 0 < self.tree_of(storage).total < math.inf else 0
 
     def tree_of(self, storage: Storage, length: int = -1) -> PriorityTree:
-        """Return the tree with the weights of a storage's elements; `length` is the storage's, if the caller
-        knows it.
+        """Return the tree with the weights of a storage's elements.
+
+        `length` is the number of elements if the caller knows it, which saves time.
         """
         if length != self._priorities.known:
             self.on_attach(storage)
         return self._priorities.tree
 
     def fit(self, storage: Storage) -> None:
-        """Grow to the capacity of this storage, and later to a larger one without a warning."""
+        """Grow to the capacity of this storage, and to other capacities later, without a warning."""
         self._fits = True
         self._make_room(storage)
 
@@ -242,7 +246,7 @@ class PrioritizedSampler(Sampler):
             self._priorities.grow(capacity)
 
     def check_storage(self, storage: Storage) -> None:
-        """Warn, once, of a storage with a larger capacity than `max_capacity`."""
+        """Warn once if a storage has a larger capacity than `max_capacity`."""
         if not self._fits and storage.ndim == 1 and self.max_capacity < storage.max_size < _BOUNDLESS:
             self._fits = True
             warn_caller(
@@ -275,7 +279,7 @@ class PrioritizedSampler(Sampler):
         Args:
             index: an int, int64 `[n]` or `[n, ndim]`, or a tuple with one tensor for each dimension; several dimensions
                 need `storage`. Negative numbers, of elements that were not kept, are skipped.
-            priority: one number for all elements, or one for each; if an element occurs several times, the last one
+            priority: one number for all elements, or one for each; if an element occurs several times, its last one
                 counts.
             storage: the storage, if it is known.
 
@@ -319,7 +323,7 @@ class PrioritizedSampler(Sampler):
         self._priorities.renew(element_numbers(index, self._lanes))
 
     def extend_run(self, start: int, stop: int) -> None:
-        """Give the elements `start` to `stop - 1` the default priority, without an index tensor."""
+        """Give the elements `start` to `stop - 1` the default priority; the same as `on_write`, without a tensor."""
         self._priorities.renew_run(start, stop)
 
     def on_rotate(self, row: int, storage: Storage) -> None:
@@ -357,9 +361,7 @@ class PrioritizedSampler(Sampler):
         self._forget()
 
     def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Write the leaves of both trees and then a JSON file, in TorchRL's layout; each file is replaced
-        atomically.
-        """
+        """Write the leaves of both trees, then a JSON file, in TorchRL's layout. Each file is replaced atomically."""
         fs.make_folder(folder)
         for name, file in _FILES.items():
             replace_file(folder / file, state[name].numpy().tobytes())
@@ -387,7 +389,7 @@ class PrioritizedSampler(Sampler):
 
 
 def _priority_values(priority: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return priorities (a number, a tensor or nested lists) as `[n]` without gradients; NoNumbersError otherwise."""
+    """Return priorities, given as a number, a tensor or nested lists, as `[n]`; NoNumbersError for anything else."""
     if isinstance(priority, torch.Tensor) and priority.is_complex():
         raise NoNumbersError(f"priorities must be real numbers, found {priority.dtype}")
     return as_numbers("priorities are numbers", priority, dtype).detach().reshape(-1)
@@ -461,7 +463,7 @@ def _plain_priorities(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _largest(given: Any) -> torch.Tensor:
-    """Return the largest priority and its element, float64 `[2]`; the element is -1 if none was given."""
+    """Return the largest priority and its element, float64 `[2]`; the element is -1 if no priority was set."""
     value, number = (None, None) if given is None else given
     found = [0.0, -1.0] if value is None else [float(value), -1.0 if number is None else float(number)]
     return torch.tensor(found, dtype=torch.float64)
@@ -478,9 +480,10 @@ def _leaves(path: Path, capacity: int) -> torch.Tensor:
 class Priorities:
     """The weights `(priority + eps) ** alpha` of up to `capacity` elements in a tree, and the priority of new elements.
 
-    Elements 0 to `known - 1` have a weight; all others weigh 0. Updating element n makes all elements before it known,
-    with the default priority: with `within_buffer` the largest of the known elements, otherwise the largest ever given;
-    1 before any was given. An update that is refused changes nothing.
+    Elements 0 to `known - 1` have a priority; all others have the weight 0. Setting the priority of element n gives the
+    default priority to all elements before it that have none. The default priority is the largest one ever set; with
+    `within_buffer`, the largest one of the present elements; and 1 before any was set. An update that is refused
+    changes nothing.
     """
 
     def __init__(
@@ -504,12 +507,12 @@ class Priorities:
 
     def _forget(self) -> None:
         self.known = 0
-        self._largest: float | None = None  # the largest priority given so far
+        self._largest: float | None = None  # the largest priority set so far, and its element
         self._largest_number = -1
         self._forget_weights()
 
     def _forget_weights(self) -> None:
-        # Adding a tensor on the priorities' device takes half the time of adding a Python number.
+        # Adding a tensor on the device of the priorities takes half the time of adding a Python number.
         self._offset = torch.tensor(self.eps, dtype=self.tree.dtype, device=self.tree.device)
         self._weighed: tuple[float, float] | None = None  # the last priority converted, and its weight
         self._heaviest: float | None = None  # the weight last compared with the largest priority
@@ -538,7 +541,7 @@ class Priorities:
         self.tree.load(previous.weights())
         self._forget_weights()
 
-    # Priorities that are given ------------------------------------------------------------------------
+    # Setting priorities -------------------------------------------------------------------------------
 
     def update(self, numbers: torch.Tensor, priorities: torch.Tensor, *, only_known: bool = False) -> None:
         """Set priorities of elements. If this fails, nothing is changed.
@@ -590,9 +593,7 @@ class Priorities:
     def _check_weight(
         self, priority: float, alpha: float | None = None, eps: float | None = None, capacity: int | None = None
     ) -> None:
-        """Refuse a priority whose weight is too large, with these values of alpha, eps and capacity or the present
-        ones.
-        """
+        """Raise UsageError if the weight of a priority is too large, with these or the present values."""
         alpha, eps = self.alpha if alpha is None else alpha, self.eps if eps is None else eps
         capacity = self.tree.capacity if capacity is None else capacity
         try:
@@ -606,7 +607,7 @@ class Priorities:
             )
 
     def change_alpha(self, value: float) -> None:
-        """Transform the weights to another alpha. From alpha 0 priorities cannot be recovered, which is a warning."""
+        """Transform the weights to another alpha. From alpha 0 priorities cannot be recovered; this gives a warning."""
         alpha = at_least_zero("alpha", value)
         self._check_weight(self.default, alpha)  # new elements will get it, even if no element has it now
         if self.alpha and alpha != self.alpha:
@@ -624,7 +625,7 @@ class Priorities:
 
     @property
     def default(self) -> float:
-        """The priority of new elements: the largest ever given (at least 1), or the largest in the buffer."""
+        """The priority of new elements: the largest one ever set (at least 1), or the largest one in the buffer."""
         if not (self.within_buffer and self.alpha):
             return max(_INITIAL, self._largest or 0.0)
         heaviest = self.tree.maximum
@@ -632,9 +633,8 @@ class Priorities:
             return _INITIAL
         if self._heaviest != heaviest:
             self._heaviest = heaviest
-            if self._largest is None or not self._is_weight_of(
-                self._largest, heaviest
-            ):  # the element with the largest priority was overwritten
+            # If the element with the largest priority was overwritten, recover the priority from the largest weight.
+            if self._largest is None or not self._is_weight_of(self._largest, heaviest):
                 initial = self._is_weight_of(_INITIAL, heaviest)
                 left = max(heaviest ** (1 / self.alpha) - self.eps, 0.0)
                 self._largest, self._largest_number = _INITIAL if initial else left, -1
@@ -656,9 +656,7 @@ class Priorities:
         return priorities.to(self.tree.dtype).add(self._offset).pow_(self.alpha)
 
     def renew(self, numbers: torch.Tensor) -> None:
-        """Give elements the default priority, skipping negative numbers; SchemaError for elements beyond the
-        capacity.
-        """
+        """Give elements the default priority, skipping negative numbers; SchemaError beyond the capacity."""
         if not len(numbers):
             return
         low, high = bounds(numbers)
@@ -668,7 +666,7 @@ class Priorities:
         self._check_written(high)
         replaces = self.within_buffer and low < self.known
         if replaces and float(self.tree.get(numbers).max()) >= self.tree.maximum:
-            self.tree.set(numbers, 0.0)  # replaced elements must not count as the largest
+            self.tree.set(numbers, 0.0)  # the largest priority must not be one of a replaced element
         weight = self._weight(self.default)
         if low < self.known:
             self.tree.set(numbers, weight)
@@ -677,7 +675,7 @@ class Priorities:
             self.known = high + 1
 
     def renew_run(self, start: int, stop: int) -> None:
-        """Give the elements `start` to `stop - 1` the default priority, without an index tensor."""
+        """Give the elements `start` to `stop - 1` the default priority; as `renew`, without an index tensor."""
         if stop <= start:
             return
         self._check_written(stop - 1)
@@ -746,7 +744,7 @@ class Priorities:
         alpha, eps = (at_least_zero(name, state[f"_{name}"]) for name in ("alpha", "eps"))
         largest, number = _checked_largest(state, capacity)
         if number >= 0:
-            # States without a version hold a weight here if the largest priority is in the buffer: pytorch/rl#3925.
+            # In states without a version this is a weight if the largest priority is in the buffer: pytorch/rl#3925.
             if alpha and self.within_buffer and not version:
                 largest = max(largest ** (1 / alpha) - eps, 0.0)
         else:
@@ -794,10 +792,10 @@ def at_least_zero(name: str, value: float) -> float:
 
 
 class StartTree(PriorityTree):
-    """Two trees on the CPU: `whole` has the weights of all elements, `starts` only of legal starts of slices.
+    """Two trees on the CPU: `whole` has the weights of all elements, `starts` only those of legal starts of slices.
 
-    Draws and the total use the legal starts, everything else all elements. Initially no start is legal; `allow` and
-    `allow_only` change that.
+    Draws and the total refer to the legal starts, everything else to all elements. Initially no start is legal; `allow`
+    and `allow_only` change that.
     """
 
     def __init__(self, capacity: int, dtype: torch.dtype, device: torch.device | None = None) -> None:
@@ -805,15 +803,15 @@ class StartTree(PriorityTree):
         self.whole = priority_tree(capacity, dtype)
         self.starts = priority_tree(capacity, dtype)
         self._legal = torch.zeros(self.capacity, dtype=torch.bool)
-        self._flags = self._legal.numpy()  # the same memory; numpy is three times as fast for few numbers
+        self._flags = self._legal.numpy()  # the same memory; for few numbers NumPy is three times as fast as torch
 
     def allow(self, index: torch.Tensor, legal: torch.Tensor) -> None:
-        """Set which of the leaves `index`, int64 `[n]` without repetitions, are legal starts: bool `[n]`."""
+        """Set whether the leaves `index`, int64 `[n]` without repetitions, are legal starts, bool `[n]`."""
         self._legal[index] = legal
         self.starts.set(index, self.whole.get(index).where(legal, 0))
 
     def allow_only(self, legal: torch.Tensor) -> None:
-        """Set which leaves are legal starts: bool `[capacity]`."""
+        """Set for all leaves whether they are legal starts, bool `[capacity]`."""
         self._legal.copy_(legal)
         self.starts.load(self.whole.weights().where(self._legal, 0))
 
@@ -853,7 +851,7 @@ class StartTree(PriorityTree):
 
     @property
     def any_legal(self) -> bool:
-        """Whether there is a legal start, even with weight 0; reads all leaves."""
+        """Whether there is a legal start, even one of weight 0. This reads all leaves."""
         return bool(self._legal.any())
 
     @property
@@ -879,19 +877,20 @@ _CHUNK = 1 << 18
 class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     """Draws slices in proportion to the priority of their first step, among all legal first steps.
 
-    A slice may start wherever a whole one fits into the trajectory; with `strict_length=False` a shorter trajectory is
-    taken from its first step. The info has `"priority_weight"`, float32: for each step the importance weight of the
+    A slice may start wherever a whole slice fits into the trajectory; with `strict_length=False` a shorter trajectory
+    is taken from its first step. The info has `"priority_weight"`, float32: for each step, the importance weight of the
     first step of its slice, relative to the least weight of all steps.
 
-    Two trees on the CPU hold the weights of all steps and of legal starts, and are updated with each write. The time of
-    a batch does not depend on the number of steps, except for the first batch and after a change of the slice length.
+    Two trees on the CPU hold the weights of all steps and of the legal starts, and are updated with each write. The
+    time of a batch does not depend on the number of stored steps, except for the first batch and the first one after a
+    change of the slice length.
 
     Args:
         max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer, normalize: see
             `PrioritizedSampler`.
         span: slices may extend beyond the ends of trajectories, but not beyond their starts, where no step has a
-            priority: a left `span` is ignored, with a warning. A slice has at least `slice_len - span` steps, with True
-            at least two; so with `strict_length`, trajectories with this many steps are drawn as well.
+            priority: a left `span` is ignored, with a warning. A slice has at least `slice_len - span` steps, and at
+            least two for True. With `strict_length`, trajectories that have at least this many steps are drawn as well.
         **options: the other arguments of `SliceSampler`, whose output is the same.
 
     Raises:
@@ -1001,7 +1000,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return found if 0 < tree.total < math.inf else 0
 
     def _mark_starts(self, table: TrajectoryTable, storage: Storage, slice_len: int) -> StartTree:
-        """Bring the legal starts up to date with the trajectory table of a storage."""
+        """Update the legal starts to the trajectory table of a storage."""
         tree = self._priorities.tree
         assert isinstance(tree, StartTree)  # `_make_tree` made it
         rule = self._rule(slice_len)
@@ -1013,8 +1012,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         if added is None:
             tree.allow_only(_all_legal(rule, table, rows, tree.capacity))
         else:
-            # New steps may complete slices that start at the last older steps, and where steps were overwritten, a
-            # trajectory now starts at the oldest step.
+            # New steps may complete slices that start shortly before them. Where steps were overwritten, a trajectory
+            # now starts at the oldest step, so that other starts near it may be legal.
             stop = table.newest + 1
             _allow(tree, rule, table, rows, max(table.oldest, added[0] - slice_len), stop)
             if not rule.looks_ahead_only:
@@ -1055,7 +1054,7 @@ class _Marked:
 
 def _all_legal(rule: SliceRule, table: TrajectoryTable, rows: int, capacity: int) -> torch.Tensor:
     """Return whether each element is a legal start, bool `[capacity]`."""
-    legal = np.zeros((rows, table.lanes), np.bool_)  # of the rows written, as the capacity may be unbounded
+    legal = np.zeros((rows, table.lanes), np.bool_)  # only for rows that were written, as the capacity may be huge
     for first in range(table.oldest, table.newest + 1, _CHUNK):
         stop = min(first + _CHUNK, table.newest + 1)
         slots = np.arange(first, stop) % table.capacity
@@ -1080,7 +1079,8 @@ def _legal_rows(rule: SliceRule, table: TrajectoryTable, rows: int, first: int, 
 
     `rows` rows of the storage are written. The cost depends on the number of steps, not on the length of trajectories.
     """
-    # Steps whose trajectory starts before this are at least a slice's length away from its start.
+    # If a trajectory starts before this step, all steps asked for are at least a slice's length away from its start, so
+    # that it makes no difference where it starts exactly.
     begin = max(table.oldest, first - rule.length)
     steps = np.arange(begin, stop)[:, None]
     shape = len(steps), table.lanes

@@ -1,4 +1,4 @@
-"""Batches of whole groups: several answers for each drawn prompt.
+"""A sampler of groups: several answers to each drawn prompt, as GRPO needs them.
 
 `GroupedRows` keeps the rows of a storage grouped by the value of an entry.
 """
@@ -30,7 +30,7 @@ _STRATEGIES = ("random", "recency", "reward", "variance")
 
 
 class GroupTypeError(UsageError, TypeError):
-    """A number of groups or elements is not a whole number, or a storage has no entries to group by."""
+    """A number of groups or elements is not a whole number, or the elements of a storage have no entries."""
 
 
 class RewardTypeError(SchemaError, TypeError):
@@ -46,12 +46,12 @@ class PromptGroupSampler(Sampler):
     """Draws groups, and the same number of elements from each: several answers to each of several prompts, as for GRPO.
 
     Elements with the same value of `group_key` form a group. Groups are drawn with equal probability, without
-    repetition. If there are fewer groups, or a group has fewer elements, than needed, all are taken, and the rest is
-    drawn from them again, with a warning the first time. The elements of a group are consecutive in the batch.
+    repetition. If there are fewer groups than needed, or a group has fewer elements, all of them are taken, and the
+    rest is drawn from them again, with a warning the first time. The elements of a group are consecutive in the batch.
 
-    Groups are kept up to date with the writes since the last batch; the time of a draw is proportional to the size of
-    the drawn groups, or with `"random"` to the batch size. Indices are int64 `[batch_size]`; there is no info. The
-    state holds `position_recency`, int64 `[rows]`, which is higher for elements written later.
+    Each draw first groups the elements written since the last batch. Its time is proportional to the size of the drawn
+    groups, or with `"random"` to the batch size. Indices are int64 `[batch_size]`; there is no info. The state holds
+    `position_recency`, int64 `[rows]`, which is higher for elements written later.
 
     Args:
         group_key: the entry with the group of each element: numbers, token ids or strings.
@@ -60,7 +60,7 @@ class PromptGroupSampler(Sampler):
         strategy: which elements of a group are drawn:
 
             - `"random"`: any, with equal probability and without repetition;
-            - `"recency"`: the ones written or changed last, the oldest of them first;
+            - `"recency"`: the ones written or changed last, in the order of these writes;
             - `"reward"`: the ones with the highest `reward_key`, the highest first;
             - `"variance"`: the ones whose rewards have the highest variance, the lowest reward first.
 
@@ -121,17 +121,17 @@ class PromptGroupSampler(Sampler):
         """Forget all elements."""
         self._forget_groups(np.zeros(0, np.int64))
         self._seen: Written | None = None
-        self._recency: Numbers = np.zeros(0, np.int64)  # row → a number that is higher for later writes
+        self._recency: Numbers = np.zeros(0, np.int64)  # for each row, a number that is higher for later writes
         self._clock = 0
 
     def _forget_groups(self, order: Numbers) -> None:
-        """Group all rows again at the next draw: these first, then the others."""
+        """Group all rows again at the next draw, in this order and then the rows that are not in it."""
         self._groups = GroupedRows()
         self._order = order
         self._pending: list[Numbers] | None = None  # rows to group; None for all
 
     def _rows_in_order(self) -> Numbers:
-        """Return all rows group by group, or the rows to be grouped first at the next draw."""
+        """Return all rows group by group; if they are not grouped, the order in which the next draw groups them."""
         return self._groups.in_order() if self._groups.rows else self._order
 
     # Drawing -----------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class PromptGroupSampler(Sampler):
         """Draw groups and their elements."""
         number, each = self._counts(batch_size)
         self._group(storage)
-        # All at once: each call of torch takes as long as choosing ten elements.
+        # All random numbers in one call of torch, which takes as long as choosing ten elements.
         chances = fractions(number + number * each, self.generator).tolist()
         chosen = some_of(range(len(self._groups)), chances[:number])
         numbers = self._completed(np.array(chosen, np.int64), number, "groups")
@@ -151,11 +151,11 @@ class PromptGroupSampler(Sampler):
         return torch.from_numpy(np.concatenate(found)), {}
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Raise UsageError if the batch size is not a multiple."""
+        """Raise UsageError if the batch size is not divisible."""
         self._counts(batch_size)
 
     def _counts(self, batch_size: int) -> tuple[int, int]:
-        """Return how many groups a batch has, and how many elements of each."""
+        """Return how many groups a batch has, and how many elements of each group."""
         given, name = self.num_groups, "num_groups"
         if given is None:
             given, name = self.samples_per_group, "samples_per_group"
@@ -204,7 +204,7 @@ class PromptGroupSampler(Sampler):
         return rewards
 
     def _completed(self, chosen: Numbers, count: int, what: str) -> Numbers:
-        """If there are fewer than `count`, draw the missing ones again from those chosen."""
+        """If fewer than `count` were chosen, draw the missing ones again from the chosen ones."""
         missing = count - len(chosen)
         if not missing:
             return chosen
@@ -264,7 +264,7 @@ class PromptGroupSampler(Sampler):
         self._seen = now
 
     def _may_move(self, keys: tuple[Key, ...] | None) -> bool:
-        """Whether a change of these entries (None: all) may move rows to other groups."""
+        """Return whether a change of these entries (None: all) may move rows to other groups."""
         mine = self._key
         return keys is None or any(key[: len(mine)] == mine[: len(key)] for key in keys)
 
@@ -285,7 +285,7 @@ class PromptGroupSampler(Sampler):
         self._storage = weakref.ref(storage)
 
     def on_update(self, index: Any, storage: Storage | None) -> None:
-        """Record changed elements as the newest ones."""
+        """Record changed elements as written last."""
         storage = self._storage() if storage is None and self._storage is not None else storage
         if storage is None or storage.ndim > 1:
             return
@@ -326,7 +326,8 @@ class PromptGroupSampler(Sampler):
         self._recency, self._clock = recency, max(int(state.get("recency_clock", 0)), int(recency.max(initial=0)))
         self._forget_groups(order)
         storage = None if self._storage is None else self._storage()
-        self._seen = None if storage is None or not len(recency) else storage.log.now  # only later writes are newer
+        # The recency of rows that are stored now is in the state; only later writes are newer.
+        self._seen = None if storage is None or not len(recency) else storage.log.now
 
     def __getstate__(self) -> dict[str, Any]:
         apart = {"_storage": None, "_seen": None, "_groups": GroupedRows(), "_pending": None}
@@ -340,9 +341,9 @@ class PromptGroupSampler(Sampler):
 
 
 def some_of(items: Sequence[int], chances: Sequence[float]) -> list[int]:
-    """Choose different items at random, with numbers in [0, 1), in random order; all items if there are fewer of them.
+    """Choose different items in random order, one for each random number in [0, 1); all items if there are fewer.
 
-    These are the first steps of Durstenfeld's shuffle, without moving the items.
+    These are the first steps of Durstenfeld's shuffle. Instead of moving items, a dict records the moved positions.
     """
     found, moved, count = [], dict[int, int](), len(items)
     for place, chance in enumerate(chances[:count]):
@@ -381,10 +382,10 @@ def _vector(name: str, given: Any) -> Numbers:
 
 
 def _most_varied(rewards: NDArray[np.float64], count: int) -> int:
-    """Choose `count` of some sorted rewards with the highest variance; return how many of the lowest are among them.
+    """Choose `count` of some sorted rewards so that their variance is highest; return how many are from the low end.
 
-    The variance is convex in each reward, so the best choice takes some of the lowest and otherwise the highest
-    rewards.
+    The variance is convex in each reward, so the best choice consists of some of the lowest rewards and, for the rest,
+    the highest ones.
     """
     rewards = rewards - rewards.mean()  # so that squares lose little precision
     low, high = rewards[:count], rewards[len(rewards) - count :]
@@ -398,15 +399,16 @@ def _most_varied(rewards: NDArray[np.float64], count: int) -> int:
 
 
 class GroupedRows:
-    """Groups of rows, numbered from 0; `len()` is the number of groups.
+    """Rows in groups, which are numbered from 0; `len()` is the number of groups.
 
-    Adding, moving and removing a row takes constant time. The order of groups and of their rows depends on the history;
-    placing all rows again in the order of `in_order()` reproduces it.
+    Adding, moving and removing a row takes constant time: the last row of a group, or the last group, takes the place
+    of the removed one. The order of groups and rows thus depends on the history; placing all rows again in the order of
+    `in_order()` reproduces it.
     """
 
     def __init__(self) -> None:
-        self._id_of: list[Hashable] = []  # row → id of its group
-        self._place: list[int] = []  # row → position in its group
+        self._id_of: list[Hashable] = []  # the id of each row's group
+        self._place: list[int] = []  # the position of each row in its group
         self._members: list[list[int]] = []
         self._ids: list[Hashable] = []
         self._numbers: dict[Hashable, int] = {}
@@ -451,7 +453,7 @@ class GroupedRows:
             members.append(row)
 
     def _place_all(self, rows: Numbers, ids: Sequence[Hashable]) -> None:
-        """Do for all rows at once what `place` does one by one, in a tenth of the time."""
+        """Place all rows at once, with the same result as `place` in a tenth of the time."""
         self._ids, numbers = _numbered(ids)
         self._numbers = {new: number for number, new in enumerate(self._ids)}
         order = np.argsort(numbers, kind="stable")

@@ -1,4 +1,4 @@
-"""Sample units: which rows a batch has for each element that the sampler draws."""
+"""Sample units: they expand each element that a sampler draws to rows of the batch, such as a window of steps."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ ANCHOR, VALID = "anchor_index", "validity_mask"
 
 
 class SampleUnitTypeError(UsageError, TypeError):
-    """A sample unit, or something that it returns or is used with, has the wrong type."""
+    """A sample unit, its result, or the elements that it is used with have the wrong type."""
 
 
 class SampleUnit(ABC):
     """Expands each element that a sampler draws, an anchor, to several rows of the batch.
 
-    A buffer takes one as `sample_unit`. It calls `expand` under the lock that excludes writers, and reads the rows
-    under the same lock.
+    A buffer takes one as its argument `sample_unit`. It calls `expand` and reads the rows under one lock, which
+    excludes writers.
     """
 
     needs_order: ClassVar[bool] = False
@@ -93,9 +93,9 @@ class Sequence(SampleUnit):
                         burn-in  │    length     │ bootstrap
 
     The anchor is the first of the `length` steps. A batch of B anchors is flat, `[B * width]`, one window after
-    another. Burn-in that begins before the episode repeats its first step. No window crosses the newest row of a ring
-    or changes lanes; dimension 0 of a storage of several dimensions is time. The sampler's info is repeated for each
-    row of a window (of a slice sampler's info, only the weights). Added are:
+    another. If the burn-in begins before the episode, the first step is repeated. No window crosses the newest row of a
+    ring, and each stays in its lane; dimension 0 of a storage of several dimensions is time. The sampler's info is
+    repeated for each row of a window; of a slice sampler's info, only the weights are kept. These entries are added:
 
     - `anchor_index`: the anchor, int64 `[B * width]`, or `[B * width, ndim]` for a storage of several dimensions;
     - `sequence_id`, `step_in_sequence`: the number of the window in the batch, and of the row in its window, int64;
@@ -106,11 +106,12 @@ class Sequence(SampleUnit):
         length: how many steps are learned from.
         episode_boundary: what happens if the episode ends within the window:
 
-            - `"pad"`: its last step is repeated.
-            - `"stop"`: the window starts earlier, so that it ends with the episode; if that is too short, it is padded.
+            - `"pad"`: the last step is repeated.
+            - `"stop"`: the window starts earlier, so that it ends with the episode. If the episode is too short for
+              that, its last step is repeated.
             - `"include_reset"`: the window continues in the next episode of the lane.
-        done_key: the flag that ends an episode, as do `terminated` and `truncated` next to it, changes of trajectory
-            ids, and the episodes of a dataset. None treats all steps as one episode.
+        done_key: the flag that ends an episode. Episodes also end at `terminated` and `truncated` next to it, where
+            trajectory ids change, and where the episodes of a dataset do. None treats all steps as one episode.
         burn_in: how many steps come before the anchor.
         bootstrap: how many steps follow.
         dilation: by how many rows the steps of a window are apart.
@@ -189,7 +190,7 @@ class Sequence(SampleUnit):
         return (found if isinstance(index, tuple) else rows), labels
 
     def _window(self, storage: Storage, row: Numbers, *lanes: Numbers) -> tuple[Numbers, Ends]:
-        """Return the rows of windows, int64 `[anchors, rows]`, and which of them are repeats rather than real steps."""
+        """Return the rows of windows, int64 `[anchors, rows]`, and which of them are repeated steps."""
         table = self._tables.table(storage)
         step = table.steps_at(row)
         lane = np.zeros_like(step)
@@ -204,7 +205,7 @@ class Sequence(SampleUnit):
         return steps % table.capacity, repeated
 
     def _require_tensordicts(self, storage: Storage) -> None:
-        """Raise SampleUnitTypeError for a storage whose elements are not tensordicts, or may be anything."""
+        """Raise SampleUnitTypeError for a storage whose elements are not, or may not be, tensordicts."""
         if storage.has_rows:
             found = storage.read_at(0)
             what = None if is_tensor_collection(found) else f"the storage holds a {type(found).__name__}"
@@ -220,7 +221,7 @@ class Sequence(SampleUnit):
             )
 
     def _boundaries(self, storage: Storage) -> BoundarySource:
-        """Return where the windows in a storage have to end."""
+        """Return the source of the ends that windows in a storage must not cross."""
         key = self.done_key
         if key is not None and storage.episode_lengths() is None:
             self._require_tensordicts(storage)
@@ -279,7 +280,7 @@ class Sequence(SampleUnit):
 
 
 def _require_elements(anchors: list[Numbers], storage: Storage) -> None:
-    """Raise IndexError for anchors that do not exist, SchemaError for an empty storage."""
+    """Raise IndexError if an anchor does not exist, SchemaError if the storage is empty."""
     if not storage.has_rows:
         raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
     shape = tuple(storage.shape)

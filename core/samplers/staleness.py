@@ -1,4 +1,4 @@
-"""Sampling by staleness: how many versions the policy that produced an element is behind the present one."""
+"""A sampler by staleness: how many versions the policy that produced an element is behind the present one."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class NothingFreshError(SchemaError):
 
 @counterpart
 class StalenessAwareSampler(Sampler):
-    """Draws elements with probabilities that fall with their staleness, and none that are too stale.
+    """Draws fresh elements more often than stale ones, and none that are too stale.
 
-    The staleness of an element is `consumer_version` minus its entry `version_key` (one number an element), and 0 for
-    versions in the future; when a row was written does not matter. By default the weight is 1 / (1 + staleness).
-    A batch has no element twice, as long as there are enough: the first element is drawn by weight, each further one by
-    weight among the others.
+    The staleness of an element is `consumer_version` minus its entry `version_key` (one number per element), or 0 if
+    that is negative. The time of the write does not matter. By default the weight is 1 / (1 + staleness). A batch
+    contains no element twice, as long as there are enough: the first element is drawn by weight, and each further one
+    by weight among the others.
 
     Consecutive elements of one version are handled as a run: a draw takes O(runs + batch size), and after the first
-    draw the cost of writes is proportional to their length.
+    draw the cost of a write is proportional to its length.
 
     Indices are int64 `[batch_size]`; for a storage of several dimensions a tuple with one such tensor for each. The
     info has `staleness`, float32 `[batch_size]`. Forked and spawned processes see `consumer_version`, too. The state
@@ -48,8 +48,8 @@ class StalenessAwareSampler(Sampler):
     Args:
         max_staleness: elements above this staleness are not drawn; -1 for no limit.
         version_key: the entry with the version of each element.
-        staleness_weight_fn: computes weights instead: gets the staleness of n elements, float32 `[n]`, and returns n
-            numbers of at least 0. Elements of weight 0 are not drawn.
+        staleness_weight_fn: a function that computes weights instead. It takes the staleness of n elements, float32
+            `[n]`, and returns n numbers of at least 0. Elements of weight 0 are not drawn.
 
     Raises:
         MissingKeyError: (a KeyError) from `sample`: the entry is not stored.
@@ -245,7 +245,7 @@ class _Runs:
         """Draw different elements one after another, each by weight among those left."""
         found: Numbers = np.zeros(0, np.int64)
         for _ in range(_ROUNDS if 2 * count < self.elements else 0):
-            run, offset = self.drawn(count, generator)  # repeats are rejected, which keeps the odds of the others
+            run, offset = self.drawn(count, generator)  # rejecting repeats keeps the odds of the other elements
             found = first_of_each(np.concatenate([found, self._begin[run] + offset]))[:count]
             if len(found) == count:
                 break
@@ -255,10 +255,10 @@ class _Runs:
         return run, found - self._begin[run]
 
     def _first_to_come(self, count: int, drawn: Numbers, generator: torch.Generator | None) -> Numbers:
-        """Draw `count` elements that were not drawn yet, by exponential waiting times whose rates are the weights.
+        """Draw `count` elements that were not drawn yet, one after another by weight.
 
-        Their order of arrival has the distribution of draws one after another by weight (Efraimidis and Spirakis,
-        2006).
+        Each element gets an exponential waiting time whose rate is its weight. The order of arrival has the same
+        distribution as draws by weight without replacement (Efraimidis and Spirakis, 2006).
         """
         chance = fractions(self.elements, generator)
         with np.errstate(divide="ignore"):  # a waiting time of 0

@@ -1,4 +1,4 @@
-"""The steps around the steps of a batch, within their episodes, for transforms that need more than the batch."""
+"""Reads the steps around each step of a batch, within its episode, for transforms such as frame stacks and windows."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _EPISODE: Key = ("episode",)
 _FEW = 4096
 """Up to this many rows are read by numpy, in one thread."""
 _ROOMS = 8
-"""How many different buffers of memory are kept for reuse."""
+"""How many pieces of memory are kept for reuse."""
 
 
 class Rooms:
-    """Reuses memory for entries of batches once a batch is freed: allocating is slower than filling."""
+    """Memory for entries of batches that is reused once a batch is freed, as allocating takes longer than filling."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Memory] = {}
 
     def tensor(self, use: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised tensor on the CPU; tensors for different uses in a batch do not share memory."""
+        """Return an uninitialised tensor on the CPU. In a batch, tensors with different `use` do not share memory."""
         size = math.prod(shape) * dtype.itemsize
         if not size:
             return torch.empty(*shape, dtype=dtype)
@@ -75,7 +75,7 @@ def gathered(
 
 
 def _of_shards(storage: StreamStorage, keys: Sequence[Key], rows: torch.Tensor) -> list[torch.Tensor | None]:
-    """Read entries of elements of a stream; of frames of videos, those that are asked for are decoded."""
+    """Read entries of elements of a stream; frames of videos are decoded if they are among `keys`."""
     parts = []
     for places, shard, numbers in storage.parts(rows.numpy()):
         frames = {image_key(one): one for one in reference_keys(shard.fields)}
@@ -143,7 +143,8 @@ class StreamAges:
 class StepsAround:
     """The steps around each step at an index, as far as they belong to its episode and are stored.
 
-    They are the steps as of the moment at which this object is made: the caller excludes writers, or notices them.
+    Where episodes begin and end is determined when this object is made. Until the last step is read, the caller
+    excludes writers, or repeats the read if one interfered.
 
     Args:
         storage: the storage.
@@ -180,7 +181,7 @@ class StepsAround:
         return self._storage.entry_keys
 
     def rows(self, keys: Sequence[Key]) -> TensorDict:
-        """Return these entries, which are stored, of the steps themselves, in the shape of the index."""
+        """Return stored entries of the steps themselves, in the shape of the index."""
         here = np.zeros((), np.int64)
         if self._lanes:
             found = [self.window(key, here)[0] for key in keys]
@@ -203,10 +204,12 @@ class StepsAround:
         return self.window(key, self._back)[0]
 
     def window(self, key: Key, offsets: Numbers) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Return an entry of the steps that are so many steps away, `[*index.shape, *offsets.shape, *entry.shape]`, and
-        which of them are missing; bool `[*index.shape, *offsets.shape]`.
+        """Return an entry of the steps at these offsets from each step, and which of these steps are missing.
 
-        Missing steps are replaced by the nearest existing one. The entry is fresh memory; None if it is not stored.
+        Returns:
+            The entry, `[*index.shape, *offsets.shape, *entry.shape]`, in fresh memory; None if it is not stored.
+            Missing steps are replaced by the nearest existing one. And which steps are missing, bool `[*index.shape,
+            *offsets.shape]`.
         """
         last = self._last if offsets.max(initial=0) > 0 else self._step
         steps, missing = clamped(self._step[:, None] + offsets.reshape(-1), self._first, last)
@@ -220,7 +223,7 @@ class StepsAround:
     def moved_on(self, stack: torch.Tensor, newest: torch.Tensor, use: Key) -> torch.Tensor:
         """Shift a stack by one step: drop the first step of what `entry` returned, and append `newest`.
 
-        The tensor is fresh memory; results for the same batch must differ in `use`.
+        The tensor is fresh memory. Results for the same batch must have different values of `use`.
         """
         lead = self.age.dim()
         found = self._rooms.tensor(use, stack.shape, stack.dtype) if stack.is_cpu else torch.empty_like(stack)

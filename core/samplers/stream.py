@@ -1,6 +1,6 @@
 """Samplers of a `StreamStorage`: epochs that need only a few shards at a time.
 
-With a window of three shards, an epoch is a sequence of rounds. The elements of each shard, in random order, are spread
+An epoch is a sequence of rounds. With a window of three shards, the elements of each shard, in random order, are spread
 over three rounds, and the elements of a round are shuffled together:
 
     round       0     1     2     3     4    …
@@ -9,9 +9,10 @@ over three rounds, and the elements of a round are shuffled together:
     shard C               [C0]  [C1]  [C2]         round 2 is a shuffle of A2, B1 and C0
 
 Batches are taken from one round after another. All orders are functions of (seed, epoch, number of the round or shard),
-so that the state is the place of the next element: epoch, round, and how many elements of it were taken. A round mixes
-the shards, and keeps the order within each: what is drawn of a shard is the beginning of its order, so that one number
-a shard tells what is left of an epoch, and it can be divided anew.
+so that the state is the position of the next element: epoch, round, and how many elements of the round were taken. A
+round mixes shards but keeps the order within each shard. The elements drawn of a shard are therefore always the first
+ones of its order: one count for each shard says what is left of an epoch, and the rest can be divided among another
+number of parts.
 """
 
 from __future__ import annotations
@@ -45,32 +46,32 @@ from .trajectories import boundary_key
 from .uniform import permutation, seed_of
 
 _SHARDS, _ELEMENTS, _ROUND, _STARTS = range(4)
-"""What is put in random order; part of the key of the random numbers, so that no two orders are alike."""
+"""What the random numbers are for: part of the key of their seed, so that all orders are independent."""
 
 
 class Part(NamedTuple):
-    """The `number`-th of `of` equal parts of all shards, for a rank or one of its workers."""
+    """Part `number` of `of` equal parts of all shards, for a rank or one of its workers."""
 
     number: int = 0
     of: int = 1
 
 
 class StreamSampler(Sampler):
-    """Draws every element of a stream once in an epoch, in an order that needs `window` shards and one more.
+    """Draws every element of a stream once in an epoch, in an order that needs at most `window + 1` shards at a time.
 
-    Shards come in random order, and the elements of `window` shards at a time are shuffled together; the module shows
-    how. An element can come up to `window` shards late. `ran_out` is True from the last batch of an epoch until the
-    next batch. The state is a few numbers: a sampler that loads it continues with the very next element, as soon as the
-    shards of its window are there.
+    Shards come in random order, and the elements of `window` shards at a time are shuffled together; the docstring of
+    the module has a picture. `ran_out` is True from the last batch of an epoch until the next batch. The state is a few
+    numbers: a sampler that loads it continues with the very next element, as soon as the shards of its window are
+    there.
 
     Args:
         shuffle: False keeps the order of the dataset.
         drop_last: whether to drop an incomplete batch at the end of an epoch.
         window: how many shards are shuffled together.
         ahead: how many more shards are fetched in the background.
-        seed: the order depends on it and the epoch alone; default drawn with the first batch.
-        part: `(number, of)` takes every `of`-th shard of the epoch's order, beginning with this number; `of` samplers
-            with the same seed together draw every element exactly once.
+        seed: the order depends on it and the epoch alone; by default it is drawn with the first batch.
+        part: `(number, of)` takes every `of`-th shard of the epoch's order, beginning with shard `number`. `of`
+            samplers with the same seed together draw every element exactly once.
 
     Raises:
         UsageError: (a ValueError) an argument is invalid.
@@ -81,7 +82,7 @@ class StreamSampler(Sampler):
     replacement: ClassVar[bool] = False
     reads_rows: ClassVar[bool] = True
     draws_trajectories: ClassVar[bool] = False
-    """Whether an element of an epoch is a whole trajectory: the numbers of a state count elements."""
+    """Whether each element of an epoch is a whole trajectory; the counts in a state are of these elements."""
 
     def __init__(
         self,
@@ -125,10 +126,18 @@ class StreamSampler(Sampler):
         self, epoch: int, round_: int = 0, taken: int = 0, drawn: Mapping[int, int] = MappingProxyType({}),
         left: Numbers | None = None,
     ) -> None:  # fmt: skip
-        """Go to an element of an epoch, of which the parts divide `left`, by default all of it."""
+        """Go to a position in an epoch.
+
+        Args:
+            epoch: the epoch.
+            round_: the number of the round.
+            taken: how many elements of the round were drawn.
+            drawn: how many elements of each shard of the round were drawn, by the shard's position in the order.
+            left: the rest of an epoch that the parts divide, see `places_left`; default the whole epoch.
+        """
         self.epoch, self._round, self._taken, self._left = epoch, round_, taken, left
-        self._drawn = dict(drawn)  # how many elements of the shards of the present round, by their place in the order
-        self._pools: deque[_Pool] = deque()  # rounds from `_round` on; `_taken` elements of the first are drawn
+        self._drawn = dict(drawn)
+        self._pools: deque[_Pool] = deque()  # the rounds from `_round` on; of the first, `_taken` elements are drawn
         self._order: _Order | None = None
         self._dealt: dict[int, Numbers] = {}
         self._started = bool(round_ or taken)
@@ -160,8 +169,8 @@ class StreamSampler(Sampler):
     def _next(self, stream: StreamStorage, count: int) -> Numbers:
         """Take the next `count` elements of the epoch, `[n, ...]`, fewer at its end; sets `ran_out`."""
         least = count if self.drop_last else 1
-        # Also prepare what decides whether this is the last batch, so that a shard that cannot be read fails before
-        # anything is taken.
+        # Also prepare the elements after this batch, which decide whether it is the last one: if a shard cannot be
+        # read, this fails before anything is taken.
         there = self._fill(stream, count + least)
         if there < least and self._started:  # too few are left for this batch size
             self._start(self.epoch + 1)
@@ -185,7 +194,7 @@ class StreamSampler(Sampler):
 
     @contextlib.contextmanager
     def _whole_or_again(self) -> Iterator[None]:
-        """If the block fails, return to the present element, so that what it took is drawn again."""
+        """If the block fails, return to the present position, so that the elements it took are drawn again."""
         before = self.epoch, self._round, self._taken, dict(self._drawn), self._left
         ran_out = self._ran_out
         try:
@@ -232,7 +241,7 @@ class StreamSampler(Sampler):
         return self._order
 
     def _round_of(self, stream: StreamStorage, order: _Order, number: int) -> _Pool:
-        """Return the elements of a round in their order: a part of each shard in its window."""
+        """Return the elements of a round: one part of each shard in its window, mixed at random."""
         shards = order.shards
         first, stop = max(0, number - self.window + 1), min(number + 1, len(shards))
         # Keep the shard that leaves the window: a batch may still contain its last elements.
@@ -256,7 +265,7 @@ class StreamSampler(Sampler):
         return elements[permutation(len(elements), self._generator(kind, number))] if self.shuffle else elements
 
     def _generator(self, kind: int, number: int) -> torch.Generator:
-        """Return the random numbers for one order of this epoch."""
+        """Return the generator for one order of this epoch."""
         assert self.seed is not None
         return torch.Generator().manual_seed(seed_of(self.seed, self.epoch, kind, number))
 
@@ -265,16 +274,16 @@ class StreamSampler(Sampler):
         return stream.numbers(shard, np.arange(stream.take(shard).rows))
 
     def _chosen(self, elements: Numbers, shard: int) -> Numbers:
-        """Return what is drawn for the elements of a shard."""
+        """Return what is drawn for these elements of a shard; by default the elements themselves."""
         return elements
 
     # State -------------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return the place of the next element: a few numbers.
+        """Return the position of the next element: a few numbers.
 
-        `drawn` has how many elements of the `window` shards that begin last in the round are drawn; `left` is what the
-        parts divide, see `places_left`, and None for a whole epoch.
+        `drawn`, int64 `[window]`, is how many elements of each shard of the present round are drawn, in the order of
+        the shards. `left` is the rest of an epoch that the parts divide, see `places_left`; None for a whole epoch.
         """
         drawn = [self._drawn.get(self._round - self.window + 1 + turn, 0) for turn in range(self.window)]
         return {
@@ -285,7 +294,7 @@ class StreamSampler(Sampler):
         }  # fmt: skip
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go to the place of a state; SchemaError, with nothing changed, for another part or window."""
+        """Go to the position of a state; SchemaError, with nothing changed, for another part or window."""
         here = self.save_state()
         if missing := here.keys() - state.keys():
             raise SchemaError(f"{', '.join(sorted(missing))} is missing in the state of a {type(self).__name__}")
@@ -300,7 +309,7 @@ class StreamSampler(Sampler):
         self._start(int(state["epoch"]), round_, int(state["taken"]), drawn, left)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the generator, and orders, which can be recomputed."""
+        """Leave out the generator, and the orders, which can be recomputed."""
         return super().__getstate__() | {"_pools": deque(), "_order": None, "_dealt": {}}
 
     def __repr__(self) -> str:
@@ -308,26 +317,26 @@ class StreamSampler(Sampler):
 
 
 class _Order(NamedTuple):
-    """The shards of a part, in their order, and how many elements of each were drawn before the parts divided them."""
+    """The shards of a part, in order, and how many elements of each were drawn before they were divided into parts."""
 
     shards: Numbers
     drawn: Numbers
 
 
 class _Pool(NamedTuple):
-    """The elements of a round, in their order, and the places of their shards in the order of the part."""
+    """The elements of a round, in order, and the positions of their shards in the order of the part."""
 
     places: Numbers
     elements: Numbers
 
 
 def places_left(left: Numbers | None, shards: int) -> tuple[Numbers, Numbers]:
-    """Return the places of the shards that are left in the order of an epoch, and how many elements of each are drawn.
+    """Return which shards are left in an epoch, by position in its order, and how many elements of each are drawn.
 
     Args:
-        left: runs of such shards, int64 `[n, 3]`: the first place, the one after the last, and how many elements of
-            each shard are drawn. None for all shards.
-        shards: how many there are.
+        left: runs of shards that are left, int64 `[n, 3]`: the first position, the one behind the last, and how many
+            elements of each shard are drawn. None if all shards are left.
+        shards: how many shards there are.
     """
     if left is None:
         return np.arange(shards), np.zeros(shards, np.int64)
@@ -339,14 +348,14 @@ def places_left(left: Numbers | None, shards: int) -> tuple[Numbers, Numbers]:
 class StreamSliceSampler(StreamSampler):
     """Draws one slice, consecutive steps, of every trajectory of a stream in each epoch.
 
-    Trajectories come in the order in which `StreamSampler` draws elements. Where a slice starts is uniformly random,
+    Trajectories come in the order in which `StreamSampler` draws elements. The start of a slice is uniformly random,
     and depends on seed and epoch alone. Index, info and errors are as in `SliceSampler`.
 
     Args:
-        num_slices, slice_len, truncated_key, strict_length, pad_output: see `SliceSampler`. The slices of an epoch have
-            one length.
-        pad_value: the value of padding, instead of the last step of the trajectory; texts become empty.
-        refuse_short: whether a trajectory shorter than a slice is an error instead of left out.
+        num_slices, slice_len, truncated_key, strict_length, pad_output: see `SliceSampler`. All slices of an epoch have
+            the same length.
+        pad_value: the value of padding, instead of the values of the last step; padded texts are empty.
+        refuse_short: whether a trajectory shorter than a slice is an error, instead of being left out.
         batched: whether index and batch have the shape `[num_slices, slice_len]`, always with the mask, as `FrameStack`
             needs it.
         **options: the arguments of `StreamSampler`.
@@ -378,7 +387,7 @@ class StreamSliceSampler(StreamSampler):
         super().__init__(**options)
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Raise SchemaError if the batch size is not a multiple."""
+        """Raise SchemaError if the batch size is not divisible."""
         self.measure.of(batch_size)
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
@@ -388,7 +397,7 @@ class StreamSliceSampler(StreamSampler):
         if begun and self._slice_len != slice_len:
             raise SchemaError(f"slices have {slice_len} steps, expected {self._slice_len} as before in this epoch")
         if self._slice_len != slice_len:
-            # Discard slices of another length, prepared for a batch that was refused.
+            # Discard slices of another length that were prepared for a batch that was refused.
             self._start(self.epoch, left=self._left)
         self._slice_len = slice_len
         with self._whole_or_again():
@@ -448,17 +457,17 @@ class StreamSliceSampler(StreamSampler):
         return SliceRule(self._slice_len, self._slice_len if self.measure.strict_length else 1)
 
     def save_state(self) -> dict[str, Any]:
-        """Return the place of the next slice, and the slice length of this epoch."""
+        """Return the position of the next slice, and the slice length of this epoch."""
         return super().save_state() | {"slice_len": self._slice_len, "strict_length": self.measure.strict_length}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go to the place of a state; SchemaError, with nothing changed, for another part or window."""
+        """Go to the position of a state; SchemaError, with nothing changed, for another part or window."""
         super().load_state(state)
         self._slice_len = state["slice_len"]
 
 
 def _fill(rows: TensorDictBase, padding: torch.Tensor, value: float) -> None:
-    """Set the value of padded steps; texts and their lengths become 0."""
+    """Set the value of padded steps; the bytes and lengths of texts become 0."""
     keys = {(key,) if isinstance(key, str) else key for key in rows.keys(True, True)}
     for key in keys:
         column = rows.get(key)

@@ -1,10 +1,10 @@
-"""Sampling what was just written first: each new window of consecutive steps once, then slices of all that is stored.
+"""Draws new steps first: each window of consecutive new steps once, then slices of everything that is stored.
 
     rows written      0 1 2 3 4 5 6 7 8 9        slice_len 3; a trajectory ends at row 4
     windows          [. . .]  x x[. . .] ~ ~     rows 3 and 4 are too few; 8 and 9 wait for a third row
 
-A window is known by the number of its first row, counted from the first write of the storage: a write that overwrites
-it only moves the number of the oldest row.
+A window is stored as the number of its first row, counted from the first write to the storage. A window has been
+overwritten if this number is below the number of the oldest row, so that writes need not update the windows.
 """
 
 from __future__ import annotations
@@ -80,34 +80,35 @@ class StartBoundaries(BoundarySource):
 
 
 class _Loaded(NamedTuple):
-    """A state, until the rows that belong to it are seen: the first rows of windows, and the first row that waits."""
+    """A loaded state, until the storage's rows are known: the first rows of windows, and the first row that waits."""
 
     windows: Numbers
     waiting: Numbers
     written: int | None
-    """How many rows of the storage had been written when the state was loaded; None if there was no storage."""
+    """How many rows had been written to the storage when the state was loaded; None if there was no storage."""
     state: Mapping[str, Any]
 
 
 @counterpart
 class StreamingSliceSampler(SliceSampler):
-    """Draws slices, and those that were just written first: for learners that are to see all new steps once.
+    """Draws slices, and before them each new step once, for learners that have to see all steps.
 
-    Written rows are cut, in the order of writes, into windows of `slice_len` steps that do not overlap and cross no end
-    of a trajectory; steps that are too few for a window belong to none. A batch has the windows that were not drawn
-    yet, the oldest first, and then slices as a `SliceSampler` draws them. Windows that were overwritten, even in part,
-    are dropped. Trajectories end at a flag `done`, where their id changes, and before a row with `is_init`, as far as
-    these are stored.
+    Written rows are cut, in the order of the writes, into windows of `slice_len` steps that do not overlap and do not
+    cross the end of a trajectory. Steps before an end that are too few for a window are in none. A batch consists of
+    the windows that were not drawn yet, oldest first, and then of slices as a `SliceSampler` draws them. Windows that
+    were overwritten, even in part, are dropped. Trajectories end at a flag `done`, where their id changes, and before a
+    row with `is_init`, as far as these entries are stored.
 
-    Only `add` and `extend` write: rows that were there before the sampler, or are changed in place, make no windows.
-    The steps of a buffer are one stream, in the order in which they were written: several environments need a buffer
-    each, in a `ReplayBufferEnsemble`. Each process has windows of its own. They are part of the state.
+    Windows are made of rows written by `add` and `extend`, but not of rows that were stored before the sampler was
+    attached or that were changed in place. All steps of a buffer are treated as one stream, in the order of the writes:
+    with several environments, give each a buffer of its own, and sample from a `ReplayBufferEnsemble`. Each process has
+    its own windows, which are part of the state.
 
     Args:
         slice_len: how many steps a slice has.
-        init_key: the entry that marks first steps, as for `SliceSampler`; None for none.
-        **options: the other arguments of `SliceSampler`, but `num_slices`. Where keys of flags or of ids are given,
-            trajectories end by these, and by the default entries of the other kind.
+        init_key: the entry that marks first steps, as for `SliceSampler`, or None.
+        **options: the other arguments of `SliceSampler`, except `num_slices`. If keys of flags or ids are given,
+            trajectories also end by the default entries of the other kind.
 
     Raises:
         WrongKindError: (a TypeError) `slice_len` is not an int; from a write: the elements are not tensordicts.
@@ -141,7 +142,7 @@ class StreamingSliceSampler(SliceSampler):
         self.reset()
 
     def _all_ends(self, storage: Storage) -> BoundarySource:
-        """Return the source of all ends that a storage knows."""
+        """Return the source of all ends that the entries of a storage mark."""
         row = storage.get(torch.zeros(1, dtype=torch.int64))
         row = row[0] if isinstance(row, list) else row
         if not (is_tensor_collection(row) or isinstance(row, Mapping)):
@@ -158,14 +159,14 @@ class StreamingSliceSampler(SliceSampler):
     def reset(self) -> None:
         """Forget all windows, and the trajectory table."""
         super().reset()
-        self._ready: deque[int] = deque()  # first steps of windows
-        self._cut = 0  # the step at which the next window begins, unless the trajectory ends before
+        self._ready: deque[int] = deque()  # first steps of the windows that were not drawn yet
+        self._cut = 0  # the step at which the next window begins, unless its trajectory ends before that
         self._seen: Written | None = None
         self._capacity = 0
         self._loaded: _Loaded | None = None
 
     def on_attach(self, storage: Storage) -> None:
-        """Begin with the next write to a storage, unless this sampler follows it already, or has the state of one."""
+        """Make windows from the next write on, unless the storage is followed already or a state was loaded."""
         if self._storage is not None and self._storage() is not storage:
             self.reset()
         self._storage = weakref.ref(storage)
@@ -177,9 +178,9 @@ class StreamingSliceSampler(SliceSampler):
         self._cut, self._seen = now.rows, now
 
     def write_error(self, storage: Storage) -> Exception | None:
-        """Return the error for a storage of several dimensions, or one that is too small for a window.
+        """Return the error for a storage that has several dimensions or is too small for a window.
 
-        Buffers ask this of every storage that they are connected with, also after they were unpickled.
+        Buffers call this with their storage when they are made, and when they are unpickled.
         """
         if self._storage is None:
             self._storage = weakref.ref(storage)
@@ -190,7 +191,7 @@ class StreamingSliceSampler(SliceSampler):
         return None
 
     def on_write(self, index: Any) -> None:
-        """Cut the rows that were written into windows, if they may be overwritten before the next draw does it."""
+        """Cut written rows into windows, if they may be overwritten before the next draw does so."""
         storage, seen = None if self._storage is None else self._storage(), self._seen
         if storage is None:
             return
@@ -198,10 +199,15 @@ class StreamingSliceSampler(SliceSampler):
             self._follow(storage, index)
 
     def _follow(self, storage: Storage, index: Any = ()) -> tuple[TrajectoryTable, int]:
-        """Cut what was written since the last call; with `index`, the rows that were written just now.
+        """Cut the rows written since the last call into windows.
+
+        Args:
+            storage: the storage.
+            index: the rows of the write that is being reported. They are the first ones to be cut if earlier writes are
+                unknown.
 
         Returns:
-            The table of trajectories, and by how much its numbers of steps are ahead of the numbers here.
+            The table of trajectories, and the difference between its step numbers and the ones used here.
         """
         table, now = self.trajectories(storage), storage.log.now
         ahead = table.newest - now.rows + 1
@@ -218,12 +224,12 @@ class StreamingSliceSampler(SliceSampler):
         return table, ahead
 
     def _goes_on(self, seen: Written, now: Written) -> bool:
-        """Whether the ring was only written, and is not another one."""
+        """Return whether the ring has only been written to since `seen`, and is still the same ring."""
         added = now.rows - seen.rows
         return added >= 0 and (seen.next_row + added - now.next_row) % self._capacity == 0
 
     def _cut_windows(self, table: TrajectoryTable, ahead: int, first_new: int) -> None:
-        """Cut the steps that wait, and those from `first_new` on."""
+        """Cut the steps that wait, and the steps from `first_new` on, into windows."""
         oldest, length, cut = table.oldest - ahead, self._slice_len, self._cut
         while self._ready and self._ready[0] < oldest:
             self._ready.popleft()
@@ -233,7 +239,7 @@ class StreamingSliceSampler(SliceSampler):
         first = runs[0][place:].copy()
         if not len(first):
             return
-        if cut < oldest < first_new:  # the first steps of the next windows were overwritten
+        if cut < oldest < first_new:  # steps that waited were overwritten; the grid of windows stays where it was
             cut = oldest + (cut - oldest) % length
         first[0] = max(first[0], cut + ahead)
         count = np.maximum(runs[1][place:] - first + 1, 0) // length
@@ -272,7 +278,7 @@ class StreamingSliceSampler(SliceSampler):
             raise
 
     def _next(self, table: TrajectoryTable, ahead: int, count: int) -> list[int]:
-        """Remove and return up to `count` windows, without those that cross an end that was set later."""
+        """Remove and return up to `count` windows; drop those that by now cross an end that was set by an edit."""
         ready = self._ready
         found: list[int] = []
         while ready and len(found) < count:
@@ -284,13 +290,13 @@ class StreamingSliceSampler(SliceSampler):
     # State -------------------------------------------------------------------------------------------
 
     def on_rotate(self, row: int, storage: Storage) -> None:
-        """Rotate the windows of a state that was loaded with the rows."""
+        """Rotate the windows of a loaded state together with the rows."""
         if (loaded := self._loaded) is not None:
             rows = storage.shape[0]
             self._loaded = loaded._replace(windows=(loaded.windows - row) % rows, waiting=(loaded.waiting - row) % rows)
 
     def _resume(self, loaded: _Loaded, now: Written, index: Any) -> None:
-        """Number the windows of a state by the rows of the storage, as it was before the last writes."""
+        """Number the windows of a loaded state by the rows that the storage had before the last writes."""
         added = _count(index) if loaded.written is None else now.rows - loaded.written
         stop, newest = now.rows - added, now.next_row - added - 1
 
@@ -304,10 +310,10 @@ class StreamingSliceSampler(SliceSampler):
     def save_state(self) -> dict[str, Any]:
         """Return the windows that were not drawn yet, under TorchRL's names.
 
-        `queued_indices`, int64 `[windows, slice_len]`, are their rows, the oldest window first, and `pending_indices`,
-        int64 `[n]`, the rows that wait for more. `slot_versions`, int64 `[rows]`, counts how often the ring was written
-        at each row, `queued_versions` and `pending_versions` at those rows. `last_traj` is the id of the newest row, if
-        it `has_last_traj`, and `last_was_done` says whether a trajectory ended there.
+        `queued_indices`, int64 `[windows, slice_len]`, are their rows, the oldest window first; `pending_indices`,
+        int64 `[n]`, are the rows that wait for more. `slot_versions`, int64 `[rows]`, counts how often each row was
+        written; `queued_versions` and `pending_versions` are these counts for the queued and pending rows. `last_traj`
+        is the id of the newest row, if it `has_last_traj`; `last_was_done` says whether a trajectory ended there.
         """
         storage = None if self._storage is None else self._storage()
         if storage is None or not len(storage):
@@ -330,7 +336,7 @@ class StreamingSliceSampler(SliceSampler):
 
     @staticmethod
     def _newest(storage: Storage, table: TrajectoryTable) -> tuple[Any, bool, bool]:
-        """Return the id of the newest row (0 if there is none), whether it has one, and whether a flag ends it."""
+        """Return the id of the newest row (0 if it has none), whether it has one, and whether a flag is set there."""
         row, source = np.array([table.newest % table.capacity]), table.source
         sources = source.sources if isinstance(source, JointBoundaries) else (source,)
         ids = next((by_lane(storage, one.key, row) for one in sources if isinstance(one, IdBoundaries)), None)
@@ -372,12 +378,12 @@ class StreamingSliceSampler(SliceSampler):
 
 
 def _count(index: Any) -> int:
-    """Return how many rows a writer kept; those that it did not keep are negative."""
+    """Return how many rows a write kept; rows that it did not keep are negative."""
     return int(np.count_nonzero(np.asarray(index) >= 0))
 
 
 def _rows(state: Mapping[str, Any], name: str, versions: Numbers | tuple[()]) -> Numbers:
-    """Return numbers of a state, flat; SchemaError unless they are int64, and with `versions` rows that these have."""
+    """Return numbers of a state, flat; SchemaError unless they are int64 and, if given, rows of `versions`."""
     found = state[name]
     if not isinstance(found, torch.Tensor) or found.dtype != torch.int64:
         raise SchemaError(f"{name} is not an int64 tensor in the state")
