@@ -62,7 +62,7 @@ from .draws import Draw
 _freed = threading.Condition()
 _busy: set[str] = set()
 _unseen: dict[Future[None], Path] = {}
-"""Background dumps whose result was not asked for yet, and their destinations."""
+"""Background dumps of which nobody has called `result` yet, and their destinations."""
 
 
 class BackgroundDump:
@@ -80,7 +80,7 @@ class BackgroundDump:
         weakref.finalize(self, done.add_done_callback, _report).atexit = False  # now, or when it fails
 
     def done(self) -> bool:
-        """Return whether the checkpoint is in place, or has failed."""
+        """Return whether the checkpoint is in place, or the dump has failed."""
         return self._done.done()
 
     def result(self, timeout: float | None = None) -> None:
@@ -91,8 +91,9 @@ class BackgroundDump:
 
         Raises:
             TimeoutError: it is not finished in time; it continues.
-            UsageError: this is a forked process, where the dump does not run. Otherwise the error that made the dump
-                fail.
+            UsageError: this is a forked process, and the dump runs in its parent.
+
+        If the dump failed, its error is raised.
         """
         if self._process != os.getpid():
             raise UsageError(f"the dump to {self.path} runs in the process {self._process}", hint="call result() there")
@@ -109,7 +110,7 @@ class BackgroundDump:
 
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Reserve a destination within this process; first wait for a dump to it that is in progress."""
+    """Reserve a destination within this process, after waiting for a dump to it that is in progress."""
     key = os.path.realpath(path)
     with _freed:
         while key in _busy:
@@ -124,7 +125,7 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 def in_background(path: Path, finish: Callable[[], object]) -> BackgroundDump:
-    """Call `finish` in a thread that the program waits for at exit; call it at once if no thread can be started."""
+    """Call `finish` in a thread, for which the program waits at exit; if no thread can be started, call it here."""
     done: Future[None] = Future()
 
     def work() -> None:
@@ -144,7 +145,7 @@ def in_background(path: Path, finish: Callable[[], object]) -> BackgroundDump:
 
 
 def _report(done: Future[None]) -> None:
-    """Warn about a failed dump whose result nobody asked for."""
+    """Warn about a failed dump of which nobody called `result`."""
     path = _unseen.pop(done, None)
     if path is not None and (error := done.exception()) is not None:
         warnings.warn(f"the background dump to {path} failed: {error!r}", RuntimeWarning, stacklevel=2)
@@ -184,7 +185,7 @@ class _BufferStaging(Staging):
             raise UsageError(
                 f"{path} is inside the dataset {around}, which must not be changed", hint="choose another folder"
             )
-        # Another process may be replacing the checkpoint, so that its older files vanish while they are listed.
+        # Another process may be replacing the checkpoint, so that older files vanish while they are listed: list again.
         if all((strange := _strange_in(path)) is not None for _ in range(_LISTINGS)):
             raise UsageError(
                 f"{path} holds {strange}, and only buffer checkpoints are replaced", hint="choose another folder"
@@ -192,12 +193,11 @@ class _BufferStaging(Staging):
 
 
 _LISTINGS = 3
+"""How often the files of a destination are listed before it is refused."""
 
 
 def _strange_in(path: Path) -> str | None:
-    """Return the path of a file that is not part of a buffer checkpoint; None if there is none, or the path does not
-    exist.
-    """
+    """Return the path of a file that does not belong to a buffer checkpoint; None if there is no such file."""
     try:
         names = {entry.name for entry in path.iterdir()}
     except FileNotFoundError:
@@ -206,14 +206,14 @@ def _strange_in(path: Path) -> str | None:
         return path.name
     if names and not (BUFFER in names and names <= _KNOWN):
         return min(names - _KNOWN, default=path.name)
-    if not noted_files(path):  # TorchRL's: which files the parts of a buffer write is not stated anywhere
+    if not noted_files(path):  # a checkpoint of TorchRL, which has no list of its files
         return None
     strange = strange_files(path, [path / name for name in _KNOWN])
     return strange[0].relative_to(path).as_posix() if strange else None
 
 
 class StagedBuffer:
-    """A buffer written to a staging folder; its captured `rows` are written when it is published."""
+    """A buffer that was written to a staging folder; captured `rows` are written when it is published."""
 
     def __init__(self, staging: Staging, rows: Captured | None) -> None:
         self._staging, self._rows = staging, rows
@@ -227,7 +227,7 @@ class StagedBuffer:
 
 
 class SavedBuffer(Protocol):
-    """What a checkpoint saves of a buffer, besides its generator and the draws prepared ahead."""
+    """The parts of a buffer that a checkpoint saves, besides its generator and the draws prepared ahead."""
 
     @property
     def storage(self) -> Storage: ...
@@ -261,14 +261,13 @@ def staged_buffer(
 ) -> StagedBuffer:
     """Write a buffer and its generator to a staging folder, which `publish` puts at `path`.
 
-    Leaving `stack` removes the folder if it was not published. With `background`, rows may be left to `publish`; they
-    are saved as they are now, even if writers continue.
+    When `stack` is left, the folder is removed if it was not published. With `background`, `publish` writes the rows if
+    they can be captured; they are saved as they are now, even if writers continue.
     """
     staging = stack.enter_context(_BufferStaging(path, durable))
     folder = staging.path
-    fs.make_folder(
-        folder / WRITER_FOLDER
-    )  # even for a writer without state: its presence marks the checkpoint as complete
+    # This folder marks the checkpoint as complete, so it is made even for a writer without state.
+    fs.make_folder(folder / WRITER_FOLDER)
     buffer.writer.dumps(folder / WRITER_FOLDER)
     buffer.sampler.dumps(folder / "sampler")
     metadata: dict[str, Any] = {"batch_size": buffer.batch_size, "consume_after_n_samples": None, DIGESTS_NOTED: True}
@@ -286,7 +285,7 @@ def staged_buffer(
         write_file(folder / _AHEAD, dump_json(ahead).encode())
     write_file(folder / BUFFER, dump_json(metadata).encode())
     # Capture the rows last: from then on, reads that hand out references to rows wait for the dump, so nothing slow
-    # may come between the capture and the thread that writes it.
+    # may happen between the capture and the start of the thread that writes the rows.
     rows = captured(buffer.storage, folder / STORAGE_FOLDER) if background else None
     if rows is not None:
         stack.enter_context(rows)
@@ -317,13 +316,13 @@ def _write_generator(folder: Path, state: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class SavedParts:
-    """What was saved of a buffer: the folders of its parts (None for parts without state) and the rest.
+    """A saved buffer: the folders of its parts (None for parts without state), and everything else.
 
     Attributes:
         notes: what `folder_notes` returned.
-        verify: whether to compare the digests of rows that are only mapped.
-        confirm: raises CorruptDataError if another checkpoint was put in place while this one was read, so that what
-            was read may be a mixture.
+        verify: whether to read rows that are only mapped, and compare their digests.
+        confirm: raises CorruptDataError if another checkpoint was put in place during the load, because files of both
+            may have been read.
     """
 
     storage: Path | None
@@ -338,7 +337,7 @@ class SavedParts:
 
 
 class BufferFolder:
-    """A context that reads the folder of a saved buffer.
+    """The folder of a saved buffer, as a context in which it is open for reading.
 
     Raises:
         DatasetNotFoundError: the folder does not exist.
@@ -397,7 +396,7 @@ class BufferFolder:
         self.metadata: dict[str, Any] = metadata
 
     def saved(self) -> SavedParts:
-        """Return what the folder holds."""
+        """Return the parts that the folder holds."""
         found = {name: self.path / name if (self.path / name).is_dir() else None for name in ("storage", "sampler")}
         return SavedParts(
             storage=found["storage"],
@@ -426,8 +425,7 @@ class BufferFolder:
         """Return the draws that were not delivered, for a buffer that prepares `batches` batches ahead.
 
         Raises:
-            SchemaError: (a RuntimeError) the saved buffer prepares another number of batches, and the draws have no
-                size.
+            SchemaError: (a RuntimeError) the saved buffer prepares another number of batches ahead, and has such draws.
         """
         file = self.path / _AHEAD
         if not file.is_file():
@@ -442,7 +440,7 @@ class BufferFolder:
 
 
 def _not_a_buffer(path: Path) -> FormatError:
-    """Make the error for a path that is not a saved buffer; it says what the path is, and how to open it."""
+    """Make the error for a path that is not a saved buffer; it says what the path holds and how to open that."""
     wanted = "expected the folder of a saved buffer"
     of_storage, what = is_storage(path), ""
     with contextlib.suppress(RbtoolError, OSError), open_episodes(path) as reader:
@@ -463,9 +461,7 @@ _LOADS = 100
 
 
 def load_folder(path: Path, load: Callable[[BufferFolder], None]) -> None:
-    """Load a saved buffer; try again if another checkpoint replaced it meanwhile. Errors are the same as in
-    `BufferFolder`.
-    """
+    """Load a saved buffer, again if another checkpoint replaced it meanwhile; for errors see `BufferFolder`."""
     for left in reversed(range(_LOADS)):
         folder = BufferFolder(path)
         try:
@@ -479,7 +475,7 @@ def load_folder(path: Path, load: Callable[[BufferFolder], None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _DrawEntry:
-    """A draw in `prefetch.json`; `_from_json` reads its values."""
+    """A draw in `prefetch.json`, whose values `_from_json` reads."""
 
     index: Any
     info: tuple[tuple[str | tuple[str, ...], Any], ...]
@@ -507,7 +503,7 @@ class _TensorEntry:
 
 
 def _draw_to_json(draw: Draw) -> dict[str, Any]:
-    if draw.parts:  # an ensemble's draw: the index follows from its parts
+    if draw.parts:  # the index of an ensemble's draw is computed from its parts
         parts = [[member, _draw_to_json(part)] for member, part in draw.parts]
         return {"index": None, "info": [], "last": draw.last, "size": draw.size, "parts": parts}
     info = [[list(key) if isinstance(key, tuple) else key, _to_json(value)] for key, value in draw.info.items()]

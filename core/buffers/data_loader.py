@@ -1,12 +1,13 @@
-"""Buffers as the data set of torch's `DataLoader`: what a loader asks of them, and how batches leave its workers.
+"""Buffers as data sets of torch's `DataLoader`: recognises calls by a loader, and sends batches out of its workers.
 
 torch's own transport opens a connection for each batch and passes a file descriptor, which takes about a millisecond.
 Here a worker writes the tensors of a batch one after another into a slot of shared memory; the receiving process copies
 them out in one piece and frees the slot for a later batch. Each process maps the memory only once.
 
-    lane of worker 0   [ slot 0 | slot 1 | … ]     per slot: `written`: number of the last message in it
-    lane of worker 1   [ slot 0 | slot 1 | … ]               `taken`: number of the last message copied out
-                                                   free when the two are equal
+    lane of worker 0   [ slot 0 | slot 1 | … ]     each slot has two numbers:
+    lane of worker 1   [ slot 0 | slot 1 | … ]       `written`: the number of the last message in it
+                                                     `taken`: the number of the last message that was copied out
+                                                   it is free when the two are equal
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from ..storages.pytree import NO_BATCH, TreeSpec, tree_spec_of
 _ALIGNMENT = 64
 _ZEROS = bytes(_ALIGNMENT)
 _NUMPY = frozenset({torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64})
-"""Common element types that NumPy shares, and that have no lazy negation or conjugation bit."""
+"""Common element types that NumPy also has, and whose tensors are never lazily conjugated."""
 _Place: TypeAlias = tuple[int, torch.dtype, torch.Size]
-"""Where a leaf lies in the bytes of a piece."""
+"""A leaf in the bytes of a piece: its first byte, element type and shape."""
 
 
 class NestLayout(NamedTuple):
@@ -50,7 +51,7 @@ class NestLayout(NamedTuple):
     places: list[_Place]
 
     def views(self, content: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors in memory, uint8 `[size]`."""
+        """Return the tensors as views of memory, uint8 `[size]`."""
         found = []
         for start, dtype, shape in self.places:
             size = shape.numel() * dtype.itemsize
@@ -58,7 +59,7 @@ class NestLayout(NamedTuple):
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Names and tuples: torch takes several times as long for its own types.
+        # Pickle names and tuples instead of torch's own types, which take several times as long.
         return _layout, (self.structure, [(start, str(dtype)[6:], tuple(shape)) for start, dtype, shape in self.places])
 
     def nest(self, content: torch.Tensor) -> Any:
@@ -80,9 +81,7 @@ def _layout(structure: TreeSpec, places: Sequence[tuple[int, str, tuple[int, ...
 
 
 class NestPiece:
-    """A nest of dense tensors to be sent as one piece of `size` bytes: its layout, which is pickled, and its
-    tensors.
-    """
+    """A nest of dense tensors that is sent as its layout, which is pickled, and one piece of `size` bytes."""
 
     def __init__(self, structure: TreeSpec, leaves: Sequence[torch.Tensor]) -> None:
         self._leaves = leaves
@@ -97,7 +96,7 @@ class NestPiece:
     def of(cls, nest: Any) -> NestPiece | None:
         """Return the piece for a nest that can be rebuilt exactly; None for anything else.
 
-        Such nests are tensordicts, dicts, lists and tuples of plain CPU tensors without gradients.
+        These are tensordicts, dicts, lists and tuples of plain CPU tensors without gradients.
         """
         found: list[torch.Tensor] = []
         with contextlib.suppress(SchemaError):
@@ -123,7 +122,7 @@ class NestPiece:
 
 
 def _is_dense(part: Any, leaves: list[torch.Tensor]) -> bool:
-    """Append the tensors of a part of a nest; return whether all are dense and the nest has no other types."""
+    """Append the tensors of a part of a nest; return whether they are dense and it has no other types of objects."""
     kind = type(part)
     if kind is torch.Tensor:
         leaves.append(part)
@@ -136,19 +135,19 @@ def _is_dense(part: Any, leaves: list[torch.Tensor]) -> bool:
 
 
 CAPACITY = 8 << 20
-"""Bytes in a slot. For larger batches torch's transport is as fast, and copies nothing."""
+"""The bytes of a slot. For larger batches torch's transport is as fast, and copies nothing."""
 
 _LANES, _SLOTS = 64, 8
-"""How many workers can have slots at a time, and how many slots each. Unused slots take no memory."""
+"""How many workers can have slots at a time, and how many slots each has. Unused slots take no memory."""
 
 _HEADER = -(-2 * _LANES * _SLOTS * 8 // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 _KNOWN: weakref.WeakValueDictionary[int, SharedSlots] = weakref.WeakValueDictionary()
-"""All slots of this process, by the token that messages carry."""
+"""All `SharedSlots` of this process, by the token that messages carry."""
 
 
 class Sent(NamedTuple):
-    """Where the bytes of a message are."""
+    """Identifies a message: its slots, the slot and number in these, and its size."""
 
     token: int
     slot: int
@@ -159,7 +158,7 @@ class Sent(NamedTuple):
         """Return a copy of the bytes, uint8 `[size]`, and free the slot.
 
         Raises:
-            WorkerDiedError: (a RuntimeError) the sender ended, and the slot already holds another worker's message.
+            WorkerDiedError: (a RuntimeError) the sender has ended, and the slot holds another worker's message already.
         """
         slots = _KNOWN.get(self.token)
         if slots is None:
@@ -172,24 +171,24 @@ class Sent(NamedTuple):
 class SharedSlots:
     """Slots of memory that this process shares with the workers it forks or spawns later.
 
-    Each worker owns a lane of slots, and fills the first free one. Its ownership is a file lock, which the system
+    Each worker owns a lane of slots, and fills the first free one. It owns the lane by a file lock, which the system
     releases when the worker ends; the next worker then takes over the lane and its memory.
 
-    A slot has two numbers, each with a single writer. The worker sets the first one before it writes a message; the
-    receiver sets the second one to the message's number after copying it out. The slot is free when they are equal. The
-    receiver also compares the first number with the expected one after copying: if a new owner has taken over the lane
-    meanwhile, this is an error, never another worker's bytes.
+    A slot has two numbers, each with a single writer. The worker sets `written` before it writes a message; the
+    receiver sets `taken` to the number of the message after copying it out. The slot is free when they are equal. After
+    copying, the receiver also compares `written` with the expected number: if a new owner has taken over the lane
+    meanwhile, it raises an error instead of returning another worker's bytes.
 
     Nobody waits for a slot: `claim` returns None if all are taken. The memory is in anonymous files, so that the limit
-    of `/dev/shm` does not apply; it grows to what was in transit at once, and is freed with this object. A plain pickle
-    or a copy has memory of its own.
+    of `/dev/shm` does not apply. It grows to the most that was in transit at once, and is freed with this object. A
+    plain pickle or a copy has memory of its own.
     """
 
     def __init__(self) -> None:
         self._open(_anonymous_files(_HEADER, _LANES * _SLOTS * CAPACITY), secrets.randbits(63), os.getpid())
 
     def _open(self, descriptors: list[int], token: int, home: int) -> None:
-        """Map the numbers; `descriptors` are the files of the numbers and of the slots, or empty."""
+        """Map the numbers; `descriptors` are those of the files of the numbers and of the slots, or none."""
         self._descriptors, self._token, self._home = descriptors, token, home
         self._lanes: dict[int, torch.Tensor] = {}
         self._own: tuple[int, int] | None = None
@@ -204,9 +203,9 @@ class SharedSlots:
     # Sending ----------------------------------------------------------------------------------------
 
     def claim(self, size: int) -> tuple[torch.Tensor, Sent] | None:
-        """Return memory for a message of this worker, uint8 `[size]`, and what to send once it is written.
+        """Return memory for a message of this worker, uint8 `[size]`, and the `Sent` to send once it is written.
 
-        None if no slot is free or large enough, and in the process that made the slots.
+        None if no slot is free, the message is too large, or this is the process that made the slots.
         """
         if not self._descriptors or size > CAPACITY or os.getpid() == self._home:
             return None
@@ -230,7 +229,7 @@ class SharedSlots:
         if self._own is not None and self._own[0] == pid:
             return self._own[1]
         for lane in range(_LANES):
-            # A process loses such a lock when it closes any descriptor of the file: the numbers' descriptor stays open.
+            # A process loses such a lock when it closes any descriptor of the file, so this one stays open.
             try:
                 fcntl.lockf(self._descriptors[0], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, lane)
             except (BlockingIOError, PermissionError):
@@ -240,7 +239,7 @@ class SharedSlots:
         return None
 
     def _lane(self, lane: int) -> torch.Tensor:
-        """Return the memory of a lane, uint8 `[slots * capacity]`; it is mapped once."""
+        """Return the memory of a lane, uint8 `[slots * capacity]`, which is mapped once."""
         if lane not in self._lanes:
             size = _SLOTS * CAPACITY
             mapped = mmap.mmap(self._descriptors[1], size, offset=lane * size)
@@ -292,18 +291,17 @@ _MAKER = "create_fetcher"
 _COUNTING = DataLoader.__len__.__code__
 
 
-# What a loader asks ---------------------------------------------------------------------------------
+# Calls by a loader ----------------------------------------------------------------------------------
 
 
 def fetcher_asking(dataset: object) -> Any:
-    """Return the fetcher of a `DataLoader` that called a method of its data set; None if the caller is something else.
+    """Return the fetcher of the `DataLoader` that called a method of its data set; None for any other caller.
 
-    Only the calling frame distinguishes a loader from a loop in user code. Frames of the data set are skipped, because
-    a subclass may call the method of its parent.
+    Only the calling frame distinguishes a loader from a loop in user code. Frames of the data set itself are skipped,
+    because a subclass may call the method of its parent.
     """
-    frame: FrameType | None = sys._getframe(
-        1
-    )  # not stored in a local: a frame that refers to itself is a cycle, see `ReplayBuffer.__len__`
+    # Start with the caller's frame: a frame that refers to itself is a reference cycle, see `ReplayBuffer.__len__`.
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_locals.get("self") is dataset:
         frame = frame.f_back
     if frame is None or frame.f_globals.get("__name__") != _FETCHERS:
@@ -312,15 +310,13 @@ def fetcher_asking(dataset: object) -> Any:
 
 
 def serve(fetcher: Any, slots: SharedSlots | None = None) -> None:
-    """Make a loader that has the default collate function yield batches unchanged; workers send them through the
-    slots.
-    """
-    if fetcher.collate_fn is default_convert:  # it treats a tensordict as a dict, and fails
+    """Make a loader with the default collate function yield batches unchanged; workers send them in the slots."""
+    if fetcher.collate_fn is default_convert:  # this function treats a tensordict as a dict, and fails
         fetcher.collate_fn = partial(_Message, slots=slots) if _sends_batches(sys._getframe(1)) else _as_it_is
 
 
 def _sends_batches(caller: FrameType) -> bool:
-    """Whether the asking fetcher runs in a worker, rather than belonging to a loader that a worker uses itself."""
+    """Return whether the calling fetcher runs in a worker's loop, rather than in a loader that a worker uses."""
     frame: FrameType | None = caller
     while frame is not None and frame.f_globals.get("__name__") != _FETCHERS:
         frame = frame.f_back
@@ -330,9 +326,9 @@ def _sends_batches(caller: FrameType) -> bool:
 
 
 def loader_counting(dataset: object, caller: FrameType) -> DataLoader[Any] | None:
-    """Return the `DataLoader` over a data set whose `len()` was called; None if the caller is something else.
+    """Return the `DataLoader` over a data set whose `len()` was called; None for any other caller.
 
-    torch returns `len(dataset)` as the length of such a loader, which then has to be the number of batches.
+    torch returns `len(dataset)` as the length of such a loader, so that it has to be the number of batches.
     """
     frame: FrameType | None = caller
     while frame is not None and frame.f_code.co_name == "__len__":
@@ -381,10 +377,10 @@ def _as_it_is(batch: Any) -> Any:
 class _Message:
     """A batch on its way to another process; unpickling it gives the batch.
 
-    The tensors of a nest travel as one piece, of which the received tensors are views: in a slot if one is free,
-    otherwise in shared memory with one file descriptor. Anything else travels as torch sends it. Everything is pickled
-    here, in the worker's main thread: in the thread of the queue an error would only be printed, and the loader would
-    wait forever.
+    The tensors of a nest are sent as one piece, of which the received tensors are views: in a slot if one is free,
+    otherwise in shared memory with one file descriptor. Anything else is sent as torch does it. Everything is pickled
+    in the worker's main thread, when this object is made: in the thread of the queue, an error would only be printed,
+    and the loader would wait forever.
     """
 
     def __init__(self, batch: Any, slots: SharedSlots | None = None) -> None:
@@ -411,7 +407,7 @@ def _pickled(value: Any) -> bytes:
 
 
 def _arrived(document: bytes, content: Sent | bytes | None) -> Any:
-    found = pickle.loads(document)  # safe, as below: from a worker of this program
+    found = pickle.loads(document)  # safe, as below: it comes from a worker of this program
     if content is None:
         return found
     return found.nest(pickle.loads(content) if isinstance(content, bytes) else content.received())

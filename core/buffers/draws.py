@@ -1,4 +1,4 @@
-"""Draws of a sampler: expanded by a sample unit, and turned into batches ahead of time, in threads and on CUDA streams.
+"""Draws of a sampler: their expansion by a sample unit, and the queue of draws whose batches threads make in advance.
 
 Two rules of CUDA matter here (see "CUDA semantics" in PyTorch's documentation): work on different streams is not
 ordered, and the memory of a freed tensor is reused by later work on the stream in which it was allocated.
@@ -28,10 +28,10 @@ from .pytrees import map_tensors
 
 
 class OnCallersStreams:
-    """Makes batches in a thread as its caller would: on the caller's device, and in the caller's stream of each device.
+    """Makes batches in a thread, on the device and in the CUDA streams of the thread that created this object.
 
-    A new thread starts with device 0 and the default streams, which do not wait for the caller's streams. It could read
-    rows that the caller has just written in a stream of its own before they are complete.
+    A new thread starts with device 0 and the default streams, which do not wait for other streams. Without this, it
+    could read rows that the caller is still writing in a stream of its own.
     """
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
@@ -48,9 +48,9 @@ class OnCallersStreams:
 
 
 def _current_streams() -> list[torch.cuda.Stream]:
-    """Return the current stream of each device that uses a stream of its own; the current device's stream last.
+    """Return the current streams of all devices where it is not the default stream; the current device comes last.
 
-    Devices on the default stream are left out, as selecting them would start CUDA on devices that nobody uses.
+    Other devices on the default stream are left out, as selecting them would start CUDA on devices that nobody uses.
     """
     here = torch.cuda.current_device()
     others = [number for number in range(torch.cuda.device_count()) if number != here]
@@ -60,22 +60,20 @@ def _current_streams() -> list[torch.cuda.Stream]:
 
 
 class StreamedBatch:
-    """A batch that is complete once the streams that make it have reached their events."""
+    """A batch that is complete as soon as the CUDA streams that make it have reached their events."""
 
     def __init__(self, batch: Any, made: Mapping[torch.device, tuple[torch.cuda.Stream, torch.cuda.Event]]) -> None:
         self._batch, self._made = batch, made
 
     @classmethod
     def of(cls, batch: Any) -> Any:
-        """Record an event in the current stream of each device of the batch; a batch on the CPU is returned as it
-        is.
-        """
+        """Record an event in the current stream of each device of a batch; a batch on the CPU is returned unchanged."""
         streams = {device: torch.cuda.current_stream(device) for device in cuda_devices(batch)}
         made = {device: (stream, stream.record_event()) for device, stream in streams.items()}
         return cls(batch, made) if made else batch
 
     def received(self) -> Any:
-        """Return the batch, ordered before later work of the current streams."""
+        """Return the batch; later work of the current streams waits until it is complete."""
         for device, (stream, event) in self._made.items():
             current = torch.cuda.current_stream(device)
             if current != stream:
@@ -84,7 +82,7 @@ class StreamedBatch:
 
 
 def cuda_devices(batch: Any) -> set[torch.device]:
-    """Return the CUDA devices that tensors of a batch are on."""
+    """Return the CUDA devices on which a batch has tensors."""
     found: set[torch.device] = set()
 
     def noted(part: Any) -> Any:
@@ -101,7 +99,7 @@ def cuda_devices(batch: Any) -> set[torch.device]:
 def arrived(batch: Any, event: torch.cuda.Event, current: torch.cuda.Stream, device: torch.device) -> Any:
     """Make a device's current stream wait for `event`, and return the batch for use in that stream.
 
-    Its memory is not reused by the stream that made it before the work on the batch is done.
+    The stream that made the batch does not reuse its memory before the work of the current stream on it is done.
     """
     current.wait_event(event)
 
@@ -115,9 +113,7 @@ def arrived(batch: Any, event: torch.cuda.Event, current: torch.cuda.Stream, dev
 
 
 def each_tensor(function: Callable[[torch.Tensor], torch.Tensor], batch: Any, **options: Any) -> Any:
-    """Apply a function to the tensors of a batch, also inside tensordicts; `options` are passed to
-    `TensorDict.apply`.
-    """
+    """Apply a function to all tensors of a batch, also in tensordicts, whose `apply` gets the `options`."""
 
     def applied(part: Any) -> Any:
         return function(part) if isinstance(part, torch.Tensor) else part.apply(function, **options)
@@ -125,16 +121,13 @@ def each_tensor(function: Callable[[torch.Tensor], torch.Tensor], batch: Any, **
     return map_tensors(applied, batch)
 
 
-_WEIGHT = "priority_weight"
-
-
-_REAL = ("collector", "mask")
+_WEIGHT, _REAL = "priority_weight", ("collector", "mask")
 
 
 class ExpandedDraws:
-    """Draws anchors with a sampler and expands them with a sample unit; takes the sampler's place in a buffer.
+    """Draws anchors with a sampler and expands them with a sample unit. A buffer uses it in place of the sampler.
 
-    Rows are read together with the draw, so that they are the rows from which the windows were computed.
+    Rows are read together with the draw, so that no write can come between the computation of the windows and the read.
     """
 
     reads_rows: ClassVar[bool] = True
@@ -158,14 +151,14 @@ class ExpandedDraws:
         return self.expanded(storage, *self._sampler.sample(storage, batch_size))
 
     def sample_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[Any, Any], Any]:
-        """Draw as `sample` does, without rows: the caller reads them."""
+        """Draw as `sample` does; the rows are None, so that the caller reads them."""
         return *self.sample(storage, batch_size), None
 
     def expanded(self, storage: Storage, index: Index, info: Mapping[Any, Any]) -> tuple[Index, dict[Any, Any]]:
         """Return the index and info of all rows that belong to the anchors.
 
         Raises:
-            SampleUnitTypeError: (a TypeError) the unit returned something else than a pair of index and info.
+            SampleUnitTypeError: (a TypeError) the unit did not return a pair of index and info.
         """
         if self._sampler.needs_order and self._unit.needs_order:
             index, info = _without_slices(index, info)
@@ -204,9 +197,7 @@ def check_expansion(unit: SampleUnit | None, storage: Storage, sampler: Sampler,
 
 
 def refuse_units(owner: str, units: Mapping[str, SampleUnit | None]) -> None:
-    """Raise UsageError (a ValueError) if a member has a sample unit, for owners that draw single elements of
-    members.
-    """
+    """Raise UsageError (a ValueError) if a member of an owner that draws single elements has a sample unit."""
     for where, unit in units.items():
         if unit is not None and type(unit) is not Transition:
             raise UsageError(
@@ -231,12 +222,15 @@ def _without_slices(index: Index, info: Mapping[Any, Any]) -> tuple[Index, dict[
 
 @dataclass(slots=True)
 class Draw:
-    """The result of a sampler: index and info, and whether it is the last of an epoch.
+    """What a sampler drew for a batch.
 
     Attributes:
-        rows: the rows, if they were read with the draw; None for a sampler that reads no rows.
-        written: the state of the writer at that time.
-        size: how many elements were asked for; set for parts of another draw, and if the batch could not be made.
+        index: the index of the elements, as `Sampler.draw` returns it.
+        info: the sampler's info, and the index under `"index"`.
+        last: whether the batch is the last one of an epoch.
+        rows: the rows, if they were read with the draw; None if they are read later.
+        written: the state of the write log at the draw.
+        size: how many elements were requested; set for parts of another draw, and if the batch could not be made.
     """
 
     index: Any
@@ -252,10 +246,10 @@ class Draw:
 
 
 class Prefetcher:
-    """A queue of draws, up to `capacity` between calls, whose batches are made in as many threads.
+    """A queue of draws whose batches are made by threads: up to `capacity` draws, and as many threads.
 
-    The queue stops at the end of an epoch. Threads start with the first draw; a forked child has none, and makes the
-    batches itself.
+    No draw is added behind the last one of an epoch. Threads start with the first draw. A forked child has no threads,
+    and makes the batches of the draws that it inherits when they are removed.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -275,7 +269,7 @@ class Prefetcher:
         return self._queue[-1][0] if self._queue else None
 
     def push(self, draw: Draw, make: Callable[[Draw], Any] | None) -> None:
-        """Queue a draw and start making its batch; if `make` is None, the batch is made when the draw is removed."""
+        """Queue a draw, whose batch a thread makes; if `make` is None, the caller makes it when the draw is removed."""
         if make is None:
             self._queue.append((draw, None))
             return
@@ -286,7 +280,7 @@ class Prefetcher:
 
     @property
     def oldest(self) -> tuple[Draw, Future[Any] | None]:
-        """The first draw of the queue, and the future of its batch; None if no thread makes it."""
+        """The first draw of the queue, and the future of its batch, or None if no thread makes the batch."""
         return self._queue[0]
 
     def pop(self) -> None:
@@ -294,7 +288,7 @@ class Prefetcher:
         self._queue.popleft()
 
     def clear(self) -> None:
-        """Empty the queue and drop the batches in progress."""
+        """Empty the queue, and drop the batches in progress."""
         while self._queue:
             _, future = self._queue.popleft()
             if future is not None:
@@ -319,7 +313,7 @@ class Prefetcher:
             future.result()
 
     def restore(self, draws: Iterable[Draw]) -> None:
-        """Replace the queue by these draws; their batches are made when they are removed."""
+        """Replace the queue by these draws, whose batches are made when they are removed."""
         self.clear()
         self._queue.extend((draw, None) for draw in draws)
 

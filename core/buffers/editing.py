@@ -1,6 +1,4 @@
-"""In-place edits of entries of stored elements: all of them, some, or only those not overwritten since they were
-sampled.
-"""
+"""In-place edits of entries: of all stored elements, of some, or of those not overwritten since they were sampled."""
 
 from __future__ import annotations
 
@@ -103,13 +101,13 @@ def flat_entries(nest: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str,
 
 
 class ConditionalUpdateResult(TensorClass["nocast"]):  # type: ignore[type-arg, name-defined]
-    """What became of the records of `ReplayBuffer.update_if_present`, in their order: a tensorclass `[N]`.
+    """The outcome of each record passed to `ReplayBuffer.update_if_present`: a tensorclass `[N]`.
 
     Attributes:
-        updated: the record was applied, bool `[N]`. Without versions this includes records that a later record for the
-            same element replaced.
-        version_rejected: the element is still there, but its version, or another record's, is newer, bool `[N]`; None
-            for updates without versions.
+        updated: whether the record was applied, bool `[N]`. Without versions, this includes records that a later record
+            for the same element replaced.
+        version_rejected: whether the element still exists, but its version, or that of another record, is newer, bool
+            `[N]`; None for updates without versions.
 
     All other records are stale: their element was overwritten, or never written.
     """
@@ -117,7 +115,7 @@ class ConditionalUpdateResult(TensorClass["nocast"]):  # type: ignore[type-arg, 
     updated: torch.Tensor
     version_rejected: torch.Tensor | None = None
 
-    def __post_init__(self) -> None:  # of what was indexed or stacked, too
+    def __post_init__(self) -> None:  # also called when an object is indexed or stacked
         if self.batch_size != self.updated.shape:
             self.batch_size = self.updated.shape
 
@@ -133,7 +131,7 @@ class ConditionalUpdateResult(TensorClass["nocast"]):  # type: ignore[type-arg, 
 
     @property
     def stale_count(self) -> int:
-        """The number of records whose element is no longer there."""
+        """The number of records whose element no longer exists."""
         return self.updated.numel() - self.updated_count - self.version_rejected_count
 
 
@@ -176,7 +174,7 @@ def update_present(
 
 
 class _ConditionalEntry(NamedTuple):
-    """An entry of all valid elements, and new values for some of them, `[N, *feature]`."""
+    """An entry of all stored elements, and new values for some of them, `[N, *feature]`."""
 
     key: Key
     leaf: torch.Tensor
@@ -197,9 +195,7 @@ def _required_storage(storage: Storage, writer: Writer) -> TensorStorage:
 
 
 def _places_of(storage: Storage, index: Any) -> tuple[Any, Numbers]:
-    """Return the records as an index in which missing elements are replaced by an arbitrary valid one, and their
-    rows.
-    """
+    """Return the index of the records' elements, in which missing ones are replaced by row 0, and their rows."""
     ndim, shape = storage.ndim, tuple(storage.shape)
     parts = [_numbers("index", part) for part in index] if isinstance(index, tuple) else None
     given = np.stack(parts, -1) if parts else _numbers("index", index)
@@ -252,7 +248,7 @@ def _apply(
     accepted: Flags,
     versions: _ConditionalEntry | None,
 ) -> Flags:
-    """Write the accepted records, one for each element; return which were written, bool `[N]`."""
+    """Write the accepted records, at most one for each element; return which ones were written, bool `[N]`."""
     found = np.zeros(len(accepted), np.bool_)
     chosen = np.flatnonzero(accepted)
     if not len(chosen):
@@ -274,9 +270,9 @@ def _apply(
 
 
 def _exact_numbers(key: Key, given: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return a number or a list of numbers as a tensor of this type.
+    """Return a number or a list of numbers as a tensor of this element type.
 
-    Fractions may be rounded; UsageError if a value cannot be represented otherwise.
+    Fractions may be rounded to a floating type. UsageError if any other value cannot be represented exactly.
     """
     try:
         values = np.asarray(given)

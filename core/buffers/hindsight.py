@@ -1,4 +1,4 @@
-"""Hindsight experience replay: steps get a goal that was achieved later on, and the reward that follows from it."""
+"""Hindsight experience replay: gives steps a goal that was achieved later on, and the reward that follows from it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ _NEXT = "next"
 
 
 class RelabelledEnds(NamedTuple):
-    """Which steps are terminated under their new goals, and which no longer are; bool `[n, ...]`, None if there are
-    none.
+    """Which steps are terminated under their new goals, and which ones no longer are; bool `[n, ...]`.
+
+    None stands for no such steps.
     """
 
     terminated: torch.Tensor | None
@@ -61,7 +62,7 @@ class Relabelling:
     reward_key: Key = (_NEXT, "reward")
     end_key: Key = (_NEXT, "done")
     keeps_ends: bool = False
-    """Whether stored flags stay if nothing computes terminations, which is refused otherwise."""
+    """Whether stored flags are kept if no function computes terminations; otherwise that is an error."""
 
     def __post_init__(self) -> None:
         if not callable(self.reward_fn):
@@ -84,7 +85,7 @@ class Relabelling:
 
     @functools.cached_property
     def goal_keys(self) -> tuple[Key, ...]:
-        """Where goals are stored: `goal_key`, and the same entry under `next`, which need not exist."""
+        """The entries with goals: `goal_key`, and the same entry under `next`, which need not exist."""
         return (self.goal_key,) if self.goal_key[0] == _NEXT else (self.goal_key, (_NEXT, *self.goal_key))
 
     @functools.cached_property
@@ -99,14 +100,14 @@ class Relabelling:
         return tuple(dict.fromkeys((self._truncated_key, self.terminated_key, done, self.end_key)))
 
     def apply(self, rows: Any, goals: torch.Tensor | None = None) -> RelabelledEnds | None:
-        """Give steps other goals; their entries `changed` are edited in place.
+        """Relabel steps in place: set new goals, rewards and end flags, which are the entries `changed`.
 
         Args:
             rows: the steps, a tensordict `[n]`.
             goals: the new goals, `[n, *goal]`; None if the steps have them already.
 
         Returns:
-            Which ends change; None if no terminations are computed, so that stored flags stay.
+            Which ends change; None if no terminations are computed, so that the stored flags are kept.
         """
         for key in () if goals is None else self.goal_keys:
             old = entry_of(rows, key)
@@ -152,7 +153,8 @@ class Relabelling:
     def mark(self, flags: Mapping[Key, torch.Tensor | None], ends: RelabelledEnds) -> None:
         """Change the end flags of steps in place.
 
-        If an episode ends at a step that is no longer terminated, the step becomes truncated, and `done` stays set.
+        A step that was terminated and no longer is becomes truncated, and its `done` stays set, because the stored
+        episode still ends there.
         """
         terminated, withdrawn = ends
         for key in self.flags:
@@ -167,11 +169,11 @@ class Relabelling:
 
 def _marked(flags: torch.Tensor) -> torch.Tensor:
     """Return where flags are set, as a copy."""
-    return flags.clone() if flags.dtype is torch.bool else flags != 0  # a third of the time of a comparison
+    return flags.clone() if flags.dtype is torch.bool else flags != 0  # cloning takes a third of the time
 
 
 def missing(key: Key, role: str) -> MissingKeyError:
-    """Return the error for a missing entry; it says what the entry is needed for."""
+    """Make the error for a missing entry; `role` says what the entry is."""
     return MissingKeyError(f"the {role} {_name(key)} is not in the data")
 
 
@@ -182,7 +184,7 @@ def _name(key: Key) -> str:
 def _require_alike(
     given: Any, old: torch.Tensor, error: type[RbtoolError], name: str, what: str, *, any_type: bool = False
 ) -> None:
-    """Raise an error if a value differs in shape from an entry, or has a type whose values the entry cannot hold."""
+    """Raise an error if a value differs in shape from an entry, or has an element type that the entry cannot hold."""
     if type(given) is torch.Tensor and given.shape == old.shape and (any_type or given.dtype is old.dtype):
         return
     if not isinstance(given, torch.Tensor) or given.shape != old.shape:
@@ -192,13 +194,11 @@ def _require_alike(
         raise error(f"{name} is {given.dtype}, expected {what} of {old.dtype}")
 
 
-_NEXT = "next"
-
-
 class _RowsAndGoals(NamedTuple):
-    """Rows, and the goals of the first of them as of the same instant; None if none are relabelled.
+    """The rows of a draw, and the new goals of those at the beginning, as of the same instant.
 
-    If the first rows already have their goals, they are in `first`, as views.
+    `goals` is None if no rows are relabelled, or if the rows have their new goals already. In that case `first` has
+    these rows, as views.
     """
 
     rows: Any
@@ -210,28 +210,28 @@ class _RowsAndGoals(NamedTuple):
 class HERReplayBuffer(TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` that relabels part of each batch with goals that were achieved later on.
 
-    The first `int(her_ratio * batch_size)` elements of a batch get another goal: the `achieved_goal_key` of a step of
-    their trajectory, chosen by `strategy`. Their reward and end flags follow from it; the goal under `next`, if stored,
-    is replaced too. `done` is also set where a step is terminated now, and a step that ended its episode but is no
-    longer terminated becomes truncated. Rows are relabelled as they are stored, before transforms; the storage does not
-    change.
+    The first `int(her_ratio * batch_size)` elements of a batch get another goal: the entry `achieved_goal_key` of a
+    step of their trajectory, which `strategy` chooses. The goal under `next`, if stored, is replaced as well. Rewards
+    and end flags are computed for the new goals: `done` is set where a step is now terminated, and a step that ended
+    its episode but is no longer terminated becomes truncated. Rows are relabelled as they are stored, before any
+    transforms; the storage does not change.
 
     A trajectory ends at `end_key` or a flag `terminated` or `truncated` next to it, where trajectory ids change, at the
     newest row of a ring, and where an episode of a dataset ends. Goals are drawn with the buffer's generator. Any
     sampler works, and any storage of tensordicts, of any number of dimensions.
 
     Args:
-        reward_fn: gets a tensordict `[n]` of steps with their new goals, and returns their rewards in the shape of
-            `reward_key`, or a pair of rewards and terminations, the latter in the shape of `terminated` next to
-            `end_key`.
-        terminated_fn: computes the terminations instead; False means that no goal ends an episode. If nothing computes
-            them, stored flags stay, as in TorchRL: `terminated` still belongs to the old goal, also where the new one
-            is reached, and cuts off bootstrapping at the wrong steps. A UserWarning says so, once.
+        reward_fn: a function that takes a tensordict `[n]` of steps with their new goals. It returns their rewards in
+            the shape of `reward_key`, or a pair of rewards and terminations, the latter in the shape of `terminated`
+            next to `end_key`.
+        terminated_fn: a function that computes the terminations instead; False means that no goal ends an episode. If
+            nothing computes them, stored flags are kept, as in TorchRL: `terminated` then belongs to the old goal, even
+            where the new one is reached, and stops bootstrapping at the wrong steps. A UserWarning says so, once.
         her_ratio: the share of each batch that is relabelled.
         strategy: which step of the trajectory the new goal comes from, see `HindsightStrategy`.
         achieved_goal_key: the entry with achieved goals. `("next", "achieved_goal")` is what a step led to, as in the
-            paper: with `"future"` the step's own result is the first choice, with `"final"` the end of the trajectory.
-            The default, as in TorchRL, is what was achieved before a step, which never includes the last position; a
+            paper: `"future"` then includes the step's own result, and `"final"` is the end of the trajectory. The
+            default, as in TorchRL, is what was achieved before a step, which never includes the last position; a
             UserWarning says so, once, if the entry under `next` is stored as well.
         **arguments: the arguments of `TensorDictReplayBuffer`.
 
@@ -283,7 +283,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         }  # fmt: skip
         self._relabelling = Relabelling(reward_fn, terminated_fn, **keys, keeps_ends=True)  # type: ignore[arg-type]
         self._warnings: dict[str, str | None] = {}
-        """What to warn of once, by subject; None for what was warned of, or need not be."""
+        """Warnings to give once, by subject; None after the warning, or if there is no reason for it."""
         self._achieved = AchievedRows(HindsightStrategy.of(strategy))
         self._reader = HindsightReader(
             self._achieved.strategy, self._relabelling.goal_keys, self._relabelling.achieved_goal_key
@@ -342,7 +342,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             return True
 
     def _chances(self, index: Any) -> torch.Tensor:
-        """Return a number in [0, 1) for each relabelled element, float64 `[n]`, from the numbers that TorchRL draws."""
+        """Return a random number in [0, 1) for each relabelled element, float64 `[n]`; TorchRL draws the same ones."""
         size, *further = (index[0] if isinstance(index, tuple) else index).shape
         count = int(size * self._ratio) * math.prod(further)
         if self.strategy is HindsightStrategy.FINAL:
@@ -378,7 +378,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     def _rows_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
         if any(transform.reads_rows for transform in self._looking_back):
             raise UsageError("windows have steps as they are stored, and a HERReplayBuffer would not relabel them")
-        if draw.chances is None:  # from the saved queue of a buffer without relabelling
+        if draw.chances is None:  # the draw is from the saved queue of a buffer without relabelling
             with self._sampling:
                 draw.chances = self._chances(draw.index)
         read = draw.rows
@@ -401,7 +401,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
                 f"goals are {'.'.join(key)!r}, achieved before each step; achieved_goal_key={(_NEXT, *key)!r} takes "
                 "what the step achieved, as in the paper"
             )  # fmt: skip
-        if self._prefetcher is None:  # a thread that prefetches has no line of the user's to point at
+        if self._prefetcher is None:  # in a thread that prefetches, a warning could not point to the user's code
             self._warn()
         return batch
 
@@ -418,7 +418,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
                 warn_caller(message)
 
     def _with_goals(self, draw: Draw, together: bool) -> _RowsAndGoals:
-        """Read the rows of a draw and their goals, in one read (`together`) if possible."""
+        """Read the rows of a draw and their goals; with `together`, in one call if that is possible."""
         assert draw.chances is not None
         if together:
             found = self._reader.read(self._storage, draw.index, draw.chances.numpy(), self._tables)
@@ -468,7 +468,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     @property
     def _reads_fresh_rows(self) -> bool:
-        """Whether each entry of rows just read is in memory of its own, and may be edited."""
+        """Whether rows that were just read are in fresh memory, so that they may be edited."""
         if self._collate_fn is not None or not isinstance(self._storage, TensorStorage):
             return False
         return self._transform.is_empty or not self._looking_back
@@ -477,6 +477,5 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 def _first_rows(batch: Any, count: int, structure: TreeSpec) -> Any:
     """Return the first rows of a batch, as views."""
     first = map(operator.itemgetter(slice(count)), structure.flatten(batch))
-    return structure.unflatten(
-        first, torch.Size([count, *batch.batch_size[1:]])
-    )  # a third of the time of batch[:count]
+    # This takes a third of the time of batch[:count].
+    return structure.unflatten(first, torch.Size([count, *batch.batch_size[1:]]))

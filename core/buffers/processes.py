@@ -1,4 +1,4 @@
-"""A buffer in several threads and processes: guards of its rows, and random streams that differ between copies.
+"""Buffers in several threads and processes: guards of their rows, and random streams that differ between copies.
 
 Reads are protected by a sequence lock (seqlock). A write makes a shared number odd, and even again when it is done:
 
@@ -9,7 +9,7 @@ Reads are protected by a sequence lock (seqlock). A write makes a shared number 
     reader C                           [ read ]              5 before, 6 after: read again
 
 If the number was odd or has changed, the rows may be half old and half new, and the reader repeats the read. Readers
-therefore run in parallel with each other and with a writer; only after repeated failures do they take the lock.
+can thus run in parallel with each other and with a writer; only after repeated failures do they take the lock.
 """
 
 from __future__ import annotations
@@ -35,28 +35,27 @@ from ..errors import UsageError
 from ..storages.base import Storage
 from ..storages.write_log import Counter, WriteJournal
 
-# After this many failed attempts a reader takes the lock, so that every read ends.
 _ATTEMPTS = 2
+"""After this many failed attempts a reader takes the lock, so that every read ends."""
 
-
-# A writer that releases the lock and takes it again at once would starve a waiting reader: it pauses this long first.
 _COURTESY_SECONDS = 1e-4
-
+"""How long a writer pauses if a reader waits. A writer that took the lock again at once would starve the reader."""
 
 _SEQUENCE, _WAITING, _JOURNAL = 0, 1, 2
-
+"""The numbers of a guard: the sequence, whether a reader waits, and the first one of the journal."""
 
 _FREE = 64
+"""The first number that is free for the owner of a guard."""
 
 
 class Guard:
-    """Guards the rows of a buffer among the threads of one process.
+    """Protects the rows of a buffer among the threads of one process.
 
-    - `with guard:` is a write.
+    - `with guard:` encloses a write.
     - `with guard.hold():` excludes writers, but not readers.
     - `guard.read(get, index)` returns `get(index)` as of an instant between two writes.
 
-    Writes may nest, and may read the rows that they write.
+    Writes may be nested, and may read the rows that they write.
     """
 
     def __init__(self) -> None:
@@ -67,7 +66,7 @@ class Guard:
         self._journal: WriteJournal | None = None
 
     def acquire(self) -> None:
-        """Exclude writers; may nest."""
+        """Exclude writers; calls may be nested."""
         self._lock.acquire()
         self._depth += 1
 
@@ -107,7 +106,7 @@ class Guard:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The position in which this guard's lock is taken when several are taken together."""
+        """The sort key by which several guards are ordered when they are taken together."""
         return 0, id(self)
 
     def read(self, get: Callable[[Any], Any], index: Any) -> Any:
@@ -117,7 +116,7 @@ class Guard:
             before = cells[_SEQUENCE]
             if before & 1:
                 cells[_WAITING] = 1
-                with self.hold():  # waits until the write ends
+                with self.hold():  # wait until the write ends
                     continue
             try:
                 found = get(index)
@@ -138,7 +137,7 @@ class Guard:
         self._mend()
 
     def _mend(self) -> None:
-        """Finish the write of a thread or process that no longer exists."""
+        """Mark the write of a thread or process that no longer exists as finished."""
         if self._cells[_SEQUENCE] & 1 and not self._writing:
             self._cells[_SEQUENCE] += 1
 
@@ -157,12 +156,12 @@ class Guards:
         self._cells = [guard._cells for guard in guards]
 
     def sequences(self, numbers: Sequence[int]) -> list[int]:
-        """Return `Guard.sequence` of some guards; batches read them twice each."""
+        """Return `Guard.sequence` of some guards. Every batch of an ensemble calls this twice, so it is short."""
         cells = self._cells
         return [cells[number][_SEQUENCE] for number in numbers]
 
     def read(self, number: int, get: Callable[[Any], Any], index: Any) -> Any:
-        """Return `get(index)`, read as the guard with this number does."""
+        """Return `get(index)`, read under the guard with this number; see `Guard.read`."""
         return self._guards[number].read(get, index)
 
 
@@ -177,9 +176,9 @@ class Lock(Protocol):
 
 
 class HoldAll:
-    """A context that holds several locks.
+    """A context that holds several locks, which are taken in the given order.
 
-    Guards are taken in the order of their ranks, which is the same everywhere, so that no two threads deadlock.
+    Callers sort guards by rank, so that two threads that take some of the same guards cannot deadlock.
     """
 
     __slots__ = ("_locks",)
@@ -188,7 +187,7 @@ class HoldAll:
         self._locks = locks
 
     def acquire(self) -> None:
-        """Take all locks, or none if one cannot be taken; may nest."""
+        """Take all locks, or none if one cannot be taken; calls may be nested."""
         held = []
         try:
             for lock in self._locks:
@@ -227,11 +226,11 @@ class Hold:
 
 
 class SharedGuard(Guard):
-    """Guards the rows of a buffer among the threads of all forked and spawned processes that it is passed to.
+    """Protects the rows of a buffer among the threads of all forked and spawned processes that have this guard.
 
-    The sequence number is in an anonymous file that all processes map, and the lock is a lock on that file, which the
+    The sequence number is in an anonymous file that all processes map. The lock is a lock on that file, which the
     system releases if a process is killed during a write. The next process that takes the lock then undoes the
-    unfinished write, using the journal stored behind the numbers. A plain pickle or a copy is a new guard.
+    unfinished write, with the journal that is stored behind the numbers. A plain pickle or a copy is a new guard.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -243,7 +242,7 @@ class SharedGuard(Guard):
 
     @property
     def numbers(self) -> memoryview:
-        """Additional int64 numbers for the owner of this guard, shared by all processes, initially 0."""
+        """Further int64 numbers, shared by all processes and initially 0, for the owner of this guard."""
         numbers: memoryview = self._cells[_FREE:]
         return numbers
 
@@ -258,7 +257,7 @@ class SharedGuard(Guard):
             self._mend()
 
     def protect(self, storage: Storage, counters: Sequence[Counter]) -> None:
-        """Let the next process undo a write to this storage and these counters if the writing process is killed."""
+        """Keep a journal of this storage and these counters, to undo the write of a process that is killed."""
         counters = [counter for counter in counters if counter.shared]
         cells = self._cells[_JOURNAL : _JOURNAL + 1 + len(counters)]
         self._journal = storage.journal = WriteJournal(self._descriptor, mmap.PAGESIZE, cells, counters)
@@ -280,7 +279,7 @@ class SharedGuard(Guard):
 
     def after_fork(self) -> None:
         self._lock = threading.RLock()
-        self._depth = self._writing = 0  # if the parent is writing, it holds the lock
+        self._depth = self._writing = 0  # nothing to mend: if the parent is writing, it still holds the lock
 
     def __getstate__(self) -> dict[str, Any]:
         return {"descriptor": DupFd(self._descriptor)} if get_spawning_popen() is not None else {}
@@ -299,16 +298,13 @@ def _anonymous_file() -> int:
     return descriptor
 
 
-_HOOKS: weakref.WeakKeyDictionary[Any, tuple[weakref.WeakMethod[Any], weakref.WeakMethod[Any]]]
-
-
-_HOOKS = weakref.WeakKeyDictionary()
+_HOOKS: weakref.WeakKeyDictionary[Any, tuple[weakref.WeakMethod[Any], weakref.WeakMethod[Any]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def call_at_fork(owner: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Call the method `before` of `owner` before every fork, and `after` in the child, for as long as the owner
-    exists.
-    """
+    """Call the method `before` of `owner` before every fork, and `after` in the child, as long as the owner exists."""
     _HOOKS[owner] = weakref.WeakMethod(before), weakref.WeakMethod(after)
 
 
@@ -324,13 +320,12 @@ os.register_at_fork(before=lambda: _call_hooks(0), after_in_child=lambda: _call_
 # Copies in other processes --------------------------------------------------------------------------
 
 Place = tuple[bytes, int | None]
-"""Identifies a process, with its number if it is a worker of a `DataLoader`."""
-
+"""Identifies a process; the number is set for a worker of a `DataLoader`."""
 
 _process = os.urandom(16)  # pids are not unique: every container has a process 1
 
-
 _inherited: tuple[int, torch.Generator] | None = None
+"""In a forked child, the seed of the generator that it inherited, and a generator to use instead."""
 
 
 def place() -> Place:
@@ -352,7 +347,7 @@ def generator_of(seed: int) -> torch.Generator:
 
 
 def branch(generator: torch.Generator, *key: int) -> None:
-    """Seed a generator from its state and a key, so that each key gives a stream of its own."""
+    """Seed a generator from its state and a key, so that every key gives another stream of random numbers."""
     state = generator.get_state().cpu().numpy().tobytes()
     digest = hashlib.blake2b(state + repr(key).encode(), digest_size=8).digest()
     generator.manual_seed(int.from_bytes(digest, "big") >> 1)
@@ -361,8 +356,8 @@ def branch(generator: torch.Generator, *key: int) -> None:
 def stand_in() -> torch.Generator | None:
     """Return a generator to use instead of torch's global one; None if the global one can be used.
 
-    A forked child inherits a copy of the parent's generator. Without a replacement, all children would draw the same,
-    unless they call `torch.manual_seed` as workers of a `DataLoader` do.
+    A forked child inherits a copy of its parent's global generator. All children would draw the same numbers from it,
+    unless they call `torch.manual_seed`, as workers of a `DataLoader` do.
     """
     if _inherited is None or torch.initial_seed() != _inherited[0]:
         return None

@@ -1,4 +1,4 @@
-"""Helpers for nests of data: batches of elements, entries by key, and the dimension along which a storage grows."""
+"""Functions for nests of tensors: stack elements to a batch, look up entries, exchange dimensions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def map_tensors(function: Callable[[Any], Any], data: Any) -> Any:
 
 
 def swap(data: Any, dim: int) -> Any:
-    """Exchange dimension `dim`, along which the user's data grows, with dimension 0, along which storages grow."""
+    """Exchange dimension `dim`, along which the user's data grows, with dimension 0, along which a storage grows."""
 
     def swapped(value: Any) -> Any:
         if value.ndim <= dim:
@@ -43,7 +43,7 @@ def swap(data: Any, dim: int) -> Any:
 
 
 def _transposed(data: TensorDict, dim: int) -> TensorDict:
-    """Exchange two dimensions of a tensordict; `transpose` does the same in twice the time."""
+    """Exchange dimensions 0 and `dim` of a plain tensordict, in half the time of its `transpose`."""
     size = list(data.batch_size)
     size[0], size[dim] = size[dim], size[0]
     entries = {
@@ -54,33 +54,33 @@ def _transposed(data: TensorDict, dim: int) -> TensorDict:
 
 
 def _is_plain(data: Any) -> TypeGuard[TensorDict]:
-    """Whether data is a tensordict without a device and without names of dimensions."""
+    """Return whether data is a `TensorDict` without a device and without names of dimensions."""
     return type(data) is TensorDict and data.device is None and not data._has_names()
 
 
 def without_arrays(index: Any) -> Any:
-    """Convert NumPy arrays in an index to tensors, so that an array with one number is not mistaken for an int."""
+    """Convert an index that is a NumPy array to a tensor; an array with one number might be taken for an int."""
     if not isinstance(index, np.ndarray):
         return index
     return torch.from_numpy(index.copy() if min(index.strides, default=0) < 0 else index)
 
 
 def is_key(index: Any) -> TypeGuard[str | tuple[str, ...]]:
-    """Whether an index of a buffer is the key of an entry."""
+    """Return whether an index of a buffer is the key of an entry."""
     return isinstance(index, str) or (
         isinstance(index, tuple) and bool(index) and all(isinstance(part, str) for part in index)
     )
 
 
 def is_single(index: Any) -> bool:
-    """Whether an index selects one element rather than a batch."""
+    """Return whether an index selects one element rather than a batch."""
     if isinstance(index, tuple):
         index = index[0]
     return isinstance(index, int | np.integer) or getattr(index, "ndim", None) == 0
 
 
 def entry(data: Any, key: str | tuple[str, ...]) -> Any:
-    """Return an entry of a tensordict or a nest of dicts; MissingKeyError lists the existing ones."""
+    """Return an entry of a tensordict or a nest of dicts; MissingKeyError, with the existing keys, if it is missing."""
     for part in (key,) if isinstance(key, str) else key:
         if not (isinstance(data, TensorDictBase | Mapping) or is_tensor_collection(data)):
             raise MissingKeyError(f"{key!r} not found: a {type(data).__name__} has no entry {part!r}")
@@ -104,7 +104,7 @@ def checked_batch_size(size: Any) -> int | None:
 
 def default_collate(storage: Storage) -> Callable[[Any], Any] | None:
     """Return the function that makes batches of a storage's rows; None if the storage returns batches itself."""
-    if isinstance(storage, LazyStackStorage):  # it returns stacks itself
+    if isinstance(storage, LazyStackStorage):
         return None
     if isinstance(storage, CompressedListStorage):
         return lazy_stack_elements
@@ -114,8 +114,8 @@ def default_collate(storage: Storage) -> Callable[[Any], Any] | None:
 def stack_elements(items: Any) -> Any:
     """Stack a list of elements along a new first dimension.
 
-    Tensors and tensordicts of one shape are stacked densely, tensordicts of different shapes lazily, nests leaf by
-    leaf. A list that cannot be stacked, and anything but a list, is returned unchanged.
+    Tensors and tensordicts of one shape are stacked densely, tensordicts of different shapes lazily, and nests leaf by
+    leaf. A list that cannot be stacked, and anything that is not a list, is returned unchanged.
     """
     if not isinstance(items, list) or not items:
         return items
@@ -149,15 +149,14 @@ def _stack_collections(items: list[Any]) -> Any:
         return items
     if all(_alike(item, items[0]) for item in items):
         return torch.stack(items)
-    return LazyStackedTensorDict.lazy_stack(
-        list(map(shallow_copy, items))
-    )  # new entries in the batch must not reach the elements
+    # Stack shallow copies, so that entries that are added to the batch do not reach the elements.
+    return LazyStackedTensorDict.lazy_stack(list(map(shallow_copy, items)))
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two tensordicts have the same entries with the same shapes."""
+    """Return whether two tensordicts have the same entries with the same shapes."""
     if isinstance(one, LazyStackedTensorDict) and not all(_alike(one.tensordicts[0], part) for part in one.tensordicts):
-        return False  # a lazy stack of different shapes, whose entries cannot even be read
+        return False  # the entries of a lazy stack of different shapes cannot be read
     if one is other:
         return True
     if isinstance(other, LazyStackedTensorDict) and not isinstance(one, LazyStackedTensorDict):

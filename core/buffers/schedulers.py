@@ -1,4 +1,4 @@
-"""Schedulers: they change a parameter of a sampler at every training step, such as beta of prioritized replay."""
+"""Schedulers: change a parameter of a sampler at every training step, such as beta of prioritized replay."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MODES = ("multiplicative", "additive")
 class ParameterScheduler(ABC):
     """Changes a numeric attribute of a sampler at every `step()`. Subclasses define `value`.
 
-    A tensor stays a tensor of its type; integers are rounded.
+    An attribute that is a tensor stays a tensor of its element type. Values of integers are rounded.
 
     Args:
-        obj: a sampler, or a buffer, whose sampler at the time of each step is used.
+        obj: a sampler, or a buffer, of which the sampler at the time of each step is used.
         param_name: the attribute, a number or a tensor with one number.
         min_value, max_value: bounds to which values are clipped; None or an infinity for no bound.
 
@@ -36,7 +36,7 @@ class ParameterScheduler(ABC):
     """
 
     _kept: ClassVar[tuple[str, ...]] = ("_min_val", "_max_val")
-    """The arguments that are saved, besides the entries common to all schedulers."""
+    """The attributes that are saved, besides those common to all schedulers."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ParameterScheduler(ABC):
         self._step_cnt += 1
 
     def _current(self) -> Number:
-        """Return the current value, before rounding."""
+        """Return the present value, before rounding if this scheduler set it."""
         found = getattr(self.sampler, self.param_name)
         if isinstance(found, torch.Tensor) and found.numel() == 1:
             found = found.item()
@@ -88,12 +88,12 @@ class ParameterScheduler(ABC):
         return exact if isinstance(current, int) and round(exact) == current else current
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the arguments and the number of steps under TorchRL's names, as JSON values."""
+        """Return the arguments and the number of steps, as JSON values under TorchRL's names."""
         names = ("param_name", "initial_val", "_step_cnt", "_exact", *self._kept)
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state of rbtool or TorchRL, including the arguments; the next step sets the attribute.
+        """Load a state of rbtool or TorchRL, including the arguments. The attribute changes at the next step.
 
         Raises:
             SchemaError: (a RuntimeError) the state belongs to another parameter or scheduler. Nothing is changed.
@@ -139,7 +139,7 @@ class LinearScheduler(ParameterScheduler):
 
 
 class StepScheduler(ParameterScheduler):
-    """Multiplies the value by `gamma` at every `n_steps`-th step; with `mode="additive"`, adds `gamma`.
+    """Multiplies the value by `gamma` at every `n_steps`-th step, or adds `gamma` with `mode="additive"`.
 
     Raises:
         UsageError: (a ValueError) the mode is unknown.
@@ -172,8 +172,9 @@ class StepScheduler(ParameterScheduler):
 
 
 class LambdaScheduler(ParameterScheduler):
-    """Sets the initial value times `lambda_fn(step)`, with steps counted from 1. The function is not saved in the
-    state.
+    """Sets the value to the initial value times `lambda_fn(step)`, with steps counted from 1.
+
+    The function is not saved in the state.
     """
 
     def __init__(
@@ -247,7 +248,7 @@ class SchedulerList:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers of NumPy or torch as Python numbers, and infinite bounds as None, as TorchRL saves them."""
+    """Convert values of TorchRL's states: numbers of NumPy or torch to Python's, and infinite bounds to None."""
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and math.isinf(value) else value
 

@@ -362,7 +362,7 @@ class Trajectory(_ReadLater, TensorClass["nocast"]):  # type: ignore[type-arg, n
 
     data: Any = None
 
-    def __post_init__(self) -> None:  # of what was indexed or stacked, too
+    def __post_init__(self) -> None:  # also called when an object is indexed or stacked
         data = self.data
         if data is not None and (not is_tensor_collection(data) or data.batch_size != self.batch_size):
             self.batch_size = _require_steps(data).batch_size
