@@ -34,7 +34,7 @@ from ..format.syncing import Durable
 from ..options import PathLike
 from ..torchrl_classes import Rebased, counterpart, described, is_torchrl
 from .columns import fill
-from .cursors import are_numbers, as_index, grown_rows, known_rows, last_of_repeats, own_cursor, rows_of
+from .cursors import are_numbers, as_index, grown_rows, known_rows, last_of_repeats, last_row, own_cursor, rows_of
 from .pytree import tree_spec_of
 from .write_log import Change, Counter, Generations, WriteLog
 
@@ -313,7 +313,9 @@ class Storage(Rebased, ABC):
             if not set_cursor:
                 self.log.changed(Change(rows))
             else:
-                self.last_cursor = own_cursor(cursor)
+                # A slice may end beyond the capacity; `rows` are the rows that it has written.
+                clipped = isinstance(cursor, slice) and last_row(cursor) is not None
+                self.last_cursor = rows if clipped else own_cursor(cursor)
                 self.log.wrote(rows, self.capacity_rows)
         except BaseException:  # an interrupt, after the rows were written
             self.log.changed()

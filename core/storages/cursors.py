@@ -202,7 +202,8 @@ def last_row(cursor: Any) -> int | None:
     if isinstance(index, range):
         return index[-1] if index and index[-1] >= 0 else None
     if isinstance(index, slice):
-        return index.stop - 1 if isinstance(index.stop, int) and index.stop > 0 and index.step in (None, 1) else None
+        known = isinstance(index.stop, int) and index.stop > max(index.start or 0, 0) and index.step in (None, 1)
+        return index.stop - 1 if known else None
     if hasattr(index, "__index__") and not getattr(index, "ndim", 0):
         row = operator.index(index)
     else:

@@ -502,6 +502,8 @@ class StreamStorage(Storage):
 
     def _gathered(self, numbers: Numbers) -> TensorDictBase:
         parts = [(places, shard.read(rows)) for places, shard, rows in self.parts(numbers)]
+        if not parts and (first := self._first_shard()) is not None:
+            return first.read(numbers)  # no rows, with the entries of the dataset
         return parts[0][1] if len(parts) == 1 else merged(parts, len(numbers))
 
     @property

@@ -169,7 +169,7 @@ class MemoryMaps:
                     self._inodes[name] = _inode(descriptor)
                 finally:
                     os.close(descriptor)
-        self._reserved = 0
+                _take_blocks(path, 0, self._reserved * (file.size // file.shape[0]))  # as many rows as the other files
 
     def _describe(self, folder: Path, documents: dict[str, bytes]) -> None:
         for name, document in documents.items():

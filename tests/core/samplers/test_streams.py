@@ -52,6 +52,12 @@ def test_parts_have_every_element_once_together(parts: Any, options: Any, count:
     assert sorted(found) == expected if count <= len(parts) else set(found) <= set(expected)
 
 
+@pytest.mark.parametrize("index", [torch.zeros(0, dtype=torch.int64), slice(5, 5)])
+def test_no_elements_of_a_stream_are_a_batch_without_rows(index: Any) -> None:
+    found = StreamStorage(ListedShards([[2], [3]]))[index]
+    assert (found.batch_size, found["x"].shape, found["x"].dtype) == ((0,), (0,), torch.int64)
+
+
 class FailingShards(ListedShards):
     """Shards that fail every time they are taken first."""
 

@@ -1022,6 +1022,23 @@ def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch: pytest.MonkeyP
     assert len(storage) == 410_010
 
 
+def test_a_new_column_has_disk_blocks_for_the_rows_that_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(1000, scratch_dir=tmp_path / "maps", schema="open")
+    storage.set(range(900), TensorDict({"a": torch.ones(900, 500)}, [900]))
+    more = TensorDict({"a": torch.ones(1, 500), "b": torch.ones(1, 500)}, [1])
+
+    def full(descriptor: int, start: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OutOfSpaceError, match="no space is left"):
+            storage.set(range(900, 901), more)
+    assert (len(storage), list(storage[:].keys()), (tmp_path / "maps" / "b.memmap").exists()) == (900, ["a"], False)
+    storage.set(range(900, 901), more)
+    assert (tmp_path / "maps" / "b.memmap").stat().st_blocks * 512 >= 901 * 500 * 4
+
+
 def test_file_systems_that_take_no_blocks_ahead_get_zeros(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def unsupported(descriptor: int, start: int, length: int) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")

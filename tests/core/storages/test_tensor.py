@@ -3,6 +3,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,14 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, tensorclass
 
-from rbtool import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer, TensorStorage
+from rbtool import (
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    TensorDictReplayBuffer,
+    TensorStorage,
+)
 from rbtool.core.checkpointers.tensor import TensorStorageCheckpointer
 from rbtool.core.errors import SchemaError, UsageError
 from rbtool.core.storages.base import register_checkpointer
@@ -500,11 +508,22 @@ def test_a_class_without_a_checkpointer_says_so() -> None:
     [
         (3, 3), (range(2, 5), 4), (slice(1, 4), 3), (torch.tensor([8, 9, 0]), 0), ([4, 2], 2), ((1, 2), 1),
         (None, None), (slice(None), None), (-1, None), (torch.tensor([False, True]), 1), ([], None),
-        (range(0), None), (range(-2, 1), 0), (range(4, 1, -1), 2),
+        (range(0), None), (range(-2, 1), 0), (range(4, 1, -1), 2), (slice(3, 3), None), (slice(5, 2), None),
     ],
 )  # fmt: skip
 def test_the_row_written_last(cursor: object, row: int | None) -> None:
     assert last_row(cursor) == row
+
+
+@pytest.mark.parametrize("make", [ListStorage, LazyTensorStorage])
+@pytest.mark.parametrize(("cursor", "row"), [(slice(0, 100), 6), (slice(2, 9), 6), (slice(1, 3), 2), (slice(None), None)])
+def test_a_slice_that_ends_beyond_the_capacity_has_written_up_to_the_last_row(
+    make: Callable[[int], Any], cursor: slice, row: int | None
+) -> None:
+    storage = make(7)
+    storage.set(range(7), torch.arange(7))
+    storage.set(cursor, torch.arange(len(range(7)[cursor])))
+    assert last_row(storage.last_cursor) == row
 
 
 def batch() -> TensorDict:
