@@ -1,4 +1,4 @@
-"""The contract of storages, and how data is taken apart into elements, entries and rows.
+"""The contract of storages, and how data is divided into elements.
 
 Writers usually fill a storage as a ring. With a capacity of 5, after 7 rows were written:
 
@@ -7,9 +7,9 @@ Writers usually fill a storage as a ring. With a capacity of 5, after 7 rows wer
                           ↑ cursor: the next row to be written, which holds the oldest element
 
 `len` counts the valid rows: 0 to the highest row ever written. Rows are written without gaps, so that before the first
-wrap the cursor equals `len`, and afterwards `len` stays at the capacity. Two numbers describe the rest: the write log
-counts all rows ever written (see `WriteLog`), from which samplers compute which rows are new, and a writer may count
-how often each row was overwritten (see `Generations`).
+wrap the cursor equals `len`, and afterwards `len` stays at the capacity. A storage also has a write log, which counts
+all rows ever written, so that samplers find out which rows are new (see `WriteLog`); and a writer may count how often
+each row was overwritten (see `Generations`).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _CHECKPOINTERS: dict[type[Any], Callable[[], Any]] = {}
 def register_checkpointer(storage_class: type[Any], factory: Callable[[], Any]) -> None:
     """Register the default checkpointer of a class of storages and of its subclasses.
 
-    Storages do not import checkpointers. These register themselves when `core.checkpointers` is imported, at the latest
-    when a storage is first saved or loaded.
+    Storages do not import checkpointers. Checkpointers register themselves when `core.checkpointers` is imported, at
+    the latest when a storage is first saved or loaded.
 
     Args:
         storage_class: the class of storages.
@@ -105,11 +105,10 @@ class Storage(Rebased, ABC):
     storage of arbitrary objects sets `returns_objects`: data for several rows is then a list with one object a row,
     `read_rows` returns the stored objects, and nothing is copied.
 
-    `save_state()` and `load_state(state)` read and write all rows by default. Optional, and possible for some storages
-    only, are `entry`, `episode_lengths`, `editable`, `put_back`, `write_cells`, `create_entries`, `flatten` and
-    `shared`. A storage that changes rows in any other way reports it with `mark_changed`, or with `mark_replaced` if
-    all contents are new. Storages with several dimensions, or with faster indexing of their own, derive from
-    `IndexedStorage`.
+    By default `save_state()` and `load_state(state)` read and write all rows. A subclass may also override `entry`,
+    `episode_lengths`, `editable`, `put_back`, `write_cells`, `create_entries`, `flatten` and `shared`. If it changes
+    rows in any other way, it has to call `mark_changed`, or `mark_replaced` if all contents are new. Storages with
+    several dimensions, or with faster indexing of their own, derive from `IndexedStorage`.
 
     Args:
         max_size: the capacity.
@@ -173,11 +172,11 @@ class Storage(Rebased, ABC):
         self.last_cursor: Any = None
         """The cursor of a writer's newest write; None if unknown."""
         self.numbered_by: str | None = None
-        """The entry in which a writer keeps each row's number, if it does."""
+        """The entry in which a writer stores the number of each row; None if there is none."""
         self.rotated: int | None = None
         """By how many rows a buffer's last load rotated a full ring; None if it was not a full ring."""
         self.journal: WriteJournal | None = None
-        """Keeps what a write replaces, if another process may have to undo it."""
+        """Keeps the rows that a write replaces, if another process may have to undo the write."""
         self.log = WriteLog()
         """Records which rows were written and changed; samplers read it."""
         self._attached: list[Any] = []
@@ -296,14 +295,14 @@ class Storage(Rebased, ABC):
 
     @final
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Write `data` at `cursor`; of elements for the same row the later one counts. If it fails, nothing is changed.
+        """Write `data` at `cursor`. If this fails, nothing is changed.
 
-        The length grows to the highest row written.
+        The length grows to the highest row written. If a row occurs twice, the later one of its elements is stored.
 
         Args:
             cursor: the rows, in any form of index.
             data: the elements.
-            set_cursor: whether to remember `cursor` as the place of the newest data.
+            set_cursor: whether this is the newest data, such as a writer's; False if existing elements are replaced.
 
         Raises:
             SchemaError: (a RuntimeError) rows are beyond the capacity, or would leave a gap; or the data does not fit.
@@ -346,7 +345,7 @@ class Storage(Rebased, ABC):
 
     @property
     def has_rows(self) -> bool:
-        """Whether there is anything to draw; storages of unknown length override it."""
+        """Whether there is at least one element; storages of unknown length override it."""
         return len(self) > 0
 
     @property
@@ -412,8 +411,8 @@ class Storage(Rebased, ABC):
     def repeated(self, index: Any, data: Any) -> Any:
         """Return data repeated for each element at `index`, if it lacks leading dimensions; otherwise unchanged.
 
-        The rule is tensordict's for assignments: the dimensions that data has are the last ones that `index`
-        selects. Dimensions of size 1 are not expanded.
+        As in assignments to tensordicts, the dimensions of the data are compared with the last ones that `index`
+        selects, and the missing leading ones are added. Dimensions of size 1 are not expanded.
         """
         return data
 
@@ -445,10 +444,10 @@ class Storage(Rebased, ABC):
         """Write at an index of several dimensions of what `get(slice(None))` returns.
 
         Args:
-            index: the index; its first dimension is `dim`.
-            data: is repeated along dimensions that it lacks.
+            index: the index, whose parts count the dimensions of the user's data.
+            data: the values, repeated along leading dimensions that they lack.
             dim: the dimension of the user's data that the storage keeps as dimension 0.
-            label: an entry that keeps its values if data does not have it.
+            label: an entry whose stored values remain if `data` does not have it.
 
         Raises:
             IndexError: an element does not exist.
@@ -462,7 +461,7 @@ class Storage(Rebased, ABC):
             self.notify(self.elements_of_cells(index, dim))
 
     def write_cells(self, index: Any, data: Any, dim: int = 0, label: str | None = None) -> None:
-        """Implements `set_cells`; the default, for storages of one dimension, raises IndexError."""
+        """Implement `set_cells`; the default, for storages of one dimension, raises IndexError."""
         count = len(index) if isinstance(index, tuple) else 1
         raise IndexError(f"{count} coordinates given, the storage has 1 dimension")
 
@@ -481,7 +480,7 @@ class Storage(Rebased, ABC):
 
     @final
     def mark_changed(self, change: Change | None = None) -> None:
-        """Report a change made outside of this class's methods, such as an in-place edit of what `get` returned.
+        """Report a change that no method of this class has made, such as an in-place edit of what `get` returned.
 
         Args:
             change: the rows and entries that changed; None if anything may have.
@@ -490,16 +489,14 @@ class Storage(Rebased, ABC):
 
     @final
     def mark_replaced(self, next_row: int, last_cursor: Any = None) -> None:
-        """Report that all contents were replaced. The ring continues at `next_row`, unless a writer sets
-        another row.
-        """
+        """Report that all contents were replaced. The ring continues at `next_row`, unless a writer sets another."""
         self.last_cursor = last_cursor
         self.log.go_on_at(next_row)
         self.log.changed()
 
     @final
     def notify(self, index: Any) -> None:
-        """Tell the attached buffers that the elements at `index` were written."""
+        """Call `mark_update` of the attached buffers, because the elements at `index` were written."""
         for buffer in self._attached:
             buffer.mark_update(index)
 
@@ -507,12 +504,13 @@ class Storage(Rebased, ABC):
 
     @property
     def counters(self) -> list[Counter]:
-        """The numbers in shared memory that every write changes."""
+        """The counters that every write changes, in shared memory."""
         return self.log.counters
 
     def keep(self, rows: slice | torch.Tensor, key: tuple[str, ...] | None = None) -> None:
-        """Before rows, or one entry of them, are replaced in place: keep their old contents in the journal, if there is
-        one.
+        """Keep the old contents of rows, or of one of their entries, in the journal, if there is one.
+
+        Called before these rows are replaced in place.
         """
 
     def undo(self) -> None:
@@ -524,9 +522,12 @@ class Storage(Rebased, ABC):
     def loading_ring(self, next_row: int | None) -> Iterator[None]:
         """Load a ring inside the context; `next_row` is the row to be written next, None if unknown.
 
-        If a full ring is loaded into a larger storage, its rows are rotated into the order of time, followed by free
-        rows, so that a writer can continue behind them; `rotated` is then the number of rows. Loads outside of this
-        context keep every row where it was.
+        If a full ring is loaded into a larger storage, its rows are rotated into the order of time, so that a writer
+        can continue behind them; `rotated` is then the number of rows by which they were rotated. Loads outside of this
+        context keep every row at its place.
+
+            saved, capacity 5         d   e   a   b   c                 next_row 2: the oldest element is in row 2
+            loaded, capacity 8        a   b   c   d   e   _   _   _     rotated by 2; the next row is 5
         """
         self.rotated, self._loaded_ring = None, (True, next_row)
         try:
@@ -535,7 +536,7 @@ class Storage(Rebased, ABC):
             self._loaded_ring = (False, None)
 
     def rotation_of(self, rows: int, room: int, capacity: int | None, last_row: int | None) -> int:
-        """Return which of `rows` loaded rows has to become row 0; also stored as `rotated`.
+        """Return which of the loaded rows has to become row 0, and store it as `rotated`.
 
         Args:
             rows: how many rows are loaded.
@@ -553,7 +554,7 @@ class Storage(Rebased, ABC):
 
     @final
     def attach(self, buffer: Any) -> None:
-        """Notify a buffer (anything with `mark_update(index)`) of elements that are written by index."""
+        """Call `mark_update(index)` of `buffer` whenever elements are written."""
         if not any(buffer is known for known in self._attached):
             self._attached.append(buffer)
 
@@ -624,7 +625,7 @@ class Storage(Rebased, ABC):
             return
         if isinstance(index, list | np.ndarray):
             index = as_index(index, self.ndim)
-        if isinstance(index, torch.Tensor) and index.dim() > 1:  # a buffer would read a matrix as coordinates
+        if isinstance(index, torch.Tensor) and index.dim() > 1:  # for a buffer, a matrix consists of coordinates
             index = index.nonzero() if index.dtype == torch.bool else index.reshape(-1)
         self.notify(index)
 
@@ -633,17 +634,17 @@ class Storage(Rebased, ABC):
         return (self.get(row) for row in range(self.shape[0]))
 
     def __getstate__(self) -> dict[str, Any]:
-        if get_spawning_popen() is None:  # a plain copy may share the tensors, but has a log of its own
+        if get_spawning_popen() is None:  # a plain copy may share the tensors, but counts its own writes
             self.log.lend()
-        # A copy does not belong to a buffer yet, and does not share the generator.
+        # A copy is not attached to a buffer, and does not share the generator.
         return self.__dict__ | {"_attached": [], "generator": None, "journal": None}
 
 
 class IndexedStorage(Storage):
-    """A storage that handles all forms of indices itself, because it has several dimensions or can do it faster.
+    """A storage that handles all forms of indices itself, because it has several dimensions or reads them faster.
 
-    It implements `read_at` and `write_at` instead of `read_rows` and `write_rows`; `as_index`, `rows_of`, `grown_rows`
-    and `last_of_repeats` help with that.
+    It implements `read_at` and `write_at` instead of `read_rows` and `write_rows`, with the help of `as_index`,
+    `rows_of`, `grown_rows` and `last_of_repeats`.
     """
 
     @abstractmethod
@@ -652,7 +653,9 @@ class IndexedStorage(Storage):
 
     @abstractmethod
     def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice | torch.Tensor | None:
-        """Write all of `data` at `cursor`, in any form, or nothing; of elements for the same row the later one counts.
+        """Write all of `data` at `cursor`, in any form, or nothing.
+
+        If a row occurs twice, the later one of its elements is stored.
 
         Args:
             cursor: the rows.
@@ -747,7 +750,7 @@ def taken(elements: Any, places: torch.Tensor) -> Any:
 
 
 def unflattened(elements: Any, shape: torch.Size) -> Any:
-    """Replace the first dimension of elements by this shape."""
+    """Reshape the first dimension of elements to this shape."""
     if isinstance(elements, list):
         raise IndexError(f"rows are selected by a vector, found an index of shape {list(shape)}")
     return _mapped(elements, lambda leaf: leaf.reshape((*shape, *leaf.shape[1:])))

@@ -1,12 +1,12 @@
-"""Reading and writing rows of plain tensors, and refilling batches.
+"""Reads and writes rows of plain tensors, and fills the batches of earlier calls again.
 
 Random rows on the CPU are gathered by NumPy's `take`: with 11 leaves it takes 0.5 to 0.8 of the time of torch's
-`index_select`, starts no threads and releases the interpreter lock. If the rows exceed the processor's caches, a
-compiled loop over all leaves takes over. Consecutive rows are copied in one piece.
+`index_select`, starts no threads and releases the interpreter lock. If the rows exceed the processor's caches, they are
+gathered by a compiled loop over all leaves. Consecutive rows are copied in one piece.
 
-For a write, `TensorFinder` determines where the bytes of all leaves are in one compiled call. Asking a tensor for its
-type, shape, device, strides and address takes 0.4 µs in Python, 4.5 µs for 11 leaves. The exchange interface of DLPack
-1.3, which torch offers to C, describes a tensor in 20 ns.
+For a write, one compiled call of `TensorFinder` determines where the bytes of all leaves are. Reading the type, shape,
+device, strides and address of a tensor takes 0.4 µs in Python, and 4.5 µs for 11 leaves. The exchange interface of
+DLPack 1.3, which torch offers to C, describes a tensor in 20 ns.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class _Exchange(ctypes.Structure):
 
 
 def _functions() -> list[int] | None:
-    """Return the addresses of the functions that describe a tensor, and that clear Python's error; None
-    without them.
+    """Return the addresses of the C functions that describe a tensor, and that clear Python's error.
+
+    None if torch does not offer DLPack's exchange interface.
     """
     capsule = getattr(torch.Tensor, _CAPSULE, None)
     if capsule is None:
@@ -79,9 +80,11 @@ def _functions() -> list[int] | None:
 
 
 class Sources(NamedTuple):
-    """Where the bytes of rows are: the address of each leaf, and the distances between elements in bytes.
+    """Where the bytes of rows are.
 
-    `steps` is int64 `[columns, ndim]`; None for rows without gaps.
+    Attributes:
+        addresses: the address of each leaf.
+        steps: the distances between elements in bytes, int64 `[columns, ndim]`; None for rows without gaps.
     """
 
     addresses: Sequence[int] | Numbers
@@ -89,7 +92,15 @@ class Sources(NamedTuple):
 
 
 class TensorFinder:
-    """Finds the bytes of tensors that are rows of columns, of which `ndim` dimensions count elements."""
+    """Finds the bytes of tensors that are written as rows of columns, in one compiled call.
+
+    Args:
+        compiled: the module `compiled_tensors`.
+        functions: the addresses of the C functions.
+        columns: the columns.
+        ndim: how many of their leading dimensions count elements.
+        memory: the memory of the columns, ranges of addresses in ascending order.
+    """
 
     def __init__(
         self, compiled: ModuleType, functions: Sequence[int], columns: Sequence[torch.Tensor], ndim: int,
@@ -115,8 +126,8 @@ class TensorFinder:
     def find(self, values: Sequence[torch.Tensor], lead: tuple[int, ...]) -> Sources | None:
         """Return where the bytes of values are.
 
-        None unless all have the type and shape of the columns, with `lead` in front, consist of elements without gaps,
-        and are on the same device and in other memory.
+        None unless all values have the type and shape of the columns, with `lead` in front, are on the same device and
+        in other memory, and have no gaps within an element.
         """
         found = np.fromiter(map(id, values), np.int64, len(self._leaves))
         count = lead[0] if len(lead) == self._ndim else -1
@@ -125,8 +136,11 @@ class TensorFinder:
         return None if layout == self._other else Sources(found, steps if layout else None)  # 0 is contiguous
 
     def copied(self, values: tuple[torch.Tensor, ...], start: int, count: int) -> bool:
-        """Copy a few rows (-1: one without its dimension), if they are found and have no gaps; else return False."""
-        items = id(values) + tuple.__basicsize__  # where a tuple has the addresses of its items
+        """Copy a few rows to the columns, from row `start` on; False, with nothing changed, if they have gaps.
+
+        It also returns False for values that `find` returns None for. A `count` of -1 is one row without its dimension.
+        """
+        items = id(values) + tuple.__basicsize__  # where a tuple stores the addresses of its items
         known = (self._head, self._leaves, self._memory, *self._table)
         assert len(values) == len(self._leaves)  # the loop would read beyond the tuple
         return not self._copy_few(items, *known, start, count)
@@ -137,9 +151,9 @@ class TensorFinder:
 
 
 def tensor_finder(columns: Sequence[torch.Tensor], ndim: int, memory: Sequence[tuple[int, int]]) -> TensorFinder | None:
-    """Make a finder for rows of these columns outside of `memory`, ranges of addresses in ascending order.
+    """Return a `TensorFinder` of these columns.
 
-    None without numba, without torch's interface, and for types that it does not describe.
+    None without numba, without torch's exchange interface, and for types that DLPack does not have.
     """
     functions = _functions()
     compiled = None if functions is None else compiled_module("compiled_tensors")
@@ -150,10 +164,10 @@ def tensor_finder(columns: Sequence[torch.Tensor], ndim: int, memory: Sequence[t
 
 
 class Memory:
-    """The memory of some tensors, to find out whether others share it.
+    """The memory of some tensors, to find out whether other tensors share it.
 
-    Whole allocations are compared by address: two views of one allocation count as shared even if they do not overlap,
-    and so do two tensors that separately wrap one buffer.
+    The addresses of whole allocations are compared. Two views of one allocation count as shared even if they do not
+    overlap, and so do two tensors that wrap the same buffer separately.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -178,12 +192,12 @@ class Memory:
         return self.touches(*_addresses(tensor))
 
     def touches(self, start: int, stop: int) -> bool:
-        """Whether addresses from `start` to before `stop` belong to the memory of any of the tensors."""
+        """Whether any address from `start` up to but not including `stop` belongs to the memory of a tensor."""
         before = bisect_left(self._starts, stop)
         return before > 0 and self._stops[before - 1] > start
 
     def apart(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return `tensor`, or a copy if it may share memory."""
+        """Return `tensor`, or a copy if it may share memory with the tensors."""
         return tensor.detach().as_subclass(torch.Tensor).clone() if self.may_hold(tensor) else tensor
 
 
@@ -193,15 +207,15 @@ def _addresses(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + memory.nbytes()
 
 
-# torch cannot gather unsigned integers wider than a byte, and cannot write numbered rows of floats of one byte, which
-# left rows with some of the columns: their bits are handled as the integers of that width.
+# torch cannot gather unsigned integers wider than a byte, and cannot write numbered rows of floats of one byte: such a
+# write would fail after other columns were written. The bits of these types are handled as integers of the same width.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FLOATS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 _AS_BITS = {one: _BITS[one.itemsize] for one in (torch.uint16, torch.uint32, torch.uint64, *_FLOATS)}
 
 
 def plain_column(leaf: torch.Tensor) -> torch.Tensor:
-    """Return a view of the same memory that torch indexes quickly: not a subclass, not a type of `_AS_BITS`."""
+    """Return a view of the same memory that torch indexes quickly: a plain tensor of a type that torch can index."""
     column = leaf.detach().as_subclass(torch.Tensor)
     return column.view(_AS_BITS[column.dtype]) if column.dtype in _AS_BITS else column
 
@@ -221,15 +235,15 @@ _KNOWN_TO_NUMPY = frozenset({
 
 
 # Above this many bytes, rows no longer fit into the processor's caches, and importing the compiled loops pays off. Once
-# they are imported, they serve fewer rows, too, in two thirds of the time.
+# they are imported, they also gather fewer rows, in two thirds of NumPy's time.
 _MANY = 32 << 20
 
 
 # Up to this many bytes are copied without releasing the interpreter lock.
 _SMALL = 1 << 16
-# From this many bytes of a column on, new rows are written to its file.
+# If new rows have at least this many bytes in a column, they are written to its file by a system call.
 _LARGE = 1 << 20
-# How many bytes of new files have pages before they are written; and how much memory must be available for that.
+# For how many bytes pages are made ahead of the writes, and how much memory must be available for that.
 _AHEAD, _SPARE = 16 << 20, 256 << 20
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 _madvise = ctypes.CDLL(None).madvise
@@ -240,15 +254,15 @@ _DATA_PTR = torch.Tensor.data_ptr
 
 
 def renames(dtype: torch.dtype) -> bool:
-    """Whether NumPy has no such type, so that its bits are handled as integers."""
+    """Whether the bits of a type are handled as integers, because NumPy does not have it."""
     return dtype not in _KNOWN_TO_NUMPY
 
 
 class MappedView(MemoryMappedTensor):
-    """A view of rows in a memory-mapped file, of which it knows the name.
+    """A view of rows in a memory-mapped file, with the name of the file.
 
-    Its clones are plain tensors. A pickle holds the values, as temporary files do not outlive their storage; a
-    MemoryMappedTensor's only names the file.
+    Its clones are plain tensors. Unlike the pickle of a MemoryMappedTensor, which only names the file, its pickle holds
+    the values: temporary files are removed with their storage.
     """
 
     _filename: Any = None  # with a name here, `memmap(folder)` would refuse to copy
@@ -316,10 +330,10 @@ class Columns:
         self.texts = texts
         """The numbers of the leaves that hold the bytes of text."""
         self.given = list(leaves)
-        """The leaves with their types, such as MemoryMappedTensor; `leaves` are plain then."""
+        """The leaves as they were given, for example as MemoryMappedTensors; `leaves` are plain tensors."""
         self.files = [_file_of(leaf) for leaf in leaves]
-        """The paths of the files that leaves are maps of."""
-        # Viewing a memory-mapped tensor takes six times as long as viewing a plain one, so only users get them.
+        """For each leaf, the path of the file that it maps; None for other memory."""
+        # A view of a memory-mapped tensor takes six times as long as one of a plain tensor, so only users get them.
         self.leaves = [
             leaf if file is None else leaf.as_subclass(torch.Tensor)
             for leaf, file in zip(leaves, self.files, strict=True)
@@ -341,22 +355,20 @@ class Columns:
         self._mark = _is_marked if any(dtype.is_complex for dtype in self.dtypes) else torch.Tensor.is_neg
         self._expected: tuple[tuple[int, ...] | None, list[torch.Size]] = (None, [])
         self.write_file: Callable[[int, int, memoryview], bool] | None = None
-        """Writes bytes to the file that a column is a map of, given its number and the offset; False if it cannot.
-        None if there are no files that were made for a storage."""
-        self._unused = 0  # no page of the rows from here on is known to exist in new files
+        """Writes bytes to the file that a column maps, given the number of the column and the offset; returns False if
+        it cannot. None if the storage has made no files."""
+        self._unused = 0  # the rows from here on were never written, so that their pages need not exist in new files
         self.pickled = False
-        """Whether a process was started with the columns, which moves one after the other to shared memory, or failed
-        to: they are asked where they are from then on."""
+        """Whether the columns were passed to a process, which moves them to shared memory, one by one: from then on,
+        their addresses are read again at every write."""
         self.prepared = 0
-        """How many rows have room, so that a write asks `make_pages` for more only beyond them."""
+        """How many rows have disk blocks and pages: a write beyond them prepares more, see `make_pages`."""
         self._made = 0  # pages of the rows before this one exist in new files, or are being made
         self._maker: Thread | None = None
         self._locate()
 
     def _locate(self) -> None:
-        """Note the addresses of the rows. Sharing a tensor with another process moves it, so this may be
-        called again.
-        """
+        """Determine the addresses of the columns; called again after sharing with a process has moved them."""
         self._memory = Memory(self.plain)
         self._span = self._memory.span
         self._places = [column.data_ptr() for column in self.plain]
@@ -375,13 +387,16 @@ class Columns:
             self._locate()
 
     def own_arrays(self, lent: bool) -> list[Array]:
-        """Return what `arrays` does, in less time, unless others may have references to the columns."""
+        """Return the `arrays`; faster, because addresses are only compared if the columns can have moved.
+
+        `lent` says whether others may have references to the columns.
+        """
         if lent or self.pickled:
             self._follow_moves()
         return self._arrays
 
     def _mover(self, rows: int) -> PlainRows:
-        """Return the object that moves rows, for this number of rows."""
+        """Return the object that copies rows; it is replaced by compiled loops once there are many rows."""
         if rows >= self._many:
             self._rows, self._many = fastest_rows(self._arrays), math.inf
             self._finder = tensor_finder(self.leaves, self.ndim, self._memory.ranges) if self._in_rows else None
@@ -502,7 +517,7 @@ class Columns:
             rows: the number of valid rows.
             targets: tensors of the columns' `numpy_types`.
             chosen: the columns; default all.
-            addresses: the targets' addresses, for all columns, if `sources` has just found them.
+            addresses: the addresses of the targets, for all columns, if `sources` has just determined them.
         """
         if addresses is None:
             self._follow_moves()
@@ -553,9 +568,9 @@ class Columns:
         return shapes
 
     def copy_tensors(self, values: tuple[torch.Tensor, ...], cursor: int | range) -> bool:
-        """Copy values to one row or to consecutive rows; False, with nothing changed, unless `sources` finds them.
+        """Copy values to one row or to consecutive rows; False, with nothing changed, if `sources` returns None.
 
-        The caller has made sure that the columns did not move.
+        The caller has made sure that the addresses of the columns are up to date.
         """
         start, count, lead = (cursor, 1, ()) if isinstance(cursor, int) else (cursor.start, len(cursor), (len(cursor),))
         finder = None if count > self._few or self._differ(values) else self._finder
@@ -567,11 +582,11 @@ class Columns:
         return sources is not None
 
     def sources(self, values: Sequence[torch.Tensor], lead: tuple[int, ...], stop: int) -> Sources | None:
-        """Return the addresses of values whose bytes can be copied as they are, by `copy_run`, to rows before `stop`.
+        """Return the addresses of values whose bytes `copy_run` can copy as they are, to rows before `stop`.
 
         None unless all values match these columns, with `lead` in front, and are contiguous, on the CPU and in other
-        memory; compiled loops also accept values of which only the elements are contiguous. It replaces `check`, which
-        says what differs.
+        memory; compiled loops also accept values of which only the elements are contiguous. Values with addresses need
+        no `check`, which raises an error that names the difference.
         """
         self._follow_moves()
         if not self._in_rows or self._differ(values):
@@ -594,11 +609,11 @@ class Columns:
         return None if any(touches(at, at + count * width) for at, width in pairs) else Sources(found)
 
     def _differ(self, values: Sequence[torch.Tensor]) -> bool:
-        """Whether numbers of a value differ from its bytes."""
+        """Whether the numbers of a value differ from its bytes: a conjugate or negative view."""
         return any(map(self._mark, compress(values, self._markable)))
 
     def copy_run(self, start: int, count: int, sources: Sources, *, together: bool = False) -> None:
-        """Copy consecutive rows from the addresses found by `sources`; with `together`, by several threads."""
+        """Copy consecutive rows from the addresses that `sources` has determined; `together` uses several threads."""
         if sources.steps is None:
             if self.write_file is not None and start >= self._unused and count * self._widest >= _LARGE:
                 self._copy_new(start, count, sources.addresses, threads_for_memory() if together else 1)
@@ -610,7 +625,10 @@ class Columns:
             self._finder.copy(start, count, sources)
 
     def _copy_new(self, start: int, count: int, sources: Sequence[int] | Numbers, threads: int) -> None:
-        """Copy many rows to pages of files that do not exist yet, in half of the time that page faults take."""
+        """Copy many rows to parts of files that were never written, with system calls.
+
+        This takes half of the time of copying through the map, where each new page costs a page fault.
+        """
         self._unused = start + count
         columns = zip(self._places, self.widths, sources, strict=True)
         run_together(
@@ -622,9 +640,9 @@ class Columns:
         )
 
     def _copy_to_file(self, number: int, where: int, offset: int, source: int, size: int) -> None:
-        """Copy bytes to an offset of a column at the address `where`, many of them by a system call.
+        """Copy bytes to an offset of a column at the address `where`; many bytes by a system call.
 
-        Their pages are then mapped all at once, so that overwriting them is as fast as if they had been faulted in.
+        The pages are then mapped all at once, so that later writes through the map need no page faults.
         """
         data = (ctypes.c_char * size).from_address(source)
         write = self.write_file
@@ -634,11 +652,11 @@ class Columns:
             _make_pages(where + offset, size)
 
     def make_pages(self, start: int, top: int, stop: int) -> int:
-        """Make pages of new files for the rows that will follow, in another thread: a small write that finds none takes
-        several times as long.
+        """Make pages of new files for the rows that will follow, in another thread.
 
-        As many bytes get pages as were written so far, at most `_AHEAD`. A page fault and this do the same, for which
-        blocks are on the disk already; no byte changes, so that a write, or a page fault, may take place meanwhile.
+        Without this, small writes take several times as long, because of page faults. As many bytes get pages as were
+        written so far, at most `_AHEAD`. Disk blocks are allocated already, and no byte changes, so that writes and
+        page faults may take place at the same time.
 
         Args:
             start: the first row that is written now.
@@ -646,10 +664,10 @@ class Columns:
             stop: disk blocks are allocated for the rows before this one.
 
         Returns:
-            What is `prepared` then.
+            The new value of `prepared`.
         """
         width = max(sum(self.widths), 1)
-        if self.write_file is None or (top - start) * self._widest >= _LARGE:  # the system call makes pages
+        if self.write_file is None or (top - start) * self._widest >= _LARGE:  # `_copy_to_file` makes the pages
             return top
         if top * width < _LARGE:
             return min(_LARGE // width + 1, stop)
@@ -658,7 +676,7 @@ class Columns:
         if first < last and (self._maker is None or not self._maker.is_alive()):
             places = zip(self._places, self.widths, strict=True)
             parts = [(where + first * size, (last - first) * size) for where, size in places]
-            # The thread refers to the tensors, and so to their memory.
+            # The thread keeps a reference to the tensors, so that their memory stays mapped.
             self._maker = started(functools.partial(_make_pages_of, self.plain, parts), "rbtool-pages")
             self._made = last
         return min(top + ahead // 2, stop)
@@ -666,9 +684,9 @@ class Columns:
     def write_run(
         self, start: int, count: int, values: Sequence[torch.Tensor], *, single: bool = False, together: bool = False
     ) -> None:
-        """Write consecutive rows; the values may be views of the columns. For `together` see `copy_run`.
+        """Write consecutive rows; the values may be views of the columns.
 
-        With `single`, the values are one row without its dimension.
+        With `single`, the values are one row without its dimension. `together` uses several threads if it can.
         """
         sources = self.sources(values, self.others if single else (count, *self.others), start + count)
         if sources is not None:
@@ -696,15 +714,15 @@ class Columns:
         dim: int = 0,
         whole: int | None = None,
     ) -> None:
-        """Write at any index of the first `rows` rows, with dimension `dim` in front; nothing beyond them is written.
+        """Write at an index of several dimensions; only the first `rows` rows can be written.
 
         Args:
-            index: concerns up to `depth` dimensions.
+            index: the index, of up to `depth` dimensions; its parts count the dimensions of the user's data.
             rows: the number of valid rows.
-            values: are repeated along leading dimensions that all of them lack.
+            values: the values, repeated along leading dimensions that all of them lack.
             depth: the number of dimensions that can be indexed.
             dim: the dimension of the user's data that is dimension 0 here.
-            whole: the number of a value that lacks no dimensions.
+            whole: the position of a value that lacks no dimensions.
 
         Raises:
             SchemaError: types or shapes differ; nothing is written.
@@ -730,7 +748,7 @@ class Columns:
             values: the values.
             shapes: their final shapes.
             tails: how many of the last dimensions of each belong to one element.
-            whole: the number of a value that lacks no dimensions.
+            whole: the position of a value that lacks no dimensions.
 
         Raises:
             SchemaError: types or shapes differ.
@@ -750,7 +768,7 @@ class Columns:
         return found
 
     def write_stacked(self, rows: slice | torch.Tensor, items: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Write items, each a list of values, one below another, without stacking all of them first."""
+        """Write items, each with one value for every column, one to a row; only one column is stacked at a time."""
         fresh = [self.apart(parts) for parts in zip(*items, strict=True)]
         for column, parts in zip(self.plain, fresh, strict=True):
             plain = [plain_column(part).to(column.device) for part in parts]
@@ -760,7 +778,7 @@ class Columns:
                 column.index_copy_(0, rows.to(column.device), torch.stack(plain))
 
     def apart(self, values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Copy the values that a write into these columns might change before they are read."""
+        """Return the values, with copies of those that share memory with the columns: a write would change them."""
         self._follow_moves()
         return [self._memory.apart(value) for value in values]
 
@@ -780,7 +798,7 @@ def _is_marked(value: torch.Tensor) -> bool:
 
 
 def _forwards(index: Index) -> bool:
-    """Whether torch accepts the index as it is, that is, without slices with negative steps."""
+    """Whether torch accepts the index as it is: it has no slices with negative steps."""
     if isinstance(index, tuple):
         return all(_forwards(part) for part in index)
     return not (isinstance(index, slice) and index.step is not None and index.step < 0)
@@ -803,7 +821,7 @@ def _are_one(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _make_pages(place: int, size: int) -> None:
-    """Make the pages of a map at an address exist; where the disk is full, or before Linux 5.14, it does nothing."""
+    """Map the pages at an address for writing; does nothing if the disk is full, or before Linux 5.14."""
     if sys.platform == "linux":
         first = place // mmap.PAGESIZE * mmap.PAGESIZE
         _madvise(first, place + size - first, _POPULATE_WRITE)
@@ -860,9 +878,9 @@ def fill(out: Any, batch: Any, stored: Callable[[torch.Tensor], bool]) -> Any:
 
 
 class Filler:
-    """Fills batches with rows of a tensor storage, in one call for all columns.
+    """Copies rows of a tensor storage into the batches of earlier calls, in one call for all columns.
 
-    Batches may have additional entries at their root, which are copied.
+    Batches may have additional entries at their root, `added`, which get their values from the caller.
     """
 
     def __init__(self, structure: TreeSpec, columns: Columns, added: Sequence[str]) -> None:
@@ -880,7 +898,7 @@ class Filler:
 
     @classmethod
     def of(cls, structure: TreeSpec, columns: Columns, out: Any, added: Mapping[Any, Any]) -> Filler | None:
-        """Return a filler for such batches; None if rows cannot be copied as they are."""
+        """Return a filler for batches like `out`; None if the bytes of rows cannot be copied as they are."""
         if not columns.gathers_into or columns.ndim != 1 or columns.texts or any(map(renames, columns.dtypes)):
             return None
         if added and not (type(structure) is TensorDictNode and structure.kind is None and type(out) is TensorDict):
@@ -897,7 +915,7 @@ class Filler:
         if type(out) is TensorDict and out.batch_size[:1] != index.shape:
             raise _refused(f"its batch size is {list(out.batch_size)}, expected {count} elements")
         targets = [leaves[number] for number in self._order]
-        found = self.columns.sources(targets, (count,), rows)  # the targets must be what `sources` accepts for writes
+        found = self.columns.sources(targets, (count,), rows)  # targets have the same requirements as written values
         addresses = None if found is None or found.steps is not None else found.addresses
         if addresses is None:
             self._require_rows(targets, count)
@@ -921,7 +939,7 @@ class Filler:
     def _require_apart(
         self, leaves: Sequence[torch.Tensor], count: int, addresses: Sequence[int] | Numbers | None
     ) -> None:
-        """Refuse tensors as `fill` does; tensors of the previous batch are only checked once."""
+        """Refuse tensors as `fill` does; the tensors of the previous batch are not checked again."""
         if addresses is None:
             places = list(map(_ADDRESS, leaves))
         else:
@@ -936,31 +954,38 @@ class Filler:
 
 
 class _Entry(NamedTuple):
-    """What an entry of a dict has to be so that a column can hold it as it is."""
+    """The requirements for an entry of a dict whose bytes a column can store as they are.
+
+    Attributes:
+        nest: the number of the nested dict that contains it; 0 for the root.
+        key: its key there.
+        dtype, shape: the type and shape of an array.
+        scalar: the type of a NumPy number that is accepted in place of an array; None for none.
+        number: the type of a Python number that is accepted as well, if torch would convert it to this element type.
+    """
 
     nest: int
     key: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     scalar: type[Any] | None
-    """The type of a NumPy number that may be given instead of an array."""
     number: type[Any] | None
-    """The type of a Python number that may be given instead, if torch makes this element type of it."""
 
 
-# What torch makes of Python's numbers; float only as long as its default is float32.
+# The element types to which torch converts Python's numbers; float only while torch's default is float32.
 _NUMBERS: Mapping[Any, type[Any]] = {np.bool_: bool, np.int64: int, np.float32: float}
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class ArrayRows:
-    """Writes rows as they are: tensordicts, and dicts of NumPy arrays and numbers, of which to make tensors first takes
-    ten times as long.
+    """Writes rows whose bytes can be copied as they are, without making tensors of them, in a tenth of the time.
+
+    Rows are tensordicts, or dicts of NumPy arrays and numbers.
 
     Args:
         structure: how the columns are nested.
         columns: the columns.
-        label: the entry that holds the number of each row, which the data does not have; None if there is none.
+        label: the entry in which the number of each row is stored, which the data does not have; None if there is none.
     """
 
     def __init__(self, structure: TreeSpec, columns: Columns, label: str | None) -> None:
@@ -985,7 +1010,7 @@ class ArrayRows:
         self._known: tuple[list[Any], list[Any]] = ([], [])
 
     def _find(self, node: TreeSpec, nest: int, places: list[tuple[int, str]]) -> bool:
-        """Note where the leaves below a node are; False if they are not all in nests of dicts."""
+        """Append the place of each leaf below a node to `places`; False if a leaf is not in nested dicts."""
         for key, child in node.children.items():
             if type(child) is TensorNode and type(key) is str:
                 places.append((nest, key))
@@ -1005,7 +1030,7 @@ class ArrayRows:
     def tensors(self, data: TensorDict, single: bool) -> tuple[int, tuple[Any, ...]] | None:
         """Return the number of rows in a tensordict, and its tensors in the order of the columns.
 
-        None unless it has all entries, and as many dimensions as the numbers of its rows.
+        None unless it has all entries, and, if rows are numbered, no other dimension than that of its rows.
         """
         size = data.batch_size
         count = 1 if single else next(iter(size), 0)
@@ -1013,7 +1038,7 @@ class ArrayRows:
             return None
         try:
             return count, tuple(self._structure.flatten(data))
-        except SchemaError:  # the general path says what differs
+        except SchemaError:  # the general path raises the error
             return None
 
     def take(self, data: dict[Any, Any], single: bool) -> tuple[int, list[Any]] | None:
@@ -1050,7 +1075,7 @@ class ArrayRows:
         return (count, found) if count else None
 
     def _entries(self, count: int) -> list[_Entry]:
-        """Return what the entries of a dict with this many rows have to be."""
+        """Return the requirements for the entries of a dict with this many rows."""
         if self._many[0] != count:
             many = [entry._replace(shape=(count, *entry.shape), scalar=None, number=None) for entry in self._one]
             self._many = count, many
@@ -1058,9 +1083,13 @@ class ArrayRows:
         return self._many[1]
 
     def put(self, cursor: int | range, values: Sequence[Any], numbers: Any, lent: bool) -> bool:
-        """Write what `tensors` or `take` returned to one row or to consecutive rows, whose `numbers` are int64.
+        """Write the values that `tensors` or `take` has returned to one row or to consecutive rows.
 
-        Arrays are in other memory. `lent` says whether others may have references to the columns.
+        Args:
+            cursor: the rows.
+            values: the values; arrays must not share memory with the columns.
+            numbers: the numbers of the rows, int64, which are stored as the label.
+            lent: whether others may have references to the columns.
 
         Returns:
             False, with nothing changed, for tensors whose bytes cannot be copied as they are; see `Columns.sources`.
@@ -1082,7 +1111,7 @@ class ArrayRows:
 
 
 def _as_number(value: float) -> Any:
-    """Return a number as torch stores it, an int as int64 and a float as float32; None if it would refuse, or warn."""
+    """Return an int as it is and a float as float32, like torch; None if torch would refuse it or warn."""
     if type(value) is int:
         return value if -1 << 63 <= value < 1 << 63 else None
     return np.float32(value) if -_LARGEST <= value <= _LARGEST and torch.get_default_dtype() is torch.float32 else None

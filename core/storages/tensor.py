@@ -38,15 +38,15 @@ from .write_log import Counter, Snapshot
 _Write: TypeAlias = Callable[[Columns, bool], None]
 
 _WHOLE = frozenset({TensorDict, torch.Tensor, dict})
-"""Types that are certainly not lists of rows; checking for them is faster than checking for lists."""
+"""The frequent types that are not lists of rows; testing for them is faster than testing for lists."""
 
 
 @counterpart
 class TensorStorage(IndexedStorage):
-    """Wraps a tensor, a tensordict, a tensorclass or a nest of them; all of its rows count as written.
+    """Wraps an existing tensor, tensordict, tensorclass or nest of them, without a copy; all rows count as written.
 
-    Dimension 0 is the capacity. The first `ndim` dimensions, which all leaves share, count elements. Data that is
-    written must have the keys, element types and shapes of the stored data.
+    The size of dimension 0 is the capacity in rows. The first `ndim` dimensions, which all leaves share, count
+    elements. Data that is written must have the keys, element types and shapes of the stored data.
 
     Args:
         storage: the data. If it is a tensordict without entries, such as `TensorDict(batch_size=[100])`, the first
@@ -72,12 +72,12 @@ class TensorStorage(IndexedStorage):
     _filler: Filler | None = None
     _array_rows: ArrayRows | None = None
     _declared: TreeSpec | None = None
-    """The structure of the data without entries that were added to all rows; None if there are none.
+    """The structure of the data before entries were added to all rows; None if none were added.
 
-    Added entries belong to the present rows: they disappear as soon as rows are written without them.
+    Added entries belong to the rows that exist: a write of rows without them removes these columns.
     """
     _bare: Any = None
-    """A tensordict without entries, which the first write makes."""
+    """A wrapped tensordict without entries; the first write determines its entries."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class TensorStorage(IndexedStorage):
         self._wrapped = None
 
     def _take(self, structure: TreeSpec, leaves: Sequence[torch.Tensor]) -> None:
-        """Make these tensors the contents; they must share their leading dimensions."""
+        """Use these tensors as the contents; SchemaError unless they share their first `ndim` dimensions."""
         leads = {leaf.shape[: self.ndim] for leaf in leaves}
         if len(leads) != 1 or len(min(leads)) != self.ndim:
             shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves) or "no tensor"
@@ -176,11 +176,11 @@ class TensorStorage(IndexedStorage):
 
     @property
     def contents(self) -> Any:
-        """All tensors in the structure of the data, including rows that are not valid; None before the first write."""
+        """All data in one nest, including rows that are not valid; None before the first write."""
         self.log.lend()
         if not self.initialized:
             return self._bare
-        if self._wrapped is None or self.columns.texts:  # values that were made of rows do not follow later writes
+        if self._wrapped is None or self.columns.texts:  # text is decoded from its rows, so it has to be made again
             columns = self.columns
             self._wrapped = self.structure.unflatten(iter(columns.given), columns.lead)
         return self._wrapped
@@ -193,9 +193,7 @@ class TensorStorage(IndexedStorage):
 
     @property
     def shape(self) -> torch.Size:
-        """The number of valid rows, followed by the other dimensions that count elements; `[0]` before the
-        first write.
-        """
+        """The number of valid rows, followed by the other dimensions of elements; `[0]` before the first write."""
         if self._bare is None and not self.initialized:
             return torch.Size([0])
         return torch.Size([self.rows, *self._lead[1:]])
@@ -221,7 +219,7 @@ class TensorStorage(IndexedStorage):
             return self._bare[: self.rows][index]
         columns, structure = self._columns or self.columns, self._structure or self.structure
         found, batch = columns.read(index, self._filled.value)
-        if columns.texts and isinstance(index, int | slice | tuple):  # views, but values are made of them later
+        if columns.texts and isinstance(index, int | slice | tuple):  # views; text is decoded when it is first used
             found = [leaf.clone() if number in columns.texts else leaf for number, leaf in enumerate(found)]
         return structure.unflatten(iter(found), batch)
 
@@ -230,9 +228,7 @@ class TensorStorage(IndexedStorage):
         self.columns.gather_into(index, self._filled.value, targets, chosen)
 
     def expect(self, rows: np.ndarray[Any, Any], key: tuple[str, ...] | None = None) -> None:
-        """Called with the numbers of the rows that are read next, int64 `[n]`, as they may be on a disk; with `key`, of
-        one entry alone.
-        """
+        """Prepare to read rows, int64 `[n]`, or only the entry `key` of them; for storages whose rows are on a disk."""
 
     @property
     def entry_keys(self) -> Sequence[tuple[str, ...]] | None:
@@ -256,7 +252,7 @@ class TensorStorage(IndexedStorage):
         return self.initialized and self.columns.may_hold(tensor)
 
     def read_into(self, out: Any, index: Any, added: Mapping[Any, torch.Tensor]) -> Any:
-        """Copy the rows at `index`, and additional entries, to `out`; in one call if possible."""
+        """Copy the rows at `index`, and additional entries, to `out`; in one call for all columns if possible."""
         columns, structure = self.columns, self.structure
         if type(index) is not torch.Tensor or index.dtype is not torch.int64 or index.dim() != 1:
             return super().read_into(out, index, added)
@@ -270,16 +266,16 @@ class TensorStorage(IndexedStorage):
     # Writing ---------------------------------------------------------------------------------------
 
     def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice | torch.Tensor | None:
-        """Write the rows of `data` at `cursor`; if a row is repeated, the later one counts.
+        """Write the rows of `data` at `cursor`; if a row occurs twice, the later one of its values is stored.
 
-        The length grows to the highest row written. Text that the rows stored before have no room for makes a column,
-        or a wider one, first.
+        The length grows to the highest row written. If text differs between rows, or is too long for its column, the
+        storage first makes a column for it, or a wider one.
 
         Args:
-            cursor: an int takes one row without leading dimension, a tuple of coordinates takes elements, anything else
-                takes rows.
-            data: the rows; a list and a lazy stack are rows one by one. It may be a view of stored rows, as may
-                `cursor`: both are read completely before the first row is written.
+            cursor: an int for one row without its dimension, a tuple of coordinates for elements, anything else for
+                rows.
+            data: the rows; a list or a lazy stack contains them one by one. Data and `cursor` may be views of stored
+                rows: both are read completely before the first row is written.
             set_cursor: False if existing elements are replaced.
 
         Raises:
@@ -309,9 +305,9 @@ class TensorStorage(IndexedStorage):
             raise
 
     def array_rows(self, label: str | None) -> ArrayRows | None:
-        """Return what takes tensordicts and dicts apart for `write_arrays`; None before the first write.
+        """Return the object that divides tensordicts and dicts into columns for `write_arrays`.
 
-        `label` is the entry that a writer adds to them, the number of each row.
+        None before the first write. `label` is the entry in which a writer stores the number of each row, if it does.
         """
         columns, known = self._columns, self._array_rows
         if columns is None or known is None or known.columns is not columns or known.label != label:
@@ -346,7 +342,7 @@ class TensorStorage(IndexedStorage):
         return True
 
     def _set(self, cursor: Any, data: Any) -> slice | torch.Tensor | None:
-        """Write, and return the rows written; None if elements of rows were."""
+        """Write, and return the rows that were written; None if only some elements of rows were."""
         columns, valid = self.columns, self._filled.value
         rows: slice | torch.Tensor
         run = _run(cursor, columns.lead[0])
@@ -398,8 +394,8 @@ class TensorStorage(IndexedStorage):
             self.columns.write_stacked(rows, checked)
 
     def _values(self, data: Any, lead: tuple[int, ...]) -> list[torch.Tensor]:
-        """Divide `data` into tensors, which must match this storage with `lead` in front."""
-        values = self._taken_apart(data)  # may drop columns of added entries
+        """Return the tensors of `data`; SchemaError unless they fit the columns, with `lead` in front of a row."""
+        values = self._flattened(data)  # may remove the columns of added entries
         self.columns.check(values, lead)
         return values
 
@@ -516,9 +512,12 @@ class TensorStorage(IndexedStorage):
     # Text that differs between rows ----------------------------------------------------------------
 
     def _set_text(self, path: Path, node: TreeSpec | None, *, keep: bool) -> None:
-        """Make `node` describe the text at `path`: as a column, which `keep` fills with the present values, or shared.
+        """Store the text at `path` as `node` describes: in a column, or once for all rows. None removes it.
 
-        Without a node, there is none.
+        Args:
+            path: the entry.
+            node: a TextNode for a column, a ConstantNode for a shared value.
+            keep: whether a new column gets the present values of the rows.
 
         Raises:
             SchemaError: other processes use the present column.
@@ -547,7 +546,7 @@ class TensorStorage(IndexedStorage):
             self._declared = self._declared.with_text_of(structure)
 
     def _text_column(self, structure: TreeSpec, path: Path, shape: tuple[int, ...], rows: torch.Tensor) -> torch.Tensor:
-        """Make a column for the text at `path` of what the storage will hold, which begins with these rows."""
+        """Make a column for the text at `path` of the new `structure`, with `rows` as its first rows."""
         made = zeros(torch.uint8, shape, torch.device(self.device))
         if len(rows):
             made[: len(rows), ..., : rows.shape[-1]] = rows
@@ -597,8 +596,9 @@ class TensorStorage(IndexedStorage):
         return self.initialized and isinstance(self._structure, MappingNode) and self.rows > 0 and not self.shared
 
     def _begin_entries(self, brought: TreeSpec, values: Mapping[Path, torch.Tensor], lead: int) -> None:
-        """Make zero columns for the entries that only `brought` has, like `values`, whose first `lead` dimensions count
-        elements.
+        """Make columns of zeros for the entries that only `brought` has.
+
+        They get the types and row shapes of `values`, whose first `lead` dimensions count elements.
         """
         columns, declared = self.columns, self._declared or self.structure
         known = dict(zip(self.structure.paths(), columns.given, strict=True))
@@ -613,7 +613,7 @@ class TensorStorage(IndexedStorage):
         self._declared = declared
 
     def _take_in_new(self, cursor: Any, data: Any) -> None:
-        """Make columns for new entries of data that replaces elements; they are zero in all others."""
+        """Make columns for new entries of data that replaces elements; all other elements get zeros there."""
         if not (self._takes_entries and (is_tensor_collection(data) or isinstance(data, Mapping))):
             return
         if is_tensor_collection(data):
@@ -632,23 +632,23 @@ class TensorStorage(IndexedStorage):
         if values.keys() - set(self.structure.paths()) and all(value.dim() >= lead for value in values.values()):
             self._begin_entries(brought, values, lead)
 
-    def _taken_apart(self, data: Any) -> list[torch.Tensor]:
-        """Return the tensors of data; SchemaError unless it has the entries that the rows have, or had at first."""
+    def _flattened(self, data: Any) -> list[torch.Tensor]:
+        """Return the tensors of data; SchemaError unless it has all entries, or all except those that were added."""
         try:
             return self.structure.flatten(data)
         except SchemaError:
-            if not self._leave_out_added(data):
+            if not self._remove_added(data):
                 raise
             return self.structure.flatten(data)
 
-    def _leave_out_added(self, data: Any) -> bool:
-        """Drop added entries if the data lacks exactly these; return whether it did."""
+    def _remove_added(self, data: Any) -> bool:
+        """Remove the columns of added entries if data has all other entries; return whether they were removed."""
         declared = self._declared
         if declared is None or declared is self._structure:
             return False
         try:
             declared.flatten(data)
-        except TextGrows:  # which the write does, too
+        except TextGrows:  # the write makes room for it
             pass
         except SchemaError:
             return False
@@ -659,10 +659,11 @@ class TensorStorage(IndexedStorage):
     # State, and checkpoints that are loaded --------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return `_storage` (tensors by `leaf_names`, or a single tensor), `_len` and `initialized`; tensors are
-        references.
+        """Return the contents; tensors are references.
 
-        `_structure` is their tree spec as JSON, for storages that are still empty.
+        `_storage` holds tensors by their `leaf_names`, or a single tensor, and `_len` the number of elements.
+        `initialized` is False for a storage that was never written to. `_structure` is the tree spec as JSON, from
+        which an empty storage makes its tensors.
         """
         if not self.initialized:
             return {"_storage": {}, "_len": 0, "initialized": False}
@@ -693,14 +694,14 @@ class TensorStorage(IndexedStorage):
 
         Args:
             structure: how the tensors are nested.
-            tensors: the tensors; they may have more rows than `length`, and than this storage. With `write`, tensors on
-                the device `meta` give types and shapes.
+            tensors: the tensors; they may have more rows than `length`, and than this storage. With `write`, they only
+                give types and shapes, and may be on the device `meta`.
             length: how many elements are valid.
-            write: `write(columns, in_time)` puts the rows into the columns. If it fails halfway, existing rows have
-                changed.
+            write: called as `write(columns, in_time)` to write the rows into the columns; with `in_time`, a full ring
+                in the order of time. If it fails, some of the existing rows may have changed.
             capacity: the capacity of the storage that the rows come from; None if unknown.
-            last_row: the row written last there; None if unknown. If it was a full ring and this storage is larger, the
-                oldest row becomes row 0 when a buffer loads it.
+            last_row: the row written last there; None if unknown. When a buffer loads a full ring into a larger
+                storage, the oldest row becomes row 0.
 
         Raises:
             SchemaError: names, types or shapes differ, or the elements do not fit. Nothing is changed.
@@ -736,13 +737,16 @@ class TensorStorage(IndexedStorage):
         self.mark_replaced(rows % columns.lead[0], last_row if self.rotated is None else rows - 1)
 
     def _with_text_of(self, saved: TreeSpec) -> TreeSpec:
-        """Return the structure with the text of saved data, which is to replace all rows."""
+        """Return the structure with the text of saved data that will replace all rows.
+
+        SchemaError if the data differs in values that are the same in all rows.
+        """
         found = self.structure.with_text_of(saved)
         found.refuse_other_constants(saved)
         return found
 
     def _take_text(self, structure: TreeSpec, values: Sequence[torch.Tensor], lead: tuple[int, ...]) -> None:
-        """Describe text as `structure` does; SchemaError, with nothing changed, unless it fits values."""
+        """Store text as `structure` describes it; SchemaError, with nothing changed, unless all values fit."""
         known = dict(zip(self.structure.paths(), self.columns.leaves, strict=True))
         shapes = {path: leaf.shape[self.ndim :] for path, leaf in known.items()}
         shapes |= {path: torch.Size([*node.tail, node.width]) for path, node in structure.texts()}
@@ -782,9 +786,9 @@ class TensorStorage(IndexedStorage):
             items = data if isinstance(data, list) else list(data.unbind(0))
             data, rows = items[0], False
         structure = tree_spec_of(data, self.ndim if rows else self.ndim - 1)
-        if self._bare is not None or next(structure.paths(), None) is None:  # None in the rows that are not written
+        if self._bare is not None or next(structure.paths(), None) is None:  # rows that are not written have None
             structure = structure.in_columns()
-        for item in items if next(structure.values(), None) else ():  # the text of all of them needs room
+        for item in items if next(structure.values(), None) else ():  # each item may have longer text
             structure = structure.with_room_for(item)
         leaves = structure.flatten(data)
         if rows and not all(leaf.dim() for leaf in leaves):
@@ -802,14 +806,14 @@ class TensorStorage(IndexedStorage):
         if self.columns.lead != lead:
             raise SchemaError(f"such rows make tensors {list(self.columns.lead)}, expected {list(lead)}")
 
-    # What lazy storages do otherwise ---------------------------------------------------------------
+    # Overridden by lazy storages -------------------------------------------------------------------
 
     def _go_back(self, structure: TreeSpec | None, columns: Columns | None) -> None:
-        """Restore the previous tensors, because the write for which new ones were made has failed."""
+        """Restore the previous tensors after a failed write for which new ones were made."""
         self._structure, self._columns, self._wrapped = structure, columns, None
 
     def _make_room(self, rows: slice | torch.Tensor) -> None:
-        """Ensure that writing these rows cannot fail for lack of space."""
+        """Ensure that there is space for these rows before the first of them is written."""
 
     # Writes of other processes ---------------------------------------------------------------------
 
@@ -819,7 +823,7 @@ class TensorStorage(IndexedStorage):
         self.keep(rows)
 
     def keep(self, rows: slice | torch.Tensor, key: Path | None = None) -> None:
-        """Before rows are replaced, keep their old contents, for dumps and for a process that has to undo the write."""
+        """Keep the old contents of rows that are about to be replaced, for background dumps and for `undo`."""
         for snapshot in tuple(self.log.snapshots):
             snapshot.keep(rows)
         journal = self.journal
@@ -860,9 +864,9 @@ class TensorStorage(IndexedStorage):
         return not self._filled.shared
 
     def snapshot(self, part_rows: int) -> Snapshot | None:
-        """Return the valid rows as they are now, in parts of `part_rows` rows; the caller has to call `end_snapshot`.
+        """Return a snapshot of the valid rows, in parts of `part_rows` rows; the caller has to call `end_snapshot`.
 
-        None if rows could be replaced unnoticed: on other devices, by other processes, or through references.
+        None if rows may change without a call of `keep`: on other devices, by other processes, or through references.
         """
         if not (self.initialized and self.columns.gathers_into):
             return None
@@ -870,15 +874,14 @@ class TensorStorage(IndexedStorage):
             self.columns.arrays, self.rows, part_rows, next_row=self.log.now.next_row, shared=self._filled.shared
         )
         self.log.snapshots.append(found)
-        if (
-            self.log.lent or not self.alone
-        ):  # checked after the snapshot is set: whoever takes references in between waits
+        # Checked only now: from here on, a thread that takes references waits for the snapshot.
+        if self.log.lent or not self.alone:
             self.end_snapshot(found)
             return None
         return found
 
     def end_snapshot(self, snapshot: Snapshot) -> None:
-        """Declare that a snapshot is no longer read; may be called repeatedly."""
+        """Release a snapshot; may be called repeatedly."""
         snapshot.close()
         if snapshot in self.log.snapshots:
             self.log.snapshots.remove(snapshot)
@@ -891,8 +894,10 @@ class TensorStorage(IndexedStorage):
         return self._filled.shared
 
     def share(self) -> None:
-        """Move rows and length to memory shared with processes started from now on; SchemaError if there are
-        no rows.
+        """Move rows and length to memory shared with processes that are started from now on.
+
+        Raises:
+            SchemaError: nothing was written yet.
         """
         self.log.settle()
         try:
@@ -900,7 +905,7 @@ class TensorStorage(IndexedStorage):
                 if leaf.is_cpu and not leaf.is_shared():
                     leaf.share_memory_()
         finally:
-            self.columns.addresses()  # shared memory that is full leaves some columns in their place, but not all
+            self.columns.addresses()  # even if shared memory is full, some columns may have moved
         self._share_counts()
 
     def _share_counts(self) -> None:
@@ -936,28 +941,27 @@ class TensorStorage(IndexedStorage):
 
 
 def _is_list(data: Any) -> bool:
-    """Whether data consists of rows one by one."""
+    """Whether data is a list of rows, or a lazy stack along the dimension of rows."""
     return isinstance(data, list) or (isinstance(data, LazyStackedTensorDict) and not data.stack_dim)
 
 
 def _is_bare(structure: TreeSpec) -> bool:
-    """Whether a tensordict has no entries, but maybe nested tensordicts without any."""
+    """Whether data is a tensordict without entries, except nested tensordicts that have none either."""
     plain = isinstance(structure, TensorDictNode) and structure.kind is None
     return plain and next(structure.paths(), None) is None and next(structure.constants(), None) is None
 
 
 def _coordinates(mask: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, ...]:
-    """Return the coordinates of the elements that a mask of several dimensions selects; IndexError for another
-    shape.
-    """
+    """Return the coordinates of the elements that a mask selects; IndexError unless it has the shape of elements."""
     if mask.shape != shape[: mask.dim()]:
         raise IndexError(f"found a mask of shape {list(mask.shape)} for elements of shape {list(shape)}")
     return mask.nonzero().unbind(1)
 
 
 def _run(cursor: Any, capacity: int) -> slice | None:
-    """Return the rows of an int or a range with step 1, the most frequent cursors; None for others, and out of
-    range.
+    """Return the rows of an int or of a range with step 1, the most frequent cursors.
+
+    None for other cursors, and for rows beyond the capacity.
     """
     if type(cursor) is int:
         return slice(cursor, cursor + 1) if 0 <= cursor < capacity else None
@@ -968,7 +972,7 @@ def _run(cursor: Any, capacity: int) -> slice | None:
 
 
 def _nested(values: Mapping[Path, torch.Tensor], lead: torch.Size, structure: TreeSpec) -> Any:
-    """Make a nest, of the same kind as the root, of tensors by path."""
+    """Nest tensors by their paths, in a tensordict or a dict as at the root of `structure`."""
     found: dict[str, Any] = {}
     for path, value in values.items():
         inner = found
@@ -981,7 +985,7 @@ def _nested(values: Mapping[Path, torch.Tensor], lead: torch.Size, structure: Tr
 def _with_numbers(
     key: str | None, structure: TreeSpec, tensors: Sequence[torch.Tensor], columns: Columns
 ) -> tuple[TreeSpec, Sequence[torch.Tensor]]:
-    """Add the entry with row numbers, which a writer keeps here but the saved data may not have."""
+    """Add the entry with row numbers, which a writer stores here, to saved data that does not have it."""
     if key is None or key not in columns.names or not tensors:
         return structure, tensors
     if not isinstance(structure, MappingNode) or key in structure.children:

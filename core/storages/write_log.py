@@ -1,13 +1,13 @@
-"""What a storage records about its writes: counters, the write log, snapshots of rows, and a journal to undo a write.
+"""The write log of a storage, the counters it shares with other processes, snapshots of rows, and the write journal.
 
-A snapshot holds rows as of one instant, while they are read in the background and writers continue. It uses
-copy-on-write, row by row, as volume managers and virtual machines do for backups: before a writer replaces rows that
-were not read yet, it copies them. The cost of a snapshot is what is written meanwhile, not the size of the storage.
+A snapshot holds the rows of one instant while a checkpoint reads them in the background and writers continue. It works
+by copy-on-write, row by row, like snapshots of disks and virtual machines: before a writer replaces rows that were not
+read yet, it copies them. A snapshot therefore costs as much as is written meanwhile, not as much as the storage holds.
 
-The journal keeps what a write replaces in shared memory, so that another process can undo the write of a killed one. It
-is a rollback journal as in databases: before rows are replaced, their old bytes are appended to an anonymous file, and
-the counters are stored in cells in front of it. New rows behind the last valid one need no copy: they become valid when
-the length is increased, which is the last step of a write.
+The journal is a rollback journal, as in databases: if a process is killed in the middle of a write, another process
+undoes the write. Before rows are replaced, their old bytes are appended to an anonymous file in memory, and the
+counters are stored in cells in front of it. New rows behind the last valid one need no copy: they become valid when the
+length is increased, which is the last step of a write.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ..ted.schema import Numbers
 _MOST_KEPT = 64 << 20
 """Limit for copies of rows; a writer that would exceed it waits until some of them have been read."""
 _CHUNK = 1 << 20
-"""Bytes read at once, which bounds how long a writer waits for the lock."""
+"""Bytes read at once: a writer waits for the lock no longer than this read takes."""
 
 _forks = 0
 _shared: weakref.WeakSet[Snapshot] = weakref.WeakSet()
@@ -51,10 +51,14 @@ def forks() -> int:
 class Snapshot:
     """The first `rows` rows of contiguous arrays `[capacity, ...]` as they are now, in parts of `part_rows` rows.
 
-    One thread reads them with `parts` and `read`. Writers call `keep` before they replace rows; anything that changes
-    rows in another way first calls `wait`. Parts that a writer waits for are read first, otherwise in the order in
-    which a ring that continues at `next_row` will overwrite them. With `shared` memory, which a forked process could
-    change unnoticed, a fork waits, too.
+    One thread reads the parts with `parts` and `read`. Writers call `keep` before they replace rows; code that changes
+    rows in any other way first calls `wait`. A part that a writer waits for is read next; otherwise parts are read in
+    the order in which a ring that continues at `next_row` will overwrite them. If the memory is `shared`, a fork waits
+    as well: the child could change rows unnoticed.
+
+        rows        | part 0      | part 1      | part 2      |      next_row is in part 1: read parts 1, 2, 0
+        a writer replaces row 2 of part 1, which is not read yet: `keep` copies the old row;
+        `read` of part 1 returns the present rows, with the old row 2 in place of the new one
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class Snapshot:
             return frozenset(self._left)
 
     def parts(self) -> Iterator[int]:
-        """Yield the numbers of the remaining parts; each is released when the next one is asked for."""
+        """Yield the numbers of the remaining parts; a part is released when the caller takes the next one."""
         while self._left:
             with self._changed:
                 asked = next((number for number in self._asked if number in self._left), None)
@@ -91,8 +95,9 @@ class Snapshot:
             self.release(number)
 
     def read(self, leaf: int, rows: range) -> Iterator[memoryview]:
-        """Yield the bytes of rows of one array, as of the snapshot; the rows belong to one part that is not released
-        yet.
+        """Yield the bytes of some rows of one array as they were when the snapshot was made.
+
+        The rows must belong to one part, which is not released yet.
         """
         array, part = self._arrays[leaf], rows.start // self._part_rows
         if not array.shape[1]:
@@ -106,7 +111,7 @@ class Snapshot:
             yield found.reshape(-1).data
 
     def release(self, *parts: int) -> None:
-        """Declare that these parts are no longer read."""
+        """Mark these parts as read, and forget the copies of their rows."""
         with self._changed:
             for part in parts:
                 self._left.pop(part, None)
@@ -123,9 +128,9 @@ class Snapshot:
     # Writers ---------------------------------------------------------------------------------------
 
     def keep(self, rows: slice | torch.Tensor) -> None:
-        """Copy rows, a slice with step 1 or int64 `[n]`, that are about to be replaced, if they were not read yet.
+        """Copy the rows that are about to be replaced, a slice with step 1 or int64 `[n]`, unless they were read.
 
-        Waits if copies would exceed the limit.
+        If the copies would exceed the limit, wait until the thread has read the part.
         """
         if not self._left or self._process != os.getpid():
             return
@@ -164,7 +169,7 @@ class Snapshot:
 
 
 class _Kept:
-    """Old rows of one part, by their number in it."""
+    """Copies of old rows of one part, by the number of the row in the part."""
 
     def __init__(self, leaves: int, rows: int) -> None:
         self._places = np.full(rows, -1, np.int64)
@@ -172,7 +177,7 @@ class _Kept:
         self.count = 0
 
     def lacking(self, numbers: Numbers) -> Numbers:
-        """Return the rows that were not copied yet: rows replaced a second time are already here."""
+        """Return the rows that have no copy yet; a row that is replaced a second time has one."""
         return numbers[self._places[numbers] < 0]
 
     def add(self, numbers: Numbers, images: Sequence[NDArray[np.uint8]]) -> None:
@@ -210,11 +215,11 @@ os.register_at_fork(before=_before_fork)
 
 
 class Counter:
-    """A signed 64-bit integer, read and set as `value`.
+    """A signed 64-bit integer that other processes can share, read and set as `value`.
 
-    With `shared`, or after `share_()`, it is in memory shared with forked children, and with spawned children to which
-    it was passed as an argument. It has no lock: hold one while adding to it. Plain pickles and copies keep the value
-    and are not shared. Passing it through a queue raises RuntimeError, as for all shared values of `multiprocessing`; a
+    With `shared`, or after `share_()`, it is in memory shared with forked children, and with spawned children that get
+    it as an argument. It has no lock: hold one while adding to it. Plain pickles and copies have the same value, but
+    are not shared. Passing it through a queue raises RuntimeError, as for all shared values of `multiprocessing`; a
     value beyond 64 bits raises OverflowError.
 
     >>> rows = Counter(3)
@@ -231,7 +236,7 @@ class Counter:
 
     @property
     def value(self) -> int:
-        """The current number, even if another process set it."""
+        """The present number, also if another process has set it."""
         return self._cell.value  # type: ignore[no-any-return]
 
     @value.setter
@@ -294,6 +299,7 @@ ForkingPickler.register(Counter, _pass_on)
 
 
 _NEVER = -1
+"""The generation of a row that was never written."""
 _MOST = 1 << 40
 
 
@@ -315,7 +321,7 @@ class Generations:
             self.rows.share_memory_()
 
     def count(self, index: torch.Tensor) -> None:
-        """Count a write to each of these rows, as often as it occurs."""
+        """Count a write to each of these rows; a row that occurs twice was written twice."""
         self.rows.index_add_(0, index, torch.ones_like(index))
 
     def count_all(self) -> None:
@@ -334,7 +340,7 @@ class Generations:
         return other
 
     def fitting(self, saved: torch.Tensor) -> torch.Tensor:
-        """Return saved generations with as many rows as there are here; SchemaError if some would be lost."""
+        """Return saved generations, cut or extended to the number of rows here; SchemaError if some would be lost."""
         if saved.dtype != torch.int64 or saved.dim() != 1:
             raise SchemaError(f"generations are {saved.dtype} {list(saved.shape)}, expected torch.int64 [rows]")
         if bool((saved[len(self.rows) :] != _NEVER).any()):
@@ -347,11 +353,19 @@ class Generations:
 
 
 _REMEMBERED = 64
+"""How many irregular changes a write log remembers."""
 _CHECKPOINTS = 4
+"""How many checkpoints a write log remembers."""
 
 
 class Written(NamedTuple):
-    """The number of rows ever written, the next row of the ring, and the number of all other changes."""
+    """The counts of a write log at one moment.
+
+    Attributes:
+        rows: how many rows were written one after another, as in a ring.
+        next_row: the row that continues the ring.
+        irregular: how many other changes there were.
+    """
 
     rows: int
     next_row: int
@@ -359,7 +373,7 @@ class Written(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The rows and entries of a change other than the next write of the ring; None means all of them."""
+    """The rows and entries of an irregular change: one that does not continue the ring. None means all of them."""
 
     rows: slice | torch.Tensor | None = None
     keys: tuple[tuple[str, ...], ...] | None = None
@@ -369,22 +383,27 @@ _ANYTHING = Change()
 
 
 class WriteLog:
-    """Counts the rows written one after another, where each write begins where the last one ended, as in a ring.
+    """Counts the writes to a storage, so that samplers and checkpoints can find out which rows are new.
 
-    From two readings of the counts, a reader computes which rows are new: with a capacity of 5, `rows` 7 → 9 and
-    `next_row` 2 → 4, rows 2 and 3 were overwritten. Every other change counts as irregular: writes elsewhere, in-place
-    edits, a new length, a new next row. A reader whose count of irregular changes is outdated looks up what changed, or
-    starts anew.
+    A write that begins at the row where the last one ended continues the ring, and only adds to the number of `rows`.
+    From two readings of the counts, a reader computes which rows are new:
 
-    The numbers are shared with other processes if the storage's length is. A reader may look at any moment, also while
-    a write is being counted, and must not see the new number of rows with the old next row: a table of trajectories
-    built from such a pair would be shifted against the rows for good. Therefore the next row is not stored; it follows
-    from `rows`, the only number that the next write of the ring changes:
+        capacity 5           rows   next_row
+        first reading           7          2
+        second reading          9          4            2 more rows, from row 2 on: rows 2 and 3 are new
+
+    Every other change counts as irregular: a write elsewhere, an in-place edit, a new length, a new next row. A reader
+    whose count of irregular changes is outdated looks up these changes with `since`, or reads all rows again.
+
+    The counts are shared with other processes if the storage's length is. A reader may read them at any moment, also
+    while a write is being counted, and must not see the new number of rows with the old next row: a table of
+    trajectories built from such a pair would be shifted against the rows for good. Therefore the next row is not
+    stored; it is computed from `rows`, the only number that a write to the ring changes:
 
         next_row = (rows + shift) % capacity
 
-    `shift` and `capacity` change rarely, and before the count of irregular changes, which a reader reads first: if it
-    sees a mixture, that count is outdated the next time.
+    `shift` and `capacity` change rarely, and before the count of irregular changes, which a reader reads first. A
+    reader that sees new values of the former therefore has an old count, and notices the change at its next reading.
     """
 
     __slots__ = ("_capacity", "_changes", "_irregular", "_lent", "_rows", "_saved", "_shift", "snapshots")
@@ -395,7 +414,7 @@ class WriteLog:
         self._changes: deque[tuple[int, Change]] = deque(maxlen=_REMEMBERED)
         self._saved: dict[str, Written] = {}
         self.snapshots: list[Snapshot] = []
-        """The snapshot that is being read in the background; it copies rows before they are replaced."""
+        """Snapshots that are being read in the background; before rows are replaced, their copies are kept there."""
 
     @property
     def now(self) -> Written:
@@ -408,7 +427,7 @@ class WriteLog:
         return place % capacity if capacity else place
 
     def wrote(self, rows: slice | torch.Tensor | None, capacity: int) -> None:
-        """Count a write of these rows, in this order, for a capacity in rows; None if the rows are unknown."""
+        """Count a write of these rows, in this order; None if the rows are unknown. `capacity` is counted in rows."""
         if rows is None:
             self.changed()
             return
@@ -416,8 +435,8 @@ class WriteLog:
             start, count = rows.start, rows.stop - rows.start
         else:
             count = len(rows)
-            start = int(rows[0]) if count and _goes_round(rows, capacity) else -1
-        # Every step of an environment is counted here: a property takes twice as long.
+            start = int(rows[0]) if count and _is_consecutive(rows, capacity) else -1
+        # Called for every step of an environment: reading the cells takes half of the time of the property `value`.
         written, ring = self._rows._cell.value, self._capacity._cell.value
         place = written + self._shift._cell.value
         if start == (place % ring if ring else place):
@@ -428,7 +447,7 @@ class WriteLog:
             self.changed(Change(rows))
 
     def changed(self, change: Change | None = None) -> None:
-        """Count any other change, and remember it for a while."""
+        """Count an irregular change, and remember the last ones; None if anything may have changed."""
         change = change or _ANYTHING
         if isinstance(change.rows, torch.Tensor):  # the caller may change this index later
             change = Change(change.rows.clone(), change.keys)
@@ -436,7 +455,7 @@ class WriteLog:
         self._changes.append((self._irregular.value, change))
 
     def since(self, irregular: int) -> list[Change] | None:
-        """Return what changed since a count; None if unknown, for example because another process made the change."""
+        """Return the irregular changes since a count; None if unknown: too many, or made by another process."""
         missing = self._irregular.value - irregular
         recent = list(self._changes)[len(self._changes) - missing :] if 0 <= missing <= len(self._changes) else None
         if recent is None or any(number != irregular + place for place, (number, _) in enumerate(recent, start=1)):
@@ -444,9 +463,9 @@ class WriteLog:
         return [change for _, change in recent]
 
     def changed_rows(self, since: Written, capacity: int, block: int) -> list[tuple[int, int]] | None:
-        """Return runs `[start, stop)`, in any order, of rows that were written or changed.
+        """Return runs `[start, stop)`, in any order, that contain all rows written or changed since a reading.
 
-        All other rows are unchanged, unless references to rows were handed out.
+        All other rows are unchanged, unless references to rows were handed out: see `lent`.
 
         Args:
             since: the counts to compare with.
@@ -472,7 +491,7 @@ class WriteLog:
         return found
 
     def left_alone(self, rows: torch.Tensor, since: Written, capacity: int) -> bool:
-        """Return whether none of these rows was written or changed since, given the capacity in rows."""
+        """Return whether none of these rows was written or changed since a reading; `capacity` is counted in rows."""
         changes, added = self.since(since.irregular), self._rows.value - since.rows
         if changes is None or not 0 <= added < capacity:
             return False
@@ -482,14 +501,14 @@ class WriteLog:
         return not any(_concerns(change.rows, numbers, capacity) for change in changes)
 
     def go_on_at(self, row: int) -> None:
-        """Set the row at which the next write of the ring starts."""
+        """Set the row at which the ring continues."""
         rows = self._rows.value
         if row != self._next_row(rows):
             self._shift.value = row - rows
             self.changed()
 
     def _set_ring(self, shift: int, capacity: int) -> None:
-        """Set the capacity, known from the first write on, without moving the next row."""
+        """Set the capacity, which is known from the first write on, and the shift that keeps the next row."""
         known = self._capacity.value
         self._shift.value, self._capacity.value = shift, capacity
         if known:
@@ -499,7 +518,7 @@ class WriteLog:
 
     @property
     def lent(self) -> bool:
-        """Whether references to rows may exist, through which they can change without a report."""
+        """Whether callers may have references to rows, through which rows can change without being counted."""
         return self._lent.value > 0
 
     def lend(self) -> None:
@@ -512,19 +531,19 @@ class WriteLog:
             self.settle()
 
     def settle(self) -> None:
-        """Wait until background dumps have read the rows, before a change that they cannot follow."""
+        """Wait until background dumps have read the rows: called before a change for which rows are not copied."""
         for snapshot in tuple(self.snapshots):
             snapshot.wait()
 
     # Checkpoints -----------------------------------------------------------------------------------
 
     def saved_as(self, checkpoint: str, position: Written) -> None:
-        """Remember that a checkpoint holds the rows as of a position; only a few checkpoints are remembered."""
+        """Remember the counts at which a checkpoint was saved or loaded; only the last few checkpoints are kept."""
         others = [pair for pair in self._saved.items() if pair[0] != checkpoint]
         self._saved = dict([*others, (checkpoint, position)][-_CHECKPOINTS:])
 
     def position_of(self, checkpoint: str) -> Written | None:
-        """Return the position at which a checkpoint was saved or loaded; None if it is not remembered."""
+        """Return the counts at which a checkpoint was saved or loaded; None if it is not remembered."""
         return self._saved.get(checkpoint)
 
     @property
@@ -533,7 +552,10 @@ class WriteLog:
         return [self._rows, self._shift, self._capacity, self._irregular]
 
     def undone(self, before: Written) -> None:
-        """Count a change after the counters were reset from `before`; the count of changes itself is never reset."""
+        """Count a change after the journal has reset the counters, which were `before`.
+
+        The count of irregular changes never decreases: a reader could miss a change otherwise.
+        """
         self._irregular.value = max(self._irregular.value, before.irregular)
         self.changed()
 
@@ -543,7 +565,7 @@ class WriteLog:
             counter.share_()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy needs neither past changes, as nobody has read it yet, nor positions of checkpoints.
+        # Past changes and checkpoints stay behind: nobody has read the counts of the copy yet.
         return {name: getattr(self, name) for name in ("_rows", "_shift", "_capacity", "_irregular", "_lent")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -553,7 +575,7 @@ class WriteLog:
 
 
 def _concerns(changed: slice | torch.Tensor | None, rows: Numbers, capacity: int) -> bool:
-    """Whether a change of rows (None: all) includes some of these."""
+    """Return whether a change of rows (None: all rows) includes some of `rows`."""
     if changed is None:
         return True
     if isinstance(changed, slice):
@@ -562,13 +584,13 @@ def _concerns(changed: slice | torch.Tensor | None, rows: Numbers, capacity: int
     return bool(np.isin(rows, changed.numpy(force=True)).any())
 
 
-def _goes_round(rows: torch.Tensor, capacity: int) -> bool:
-    """Whether rows are consecutive in a ring, in which row 0 follows the last one."""
+def _is_consecutive(rows: torch.Tensor, capacity: int) -> bool:
+    """Return whether each row follows the one before it in the ring, where row 0 follows the last row."""
     numbers = rows.numpy(force=True)
     return bool(((numbers - numbers[0] - np.arange(len(numbers))) % capacity == 0).all())
 
 
-# After a write, a file larger than this is cut to it, so that memory stays close to what one write needs.
+# A journal that has grown beyond this size is cut to it before the next write, so that it gives memory back.
 _KEPT_BYTES = 16 << 20
 _PARTS_AT_ONCE = 512  # the system accepts 1,024
 _WHOLE_NUMBERS = np.dtype(np.int64)
@@ -576,13 +598,16 @@ _NAME = Path("rbtool-guard")
 
 
 class WriteJournal:
-    """The old contents of the rows of one write, and the counters before it.
+    """Keeps the old contents of the rows that one write replaces, and the counters before the write.
 
-    Writing and undoing need a lock.
+    The caller must hold the lock of the writers, for writes as well as for `undo`.
+
+        cells (shared)     size of the journal | counter | counter | …
+        file, from start   record | record | …     a record: its head, the row numbers, the old rows of each column
 
     Args:
-        descriptor: a file shared by all processes; its bytes from `start` on are used.
-        start: see `descriptor`.
+        descriptor: a file shared by all processes.
+        start: where the journal begins in the file.
         cells: int64 numbers in memory shared by all processes: the size of the journal, then the values of the
             counters.
         counters: the counters, at most `len(cells) - 1`.
@@ -602,15 +627,16 @@ class WriteJournal:
             cells[number] = counter.value
 
     def discard(self) -> None:
-        """Start a write that replaces everything. Undoing it leaves no elements, as for a load, which is simply
-        repeated.
+        """Start a write that replaces all rows, such as a load, for which no old rows are kept.
+
+        Undoing it leaves an empty storage; the load has to be repeated.
         """
         for number in range(len(self._counters)):
             self._cells[1 + number] = 0
         self._cells[0] = 0
 
     def keep(self, columns: Sequence[NDArray[Any]], rows: slice | Numbers, first: int = 0) -> None:
-        """Append the contents of `rows` of consecutive columns, from number `first` on.
+        """Append a record with the contents of `rows` in consecutive columns, of which the first has number `first`.
 
         Raises:
             OutOfSpaceError: there is not enough memory.
@@ -629,7 +655,7 @@ class WriteJournal:
         self._cells[0] = size  # only now is the record valid
 
     def undo(self, columns: Sequence[NDArray[Any]]) -> None:
-        """Restore the rows of all columns, given in the order of their numbers, and the counters; may be repeated."""
+        """Restore the rows and the counters; this may be repeated. `columns` are all columns, by their numbers."""
         for rows, first, content in reversed(list(self._records(columns))):
             for column, values in zip(columns[first:], content, strict=False):
                 column[rows] = values

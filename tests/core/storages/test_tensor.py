@@ -516,7 +516,9 @@ def test_the_row_written_last(cursor: object, row: int | None) -> None:
 
 
 @pytest.mark.parametrize("make", [ListStorage, LazyTensorStorage])
-@pytest.mark.parametrize(("cursor", "row"), [(slice(0, 100), 6), (slice(2, 9), 6), (slice(1, 3), 2), (slice(None), None)])
+@pytest.mark.parametrize(
+    ("cursor", "row"), [(slice(0, 100), 6), (slice(2, 9), 6), (slice(1, 3), 2), (slice(None), None)]
+)
 def test_a_slice_that_ends_beyond_the_capacity_has_written_up_to_the_last_row(
     make: Callable[[int], Any], cursor: slice, row: int | None
 ) -> None:
