@@ -29,9 +29,9 @@ _DTYPES = {
 
 
 def dtype_named(name: object) -> torch.dtype:
-    """Return the element type written like `torch.float32`; FormatError for any other text.
+    """Return the element type of a name such as `torch.float32`; FormatError for any other text.
 
-    A table decides; nothing is looked up in torch or evaluated.
+    The name is looked up in a table, not in torch, so that text in a file cannot name anything else.
     """
     if isinstance(name, torch.dtype):
         return name
@@ -47,7 +47,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def bytes_behind(tensor: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous CPU tensor, for reading or writing."""
+    """Return the memory of a contiguous CPU tensor as bytes, which can be read and written."""
     if not tensor.numel():  # torch may be unable to view it as bytes, because of its strides
         return memoryview(bytearray())
     # A single element counts as contiguous with any stride, but torch only views stride 1 as bytes.
@@ -65,7 +65,7 @@ def to_bytestream(data_to_bytestream: Any) -> bytes:
     """Return the elements of a tensor or an array as bytes in C order; bytes are returned as they are.
 
     Raises:
-        TypeError: it is anything else, whose bytes would be a pickle.
+        TypeError: it has another type; TorchRL would pickle it.
     """
     data = data_to_bytestream
     if isinstance(data, torch.Tensor):
@@ -79,7 +79,7 @@ def to_bytestream(data_to_bytestream: Any) -> bytes:
 
 @dataclass(frozen=True)
 class Codec(ABC):
-    """A lossless compression of bytes; the level only matters for compressing."""
+    """A lossless compression of bytes. The level only affects compression, not decompression."""
 
     level: int = 3
 
@@ -97,7 +97,7 @@ class Codec(ABC):
 
     @abstractmethod
     def _expand(self, data: bytes, size: int) -> bytes:
-        """Undo `compress`; not more than `size` bytes are needed."""
+        """Undo `compress`, but return at most `size + 1` bytes: with one too many, the caller refuses the data."""
 
     @staticmethod
     def refuse_too_few(data: bytes, size: int) -> None:
@@ -118,7 +118,7 @@ class Codec(ABC):
 
 
 class Zlib(Codec):
-    """Deflate with a checksum: the codec of TorchRL below Python 3.14."""
+    """Deflate with a checksum: the codec that TorchRL uses on Python versions before 3.14."""
 
     name = "zlib"
     levels = range(-1, 10)

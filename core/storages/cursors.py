@@ -1,4 +1,4 @@
-"""Indices of storages: which rows they select, which rows a write concerns, and the numbers of elements."""
+"""Indices of storages: the rows that an index selects or that a write replaces, and the numbers of elements."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ _FAR = 1 << 63
 
 
 def as_index(item: Any, ndim: int) -> Index:
-    """Convert ints, slices, ranges, lists, arrays, masks, tensors and tuples of them to a form that torch can index
-    with.
+    """Convert any form of index to one that torch can use: an int, a slice, int64, a mask, or a tuple of these.
 
-    Tensors become masks or int64.
+    Ints, slices, ranges, lists, arrays, masks and tensors are accepted, and tuples of them.
 
     Raises:
         IndexError: there are more coordinates than `ndim`, the dimensions that count elements; or the index cannot
@@ -51,7 +50,7 @@ def as_index(item: Any, ndim: int) -> Index:
 
 
 def _tensor(item: Any) -> torch.Tensor:
-    """Make a tensor of numbers or truth values given one by one, or as an array."""
+    """Make a tensor of numbers or truth values in a list, a range or an array."""
     try:
         if isinstance(item, np.ndarray) and item.dtype.kind in "iu":  # of any width, byte order and strides
             return torch.from_numpy(item.astype(np.int64))
@@ -104,10 +103,10 @@ def known_rows(index: Index, length: int) -> int | slice | torch.Tensor:
 
 
 def rows_of(index: int | slice | torch.Tensor, valid: int, capacity: int) -> slice | torch.Tensor:
-    """Return the rows that a write at `index` concerns: a slice with step 1 if possible, otherwise a vector of row
-    numbers.
+    """Return the rows that a write at `index` replaces: a slice with step 1 if possible, otherwise int64 `[n]`.
 
-    Negative numbers and open ends count from the last valid row. SchemaError for rows beyond the capacity.
+    Negative numbers count from the end of the valid rows, and the open end of a slice is there. SchemaError for rows
+    beyond the capacity.
     """
     if isinstance(index, slice):
         start, stop, step = _bounds(index, valid, capacity)
@@ -139,7 +138,7 @@ def are_numbers(index: Any) -> bool:
 
 
 def rows_named(index: Any, valid: int) -> slice | torch.Tensor:
-    """Return the rows that an index of several dimensions may concern, from its first part; all rows for a mask."""
+    """Return the rows that an index of several dimensions may select, from its first part; all rows for a mask."""
     first = index[0] if isinstance(index, tuple) and index else index
     if isinstance(first, int | slice) or (isinstance(first, torch.Tensor) and first.dim() == 1):
         return rows_of(first if isinstance(first, slice) else as_index(first, 1), valid, valid)  # type: ignore[arg-type]
@@ -147,9 +146,10 @@ def rows_named(index: Any, valid: int) -> slice | torch.Tensor:
 
 
 def _bounds(index: slice, valid: int, capacity: int) -> tuple[int, int, int]:
-    """Return the bounds of a slice: explicit ends may reach the capacity; open and negative ones count valid rows.
+    """Return the bounds of a slice of rows to be written.
 
-    A slice with a negative step does not reach beyond the valid rows.
+    Explicit ends may be beyond the valid rows, up to the capacity. Open and negative ends count from the valid rows, as
+    do all ends of a slice with a negative step.
     """
     bounds = index.indices(valid)  # refuses a step of 0, and bounds that are not whole numbers
     if (step := bounds[2]) < 0:
@@ -192,7 +192,7 @@ def last_of_repeats(rows: torch.Tensor) -> torch.Tensor | None:
 
 
 def last_row(cursor: Any) -> int | None:
-    """Return the row that a write at `cursor` filled last; None if it filled none, or this is unknown.
+    """Return the row that a write at `cursor` wrote last; None if it wrote none, or if the row is unknown.
 
     It is unknown for negative numbers and for slices with open ends.
     """
@@ -279,9 +279,7 @@ def _raveled(coordinates: torch.Tensor, lanes: tuple[int, ...] | None) -> torch.
 
 
 def marked_numbers(index: Any, shape: torch.Size, ndim: int) -> torch.Tensor:
-    """Return the numbers, int64 `[n]`, of the elements that `storage[index] = …` writes, for a storage of this
-    shape.
-    """
+    """Return the numbers of the elements that `storage[index] = …` writes, int64 `[n]`, for a storage of `shape`."""
     if ndim > 1:
         if isinstance(index, tuple) and all(isinstance(part, torch.Tensor) for part in index):
             with contextlib.suppress(TypeError, ValueError):  # masks and negative numbers are handled below
@@ -300,7 +298,7 @@ def marked_numbers(index: Any, shape: torch.Size, ndim: int) -> torch.Tensor:
 
 
 def own_cursor(cursor: Any) -> Any:
-    """Return a cursor, copied if its caller could change its contents later."""
+    """Return a cursor, or a copy of it if the caller could change its contents later."""
     if isinstance(cursor, tuple):
         return tuple(map(own_cursor, cursor))
     if isinstance(cursor, torch.Tensor):

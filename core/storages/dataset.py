@@ -1,9 +1,9 @@
-"""Datasets on disk as storages: memory-mapped, read row by row, or in shards that are fetched when they are needed.
+"""Datasets as storages: memory-mapped, read row by row, or in shards that are fetched when they are needed.
 
-Files that do not fit into memory are mapped with advice to the kernel. Without it, read-ahead would load pages that
-nobody needs and evict those in use, and random rows would cost one page fault after another. With MADV_RANDOM for the
-whole map, and MADV_WILLNEED for the rows of each batch, the kernel reads just these rows, in parallel. Files that fit
-into memory get no advice.
+Files that do not fit into memory are mapped with advice to the kernel. Without advice, read-ahead loads pages that
+nobody needs in place of pages in use, and random rows cost one page fault after another. With MADV_RANDOM for the whole
+map, and MADV_WILLNEED for the rows of each batch, the kernel reads just these rows, in parallel. Files that fit into
+memory are mapped without advice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .tensor import TensorStorage
 
 
 def exceeds_memory(size: int) -> bool:
-    """Whether files of this total size cannot all stay in memory."""
+    """Whether files of this total size, in bytes, exceed the available memory."""
     available = available_memory()
     return available is not None and size > available
 
@@ -52,14 +52,14 @@ class Pages:
         advise_random(pages)
 
     def expect(self, starts: NDArray[Any], lengths: int | NDArray[Any]) -> None:
-        """Hint that `lengths` bytes from each of `starts` are about to be read."""
+        """Advise the kernel that `lengths` bytes from each of the offsets `starts` are read next."""
         will_need = getattr(mmap, "MADV_WILLNEED", None)
         if will_need is None or not len(starts):
             return
         page = mmap.PAGESIZE
         first = np.sort(starts // page)
         last = np.sort((starts + (lengths - 1)) // page)
-        # Rows on neighbouring pages are combined into one hint.
+        # Rows on the same or on neighbouring pages are combined into one call.
         apart = np.flatnonzero(first[1:] > last[:-1] + 1)
         begins = first[np.concatenate(([0], apart + 1))] * page
         stops = np.minimum((last[np.concatenate((apart, [len(last) - 1]))] + 1) * page, self._size)
@@ -78,7 +78,7 @@ def advise_random(pages: mmap.mmap) -> None:
 
 
 def tensor_of(array: Array, field: Field) -> torch.Tensor:
-    """View an array as a tensor of the field's element type; bfloat16 comes as its bits."""
+    """View an array as a tensor of the field's element type; arrays hold bfloat16 as its bits."""
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if field.dtype == "bfloat16" else tensor
 
@@ -102,7 +102,7 @@ def dataset_tensors(dataset: str | os.PathLike[str] | TedReader, *, copy_on_writ
 
     Args:
         dataset: a path or an open reader.
-        copy_on_write: if False, the pages cannot be written at all, which takes nothing from a limit on data memory
+        copy_on_write: if False, the pages are read-only. They then do not count towards a limit on data memory
             (`RLIMIT_DATA`), but an in-place edit ends the process.
 
     Raises:
@@ -116,7 +116,7 @@ class MappedDataset:
     """The maps of a dataset in layout `ted`; `tensors` is what `dataset_tensors` returns.
 
     If the files do not fit into memory, or with `larger_than_memory`, the kernel is advised that rows are read in
-    random order, and by `expect` which rows come next.
+    random order, and `expect` advises it which rows are read next.
     """
 
     def __init__(
@@ -139,12 +139,13 @@ class MappedDataset:
 
     @property
     def advises(self) -> bool:
-        """Whether the kernel gets advice."""
+        """Whether the kernel is advised, because the files exceed memory."""
         return bool(self._pages)
 
     def expect(self, rows: Numbers, key: Key | None = None) -> None:
-        """Hint at the rows to be read next, of the leaf `key` if there is one; negative numbers count from the end,
-        invalid ones are skipped.
+        """Advise the kernel which rows are read next, of the leaf `key` or of all leaves.
+
+        Negative numbers count from the end; rows that do not exist are skipped.
         """
         if self._pages:
             rows = np.where(rows < 0, rows + self._steps, rows)
@@ -194,9 +195,9 @@ class MappedSteps(TensorStorage):
 
 
 class StepStorage(IndexedStorage):
-    """The rows of a `StepReader` as a read-only storage; each `get` reads just the rows asked for.
+    """The rows of a `StepReader` as a read-only storage.
 
-    Neighbouring rows are read together. Writing raises SchemaError.
+    Each `get` reads the rows from the file, consecutive rows together. Writing raises SchemaError.
     """
 
     def __init__(self, reader: StepReader) -> None:
@@ -266,7 +267,7 @@ class StepStorage(IndexedStorage):
 _Schema: TypeAlias = dict[tuple[str, ...], tuple[torch.dtype, torch.Size]]
 
 _SHARD = 32
-"""How many bits of an element's number hold its row, if the sizes of the shards are unknown."""
+"""How many bits of an element's number hold its row, if the sizes of the shards are unknown; the others its shard."""
 _TEXT_LENGTH = "_length"
 _EPISODE = "episode"
 
@@ -275,14 +276,15 @@ class OpenShard(NamedTuple):
     """A shard on this disk.
 
     Attributes:
-        storage: holds its rows, from row `first` on.
+        storage: the storage that holds its rows.
+        first: the row of the storage that is row 0 of the shard.
         lengths: the lengths of its episodes, int64.
-        episode: is added to the numbers of its episodes, which may be the same in several shards.
+        episode: a number that is added to its episode numbers, because several shards may use the same ones.
         left_out: a sentence on each part that cannot be read, and is left out.
-        decode: makes the batch of rows, for example by decoding frames of videos kept in files next to them.
-        kept: while it exists, these files stay.
+        decode: turns stored rows into a batch, for example by decoding frames from video files next to the rows.
         fields: the fields of the rows as they are stored.
-        fps: finds out how many steps a second its dataset states.
+        kept: an object that keeps the files of the shard on this disk as long as it exists.
+        fps: returns the steps per second that its dataset states; None if it states none.
     """
 
     storage: Storage
@@ -314,15 +316,15 @@ class OpenShard(NamedTuple):
 
 
 class ShardedData(ABC):
-    """A dataset in parts that consist of whole episodes.
+    """A dataset in shards, each of which consists of whole episodes.
 
     Attributes:
         address: the name of the dataset in messages.
-        identity: a text that identifies this data.
-        rows, episodes: the number of rows and episodes of each shard; None if they are only known once a shard is
-            fetched.
-        lacking: a sentence on each part that should be in a shard, but is in none.
-        texts: returns the texts of each episode, by its number; UsageError where they come with the shards.
+        identity: a text that differs for other data.
+        rows: the number of rows of each shard; None if it is unknown until a shard is fetched.
+        episodes: the number of episodes; None if unknown.
+        lacking: a sentence on each part of the dataset that is missing in all shards.
+        texts: returns the texts of each episode, by its number; UsageError if the shards contain them.
     """
 
     address: str
@@ -345,22 +347,22 @@ class StreamShards(ShardedData):
         """Return a shard; wait until it is fetched."""
 
     def expect(self, numbers: Sequence[int]) -> None:
-        """Fetch the shards needed next, in this order, in the background; others need not be kept."""
+        """Fetch the shards that are needed next, in this order, in the background; other shards may be removed."""
 
 
 class StreamStorage(Storage):
     """The steps of a dataset in shards; reading an element fetches its shard. It is read-only.
 
     If the sizes of all shards are known, elements are numbered from 0 as in the whole dataset, and `len` counts them.
-    Otherwise row r of shard s has the number `s * 2**32 + r`, and `len` raises NoLengthError (a TypeError). Texts,
-    `[L]` bytes with a `<key>_length`, are as wide as the widest one of a batch.
+    Otherwise row r of shard s has the number `s * 2**32 + r`, and `len` raises NoLengthError (a TypeError). Texts are
+    `[L]` bytes with a `<key>_length`; in a batch, L is the width of the widest one.
 
     Args:
         shards: provides the shards.
         checkpointer: saves and loads the storage.
 
     Raises:
-        SchemaError: something is written; or shards differ in their fields, of which it names the first.
+        SchemaError: something is written; or a field differs between shards.
         IndexError: an element does not exist. Errors of `shards` are passed on.
     """
 
@@ -395,7 +397,7 @@ class StreamStorage(Storage):
         return self._fields
 
     def stated_fps(self) -> float | None:
-        """Return the steps a second that the first shard with rows states, None if it does not; fetches it."""
+        """Return the steps per second that the first shard with rows states, or None; fetches this shard."""
         first = self._first_shard()
         return None if first is None else first.fps()
 
@@ -418,9 +420,9 @@ class StreamStorage(Storage):
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """A sentence on each part that cannot be read, and is left out with `skip_bad`, of the shards read so far.
+        """A sentence on each part that `skip_bad` has left out, in the shards read so far.
 
-        Each one is also a warning when its shard is first read.
+        A warning also says so when the shard is first read.
         """
         return (*self.shards.lacking, *(said for shard in sorted(self._left_out) for said in self._left_out[shard]))
 
@@ -513,7 +515,7 @@ class StreamStorage(Storage):
         return [image_key(one.key) if one.key in frames else one.key for one in self.fields] or None
 
     def places_in_episodes(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
-        """Return how many steps of its episode come before each element, and how many it has; int64 `[n]` both."""
+        """Return for each element its step within its episode, and the length of the episode; both int64 `[n]`."""
         before, lengths = np.zeros((2, len(numbers)), np.int64)
         for places, shard, rows in self.parts(numbers):
             starts = np.cumsum(shard.lengths) - shard.lengths
@@ -521,7 +523,7 @@ class StreamStorage(Storage):
             before[places], lengths[places] = rows - starts[episode], shard.lengths[episode]
         return before, lengths
 
-    # What a storage that cannot be written refuses ----------------------------------------------------
+    # Writing, which is refused ------------------------------------------------------------------------
 
     def write_rows(self, rows: Any, data: Any) -> NoReturn:
         """Raise SchemaError (a RuntimeError): streams are read-only."""
@@ -542,14 +544,14 @@ class StreamStorage(Storage):
         return {"identity": self.shards.identity}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Check that the state belongs to this very data; SchemaError otherwise."""
+        """Check that the state belongs to the same data; SchemaError otherwise."""
         if state.get("identity") != self.shards.identity:
             raise SchemaError(f"the state belongs to other data than {self.shards.address}")
         self.mark_replaced(0)
 
     @property
     def shared(self) -> bool:
-        """True: other processes see the same rows, as nobody can change them."""
+        """True: other processes see the same rows, because they cannot change."""
         return True
 
     def share(self) -> None:
@@ -563,7 +565,7 @@ def _columns(rows: TensorDictBase) -> dict[tuple[str, ...], torch.Tensor]:
 
 
 def _schema_of(rows: TensorDictBase) -> _Schema:
-    """Return type and shape of each leaf; texts have no width."""
+    """Return type and row shape of each leaf; the width of texts, which differs between shards, is -1."""
     found = {path: (leaf.dtype, leaf.shape[1:]) for path, leaf in _columns(rows).items()}
     texts = {path for path in found if (*path[:-1], path[-1] + _TEXT_LENGTH) in found}
     return {path: (dtype, torch.Size([-1]) if path in texts else shape) for path, (dtype, shape) in found.items()}

@@ -1,4 +1,4 @@
-"""Several storages as one; their rows are gathered directly into one batch."""
+"""Ensembles: several storages that are sampled as one, and batches that are gathered from all of them at once."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .tensor import TensorStorage
 BUFFER_IDS, INDEX, SOURCE_ID = "buffer_ids", "index", "source_id"
 
 Drawn: TypeAlias = list[tuple[int, Any]]
-"""Rows, each part with the number of its member."""
+"""Pairs of a member's number and rows of that member."""
 
 LoadPart: TypeAlias = Callable[[Any, Callable[[], Any]], None]
-"""Loads a part inside `all_or_none`: called with the part, and a function that loads it."""
+"""Loads a part inside `all_or_none`; called with the part and a function that loads it."""
 
 
 class EnsembleKindError(UsageError, TypeError):
@@ -38,7 +38,7 @@ class EnsembleKindError(UsageError, TypeError):
 
 
 class EnsembleWriteError(SchemaError, TypeError):
-    """Something was written to an ensemble, of which only the members can be written."""
+    """Something was written to an ensemble; only its members can be written to."""
 
 
 def refuse_write(ensemble: Any) -> NoReturn:
@@ -102,7 +102,14 @@ def _one(index: Any, count: int) -> int:
 
 
 class _Nesting(NamedTuple):
-    """The leaves of an ensemble, the number of each member's first leaf, and whether a member is an ensemble."""
+    """The leaves of an ensemble: its members, with the leaves of each member that is an ensemble in its place.
+
+    Attributes:
+        members: the members.
+        leaves: the leaves.
+        sources: the number of each member's first leaf, int64 `[members]`.
+        nested: whether a member is an ensemble.
+    """
 
     members: tuple[Storage, ...]
     leaves: list[Storage]
@@ -124,9 +131,9 @@ class StorageEnsemble(Storage):
         transforms: one callable, or None, for each member.
 
     Raises:
-        EnsembleKindError: (a TypeError) the number of transforms is another one.
+        EnsembleKindError: (a TypeError) the number of transforms differs from that of storages.
 
-    Names are TorchRL's.
+    Names follow TorchRL.
 
     >>> from rbtool import TensorStorage
     >>> storage = StorageEnsemble(TensorStorage(torch.arange(3)), TensorStorage(torch.arange(5) + 10))
@@ -165,9 +172,7 @@ class StorageEnsemble(Storage):
     @property
     def _nesting(self) -> _Nesting:
         known = self._known
-        if (
-            known is None or known.members is not self.members or known.nested
-        ):  # a nested ensemble may exchange its leaves
+        if known is None or known.members is not self.members or known.nested:  # nested members may have changed
             parts = [one.leaves if isinstance(one, StorageEnsemble) else [one] for one in self.members]
             nested = any(isinstance(one, StorageEnsemble) for one in self.members)
             starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
@@ -175,7 +180,7 @@ class StorageEnsemble(Storage):
         return known
 
     def members_of(self, sources: torch.Tensor) -> torch.Tensor:
-        """Return, for leaves given by number, the member that is or contains each."""
+        """Return, for each leaf given by its number, the number of the member that is or contains it."""
         return torch.searchsorted(torch.from_numpy(self.sources), sources, right=True) - 1
 
     def __len__(self) -> int:
@@ -268,15 +273,14 @@ class StorageEnsemble(Storage):
             member.empty()
 
     def save_state(self) -> dict[str, Any]:
-        """Return the state of each member under its number, as text."""
+        """Return the states of the members, by their numbers as text."""
         return {str(number): member.state_dict() for number, member in enumerate(self.members)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load the state of each member. If one refuses its state, or the number of members differs, nothing is
-        changed.
+        """Load the state of each member. On failure, all members keep their previous states.
 
         Raises:
-            SchemaError: the state does not fit.
+            SchemaError: a state does not fit, or the number of members differs.
         """
         load_members(self.members, state)
 
@@ -294,10 +298,11 @@ def require_members(state: Mapping[str, Any], count: int) -> None:
 
 @contextlib.contextmanager
 def all_or_none() -> Iterator[LoadPart]:
-    """Load several parts inside the context: all or none. Yields `load(part, act)`, which calls `act()` to load a part.
+    """Load several parts inside the context, all of them or none.
 
-    If anything in the context fails, the parts already loaded get their previous state back; until then a copy of it,
-    including rows, is kept. A part that fails to load restores itself.
+    Yields `load(part, act)`, which calls `act()` to load a part. If anything in the context fails, the parts that were
+    loaded get back their previous state, of which a copy, including rows, is kept meanwhile. A part that fails to load
+    must restore itself.
     """
     done: list[tuple[Any, Any]] = []
 
@@ -315,7 +320,7 @@ def all_or_none() -> Iterator[LoadPart]:
 
 
 def held_state(state: Any) -> Any:
-    """Copy a state; of tensors with room for more elements, only the valid rows take memory."""
+    """Copy a state; only the valid rows of a storage's tensors are copied and take memory."""
     if not isinstance(state, dict):
         return copy.deepcopy(state)
     if "_storage" in state and isinstance(length := state.get("_len"), int):
@@ -336,7 +341,7 @@ def _held_rows(tensor: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def load_members(members: Sequence[Any], state: Mapping[str, Any]) -> None:
-    """Load the state of each part of an ensemble; on failure all keep their previous state.
+    """Load the states of the members of an ensemble; on failure, all members keep their previous states.
 
     Raises:
         SchemaError: a state does not fit, or the number of members differs.
@@ -401,23 +406,22 @@ def split_index(index: Any) -> Iterator[tuple[int, IndexPart]]:
 
 
 def _flat(index: Any, ids: torch.Tensor, numbers: torch.Tensor) -> bool:
-    """Whether rows with coordinates, `[n, ndim]`, are listed one by one, with a source for each."""
+    """Whether `numbers` are coordinates `[n, ndim]` of single elements, each with a source."""
     sources = index.get(SOURCE_ID, None)
     return sources is not None and not numbers.is_nested and sources.shape == ids.shape
 
 
-# After this many batches, importing the compiled loops, which takes half a second, pays off.
+# The compiled loops are imported after this many batches: for fewer ones, the import takes longer than it saves.
 _PATIENCE = 50
 
-_ODD = (1).__and__
+_IS_ODD = (1).__and__
 _ADDRESS = torch.Tensor.data_ptr
 
 
 class Parts:
-    """Which rows of a batch belong to which storage: the first part belongs to `members[0]` and ends at `stops[0]`, and
-    so on.
+    """How a batch is divided into parts with rows of one storage each. The object is immutable.
 
-    `members` and `stops` are int64 `[parts]`; the object is immutable.
+    The first part has rows of the storage `members[0]` and ends at `stops[0]`, and so on; both are int64 `[parts]`.
     """
 
     def __init__(self, counts: Sequence[tuple[int, int]]) -> None:
@@ -429,12 +433,12 @@ class Parts:
 
     @cached_property
     def memory(self) -> Numbers:
-        """Reusable memory for the numbers of its rows, int64 `[size]`."""
+        """Memory for the numbers of the rows of a batch, int64 `[size]`, which is used for one batch after another."""
         return np.empty(self.size, np.int64)
 
     @cached_property
     def pieces(self) -> list[torch.Tensor]:
-        """The memory of each part."""
+        """A view of `memory` for each part."""
         return [from_numpy(self.memory[part]) for _, part in self]
 
     @property
@@ -443,8 +447,9 @@ class Parts:
         return len(set(np.diff(self.stops, prepend=0).tolist())) == 1
 
     def labels(self, sources: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the member and the source of each row, given the source of each member; int64 `[size]`, fresh
-        memory.
+        """Return the member and the source of each row, int64 `[size]` in fresh memory.
+
+        `sources` has the source of each member.
         """
         if self._labels is None or self._labels[0] is not sources:
             counts = np.diff(self.stops, prepend=0)
@@ -453,7 +458,7 @@ class Parts:
         return ids.copy(), numbers.copy()
 
     def __iter__(self) -> Iterator[tuple[int, slice]]:
-        """Yield each member, and the place of its rows in the batch."""
+        """Yield for each part the number of its storage, and the slice of the batch with its rows."""
         start = 0
         for member, stop in zip(self.listed, self.stops.tolist(), strict=True):
             yield member, slice(start, stop)
@@ -464,7 +469,7 @@ class Parts:
 
 
 class MemberRows(NamedTuple):
-    """Rows of several storages by number, int64 `[n]`, and which of them belong to which storage."""
+    """Numbers of rows in several storages, int64 `[n]`, and the parts that say in which storage each row is."""
 
     parts: Parts
     numbers: Numbers
@@ -474,16 +479,17 @@ class Guarding(Protocol):
     """Reads rows of several storages consistently, as the guards of buffers do."""
 
     def sequences(self, numbers: Sequence[int]) -> list[int]:
-        """Return, for some storages, a number that is odd during a write and different after it."""
+        """Return a count for each storage that is odd during a write and different after it: a seqlock."""
 
     def read(self, number: int, get: Callable[[Any], Any], index: Any) -> Any:
-        """Return `get(index)` of a storage, without half-written rows."""
+        """Return `get(index)` of a storage; call it again if a writer has changed the rows meanwhile."""
 
 
 class _Plan:
-    """What is gathered from storages with the same columns: everything except the stored index, which labels replace.
+    """How batches are gathered from storages with the same columns: which columns, their addresses, and the memory.
 
-    It is immutable, because several threads use it; if storages are exchanged or initialized, a new plan is made.
+    All columns except `"index"` are gathered; labels take the place of that entry. Several threads use a plan. When
+    storages are exchanged, initialized or moved, a new plan is made.
     """
 
     def __init__(self, storages: Sequence[Storage], source_key: str | None) -> None:
@@ -496,7 +502,7 @@ class _Plan:
         """For each storage, the columns to gather in the order of the batch; None for a storage that differs."""
         self.capacities = [0 if columns is None else columns.lead[0] for columns in self.columns]
         self.expecting = any(getattr(storage, "expects_rows", False) for storage in storages)
-        """Whether some storage wants to be told which rows are read next."""
+        """Whether `expect` of some storage has to be called before rows are read."""
         self._memory: tuple[Any, BatchPool] = (None, BatchPool([], []))
         self._lengths: tuple[list[int], Numbers] = ([], np.zeros(0, np.int64))
         leaves: dict[Path, Any] = {}
@@ -517,7 +523,7 @@ class _Plan:
         """Whether some storage has other columns."""
 
     def _take(self, storage: TensorStorage, columns: Columns, source_key: str | None) -> None:
-        """Make batches like the rows of this storage, with labels."""
+        """Use the columns of this storage, and labels, as the entries of batches."""
         paths = list(storage.structure.paths())
         chosen = [number for number, path in enumerate(paths) if path[0] != INDEX]
         self._kept = [paths[number] for number in chosen]
@@ -534,14 +540,14 @@ class _Plan:
         self._structure = TensorDictNode(children, device=getattr(storage.structure, "device", None))
 
     def follows(self, members: Sequence[int], storages: Sequence[Any]) -> bool:
-        """Whether some members' storages, and the memory of their columns, are unchanged."""
+        """Whether the plan still holds for some members: their storages are the same, and no column has moved."""
         if storages is not self.storages:
             return False
         for member in members:
             columns, storage = self.columns[member], storages[member]
             if (_columns_of(storage) if columns is None else storage.columns) is not columns:
                 return False
-        if 2 * len(members) > len(storages):  # all at once, without a call for each
+        if 2 * len(members) > len(storages):  # comparing all addresses is faster than a call for each storage
             return list(map(_ADDRESS, self._watched)) == self._watched_at
         for member in members:
             columns = self.columns[member]
@@ -550,7 +556,7 @@ class _Plan:
         return True
 
     def lengths(self, members: Sequence[int]) -> Numbers:
-        """Return the valid rows of some members, limited to the memory known here, int64 `[n]`."""
+        """Return the valid rows of some members, int64 `[n]`, up to the capacities for which the plan was made."""
         found = [min(self.storages[member].rows, self.capacities[member]) for member in members]
         known, lengths = self._lengths
         if found != known:
@@ -575,9 +581,9 @@ class _Plan:
 
 
 class Gatherer:
-    """Gathers rows of storages with the same columns, reusing memory once a batch is freed.
+    """Gathers batches from several storages with the same columns; the memory of a freed batch is reused.
 
-    Batches carry labels: the ensemble's index, and the sources of rows under `source_key`.
+    Batches have labels: the ensemble's index as `"index"`, and the source of each row as `source_key`, if it is given.
     """
 
     def __init__(self, source_key: str | None) -> None:
@@ -586,7 +592,7 @@ class Gatherer:
         self._plan: _Plan | None = None
 
     def covers(self, storages: Sequence[Storage]) -> bool:
-        """Return whether rows of all these storages can be gathered, as far as can be known before reading them."""
+        """Return whether all these storages have the same columns, so that `gather` can make batches of their rows."""
         plan = self._plan
         if plan is None or (plan.partial and not plan.follows(range(len(storages)), storages)):
             plan = self._plan = _Plan(storages, self._source_key)
@@ -622,7 +628,11 @@ class Gatherer:
         targets: Sequence[torch.Tensor],
         places: Numbers,
     ) -> None:
-        """Copy rows to the targets at these addresses; the rows of each storage are of one instant."""
+        """Copy rows to the targets, which are at the addresses `places`.
+
+        The rows of each storage are read between two writes: all storages are first read in one compiled call, and if a
+        writer was active meanwhile, they are read again one by one.
+        """
         parts, members = rows.parts, rows.parts.listed
         if plan.expecting:
             for member, part in parts:
@@ -631,10 +641,10 @@ class Gatherer:
             self._patience -= 1
         elif warm():
             before = guards.sequences(members)
-            # The plan keeps its memory alive, so reading is safe even if a storage is exchanged meanwhile.
+            # The plan has references to the columns, so that reading is safe even if a storage is exchanged meanwhile.
             lengths = plan.lengths(members)
             done = gather_parts(plan.places, plan.widths, places, rows.numbers, parts.members, parts.stops, lengths)
-            if done and guards.sequences(members) == before and not any(map(_ODD, before)):
+            if done and guards.sequences(members) == before and not any(map(_IS_ODD, before)):
                 return
         count = len(rows.numbers)
         targets = [target.view(count, *row) for target, row in zip(targets, plan.rows, strict=True)]
@@ -664,7 +674,7 @@ def _gather(storage: TensorStorage, order: Sequence[int], targets: Sequence[torc
 
 
 def _is_plain(structure: TreeSpec) -> bool:
-    """Whether data is a tensordict of tensors and of such tensordicts."""
+    """Whether data is a tensordict, without a batch size of its own, of tensors and of such tensordicts."""
     if type(structure) is not TensorDictNode or structure.kind is not None or structure.tail:
         return False
     return all(isinstance(child, TensorNode) or _is_plain(child) for child in structure.children.values())

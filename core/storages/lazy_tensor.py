@@ -1,10 +1,10 @@
 """Storages that create their tensors when the first data is written, in memory or in memory-mapped files.
 
-Several processes write to the files through memory maps. Writing through a map into a hole of a file kills the process
-(SIGBUS) if the disk is full. Disk blocks are therefore allocated before rows are written, doubling each time, so that a
-full disk becomes an `OutOfSpaceError` and nothing has changed. Allocating everything at the start would be as fast (0.8
-ms per GB on ext4), but a buffer that is never filled would occupy its whole capacity, and on a file system in memory it
-would be filled for real (0.24 s per GB).
+Several processes write to the files through memory maps. A write through a map into a hole of a file kills the process
+(SIGBUS) if the disk is full. Disk blocks are therefore allocated before rows are written, twice as many each time, so
+that a full disk raises OutOfSpaceError with nothing changed. Allocating everything at the start would be as fast (0.8
+ms per GB on ext4), but a buffer that is never filled would occupy its whole capacity; and a file system in memory takes
+that memory at once (0.24 s per GB).
 """
 
 from __future__ import annotations
@@ -67,19 +67,20 @@ class _LeafShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Published:
-    """The document by which a process describes the files it made to the processes that join."""
+    """The document `maps.json`, in which a process describes the files it has made for processes that join later."""
 
     structure: Mapping[str, Any]
     leaves: tuple[tuple[str, str, tuple[Count, ...]], ...]
 
 
 class MemoryMaps:
-    """The files behind a storage, in `folder` (None: a temporary one).
+    """The memory-mapped files of a storage.
 
-    A pickle holds the contents, and becomes a temporary folder of its own; a child process gets the same files.
+    A child process that gets this object uses the same files. A plain pickle holds the contents, which are written to a
+    new temporary folder when it is loaded.
 
     Args:
-        folder: where the files are.
+        folder: where the files are; None for a temporary folder.
         remove: whether the files are removed with the storage.
         replace: whether files of the same names may be replaced; processes that have mapped the old ones keep them.
     """
@@ -174,17 +175,17 @@ class MemoryMaps:
     def _describe(self, folder: Path, documents: dict[str, bytes]) -> None:
         for name, document in documents.items():
             fs.make_folder((folder / name).parent)
-            fs.replace_file(folder / name, document, synced=False)  # as the rows: an fsync takes milliseconds
+            fs.replace_file(folder / name, document, synced=False)  # rows are not synced either; it takes milliseconds
         self._documents |= documents.keys()
 
     def replace(self, structure: TreeSpec, number: int, shape: tuple[int, ...], rows: torch.Tensor) -> torch.Tensor:
-        """Put another file of bytes in the place of one, or of none. Processes that have mapped that one keep it.
+        """Make a file of bytes for a leaf, or replace the one that it has; processes that have mapped that one keep it.
 
         Args:
             structure: how the data will be nested.
             number: the number of the leaf.
-            shape: its shape.
-            rows: what it begins with; the rows may be narrower.
+            shape: its new shape.
+            rows: its first rows, which may be narrower.
 
         Returns:
             The tensor.
@@ -211,7 +212,7 @@ class MemoryMaps:
         return _mapped(path, file)
 
     def describe(self, structure: TreeSpec, lead: tuple[int, ...]) -> None:
-        """Describe files of another structure, and remove those that it does not have."""
+        """Write the `meta.json` files of a new structure, and remove files that it does not have."""
         folder, names = self.make_folder(), leaf_files(structure)
         self.keep_only(names)
         self._files = {name: self._files[name] for name in names}
@@ -239,7 +240,7 @@ class MemoryMaps:
         return structure, self._open()
 
     def open(self) -> list[torch.Tensor]:
-        """Map files again that another process made."""
+        """Map files again, in a process that has got this object from another one."""
         return self._open()
 
     def _open(self) -> list[torch.Tensor]:
@@ -258,11 +259,13 @@ class MemoryMaps:
     # Space -----------------------------------------------------------------------------------------
 
     def reserve(self, rows: int, valid: int) -> int:
-        """Allocate disk blocks for the first `rows` rows, of which `valid` are written; OutOfSpaceError if the disk is
-        full.
+        """Allocate disk blocks for the first `rows` rows, of which `valid` are written, and for some more.
 
         Returns:
             The number of rows that have blocks.
+
+        Raises:
+            OutOfSpaceError: the disk is full.
         """
         if rows <= self._reserved:
             return self._reserved
@@ -288,10 +291,10 @@ class MemoryMaps:
                 _take_blocks(self.make_folder() / name, start * width, stop * width)
 
     def write(self, number: int, offset: int, data: memoryview) -> bool:
-        """Write bytes to a file that this object made and mapped, where blocks are allocated.
+        """Write bytes to a file that this object has made and mapped; disk blocks must be allocated there.
 
         Returns:
-            False if another file has its name now, or none.
+            False if the file was removed or replaced meanwhile.
         """
         name = list(self._files)[number]
         path = self.make_folder() / name
@@ -337,7 +340,7 @@ class MemoryMaps:
                 fs.remove(Path(inner))
 
     def remove_if_owner(self) -> None:
-        """Remove the files if this process made them; a forked child runs the same exit functions."""
+        """Remove the files if this process made them: a forked child runs the same exit functions."""
         if os.getpid() == self._owner:
             self.remove()
 
@@ -365,7 +368,7 @@ _REMOVED_AT_SIGNALS: weakref.WeakSet[MemoryMaps] = weakref.WeakSet()
 
 
 def _remove_and_end(number: int, frame: Any) -> None:
-    """Remove files, and let the signal end the process as it does without a handler."""
+    """Remove the files, then end the process by the signal, as without a handler."""
     try:
         for maps in tuple(_REMOVED_AT_SIGNALS):
             with contextlib.suppress(OSError):
@@ -394,7 +397,7 @@ def _of_contents(files: dict[str, _LeafShape], contents: list[bytes], rows: int)
 
 
 def _pass_on(maps: MemoryMaps) -> tuple[Any, ...]:
-    """Return what a child process unpickles: the same files, which it does not own."""
+    """Pickle for a child process, which uses the same files but does not remove them."""
     return _of_state, (maps.__dict__ | {"removes": False, "_owner": 0},)
 
 
@@ -402,7 +405,7 @@ ForkingPickler.register(MemoryMaps, _pass_on)
 
 
 def _inode(descriptor: int) -> tuple[int, int]:
-    """Identify an open file: no other one gets its number as long as it is mapped."""
+    """Return numbers that identify an open file: no other file gets them as long as it is mapped."""
     found = os.fstat(descriptor)
     return found.st_dev, found.st_ino
 
@@ -441,7 +444,7 @@ def mapped_tensor(
 
 
 def _take_blocks(path: Path, start: int, stop: int) -> None:
-    """Allocate disk blocks for a range of bytes that nobody uses yet."""
+    """Allocate disk blocks for a range of bytes, which must not contain data: they may be overwritten with zeros."""
     descriptor = fs.open_to_fill(path)
     try:
         with fs.announced("allocate", path):
@@ -476,18 +479,17 @@ _ALIGNMENT = 64
 
 @counterpart
 class LazyTensorStorage(TensorStorage):
-    """Keeps up to `max_size` elements in tensors that are created, all zeros, when the first data is written.
+    """Keeps up to `max_size` elements in tensors that are created when the first data is written.
 
-    Memory is only taken as rows are written. Lanes that differ in entries or shapes, for example of several agents, are
+    The tensors begin as zeros, and only take memory as rows are written. Agents that differ in entries or shapes are
     written as a lazy stack of tensordicts, at the root or in an entry, along a dimension after those that count
-    elements. Each lane has tensors of its own, and rows are read as such stacks.
+    elements. Each of them has tensors of its own, and rows are read as such stacks.
 
-    Text, and other values that JSON has, may differ between rows. A row takes as many bytes as the longest one; longer
-    text makes the column wider, unless other processes use it.
+    Text, and other values that JSON has, may differ between rows. Every row takes as many bytes as the longest text;
+    longer text makes the column wider, unless other processes use it.
 
     Args:
-        max_size: the capacity in elements. With `ndim` above 1 the tensors get as many rows as are needed for that many
-            elements; afterwards `max_size` is what these rows hold.
+        max_size: the capacity in elements. With `ndim` above 1 it is rounded up to whole rows.
         device: where the tensors are; `"auto"` follows the first data.
         ndim: how many leading dimensions of the data count elements.
         checkpointer: saves and loads the storage.
@@ -497,8 +499,8 @@ class LazyTensorStorage(TensorStorage):
             once something was written.
         cleanup_memmap: whether that folder is removed with the storage.
         schema: `"fixed"` refuses data whose keys differ from the first data's. `"open"` writes zeros for missing
-            keys, and adds a column for new ones, which is zero in older rows. (TorchRL leaves old bytes under missing
-            keys, and adds or drops new ones depending on the storage.)
+            keys, and adds a column for new ones, which is zero in older rows. (In TorchRL, missing keys keep the bytes
+            of the row that is overwritten, and some storages drop new keys.)
 
     Raises:
         UsageError: (a ValueError) arguments contradict each other, or `consolidated` is used for data that is not a
@@ -548,7 +550,7 @@ class LazyTensorStorage(TensorStorage):
             self._begin_shared(MemoryMaps(None, remove=cleanup_memmap))
 
     def _begin_shared(self, maps: MemoryMaps) -> None:
-        """Agree with later processes on where the memory will be."""
+        """Make the folder in which the first process that writes will create the files, and share the counts."""
         if self.device != torch.device("cpu"):
             warn_caller(f"shared_init keeps rows on the CPU; device={str(self.device)!r} is ignored")
             self.device = torch.device("cpu")
@@ -565,7 +567,7 @@ class LazyTensorStorage(TensorStorage):
 
     @property
     def initialized(self) -> bool:
-        """Whether the tensors exist; with `shared_init`, also if another process made them."""
+        """Whether the tensors exist; with `shared_init`, another process may have made them."""
         if self._columns is None and self._shared_init and self._filled.value:
             self._join()
         return self._columns is not None
@@ -646,13 +648,11 @@ class LazyTensorStorage(TensorStorage):
     def _takes_entries(self) -> bool:
         return self._maps is None and super()._takes_entries
 
-    # Memory of others ------------------------------------------------------------------------------
+    # Tensors of checkpoints ------------------------------------------------------------------------
 
     @property
     def takes_over(self) -> bool:
-        """Whether `take_over` is possible: the rows are in this process's memory, and nobody holds references
-        to them.
-        """
+        """Whether `take_over` is possible: the rows are in the memory of this process, and nobody refers to them."""
         here = self._maps is None and not self._consolidated and not self.shared and self.journal is None
         return here and self.device in ("auto", torch.device("cpu")) and not (self.initialized and self.log.lent)
 
@@ -661,7 +661,7 @@ class LazyTensorStorage(TensorStorage):
         return self.columns.lead[0] if self.initialized else -(-self._asked // math.prod(lanes))
 
     def take_over(self, structure: TreeSpec, leaves: Sequence[torch.Tensor], rows: int, last_row: int | None) -> None:
-        """Make these tensors the contents, of which `rows` rows are valid.
+        """Use these tensors as the contents, without a copy; `rows` of their rows are valid.
 
         Raises:
             SchemaError: names, types or shapes differ from earlier writes; nothing is changed.
@@ -690,7 +690,7 @@ class LazyTensorStorage(TensorStorage):
         brought = tree_spec_of(data, len(lead))
         shared = dict(brought.constants())
         for path, _ in self.structure.constants():
-            if path not in shared:  # None in these rows
+            if path not in shared:  # these rows have None there, so the value is no longer the same in all rows
                 raise TextGrows(path, dict(self.structure.in_columns().texts())[path])
         structure = self.structure.joined(brought.placed(self.device))
         brought = brought.with_text_of(structure)
@@ -705,7 +705,10 @@ class LazyTensorStorage(TensorStorage):
         return found
 
     def _grow(self, structure: TreeSpec, values: Mapping[Place, torch.Tensor], lead: int) -> None:
-        """Make zero columns for the entries that only `structure` has; `lead` dimensions count elements."""
+        """Make columns of zeros for the entries that only `structure` has.
+
+        They get the types and row shapes of `values`, whose first `lead` dimensions count elements.
+        """
         columns, known = self.columns, dict(zip(self.structure.paths(), self.columns.leaves, strict=True))
         paths = list(structure.paths())
         if len(paths) == len(known):
@@ -734,7 +737,7 @@ class LazyTensorStorage(TensorStorage):
 
     @property
     def alone(self) -> bool:
-        # Unnamed files can only be shared with processes that this one starts.
+        # Files in a temporary folder are only shared with processes that this one has forked or spawned.
         return super().alone or (self._maps is not None and not self._shared_init and self._forks == forks())
 
     def cleanup(self) -> bool:
@@ -799,20 +802,20 @@ def _in_one_buffer(wanted: Sequence[tuple[torch.dtype, tuple[int, ...]]], device
 class LazyMemmapStorage(LazyTensorStorage):
     """Keeps up to `max_size` elements in memory-mapped files that are created when the first data is written.
 
-    The files have the layout of a memory-mapped tensordict (for nests of other kinds, one file for each leaf, at its
-    path). Disk blocks are allocated as rows are written; a full disk raises OutOfSpaceError, and nothing is changed.
-    From the first megabyte on, a thread makes memory pages for the next rows, so that small writes need not wait for
-    them. Forked and spawned processes see the same rows and length.
+    The files have the layout of a memory-mapped tensordict; nests of other kinds have one file for each leaf, at its
+    path. Disk blocks are allocated as rows are written: a full disk raises OutOfSpaceError, with nothing changed. From
+    the first megabyte on, a thread makes memory pages for the next rows, so that small writes need not wait for them.
+    Forked and spawned processes see the same rows and length.
 
     Args:
         max_size: the capacity in elements.
         scratch_dir: the folder of the files; default a temporary one.
         device: only the CPU.
         existsok: whether existing files in the folder may be replaced.
-        auto_cleanup: whether the files are removed with the storage, or when the process that made it exits. Default
-            only for a temporary folder. This includes the end by Ctrl-C, SIGTERM and SIGHUP (unless the program has a
-            handler of its own, or the storage was made in another thread than the main one); SIGKILL leaves the files
-            behind. `cleanup()` removes them at once.
+        auto_cleanup: whether the files are removed when the storage is deleted or the process that made it exits; by
+            default only those in a temporary folder. They are also removed if Ctrl-C, SIGTERM or SIGHUP ends the
+            process, unless the program handles the signal itself, or the storage was not made in the main thread.
+            SIGKILL leaves the files behind. `cleanup()` removes them at once.
         **options: the other arguments of `LazyTensorStorage`.
 
     Raises:

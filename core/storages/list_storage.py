@@ -1,7 +1,8 @@
 """Storages that keep elements in a Python list: as they are, as a lazy stack, or with compressed tensors.
 
-Items may be arbitrary objects: they are saved as trees (a tree spec and its leaves), as JSON, and as entries of state
-dicts. The JSON documents are ours or TorchRL's; reading them executes no code.
+An item of the list may be any object. To save it, it is divided into a tree spec and the tensors in it. Checkpoints
+describe the spec in JSON documents, which rbtool or TorchRL wrote; reading them executes no code. State dicts hold a
+similar description in memory.
 """
 
 from __future__ import annotations
@@ -71,10 +72,14 @@ class ObjectNode(TreeSpec):
 
 
 class ItemNode(TensorDictNode):
-    """A tensordict or tensorclass that is an item or part of one; it is made with tensordict's own checks.
+    """A tensordict or tensorclass in an item. It is made by tensordict's constructor, with its checks.
 
-    With `on_device`, its device is the one that its tensors share when it is made. `names` are the names of its
-    dimensions.
+    Args:
+        children: its entries.
+        tail: its batch size.
+        on_device: whether it has a device; this is the device that its tensors share when it is made.
+        names: the names of its dimensions.
+        kind: the tensorclass; None for a tensordict.
     """
 
     def __init__(
@@ -118,21 +123,21 @@ class LazyStackNode(SequenceNode):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """An item of a list: its tree spec, and for each of its tensors a leaf, the tensor itself or its packed form."""
+    """An item of a list: its tree spec, and a leaf for each of its tensors, which is the tensor or its packed form."""
 
     spec: TreeSpec
     leaves: Sequence[Any]
 
     def unflatten(self, unpack: Callable[[Any], torch.Tensor]) -> Any:
-        """Make the item from fresh containers and the results of `unpack` for the leaves."""
+        """Make the item again, with new containers; `unpack` turns each leaf into a tensor."""
         return self.spec.unflatten(map(unpack, self.leaves), NO_BATCH)
 
 
 def tree_of(item: Any, pack: Callable[[torch.Tensor], Any] = lambda tensor: tensor) -> Tree:
-    """Flatten an item of any kind; its leaves are the results of `pack` for dense tensors and arrays of numbers.
+    """Divide an item of any kind into its tree spec and its leaves; `pack` turns each tensor into a leaf.
 
-    Flattened are tensordicts (including lazy stacks and non-tensor entries), tensorclasses, dicts, lists and tuples.
-    Other objects become part of the spec.
+    Tensors in tensordicts (including lazy stacks and non-tensor entries), tensorclasses, dicts, lists and tuples become
+    leaves, as do arrays of numbers. Other objects, and tensors that are not dense, become part of the spec.
     """
     leaves: list[Any] = []
     return Tree(_item_spec(item, lambda tensor: leaves.append(pack(tensor))), leaves)
@@ -154,7 +159,7 @@ def _item_spec(item: Any, add: Callable[[torch.Tensor], None]) -> TreeSpec:
     if is_non_tensor(item):
         return ConstantNode(item.data, item.batch_size)
     if is_tensorclass(item):
-        if isinstance(item._tensordict, LazyStackedTensorDict):  # a copy would leave out what only some parts have
+        if isinstance(item._tensordict, LazyStackedTensorDict):  # `to_tensordict` drops entries that some parts lack
             dim = item._tensordict.stack_dim
             return LazyStackNode([_item_spec(part, add) for part in item.unbind(dim)], dim)
         return _tensordict_item(item.to_tensordict(), add, type(item))
@@ -193,10 +198,10 @@ TakeLeaf: TypeAlias = Callable[[Document, Path], Any]
 
 
 def document_of(tree: Tree, describe: Callable[[Any], Document], *, portable: bool) -> dict[str, Any]:
-    """Describe an item without its leaves; for each leaf the result of `describe` is added.
+    """Return the description of an item, with the result of `describe` in place of each leaf.
 
-    A `portable` document is plain JSON; SchemaError for items that JSON cannot represent. Otherwise it contains other
-    objects and classes by reference.
+    A `portable` document is plain JSON; SchemaError for items that JSON cannot represent. Otherwise it contains
+    references to classes and to objects that are not tensors.
     """
     return _document(tree.spec, map(describe, tree.leaves), portable)
 
@@ -207,7 +212,7 @@ def _document(spec: TreeSpec, leaves: Iterator[Document], portable: bool) -> dic
     if isinstance(spec, ObjectNode):
         return {"type": "other", "value": _plain(spec.value) if portable else spec.value}
     if isinstance(spec, ConstantNode):
-        # TorchRL defines the tag and where it is written.
+        # The tag is part of TorchRL's format.
         tagged = {"__type__": "NonTensorData", "value": _plain(spec.value) if portable else spec.value}
         return {"type": "non_tensor", "value": tagged, "batch_size": list(spec.tail)}
     if isinstance(spec, SequenceNode):
@@ -242,7 +247,7 @@ def _require_portable(spec: TreeSpec) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in its JSON form; SchemaError if JSON cannot give the same value back."""
+    """Return a value in its JSON form, from which `_untagged` gets the same value; SchemaError if there is none."""
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
@@ -255,16 +260,17 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     raise SchemaError(
         f"a {type(value).__name__} cannot be written to a checkpoint; only tensors, arrays, tensordicts, numbers, "
-        "texts "
-        "and nests of them can"
+        "texts and nests of them can"
     )
 
 
 def tree_from(document: Any, take: TakeLeaf, *, portable: bool = True) -> Tree:
-    """Return the tree described by a document, with the leaves that `take` returns; FormatError if the document is
-    invalid.
+    """Return the tree that a document describes, with the leaves that `take` returns.
 
-    A document that is not `portable` may hold classes and objects: it never left memory.
+    A document that is not `portable` may contain references to classes and objects, because it was never in a file.
+
+    Raises:
+        FormatError: the document is invalid.
     """
     leaves: list[Any] = []
     reader = _DocumentReader(lambda about, path: leaves.append(take(about, path)), portable)
@@ -327,7 +333,7 @@ class _DocumentReader:
         value: Any = document.get("value")
         if isinstance(value, Mapping) and value.get("__type__") == "NonTensorData":
             value = value.get("value")
-        if not self.portable and is_non_tensor(value):  # a state of TorchRL's, in memory
+        if not self.portable and is_non_tensor(value):  # a state dict of TorchRL
             value = value.data
         batch = read_shape(document.get("batch_size", []))
         return ConstantNode(_untagged(value) if self.portable else value, torch.Size(batch))
@@ -384,14 +390,12 @@ def _untagged(value: Any) -> Any:
 
 
 def read_shape(value: Any) -> tuple[int, ...]:
-    """Read a shape, tagged or not; FormatError unless it is a short list of sizes whose product fits into 64 bits."""
+    """Read a shape, tagged or not; FormatError unless it has at most 64 sizes and a tensor can have so many bytes."""
     if isinstance(value, Mapping) and value.get("__type__") == "torch.Size":
         value = value.get("value")
     if not isinstance(value, Sequence) or not all(type(size) is int and size >= 0 for size in value):
         raise FormatError(f"{_short(value)} is not a shape")
-    if (
-        len(value) > 64 or math.prod(max(size, 1) for size in value) >= 1 << 59
-    ):  # the number of bytes must fit into 64 bits, too
+    if len(value) > 64 or math.prod(max(size, 1) for size in value) >= 1 << 59:  # of up to 16 bytes each
         raise FormatError(f"{_short(value)} is not the shape of a possible tensor")
     return tuple(value)
 
@@ -417,7 +421,10 @@ def _short(value: Any) -> str:
 
 
 def state_of_item(tree: Tree, describe: Callable[[Any], dict[str, Any]] = lambda _: {}) -> tuple[Any, dict[str, Any]]:
-    """Return an item's tensors (a single one, or all by `leaf_names`) or the object itself, and its description."""
+    """Return what a state dict holds of an item, and its description.
+
+    This is a single tensor, or a dict of tensors by their `leaf_names`; or the object, if it is of another kind.
+    """
     if isinstance(tree.spec, ObjectNode):
         return tree.spec.value, {"type": "other"}
     about = document_of(tree, describe, portable=False)
@@ -430,7 +437,7 @@ def leaf_of_state(state: Any, path: Path) -> torch.Tensor:
     """Find a tensor in an item's state; SchemaError if it is missing."""
     found = state
     if path:
-        names = [*leaf_names([path]), *leaf_names([path, path])]  # alone, and beside one of the same dotted name
+        names = [*leaf_names([path]), *leaf_names([path, path])]  # joined by dots, and as JSON
         found = next((state[name] for name in names if name in state), None) if isinstance(state, Mapping) else None
     if not isinstance(found, torch.Tensor):
         raise SchemaError(f"the state describes a tensor {'.'.join(path)!r}, but does not hold it")
@@ -438,7 +445,7 @@ def leaf_of_state(state: Any, path: Path) -> torch.Tensor:
 
 
 def items_of_states(states: Sequence[Any], abouts: Sequence[Any]) -> list[Any]:
-    """Make the items described by `state_of_item`, with copies of their tensors."""
+    """Make items from the results of `state_of_item`, with copies of their tensors."""
     if len(states) != len(abouts):
         raise SchemaError(f"the state holds {len(states)} objects, but describes {len(abouts)}")
     return [_item(state, about) for state, about in zip(states, abouts, strict=True)]
@@ -458,7 +465,7 @@ def item_of_state(state: Any) -> Any:
         raise TypeError(
             f"a state without descriptions can only hold tensors and tensordicts, found a {type(state).__name__}"
         )
-    # torch keeps metadata in an attribute of the OrderedDict, by dotted path, parents before children.
+    # tensordict stores metadata in an attribute of the OrderedDict, by dotted path, parents before children.
     facts: Mapping[str, Mapping[str, Any]] = getattr(state, "_metadata", {})
     root = TensorDict({}, batch_size=facts.get("", {}).get("batch_size", []))
     for name, about in facts.items():
@@ -546,20 +553,20 @@ class ListStorage(IndexedStorage):
         return self._rows(index.nonzero().squeeze(1))
 
     def _shown(self, item: Any) -> Any:
-        """Return the object for what is kept of it."""
+        """Return the object of a kept item."""
         return item
 
     def _gathered(self, items: list[Any]) -> Any:
-        """Return what reading several rows gives, for a fresh list of what is kept."""
+        """Return the result of reading several rows, given a new list of kept items."""
         return items
 
     # Writing ---------------------------------------------------------------------------------------
 
     def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice | torch.Tensor:
-        """Write one object at an int, otherwise one of `data` at each row; of objects for the same row the later one
-        counts.
+        """Write one object at an int; at any other index, one object of `data` at each row.
 
-        All objects are moved and checked before the first is stored.
+        If a row occurs twice, the later one of its objects is stored. All objects are checked, and moved to the device,
+        before the first one is stored.
         """
         if type(cursor) is int and 0 <= cursor < len(self._items):
             self._items[cursor] = self._prepared([data])[0]
@@ -567,7 +574,7 @@ class ListStorage(IndexedStorage):
         return self._write(_one_dimensional(cursor), data)
 
     def _write(self, index: int | slice | torch.Tensor, data: Any) -> slice | torch.Tensor:
-        """Write, and return the rows written."""
+        """Write, and return the rows that were written."""
         rows = rows_of(index, len(self._items), self.max_size)
         if not isinstance(rows, slice) and not len(rows):
             rows = slice(0, 0)
@@ -583,9 +590,9 @@ class ListStorage(IndexedStorage):
         return rows
 
     def _prepared(self, items: list[Any], *, alone: bool = False) -> list[Any]:
-        """Convert objects to what is kept of them; may raise, as nothing has changed yet.
+        """Convert objects to the items that are kept. It may raise an error: nothing has changed yet.
 
-        With `alone` they replace everything stored.
+        With `alone`, they will replace all stored objects.
         """
         return items if self.device is None else [to_device(item, self.device) for item in items]
 
@@ -601,9 +608,7 @@ class ListStorage(IndexedStorage):
         self._items += fresh
 
     def repeated(self, index: Any, data: Any) -> Any:
-        """Return copies of one tensor or tensordict for several rows; data that has, or may have, rows is returned as
-        it is.
-        """
+        """Return copies of a single tensor or tensordict, one for each row; data that may have rows is unchanged."""
         if not (isinstance(data, torch.Tensor) or is_tensor_collection(data)) or data.ndim != self._element_dims:
             return data
         found = _one_dimensional(index)
@@ -662,8 +667,8 @@ class ListStorage(IndexedStorage):
         Args:
             items: the objects.
             capacity: the capacity of the storage that they come from; None if unknown.
-            last_row: the row written last there; None if unknown. If it was a full ring and this storage is larger, the
-                oldest object becomes row 0 when a buffer loads it.
+            last_row: the row written last there; None if unknown. When a buffer loads a full ring into a larger
+                storage, the oldest object becomes row 0.
         """
         self.require_room(len(items))
         self._take_over(self._prepared(items, alone=True), capacity, last_row)
@@ -705,10 +710,10 @@ def _one_dimensional(index: Any) -> int | slice | torch.Tensor:
 
 @counterpart
 class LazyStackStorage(ListStorage):
-    """Keeps tensordicts one by one; several are read as a lazy stack along `stack_dim`.
+    """Keeps tensordicts one by one, and reads several of them as a lazy stack along `stack_dim`.
 
-    Their shapes may differ, but not the number of their batch dimensions. An int reads one tensordict as it is; in a
-    stack the tensors are the storage's own, the containers are new.
+    Their shapes may differ, but not the number of their batch dimensions. An int reads the stored tensordict itself. A
+    stack has the stored tensors in new containers.
 
     Args:
         max_size: the capacity; None for 2^63 - 1.
@@ -745,7 +750,7 @@ class LazyStackStorage(ListStorage):
             return LazyStackedTensorDict.lazy_stack(list(map(shallow_copy, items)), self.stack_dim)
         if not self._items:
             return TensorDict({}, [0])
-        one: Any = torch.stack([self._items[0]], self.stack_dim)  # to get keys and shapes, without rows
+        one: Any = torch.stack([self._items[0]], self.stack_dim)  # for the keys and shapes of a stack without rows
         return one[(slice(None),) * (self.stack_dim % one.batch_dims) + (slice(0, 0),)]
 
     # Editing ---------------------------------------------------------------------------------------
@@ -769,7 +774,7 @@ class LazyStackStorage(ListStorage):
         return torch.stack(parts, self._dimension)
 
     def put_back(self, key: tuple[str, ...], values: torch.Tensor, index: Any) -> None:
-        """Give the elements selected by `index` tensors of their own, as the present ones may belong to the caller."""
+        """Replace the entry in the elements that `index` selects; their present tensors may be the caller's."""
         touched = torch.zeros(values.shape, dtype=torch.bool)
         touched[index] = True
         pairs = zip(values.unbind(self._dimension), touched.unbind(self._dimension), strict=True)
@@ -855,17 +860,18 @@ class CompressedTensor:
 
 @counterpart
 class CompressedListStorage(ListStorage):
-    """Keeps up to `max_size` objects with all tensors compressed; reading returns fresh tensors on `device`.
+    """A `ListStorage` that keeps tensors compressed; reading returns fresh tensors on `device`.
 
-    Tensors, arrays, (nested) tensordicts, tensorclasses, and dicts, lists and tuples of them are compressed; other
-    objects are kept as they are. Several rows are read as a list. Otherwise it behaves like a `ListStorage`.
+    Tensors and arrays are compressed, also in tensordicts, tensorclasses, dicts, lists and tuples. Other objects are
+    kept as they are. Several rows are read as a list.
 
     Args:
         max_size: the capacity; None for 2^63 - 1.
         codec: `"zstd"`, or `"zlib"`, which TorchRL reads below Python 3.14.
         compression_level: the level of the codec.
-        compression_fn: replaces the codec: makes another tensor, of any type and shape, from a tensor on `device`.
-        decompression_fn: undoes it: gets that tensor, and a dict with the original's `shape`, `dtype` and `device`.
+        compression_fn: replaces the codec: turns a tensor on `device` into another tensor of any type and shape.
+        decompression_fn: the inverse: called with that tensor, and a dict with the `shape`, `dtype` and `device` of the
+            original.
         device: the device of the tensors returned.
 
     Raises:
@@ -957,14 +963,14 @@ class CompressedListStorage(ListStorage):
         return self.device or torch.device("cpu")
 
     def compressed_tensor(self, document: Mapping[str, Any], data: torch.Tensor) -> CompressedTensor:
-        """Make a compressed tensor from a copy of its data and its record.
+        """Make a compressed tensor from a copy of its data and its description.
 
-        TorchRL records no codec: the storage's `decompression_fn` is used, if there is one; otherwise the bytes show
-        the codec.
+        Descriptions of TorchRL do not name the codec: it is the storage's `decompression_fn`, if there is one;
+        otherwise it is detected from the first bytes.
 
         Raises:
-            FormatError: (a ValueError) the record is invalid.
-            UsageError: a function is missing.
+            FormatError: (a ValueError) the description is invalid.
+            UsageError: the storage has no decompression_fn for the data.
         """
         dtype, shape = read_dtype(document.get("dtype")), read_shape(document.get("shape"))
         codec = document.get("codec")
@@ -1017,15 +1023,13 @@ class CompressedListStorage(ListStorage):
         return tree_from(about, take, portable=False)
 
     def replace_trees(self, trees: list[Tree]) -> None:
-        """Replace all objects by these, whose tensors are compressed already; SchemaError if there is not
-        enough room.
-        """
+        """Replace all objects by these, whose tensors are compressed; SchemaError if there is not enough room."""
         self.require_room(len(trees))
         self._take_over(trees)
 
 
 def _apart(made: Any, source: torch.Tensor) -> Any:
-    """Copy the result of a user's function if it is a view of its argument, so that edits do not reach that."""
+    """Return the result of a user's function; a copy if it shares memory with the argument, which it could change."""
     if not isinstance(made, torch.Tensor) or not Memory([source]).may_hold(made):
         return made
     return made.clone()

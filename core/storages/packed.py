@@ -1,7 +1,7 @@
-"""Datasets in layout `packed`: read from mapped files, or recorded episode by episode while they are sampled.
+"""Storages on datasets in layout `packed`: finished datasets, and recordings that are sampled while they grow.
 
-Leaves are gathered from records, which hold all small fields of a step side by side, and from fields with files of
-their own. `core/format/packed/schema.py` draws the layout.
+Leaves are gathered from records, which hold all small fields of a step side by side, and from the files of fields that
+are stored separately. `core/format/packed/schema.py` draws the layout.
 """
 
 from __future__ import annotations
@@ -41,7 +41,13 @@ _LARGE = 4 << 20
 
 
 class PackedLeaves:
-    """The leaves `fields` of a packed dataset, mapped read-only; `advise` if it exceeds memory."""
+    """The leaves of a packed dataset, in read-only maps.
+
+    Args:
+        reader: the dataset.
+        fields: the leaves, in the order in which they are returned.
+        advise: whether the kernel is advised which rows are read, because the files exceed memory.
+    """
 
     def __init__(self, reader: PackedReader, fields: Sequence[Field], *, advise: bool) -> None:
         self._schema, numbers = reader.schema, reader.numbers
@@ -74,7 +80,10 @@ class PackedLeaves:
         }
 
     def gather(self, numbers: Numbers) -> list[torch.Tensor]:
-        """Read each leaf at these steps, `[n, *shape]`; negative numbers count from the end, IndexError beyond."""
+        """Read each leaf at these steps, `[n, *shape]`.
+
+        Negative numbers count from the end; IndexError for steps that do not exist.
+        """
         self._expect(numbers)
         found = self._empty(len(numbers))
         for number, rows in zip(self.columns, self._gatherer.gather(numbers), strict=True):
@@ -112,7 +121,7 @@ class PackedLeaves:
         return [rows if rows.device == device else rows.to(device) for rows in self._typed(found)]
 
     def _strided(self) -> list[tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], int]]:
-        """The layout of each leaf in a row of spans: number, type, shape, strides, and offset counted in elements."""
+        """Return where each leaf of the records is in a span: its number, type, shape, strides, offset in elements."""
         size, found = self._schema.record_bytes, []
         for number, column in self.columns.items():
             width = column.dtype.itemsize
@@ -123,7 +132,7 @@ class PackedLeaves:
         return found
 
     def _empty(self, count: int) -> list[torch.Tensor]:
-        """Make a list with an empty tensor for each leaf, most of which are replaced later."""
+        """Return a list with a place for each leaf; leaves without elements have their tensors already."""
         found = [_NOTHING] * len(self._fields)
         for number in self._without_elements:
             field = self._fields[number]
@@ -152,7 +161,7 @@ class PackedLeaves:
                 found[number] = torch.from_numpy(rows)
 
     def _expect(self, numbers: Numbers, *, records: bool = True, fields: Iterable[_OwnField] | None = None) -> None:
-        """Hint at the rows to be read, in the records and in files of their own, by default all of these."""
+        """Advise the kernel which rows are read next, in the records and in the files of `fields`, by default all."""
         if not self._advise:
             return
         places, size = self.places, self._schema.record_bytes
@@ -169,7 +178,7 @@ _NOTHING = torch.empty(0)
 
 
 class _MappedFile:
-    """A file of known size, mapped read-only; the array of its bytes is not handed out."""
+    """A file of known size, mapped read-only. Callers of a storage never get a view of its bytes."""
 
     def __init__(self, files: ListedFiles, name: str, size: int, advise: bool) -> None:
         self._pages: Pages | None = None
@@ -190,7 +199,7 @@ class _MappedFile:
 
 
 class _OwnField:
-    """A field in a file of its own, and the file with its explicit next rows."""
+    """A field that is stored in a separate file, and the file with its explicit next rows."""
 
     def __init__(self, reader: PackedReader, one: PackedField, advise: bool) -> None:
         self._state = one.state
@@ -200,9 +209,7 @@ class _OwnField:
     def gather(
         self, steps: Numbers, records: Numbers, leaves: Sequence[bool], explicit: tuple[Numbers, Numbers]
     ) -> list[Array]:
-        """Read the rows of the steps, the rows that follow them, or both: `leaves` is [False], [True] or
-        [False, True].
-        """
+        """Read the rows of the steps for False in `leaves`, and the rows that follow them for True."""
         if not self._state:
             return [self._rows.take(steps)]
         found = self._rows.take_all([records + after for after in leaves])
@@ -212,14 +219,14 @@ class _OwnField:
         return found
 
     def expect(self, steps: Numbers, records: Numbers, explicit: Numbers) -> None:
-        """Hint at the rows to be read."""
+        """Advise the kernel which rows are read next."""
         self._rows.expect(np.concatenate((records, records + 1)) if self._state else steps)
         if self._explicit is not None:
             self._explicit.expect(explicit)
 
 
-class _Whole:
-    """Uncompressed rows."""
+class _Uncompressed:
+    """The rows of a field in an uncompressed file."""
 
     def __init__(self, file: _MappedFile, field: Field, rows: int) -> None:
         self._file = file
@@ -239,7 +246,7 @@ class _Whole:
 
 
 class _Chunked:
-    """Rows in compressed chunks."""
+    """The rows of a field in a file of compressed chunks, each with `per` rows."""
 
     def __init__(self, file: _MappedFile, field: Field, rows: int, codec: RowCodec, per: int, offsets: Numbers) -> None:
         self._file = file
@@ -275,12 +282,12 @@ class _Chunked:
         self._file.expect(self._offsets[chunks], self._offsets[chunks + 1] - self._offsets[chunks])
 
 
-def _rows_of(reader: PackedReader, one: PackedField, advise: bool, *, explicit: bool) -> _Whole | _Chunked:
+def _rows_of(reader: PackedReader, one: PackedField, advise: bool, *, explicit: bool) -> _Uncompressed | _Chunked:
     numbers = reader.numbers
     rows = numbers.explicit_records if explicit else numbers.records if one.state else numbers.steps
     name = one.file(explicit=explicit)
     if one.codec is None:
-        return _Whole(_MappedFile(reader.listed, name, rows * one.field.row_bytes, advise), one.field, rows)
+        return _Uncompressed(_MappedFile(reader.listed, name, rows * one.field.row_bytes, advise), one.field, rows)
     offsets = reader.offsets(one, explicit) if rows else np.zeros(1, np.int64)
     file = _MappedFile(reader.listed, name, int(offsets[-1]), advise)
     return _Chunked(file, one.field, rows, one.codec, one.chunk_rows, offsets)
@@ -296,17 +303,19 @@ class PackedRecording(IndexedStorage):
     """Records TED rows into a packed dataset; whole episodes survive a crash.
 
     Rows are appended one or many at a time, by `set` or through a buffer. `("next", "done")` ends an episode, which is
-    then written to files. The rows of the current episode are in memory; if the process dies, they alone are lost, and
-    `rbtool repair` makes a dataset of the rest. `finish` makes a dataset of everything, marking an unfinished episode
-    as truncated at its last step; afterwards the recording can be read but not written. Reads return fresh copies.
+    then written to files. The rows of the current episode are in memory: if the process dies, only these rows are lost,
+    and `rbtool repair` makes a dataset of all episodes that had ended. `finish` makes a dataset of everything, with an
+    unfinished episode marked as truncated at its last step; afterwards the recording can be read but not written. Reads
+    return fresh copies.
 
-    The first episode that ends `sync_seconds` after the last sync brings everything to the disk, so that a power
-    failure loses at most the episodes that ended in between. `sync()`, `finish()`, `close()` and a buffer's checkpoint
-    sync, too.
+    The first episode that ends at least `sync_seconds` after the last sync starts the next one, so that a power failure
+    loses at most the episodes that ended in between. `sync()`, `finish()`, `close()` and a buffer's checkpoint also
+    sync.
 
-    The first rows determine keys, element types and shapes. `"index"`, which a buffer's writer adds, is left out;
-    without `"episode"`, episodes are numbered from 0. Missing flags of done, terminated and truncated under `next`
-    follow from the others, as done is terminated or truncated; `terminated` alone means that nothing was truncated.
+    The first rows determine keys, element types and shapes. `"index"`, which a buffer's writer adds, is not recorded;
+    without `"episode"`, episodes are numbered from 0. Missing flags among done, terminated and truncated under `next`
+    are derived from the others, as done means terminated or truncated; if only `terminated` is given, no step is
+    truncated.
 
     Args:
         path: the folder of the recording, which must not exist.
@@ -315,8 +324,9 @@ class PackedRecording(IndexedStorage):
 
     Raises:
         UsageError: `path` exists, or `sync_seconds` is negative.
-        SchemaError: (a RuntimeError) when written: the flags leave open why an episode ends; keys, types or shapes
-            differ from the first rows; or rows are not appended at the end, or exceed `max_size`. Nothing is changed.
+        SchemaError: (a RuntimeError) when written: the flags do not determine why an episode ends; keys, types or
+            shapes differ from the first rows; or rows are not appended at the end, or exceed `max_size`. Nothing is
+            changed.
     """
 
     def __init__(
@@ -348,7 +358,7 @@ class PackedRecording(IndexedStorage):
 
     @property
     def episodes(self) -> int:
-        """The number of episodes that have ended and are written."""
+        """The number of episodes that have ended, all of which are in files."""
         return len(self._recorder.commits) if self._recorder else 0
 
     def episode_lengths(self) -> Numbers:
@@ -445,20 +455,22 @@ class PackedRecording(IndexedStorage):
         self._lengths.append(length)
 
     def _numbers_of(self, done: Array) -> Numbers:
-        """Number the episodes of rows by how many have ended before."""
+        """Return the episode number of each row: the number of episodes that have ended before it."""
         ended = np.cumsum(_ends(done), dtype=np.int64)
         return self.episodes + ended - _ends(done)
 
     def finish(self) -> Manifest:
-        """Make a dataset of the recording; an unfinished episode is truncated there. SchemaError if nothing was
-        recorded.
+        """Make a dataset of the recording. The last step of an unfinished episode is marked as truncated.
+
+        Raises:
+            SchemaError: nothing was recorded, or the recording is closed or finished already.
         """
         if self._recorder is None:
             raise SchemaError(f"nothing was recorded at {self.path}")
         if isinstance(self._source, PackedReader):
             raise SchemaError(f"the recording {self.path} is finished already")
         if self._source is None:
-            raise SchemaError(f"the recording {self.path} is closed: nothing can be added", hint=self._way_out)
+            raise SchemaError(f"the recording {self.path} is closed: nothing can be added", hint=self._repair_hint)
         if self._held_rows:
             for key in (NEXT_DONE, NEXT_TRUNCATED):
                 self._held[-1][key][-1] = True
@@ -470,7 +482,7 @@ class PackedRecording(IndexedStorage):
         return manifest
 
     def sync(self) -> None:
-        """Wait until all episodes that have ended are on the disk."""
+        """Flush all episodes that have ended to the disk."""
         if self._recorder is not None and not self._finished:
             self._recorder.sync()
 
@@ -485,7 +497,7 @@ class PackedRecording(IndexedStorage):
                 self._recorder.close()
 
     @property
-    def _way_out(self) -> str:
+    def _repair_hint(self) -> str:
         return f"make a dataset of it: rbtool repair {shlex.quote(str(self.path))}"
 
     # Reading ---------------------------------------------------------------------------------------
@@ -497,7 +509,7 @@ class PackedRecording(IndexedStorage):
         if self._source is None:
             raise SchemaError(
                 f"the recording {self.path} is closed and can no longer be read",
-                hint=self._way_out,
+                hint=self._repair_hint,
             )
         numbers = row_numbers(as_index(index, 1), len(self))
         unique, place = np.unique(numbers.reshape(-1), return_inverse=True)
@@ -519,10 +531,10 @@ class PackedRecording(IndexedStorage):
         return tensor_of(rows.reshape((*numbers.shape, *field.shape)), field)
 
     def _read(self, field: Field, rows: Array) -> Array:
-        """Read sorted rows of one leaf, combining neighbours into one read."""
+        """Read sorted rows of one leaf: consecutive rows in one read, those of the unfinished episode from memory."""
         found = np.empty((len(rows), *field.shape), field.numpy)
-        assert self._recorder is not None, "get has looked"
-        assert self._source is not None, "get has looked"
+        assert self._recorder is not None  # the callers have checked both
+        assert self._source is not None
         safe = self._recorder.steps
         split = int(np.searchsorted(rows, safe))
         breaks = np.flatnonzero(np.diff(rows[:split]) != 1) + 1
@@ -558,7 +570,7 @@ class PackedRecording(IndexedStorage):
 
 
 def _shown(cursor: Any) -> str:
-    """Describe where rows should have been written; for many rows, only the first and the last."""
+    """Describe the rows of a write in a message; for many rows, only the first and the last."""
     if isinstance(cursor, torch.Tensor) and cursor.dim() == 1 and cursor.dtype == torch.int64 and len(cursor) > _FEW:
         return f"rows {int(cursor[0])}, …, {int(cursor[-1])}"
     return str(cursor.tolist() if isinstance(cursor, torch.Tensor) else cursor)
@@ -568,7 +580,7 @@ def missing_flags(columns: Mapping[Key, Array]) -> dict[Key, Array]:
     """Derive the missing flags among done, terminated and truncated under `next` from the others.
 
     Raises:
-        SchemaError: a flag is not bool, shapes differ, or the flags leave open why an episode ends.
+        SchemaError: a flag is not bool, shapes differ, or the flags do not determine why an episode ends.
     """
     found = {key: columns[key] for key in _FLAGS if key in columns}
     odd = next((key for key, flag in found.items() if flag.dtype != np.bool_), None)
@@ -600,7 +612,7 @@ def array_of(value: torch.Tensor) -> Array:
 
 
 def _ends(done: Array) -> NDArray[np.bool_]:
-    """Return whether a flag of each row is set."""
+    """Return for each row whether its flag is set, bool `[rows]`."""
     return np.asarray(done.reshape(len(done), -1).any(1))
 
 
@@ -612,11 +624,11 @@ class PackedStorage(IndexedStorage):
 
     Args:
         path: the dataset, or a reader that has it open.
-        views: whether the leaves of a batch are strided views of one tensor, which is the cheapest batch to make, and
-            goes to another device in one copy. Fields with files of their own, such as images, are separate tensors.
+        views: whether the leaves of a batch are strided views of one tensor. Such a batch is the fastest to make, and
+            is moved to another device in one copy. Fields in separate files, such as images, are separate tensors.
         device: the device of batches.
-        larger_than_memory: whether the files exceed memory, so that the kernel is told that access is random, and which
-            rows are read next. By default the sizes of the files decide.
+        larger_than_memory: whether the files exceed memory, so that the kernel is advised that access is random, and
+            which rows are read next. By default the sizes of the files are compared with the available memory.
 
     Raises:
         DatasetNotFoundError: nothing is at `path`.
@@ -753,7 +765,7 @@ class PackedStorage(IndexedStorage):
 
     @property
     def shared(self) -> bool:
-        """True: other processes see the same rows, as nobody can change them."""
+        """True: other processes see the same rows, because they cannot change."""
         return True
 
     def share(self) -> None:

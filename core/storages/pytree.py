@@ -1,10 +1,10 @@
-"""Tree specs: the nesting of data without its leaves, which are tensors; also as JSON, and as files.
+"""Tree specs: how data is nested, without its tensors; also as JSON, and as names of files.
 
-The files are the ones in which tensordict and TorchRL keep leaves.
+The names of files are those in which tensordict and TorchRL store the tensors of a nest.
 
 `torch.utils._pytree` is not used: for a tensordict of 11 tensors it takes 329 µs to flatten and 468 µs to unflatten,
-where a tree spec takes 2.2 µs and 5.0 µs (torch 2.13). It also runs the code of any registered class, and cannot say in
-which entry data differs from a spec.
+while a tree spec takes 2.2 µs and 5.0 µs (torch 2.13). It also runs code of any registered class, and its errors do not
+name the entry in which data differs from a spec.
 """
 
 from __future__ import annotations
@@ -48,8 +48,12 @@ NO_BATCH = torch.Size([])
 class TreeSpec(ABC):
     """A node of a tree spec with the nodes below it: how data is nested, without its tensors.
 
-    Specs of rows leave out the leading dimensions that count elements. Specs of single items, for which `items.py` adds
-    nodes, may also contain arrays, lazy stacks and arbitrary objects.
+    Specs of rows leave out the leading dimensions that count elements. Specs of single items, for which
+    `list_storage.py` adds nodes, may also contain arrays, lazy stacks and arbitrary objects.
+
+        TensorDict({"action": …, "next": {"reward": …}, "task": "walk"})     a ConstantNode for "task", no leaf
+        paths     ("action",)   ("next", "reward")
+        leaves    tensor 0      tensor 1
     """
 
     children: Mapping[Any, TreeSpec] = MappingProxyType({})
@@ -62,7 +66,7 @@ class TreeSpec(ABC):
 
     @functools.cached_property
     def places(self) -> dict[Path, int]:
-        """The position of every leaf that is a tensor of the user's, by its path."""
+        """The position of every leaf that is a tensor in the data, not a column of text, by its path."""
         texts = dict(self.texts())
         return {path: number for number, path in enumerate(self.paths()) if path not in texts}
 
@@ -72,7 +76,7 @@ class TreeSpec(ABC):
             yield from child.values((*prefix, str(key)))
 
     def texts(self) -> Iterator[tuple[Path, TextNode]]:
-        """Yield path and node of every entry that is not a tensor and differs between rows."""
+        """Yield path and node of every entry that is not a tensor and may differ between rows."""
         return ((path, node) for path, node in self.values() if isinstance(node, TextNode))
 
     def constants(self) -> Iterator[tuple[Path, Any]]:
@@ -93,11 +97,11 @@ class TreeSpec(ABC):
                 raise SchemaError(f"{place(path)} is {value!r} here, but the saved data has no such entry")
 
     def in_columns(self, prefix: Path = ()) -> TreeSpec:
-        """Return this spec with columns for values that all rows share."""
+        """Return this spec with columns in place of values that all rows share."""
         return self.with_children({key: child.in_columns((*prefix, str(key))) for key, child in self.children.items()})
 
     def with_text_of(self, other: TreeSpec) -> TreeSpec:
-        """Return this spec with the values that `other` has at the same paths: shared, or in columns as wide."""
+        """Return this spec with the text nodes of `other` at the same paths: shared values, or columns of its width."""
         return self.with_children(
             {
                 key: child.with_text_of(other.children[key]) if key in other.children else child
@@ -106,7 +110,7 @@ class TreeSpec(ABC):
         )
 
     def with_node(self, path: Path, node: TreeSpec | None) -> TreeSpec:
-        """Return this spec with another node at a path, or without the one there."""
+        """Return this spec with another node at a path, or with none there."""
         if len(path) > 1:
             return self.with_children(
                 {
@@ -127,7 +131,7 @@ class TreeSpec(ABC):
         return self
 
     def with_room_for(self, data: Any) -> TreeSpec:
-        """Return this spec with columns for the text of data, as wide as it needs; SchemaError if data does not fit."""
+        """Return this spec with columns that are wide enough for the text of data; SchemaError if data does not fit."""
         found: TreeSpec = self
         while True:
             try:
@@ -148,10 +152,10 @@ class TreeSpec(ABC):
 
     @abstractmethod
     def unflatten(self, leaves: Iterator[torch.Tensor], batch: torch.Size) -> Any:
-        """Make such data from its tensors, all with the leading shape `batch`."""
+        """Make data with this spec from its tensors, all of which have the leading shape `batch`."""
 
     def joined(self, other: TreeSpec, prefix: Path = ()) -> TreeSpec:
-        """Return this spec with the entries that only `other` has; SchemaError if they contradict each other."""
+        """Return this spec with the entries that only `other` has; SchemaError if an entry has two kinds."""
         if type(other) is not type(self):
             raise SchemaError(f"{place(prefix)} is a {other}, expected a {self}")
         return self
@@ -176,7 +180,10 @@ class TensorNode(TreeSpec):
 
 
 class TextGrows(SchemaError):
-    """Text that needs a column, or a wider one: with `node` at `path`, the tree spec of the rows can hold it."""
+    """Text for which rows have no column, or one that is too narrow.
+
+    A spec with `node` at `path` has room for it.
+    """
 
     def __init__(self, path: Path, node: TextNode) -> None:
         super().__init__(f"{place(path)} needs {node.width} bytes a row")
@@ -197,9 +204,15 @@ class _Value(TreeSpec):
 
 @dataclass(frozen=True, slots=True)
 class ConstantNode(_Value):
-    """A non-tensor entry, the same in every row; `tail` is its batch size after the dimensions that count elements.
+    """An entry that is not a tensor and is the same in every row.
 
-    Several rows are read as a NonTensorStack. A single one is a NonTensorData, as in TorchRL, unless it was `stacked`.
+    Several rows are read as a NonTensorStack. A single row is read as a NonTensorData, as in TorchRL, unless `stacked`.
+
+    Attributes:
+        value: the value.
+        tail: the batch size of the entry after the dimensions that count elements.
+        device: its device.
+        stacked: whether a single row is a NonTensorStack, too.
     """
 
     value: Any
@@ -238,7 +251,7 @@ class ConstantNode(_Value):
         return self
 
     def _require(self, value: list[Any], width: Callable[[], int], prefix: Path) -> None:
-        """Raise TextGrows unless there is one value, which is this one."""
+        """Raise TextGrows, with a column of at least `width()` bytes, unless `value` contains just this value."""
         if not (value and alike(value[0], self.value)):
             own: Any = self.in_columns(prefix)
             raise TextGrows(prefix, replace(own, width=max(own.width, width())))
@@ -246,7 +259,11 @@ class ConstantNode(_Value):
 
 @dataclass(frozen=True, slots=True)
 class TextNode(_Value):
-    """A non-tensor entry that differs between rows: a column uint8 `[..., width]` with the bytes of its values."""
+    """An entry that is not a tensor and may differ between rows.
+
+    Its leaf is a column uint8 `[..., width]` with the bytes of its values. `tail` is the batch size of the entry after
+    the dimensions that count elements.
+    """
 
     tail: torch.Size
     width: int
@@ -286,7 +303,7 @@ class TextNode(_Value):
 
 
 def text_column(values: Sequence[Any], shape: Sequence[int], lead: int, prefix: Path) -> tuple[TextNode, torch.Tensor]:
-    """Return a column with values for elements of this shape, and its node; `lead` dimensions count elements."""
+    """Return the node and the column for values, one for each element of `shape`; `lead` dimensions count elements."""
     rows = [encoded(value, place(prefix)) for value in values]
     node = TextNode(torch.Size(shape[lead:]), width_of(rows))
     return node, column_of(rows, node.width).view(*shape, node.width)
@@ -307,7 +324,7 @@ class MappingNode(TreeSpec):
         self.children = dict(children)
         leaves = [type(child) is TensorNode for child in self.children.values()]
         self._leading = tuple(self.children)[: leaves.index(False) if False in leaves else None]
-        """The keys of the tensors before the first nest, whose leaves are taken all at once."""
+        """The keys of the tensors before the first child of another kind; `unflatten` takes their leaves at once."""
         self._others = tuple(self.children.items())[len(self._leading) :]
         if distinct and len(set(map(str, self.children))) < len(self.children):
             raise SchemaError(f"two of the keys {_list(self.children)} are the same as text")
@@ -347,7 +364,7 @@ class MappingNode(TreeSpec):
             ) from error
 
     def _completed(self, found: Mapping[Any, Any], data: Any, prefix: Path) -> Mapping[Any, Any]:
-        """Return entries that differ from the expected ones with what is missing; SchemaError if that is unknown."""
+        """Return `found` with values for missing entries; SchemaError, the default, if they have no default value."""
         raise self._other_entries(found, prefix)
 
     def _other_entries(self, found: Mapping[Any, Any], prefix: Path) -> SchemaError:
@@ -363,7 +380,7 @@ class MappingNode(TreeSpec):
         return self._taken(leaves, batch, dict)
 
     def _taken(self, leaves: Iterator[torch.Tensor], batch: torch.Size, kind: type[dict[Any, Any]]) -> dict[Any, Any]:
-        """Make the entries from their leaves."""
+        """Make the entries, in a dict of type `kind`, from their leaves."""
         found = kind(zip(self._leading, leaves, strict=False))
         for key, child in self._others:
             found[key] = next(leaves) if type(child) is TensorNode else child.unflatten(leaves, batch)
@@ -383,20 +400,20 @@ class MappingNode(TreeSpec):
 
 
 def _kind_of_entries() -> type[dict[Any, Any]] | None:
-    """Return the type in which a tensordict keeps its entries; None if tensordict works differently than known here."""
+    """Return the type in which a tensordict keeps its entries; None if this version of tensordict works differently."""
     made = vars(TensorDict._new_unsafe({}, batch_size=NO_BATCH, nested=False))
     known: dict[str, Any] = {"_tensordict": {}, "_batch_size": NO_BATCH, "_device": None, "_td_dim_names": None}
     return type(made["_tensordict"]) if made == known else None
 
 
-# The storage has already checked what the constructor would check again. For 11 leaves the constructor takes 7.1 µs
-# (13.5 µs with tensordict 0.14), its unchecked form 1.1 µs, and setting the attributes directly 0.4 µs.
+# Tensordicts are made without their constructor: the storage has already checked what it would check again. For 11
+# leaves it takes 7.1 µs (13.5 µs with tensordict 0.14), its unchecked form 1.1 µs, and setting the attributes 0.4 µs.
 _new = object.__new__
 _ENTRIES = _kind_of_entries()
 
 
 def _made(entries: dict[Any, Any], size: torch.Size, device: torch.device | None) -> TensorDict:
-    """Make a tensordict of entries that fit, in a dict of the type `_ENTRIES`, if that is known."""
+    """Make a tensordict of entries that were checked; they are in a dict of the type `_ENTRIES`, unless it is None."""
     if _ENTRIES is None:
         made = TensorDict._new_unsafe(entries, batch_size=size, nested=False)
     else:
@@ -413,7 +430,7 @@ def _is_plain(data: Any) -> bool:
 
 
 def shallow_copy(data: Any) -> Any:
-    """Return `data.copy()`, with the same tensors in new containers; in a sixth of the time for a plain tensordict."""
+    """Return `data.copy()`: the same tensors in new containers. A plain tensordict takes a sixth of the time."""
     if not _is_plain(data):
         return data.copy()
     entries = (_ENTRIES or dict)(data._tensordict)
@@ -454,8 +471,13 @@ def stacked(items: Sequence[Any]) -> Any:
 
 
 class TensorDictNode(MappingNode):
-    """A tensordict, or a tensorclass of type `kind`; `tail` is its batch size after the dimensions that count
-    elements.
+    """A tensordict or tensorclass.
+
+    Args:
+        children: its entries.
+        tail: its batch size after the dimensions that count elements.
+        device: its device.
+        kind: the tensorclass; None for a tensordict.
     """
 
     def __init__(
@@ -505,7 +527,7 @@ class TensorDictNode(MappingNode):
         )
         if not (self.kind and text):
             raise self._other_entries(found, prefix)
-        for key, value in brought.items():  # a field that was None so far
+        for key, value in brought.items():  # a field that was None in all rows so far
             inner = (*prefix, str(key))
             raise TextGrows(inner, TextNode(self.tail, _text_node(value, 0, inner).width, self.device))
         none = NonTensorData(None, batch_size=data.batch_size)
@@ -580,7 +602,7 @@ class StackNode(TreeSpec):
 
 
 def entry_of(data: Any, key: Path) -> Any:
-    """Return an entry of a tensordict, five times as fast as `get`; None if it is missing."""
+    """Return an entry of a tensordict, or None if it is missing, five times as fast as `get`."""
     node = data
     for part in key:
         if type(node) is not TensorDict:
@@ -593,7 +615,7 @@ def added(data: Any, entries: Mapping[Any, Any]) -> bool:
     """Add tensors to a tensordict of one dimension, by keys, five times as fast as `set`.
 
     Returns:
-        False, with nothing changed, if `set` would do more, or refuse.
+        False, with nothing changed, if `set` would do more than add the tensors, or raise an error.
     """
     if type(data) is not TensorDict or len(data.batch_size) != 1:
         return False
@@ -652,7 +674,7 @@ class SequenceNode(TreeSpec):
 def tree_spec_of(data: Any, lead: int = 0, prefix: Path = (), *, dense: bool = True) -> TreeSpec:
     """Return the tree spec of rows, whose first `lead` dimensions count elements.
 
-    With `dense`, a lazy stack whose parts agree is described as the tensordict that its values make.
+    With `dense`, a lazy stack whose parts have the same entries, types and shapes is described as a tensordict.
 
     Raises:
         SchemaError: something in the data is neither a tensor, nor a nest of tensors, nor a constant in a tensordict.
@@ -700,7 +722,7 @@ def tree_spec_of(data: Any, lead: int = 0, prefix: Path = (), *, dense: bool = T
 def _entries(data: Any, prefix: Path) -> dict[Any, Any]:
     """Return the entries of a mapping, a tensordict or a tensorclass.
 
-    A lazy stack of tensorclasses may have fields that are not in all of its parts: they are None there.
+    In a lazy stack of tensorclasses, a field may be missing in some parts; its value there is None.
     """
     stack = data._tensordict if is_tensorclass(data) else None
     if not isinstance(stack, LazyStackedTensorDict):
@@ -726,7 +748,7 @@ def _agree(stack: LazyStackedTensorDict, *, text: bool) -> bool:
 
 
 def _outline(data: Any, text: bool) -> Any:
-    """Describe entries, types and shapes of a tensordict; None if there is a lazy stack in it."""
+    """Return entries, types and shapes of a tensordict, to be compared; None if there is a lazy stack in it."""
     if isinstance(data, torch.Tensor):
         return data.dtype, data.shape
     if is_non_tensor(data):
@@ -738,7 +760,7 @@ def _outline(data: Any, text: bool) -> Any:
 
 
 def place(path: Path) -> str:
-    """Describe a place in a nest, within a sentence."""
+    """Name an entry of a nest in a message."""
     return f"the entry {'.'.join(path)!r}" if path else "the data"
 
 
@@ -878,9 +900,17 @@ def _is_named_tuple(found: Any) -> bool:
 
 
 def class_named(name: str, fits: Any, known: type[Any] | None = None) -> type[Any]:
-    """Find a class by name among the loaded modules and this package; otherwise return the one that is known.
+    """Find a class by name among the loaded modules and this package; otherwise return `known`.
 
-    A module named in a file is never imported, as that would run its code.
+    A module of another package that a file names is never imported: that would run its code.
+
+    Args:
+        name: `module:name`, as `class_name` returns it.
+        fits: whether a class is of the expected kind.
+        known: the class at the same place in the receiver's data, if there is one.
+
+    Raises:
+        SchemaError: there is no such class.
     """
     module, _, path = name.partition(":")
     if module.startswith(_OWN):
@@ -905,7 +935,7 @@ def class_named(name: str, fits: Any, known: type[Any] | None = None) -> type[An
 
 
 def leaf_names(paths: Iterable[Path]) -> list[str]:
-    """Return the names of leaves in a state: their keys with dots between, or all as JSON if two were the same then."""
+    """Return the names of leaves in a state: their keys joined by dots, or all as JSON if two would be the same."""
     paths = list(paths)
     names = [".".join(path) for path in paths]
     return names if len(set(names)) == len(names) else [json.dumps(path) for path in paths]
@@ -920,9 +950,10 @@ def named_tensors(paths: Iterable[Path], leaves: Sequence[torch.Tensor]) -> Any:
 def saved_tensors(
     saved: Any, description: Mapping[str, Any] | None, like: TreeSpec | None
 ) -> tuple[TreeSpec, list[torch.Tensor]]:
-    """Undo `named_tensors`. Without a description of the data, dots in names separate the keys of a tensordict.
+    """Return the tree spec and the leaves of what `named_tensors` has returned.
 
-    Classes that are not loaded are taken from `like`, the structure of the receiver's data.
+    Without a description of the data, dots in names separate the keys of a tensordict. Classes that are not loaded are
+    taken from `like`, the structure of the receiver's data.
     """
     if isinstance(saved, torch.Tensor):
         return TensorNode(), [saved]
@@ -940,8 +971,8 @@ def saved_tensors(
 def in_order(own: TreeSpec, structure: TreeSpec, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return tensors with this structure in the order of the storage's `own`.
 
-    Tensors belong together by path, since `a.b` may be an entry beside the entry `b` of `a`. Where only names with dots
-    agree, and each is there once, they do by name: TorchRL saves some nests under such names.
+    Tensors are matched by path, as `a.b` may be an entry beside the entry `b` of `a`. If the paths differ but their
+    names with dots are the same, each of them once, tensors are matched by name: TorchRL saves some nests like this.
     """
     found = dict(zip(structure.paths(), tensors, strict=True))
     paths = list(own.paths())
@@ -959,7 +990,7 @@ def in_order(own: TreeSpec, structure: TreeSpec, tensors: Sequence[torch.Tensor]
 
 
 def is_tree(spec: TreeSpec) -> bool:
-    """Whether the data is a tensordict or tensorclass, whose folders are described by `meta.json` files."""
+    """Whether the data is a tensordict or tensorclass, whose folders have `meta.json` files."""
     return isinstance(spec, TensorDictNode)
 
 
@@ -995,12 +1026,12 @@ def _places(spec: TreeSpec, prefix: Path) -> Iterator[Path]:
 def tree_documents(
     spec: TreeSpec, leaves: Sequence[tuple[torch.dtype, Sequence[int]]], lead: Sequence[int]
 ) -> dict[str, bytes]:
-    """Return the `meta.json` files of a tensordict, by path; empty for data that is not a tensordict.
+    """Return the contents of the `meta.json` files of a tensordict, by path; no files for data of other kinds.
 
     Args:
         spec: its tree spec.
         leaves: types and full shapes of its leaves.
-        lead: the shape that counts elements.
+        lead: the sizes of the dimensions that count elements.
     """
     if not isinstance(spec, TensorDictNode | StackNode):
         return {}

@@ -1,4 +1,4 @@
-"""Text and other values that are not tensors: as bytes in columns, and as stacks of tensordict."""
+"""Text and other values that are not tensors: as bytes in columns of a storage, and as NonTensorStacks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..errors import CorruptDataError, SchemaError
 
 
 class Values(NonTensorStack):
-    """A NonTensorStack that makes its members when they are first needed: of one value, or of the rows of a column.
+    """A NonTensorStack that makes its members when they are first used, from one value or from the rows of a column.
 
-    A member takes as long as a row of tensors, and most batches are used without them. Members are distinct objects, so
-    that an edit of one leaves the others alone; from then on the stack is a plain NonTensorStack.
+    Making a member takes as long as a row of tensors, and most batches are used without their members. Members are
+    distinct objects, so that editing one does not change the others. Once they exist, this is a plain NonTensorStack.
     """
 
     @classmethod
@@ -47,7 +47,7 @@ class Values(NonTensorStack):
     contents: tuple[Any, torch.Tensor | None, torch.device | None]
     """The value of all elements, or the rows that hold their bytes, and the device of the members."""
 
-    def __getattr__(self, name: str) -> Any:  # only called for what is missing
+    def __getattr__(self, name: str) -> Any:  # only called for attributes that do not exist
         if name != "tensordicts":
             raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
         members = _members(self._batch_size, *self.contents)
@@ -79,7 +79,7 @@ _SCALARS = (str, int, float, type(None))
 
 
 def _initial_stack() -> dict[str, Any]:
-    """Return the attributes of a stack, without its members; empty if tensordict works differently than known here."""
+    """Return the attributes of a stack, without its members; empty if this version of tensordict works differently."""
     made = vars(NonTensorStack("a", "b"))
     rest = {name: value for name, value in made.items() if name not in ("tensordicts", "_batch_size")}
     hooks = dict.fromkeys(name for name in rest if name.strip("_") in ("hook_in", "hook_out"))
@@ -109,17 +109,17 @@ def values_of(data: Any, name: str) -> list[Any]:
 
 
 def shared_value(data: Any, name: str) -> list[Any]:
-    """Return the value that all elements have, in a list; an empty list if they differ, or there are none."""
+    """Return a list with the value that all elements have; an empty list if they differ, or there are no elements."""
     if type(data) is Values and data.contents[1] is None:
         return [data.contents[0]]
     if isinstance(data, NonTensorData):
         return [data.data]
-    first, *others = values_of(data, name) or [None, ...]
+    first, *others = values_of(data, name) or [None, ...]  # two different values for no elements
     return [first] if all(alike(first, other) for other in others) else []
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two values are the same; unlike for `==`, 1, 1.0 and True differ."""
+    """Whether two values have the same type and are equal: 1, 1.0 and True are different values."""
     if one is other:
         return True
     if type(one) is not type(other):
@@ -135,7 +135,9 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def encoded(value: Any, name: str) -> bytes:
-    """Return a value as bytes that do not end in NUL: text as UTF-8, None as nothing, others as NUL and JSON.
+    """Return a value as bytes that do not end in NUL, which a column is padded with.
+
+    None is no bytes, text is UTF-8, and any other value is NUL followed by JSON.
 
     Raises:
         SchemaError: JSON cannot hold the value.
@@ -157,7 +159,7 @@ def encoded(value: Any, name: str) -> bytes:
 
 
 def rows_of(data: Any, name: str) -> list[bytes]:
-    """Return the bytes of each value of a NonTensorStack, or of the one of a NonTensorData."""
+    """Return the bytes of each value of a NonTensorStack, or of the single value of a NonTensorData."""
     values = [data.data] if isinstance(data, NonTensorData) else values_of(data, name)
     return [encoded(value, name) for value in values]
 
@@ -183,7 +185,7 @@ def column_of(rows: Sequence[bytes], width: int) -> torch.Tensor:
 
 
 def width_of(rows: Sequence[bytes]) -> int:
-    """Return the width of a column for these rows: a power of two, so that it is seldom made wider."""
+    """Return the width of a column for these rows: a power of two, so that columns seldom have to be made wider."""
     return 1 << (max([_LEAST_WIDTH, *map(len, rows)]) - 1).bit_length()
 
 
@@ -191,7 +193,7 @@ _LEAST_WIDTH = 32
 
 
 def require_json(value: Any) -> None:
-    """Raise SchemaError unless JSON gives the value back."""
+    """Raise SchemaError unless JSON can hold the value."""
     if isinstance(value, list | dict):
         for item in [*value, *value.values()] if isinstance(value, dict) else value:
             require_json(item)
