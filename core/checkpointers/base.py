@@ -1,6 +1,6 @@
-"""The contract of checkpointers, which save and load storages, and the folders that they write.
+"""The contract of checkpointers, which save and load storages, and what all folders that they write have in common.
 
-A folder records which class wrote it, and replaces an older checkpoint atomically.
+A folder records which class has written it, and atomically replaces an older checkpoint.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ _WRITERS = {
     "CompressedListStorageCheckpointer": COMPRESSED_FILES,
     _TENSORS: (_TENSORS_FILE,),
 }
-"""The files that identify who wrote a checkpoint; checkpoints of tensors also have `SEGMENTS_FILE`."""
+"""The files by which the checkpointer that wrote a folder is recognised.
+
+A checkpoint of tensors in segments has `SEGMENTS_FILE` instead.
+"""
 
 _SEGMENT = re.compile(r"segment-[0-9]{5,}\.memmap")
 _DOCUMENTS: dict[str, tuple[str, Callable[[Any], Iterable[str]]]] = {
@@ -74,7 +77,7 @@ _DOCUMENTS: dict[str, tuple[str, Callable[[Any], Iterable[str]]]] = {
     f"{HIDDEN}/maps.json": ("leaves", lambda found: (leaf[0] for leaf in found["leaves"])),
     f"{HIDDEN}/rows.json": ("writer", lambda _: ()),
 }
-"""The documents in a checkpoint: an entry that each has, and how it names other files."""
+"""The documents of checkpoints: an entry by which each is recognised, and the files that it names."""
 
 
 _WRITERS_OF_LAYOUTS = {
@@ -87,15 +90,15 @@ _WRITERS_OF_LAYOUTS = {
 class CheckpointStaging(Staging):
     """A `Staging` folder for the checkpoint of a storage.
 
-    It atomically replaces an older checkpoint of any storage, or an empty folder. Anything else at the destination, and
-    foreign files inside an older checkpoint, raise UsageError.
+    Publishing it atomically replaces an older checkpoint of any storage, or an empty folder. If anything else is at the
+    destination, or if an older checkpoint there contains files of others, UsageError is raised.
     """
 
     def __init__(self, destination: PathLike, durable: Durable = "full") -> None:
         super().__init__(Path(destination), replace=True, durable=durable)
 
     def refuse_if_taken(self) -> None:
-        """Raise UsageError if the destination must not be replaced; changes nothing."""
+        """Raise UsageError if the destination must not be replaced."""
         place = self.destination
         around = next((folder for folder in (place, *place.parents) if has_manifest(folder)), None)
         if around is not None and not (around == place and _is_of_storage(place)):
@@ -126,7 +129,7 @@ class CheckpointStaging(Staging):
 
 def strange_files(folder: Path, allowed: Collection[Path] = ()) -> list[Path]:
     """List the files in the folder of a checkpoint that are neither part of it nor allowed there, in order."""
-    # Nearly always all files have digests. Reading every document of an unchanged buffer took as long as dumping it.
+    # Nearly always all files have digests, and `own_files` is not needed, which reads every document in the folder.
     left = set(files_below(folder)).difference(allowed, _noted_below(folder))
     return sorted(left - own_files(folder)) if left else []
 
@@ -141,19 +144,19 @@ def _noted_below(folder: Path) -> set[Path]:
 
 
 def _segments_in(folder: Path) -> set[Path]:
-    """List all segments: the document may not name all of them if it is damaged."""
+    """List all segments by their names: a damaged document may not list all of them."""
     return {file for file in folder.iterdir() if _SEGMENT.fullmatch(file.name)}
 
 
 def own_files(folder: Path) -> set[Path]:
-    """List the files of a checkpoint: those whose digests were noted, and those that its documents name."""
+    """List the files of a checkpoint: those with recorded digests, and those that its documents name."""
     if has_manifest(folder):
         with contextlib.suppress(RbtoolError, OSError):
             return {folder / file.path for file in Manifest.load(folder).files} | {folder / MANIFEST}
         return {folder / MANIFEST}
     found = _noted_below(folder)
     for name in noted_files(folder):
-        if name.endswith((f"/{DIGESTS}", f"/{MANIFEST}")):  # it stands for all files of a folder
+        if name.endswith((f"/{DIGESTS}", f"/{MANIFEST}")):  # it has the digests of all files of a folder
             found |= own_files((folder / name).parents[1])
     with contextlib.suppress(RbtoolError, OSError), OpenFiles(folder) as files:
         found |= {folder / name for name in tree_files(files)}
@@ -164,7 +167,8 @@ def own_files(folder: Path) -> set[Path]:
                 found |= {folder / name, *(folder / other for other in names_in(document))}
     if folder / SEGMENTS_FILE in found:
         found |= _segments_in(folder)
-    # What TorchRL writes has no digests: the leaves of a nest of dicts and lists, by names with dots for folders, ...
+    # Checkpoints of TorchRL have no digests. Their files are the leaves of a nest of dicts and lists, with dots in
+    # their names in place of folders, ...
     with contextlib.suppress(RbtoolError, OSError, LookupError, TypeError, ValueError):
         leaves = load_json(folder / _TENSORS_FILE)["metadata"]
         for file in folder.rglob("*.memmap"):
@@ -209,7 +213,7 @@ def is_segmented(folder: Path) -> bool:
 
 
 def writer_of(folder: Path) -> str | None:
-    """Return the name of the checkpointer that wrote a folder; None for anything else, and if it is damaged.
+    """Return the name of the checkpointer that has written a folder; None if it is unknown, or the folder is damaged.
 
     Raises:
         FormatError: a newer version of rbtool wrote it with `write(rows, folder)`.
@@ -240,14 +244,15 @@ def writer_of(folder: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RowsNote:
-    """What is recorded about a storage that a checkpointer saves with its methods `write` and `read`.
+    """The note in a checkpoint of a checkpointer that implements `write` and `read`.
 
     Attributes:
         writer: the name of the checkpointer's class.
         length: the number of elements.
-        capacity: how many rows the storage has room for.
-        last_row: the row written last.
-        leaves: names, dtypes and shapes of the rows; for a list, the number of `objects`.
+        capacity: the capacity of the storage in rows.
+        last_row: the row written last; None if unknown.
+        objects: whether the rows are a list of objects.
+        leaves: names, dtypes and shapes of the rows; for a list, the number of objects.
     """
 
     writer: str
@@ -262,7 +267,7 @@ class RowsNote:
 
     @classmethod
     def of(cls, writer: str, storage: Storage, rows: Any) -> RowsNote:
-        """Describe a storage whose rows are saved as `rows`; None if it is empty."""
+        """Describe a storage whose rows are saved as `rows`, which are None if it is empty."""
         objects = holds_objects(storage)
         leaves = () if rows is None else _leaves(rows, objects)
         return cls(writer, len(storage), storage.capacity_rows, last_row(storage.last_cursor), objects, leaves)
@@ -310,7 +315,7 @@ def _leaves(rows: Any, objects: bool) -> tuple[str, ...]:
 
 
 def open_rows(path: PathLike, writer: str) -> tuple[Path, RowsNote]:
-    """Return the folder of a checkpoint that `writer` wrote with its own `write`, and its note.
+    """Return the folder of a checkpoint that the `write` method of `writer` has written, and its note.
 
     Raises:
         DatasetNotFoundError: (a FileNotFoundError) the path does not exist.
@@ -333,14 +338,15 @@ def _existing(path: PathLike, writer: str) -> Path:
         theirs = _is_h5_of_storage(folder) or _manifest_of(folder) is not None
         what = "is a checkpoint that an H5StorageCheckpointer loads" if theirs else "is not a folder"
         raise FormatError(f"{folder} {what}; {article(writer)} writes a folder")
-    require_digests(folder)  # first, as a damaged folder may look like another checkpointer's
+    require_digests(folder)  # first: a damaged folder may look like one of another checkpointer
     return folder
 
 
 def _is_laid_out(folder: Path) -> bool:
-    """Whether a folder holds whole episodes, laid out by hooks or by the checkpointers that TorchRL makes of them.
+    """Whether a folder holds whole episodes in a layout of TorchRL's.
 
-    Such a folder does not record which of the two wrote it; either can read it.
+    It is written either by TorchRL's checkpointers of episodes or by a checkpointer of tensors with hooks. The folder
+    does not record which, and both can read it.
     """
     return (folder / _TENSORS_FILE).is_file() and foreign_form().form_at(folder) is not None
 
@@ -359,7 +365,7 @@ def open_folder(path: PathLike, writer: str, *, hooked: bool = False) -> Path:
     Args:
         path: the folder.
         writer: the name of the checkpointer.
-        hooked: whether load hooks will undo a layout of whole episodes that save hooks made, ours or TorchRL's.
+        hooked: whether there are load hooks, which can make rows of whole episodes.
 
     Raises:
         DatasetNotFoundError: (a FileNotFoundError) the path does not exist; also for a folder that is not a compressed
@@ -382,7 +388,7 @@ def open_folder(path: PathLike, writer: str, *, hooked: bool = False) -> Path:
         return folder
     missing = [name for name in _WRITERS[writer] if not (folder / name).is_file()]
     if missing and not (writer == _TENSORS and is_segmented(folder)):
-        # Callers catch the error that TorchRL raises for compressed lists.
+        # Programs for TorchRL catch a FileNotFoundError, which TorchRL raises for compressed lists.
         kind = DatasetNotFoundError if missing[0] in COMPRESSED_FILES else FormatError
         raise kind(f"{folder} lacks the {missing[0]} that {article(writer)} writes")
     return folder
@@ -410,13 +416,13 @@ _FINAL = {
     "save": "write(rows, folder)",
     "load": "read(folder)",
 }
-"""Methods that cannot be overridden, because they are final or never called, and what to implement instead."""
+"""Methods that must not be overridden, because they are final or never called, and what to implement instead."""
 
 
 class Captured(Protocol):
-    """Rows as of one instant, which `write` saves while writers continue; a context manager around that.
+    """The rows of a storage as they were at one instant; leaving the context releases them.
 
-    `write` may run in any thread.
+    `write` saves the rows, in any thread, while other threads write to the storage.
     """
 
     def write(self) -> None:
@@ -428,29 +434,29 @@ class Captured(Protocol):
 
 
 def captured(storage: Any, path: Path) -> Captured | None:
-    """Capture the rows of a storage for the folder `path`; None if `dumps` has to write them at once."""
+    """Capture the rows of a storage for the folder `path`; None if they have to be written now, with `dumps`."""
     capture = getattr(storage.checkpointer, "capture", None)  # TorchRL's checkpointers have none
     return None if capture is None else capture(storage, path)
 
 
 class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see below `read`
-    r"""Writes a storage to a folder and reads it back.
+    r"""Writes the rows of a storage to a folder and reads them again.
 
     A subclass implements two methods:
 
     - `write(rows, folder)` writes rows to an empty folder;
     - `read(folder)` returns them with the same keys, dtypes, shapes and values.
 
-    Storages call `dumps` and `loads`, which do the rest: they call the hooks, put a complete folder in place
+    Storages call `dumps` and `loads`, which do everything else: they call the hooks, publish a complete folder
     atomically, record and verify the digests of all files, record the length, the capacity and the row written last,
     and replace the contents of a storage only after all rows were read and have the saved dtypes and shapes.
 
-    Checkpointers written for TorchRL override `dumps` and `loads`. This works, but then these duties are theirs. Other
+    A checkpointer made for TorchRL overrides `dumps` and `loads`, and works, but has to do all of this itself. Other
     public methods must not be overridden: FinalMethodError (a TypeError) says what to implement instead.
 
     Data passes through the save hooks before it is written, and through the load hooks after it is read, in the order
-    in which they were registered. Hooks belong to the object: they are neither saved nor pickled. Names and hooks are
-    TorchRL's.
+    in which they were registered. Hooks belong to the object: they are neither saved nor pickled. Names and hooks
+    follow TorchRL.
 
     >>> import tempfile
     >>> from rbtool import ListStorage
@@ -504,7 +510,7 @@ class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see be
         """
 
     def read(self, folder: Path) -> Any:
-        """Return the rows that `write` wrote to `folder`; its files were already compared with their digests."""
+        """Return the rows that `write` has written to `folder`, whose files were compared with their digests."""
 
     if not TYPE_CHECKING:  # type checkers cannot see that a class that overrides `dumps` gets its `write` at run time
         write, read = abstractmethod(write), abstractmethod(read)
@@ -517,8 +523,8 @@ class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see be
         Args:
             storage: the storage.
             path: the folder.
-            durable: what is waited for, in case the whole machine stops: bytes, folders and names (`"full"`), the bytes
-                of the files (`"data"`), or nothing (`"none"`).
+            durable: what is synced to the disk first, in case the machine stops: files and folders (`"full"`), only the
+                bytes of the files (`"data"`), or nothing (`"none"`).
 
         Raises:
             UsageError: there is something at `path` that is not the checkpoint of a storage.
@@ -536,7 +542,7 @@ class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see be
             staging.publish_noted()
 
     def capture(self, storage: Storage, path: Path) -> Captured | None:
-        """Capture the rows for the folder `path`; None if only `dumps` can write them, at once."""
+        """Capture the rows for the folder `path`; None, the default, if they have to be written now, with `dumps`."""
         return None
 
     def loads(self, storage: Storage, path: PathLike) -> None:
@@ -563,19 +569,20 @@ class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see be
         replace_rows(storage, rows, capacity=note.capacity, last_row=note.last_row)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Let `hook(data, path=...)` return what is written instead of `data`.
+        """Write the result of `hook(data, path=...)` in place of `data`.
 
-        Before the call, attributes `is_full` and `shift` of the hook, if it has them, are set to whether the storage is
-        full, and to the row that the next write would take (the capacity itself after the last row). A hook with a true
-        `writes_in_place` gets no path.
+        If the hook has attributes `is_full` and `shift`, they are set before the call: `is_full` to whether the storage
+        is full, and `shift` to the row after the one written last, which is the capacity after the last row. A hook
+        whose `writes_in_place` is true gets None as the path.
         """
         _require_callable(hook)
         self._save_hooks = [*self._save_hooks, hook]
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Let `hook(data, out=...)` return what goes into the storage instead of `data`.
+        """Load the result of `hook(data, out=...)` in place of `data`.
 
-        `out` is what the storage holds now; None if it has no tensors yet, or the hook has a true `writes_in_place`.
+        `out` is the present data of the storage; None if it has no tensors yet, or if `writes_in_place` of the hook is
+        true.
         """
         _require_callable(hook)
         self._load_hooks = [*self._load_hooks, hook]
@@ -599,7 +606,7 @@ class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see be
 
 
 def _writes_in_place(hook: Any) -> bool:
-    """Whether a hook writes to the place it is given, where a later failure would leave half of it."""
+    """Whether a hook writes to the path or data that it gets, so that a failure would leave them half-written."""
     return bool(getattr(hook, "writes_in_place", False))
 
 
@@ -611,6 +618,6 @@ def _require_callable(hook: Any) -> None:
 def _shift(storage: Storage) -> int:
     row = last_row(storage.last_cursor)
     if row is None:
-        warn_caller("the storage does not know its last cursor, so its first row is assumed to be the oldest")
+        warn_caller("the row written last is unknown, so the first row of the storage is assumed to be the oldest")
         return 0
     return row + 1

@@ -1,4 +1,4 @@
-"""Saves and loads the storages of an ensemble, each with its own checkpointer."""
+"""The checkpointer of ensembles, which saves and loads each member with the member's own checkpointer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .base import Captured, CheckpointStaging, StorageCheckpointerBase, captured
 
 @dataclass(frozen=True, slots=True)
 class _MemberNote:
-    """The JSON note of an ensemble: how many members there are, and which of them have rows."""
+    """The document `ensemble.json`: the number of members, and which of them have rows."""
 
     members: Count
     with_rows: tuple[Count, ...]
@@ -31,8 +31,8 @@ class _MemberNote:
 class StorageEnsembleCheckpointer(StorageCheckpointerBase):
     """Saves a `StorageEnsemble`: member i in the folder `i`, the state of its transform in `i_transform.pt`.
 
-    A member without rows has no folder, and is empty after loading. Hooks raise UsageError; register them on the
-    members. Names are TorchRL's.
+    A member without rows has no folder, and is empty after loading. Hooks have to be registered with the members:
+    hooks of this checkpointer raise UsageError. Names follow TorchRL.
     """
 
     def dumps(self, storage: Storage, path: PathLike, *, durable: Durable = "full") -> None:
@@ -44,7 +44,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
             staging.publish_noted()
 
     def capture(self, storage: Storage, path: Path) -> Captured | None:
-        """Capture all rows; rows of members that cannot be captured are written at once.
+        """Capture all rows; the rows of members that cannot be captured are written now.
 
         None for a class with its own `dumps`.
         """
@@ -54,13 +54,13 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
     def loads(self, storage: Storage, path: PathLike) -> None:
         """Load all members and the states of their transforms. If this fails, nothing is changed.
 
-        To guarantee that, replaced rows are kept until all members are loaded.
+        For this, copies of the replaced rows are kept until all members are loaded.
 
         Raises:
             DatasetNotFoundError: the path does not exist.
             FormatError: another checkpointer wrote it.
             CorruptDataError: it is damaged.
-            SchemaError: the number of members differs, or a member refuses its rows.
+            SchemaError: the number of members differs, or the rows do not fit a member.
         """
         ensemble = self._checked(storage)
         folder = open_folder(path, "StorageEnsembleCheckpointer")
@@ -82,7 +82,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
 
 
 class _CapturedMembers:
-    """The captured rows of an ensemble."""
+    """The captured rows of the members of an ensemble."""
 
     def __init__(self, ensemble: StorageEnsemble, path: Path) -> None:
         self._rows: list[Captured] = []
@@ -99,7 +99,7 @@ class _CapturedMembers:
             self._open = stack.pop_all()
 
     def write(self) -> None:
-        """Write the remaining rows, and put the checkpoint in place."""
+        """Write the captured rows, and publish the checkpoint."""
         for rows in self._rows:
             rows.write()
         self._staging.publish_noted()
@@ -112,7 +112,7 @@ class _CapturedMembers:
 
 
 def _write_about(ensemble: StorageEnsemble, folder: Path) -> list[int]:
-    """Write everything except the rows; return which members have rows."""
+    """Write all files except those of rows; return the members that have rows."""
     with_rows = [number for number, member in enumerate(ensemble.members) if len(member)]
     for number, transform in enumerate(ensemble.transforms):
         state: dict[str, object] = getattr(transform, "state_dict", dict)()

@@ -1,4 +1,7 @@
-"""Saves the episodes of a storage in one of three forms, each observation once, in our layout or in TorchRL's."""
+"""Checkpointers that save a storage as whole episodes, each observation once: flat, nested, and as an HDF5 file.
+
+They write rbtool's layout, or TorchRL's with `compatible=True`, and load both.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +45,19 @@ from .storage_rows import KeyLike, article, fill, fill_storage, held_keys, keys_
 
 
 class EpisodeCheckpointer(StorageCheckpointerBase):
-    """Saves the episodes of a storage of tensordicts, each observation once, and loads them back bit for bit.
+    """Saves the episodes of a storage of tensordicts, each observation once, and restores them bit for bit.
 
-    A subclass names the form, and documents `done_keys`, `reward_keys` and `compatible`.
+    Args:
+        done_keys: the flags below `next` that end episodes; default done, terminated and truncated. Keys are texts or
+            tuples of texts, with or without a leading `next`.
+        reward_keys: the keys below `next` that are rewards rather than observations; default reward.
+        compatible: whether to write TorchRL's layout, which does not keep everything. SchemaError for data that it
+            cannot hold.
+        options: other arguments for TorchRL's layout; see `open_compatible`.
     """
 
     form: ClassVar[CompactForm]
+    """The layout that the subclass writes."""
 
     def __init__(
         self,
@@ -68,11 +78,14 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         self._options = {"done_keys": done_keys, "reward_keys": reward_keys, **(options or {})}
 
     def dumps(self, storage: Storage, path: PathLike, *, durable: Durable = "full") -> None:
-        """Write a checkpoint to `path`; parents are created, an older checkpoint is replaced at one instant.
+        """Write a checkpoint to `path`, atomically replacing an older one; parent folders are created.
 
-        SchemaError (a RuntimeError) for a storage that nothing was written to, that holds no tensordicts, or whose
-        data has no done flags; MissingKeyError (a KeyError) for a done or reward key that is not there; UsageError if
-        something else is at `path`; OutOfSpaceError for want of room.
+        Raises:
+            SchemaError: (a RuntimeError) nothing was written to the storage, it does not hold tensordicts, or its data
+                has no done flags.
+            MissingKeyError: (a KeyError) a done or reward key does not exist.
+            UsageError: something that is not a checkpoint is at `path`.
+            OutOfSpaceError: the disk is full.
         """
         source, name = self._hooked(storage, path), self._file_name(path)
         if self.compatible:
@@ -80,7 +93,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
                 _save_compatible(source, self._built(staging.path, name), self.form, self._options)
                 if name is None:
                     staging.publish_noted()
-                else:  # one file, which has no place for digests
+                else:  # a single file of TorchRL's cannot hold digests
                     staging.publish(name)
             return
         step = provenance_step(f"{type(self).__name__}.dumps", {}, {})
@@ -97,9 +110,10 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
             staging.publish(name)
 
     def capture(self, storage: Storage, path: Path) -> Captured | None:
-        """Return the rows as they are now; None with hooks, and for a class with its own `dumps`.
+        """Capture the rows as they are now.
 
-        None, too, where rows could be replaced unnoticed: see `TensorStorage.snapshot`.
+        None with hooks, for a class with its own `dumps`, and if rows may change without being copied first
+        (`TensorStorage.snapshot`).
         """
         own = type(self).dumps is EpisodeCheckpointer.dumps
         if not own or self._save_hooks or not isinstance(storage, TensorStorage):
@@ -107,12 +121,15 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         return CapturedRows.of(storage, path, partial(self.dumps, path=path))
 
     def loads(self, storage: Storage, path: PathLike) -> None:
-        """Put the rows of a checkpoint, ours or TorchRL's, where they were in the storage that was saved.
+        """Load a checkpoint, rbtool's or TorchRL's; each row gets its place in the storage that was saved.
 
-        DatasetNotFoundError (a FileNotFoundError) where there is none, FormatError for another checkpointer's and
-        what others wrote, CorruptDataError for what was cut or changed (both ValueErrors), SchemaError (a
-        RuntimeError) for data of other keys, types or shapes and for more than there is room for. Nothing has changed
-        then.
+        If this fails, nothing is changed.
+
+        Raises:
+            DatasetNotFoundError: (a FileNotFoundError) the path does not exist.
+            FormatError: (a ValueError) another checkpointer, or another program, wrote it.
+            CorruptDataError: (a ValueError) files are truncated or changed.
+            SchemaError: (a RuntimeError) keys, types or shapes differ, or there is not enough room.
         """
         place = self._place(Path(path))
         if self._load_hooks:
@@ -133,7 +150,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
                 fill(storage, reader, reader.filled, type(self).__name__, checks)
 
     def _hooked(self, storage: Storage, path: PathLike) -> Storage:
-        """Have the save hooks look at the rows, if there are any."""
+        """Return a storage with the results of the save hooks; the same storage if there are none."""
         if not self._save_hooks:
             return storage
         source = _tensor_storage(storage)
@@ -141,7 +158,12 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         return TensorStorage(data, device="auto", ndim=source.ndim)
 
     def _place(self, folder: Path) -> Path:
-        """Where the checkpoint is; DatasetNotFoundError where nothing is, FormatError where something else is."""
+        """Return the file or folder with the checkpoint.
+
+        Raises:
+            DatasetNotFoundError: the path does not exist.
+            FormatError: it is not a checkpoint of this form.
+        """
         mend(folder)
         place = folder if self._file_name(folder) else self._built(folder, None)
         if os.path.lexists(place):
@@ -155,7 +177,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         raise FormatError(f"{folder} has no {place.name}, which {article(writer)} writes")
 
     def _fill_through_hooks(self, target: TensorStorage, reader: FlatReader | H5Reader | ForeignReader) -> None:
-        """Have the load hooks look at the rows before they go into the storage."""
+        """Fill a storage with the results of the load hooks."""
         held = LazyTensorStorage(max(reader.filled.length, 1), ndim=len(reader.filled.shape))
         fill_storage(held, reader, reader.filled)
         data: Any = held[:]
@@ -175,11 +197,11 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         return FlatReader(open_folder(place, f"{self.form.capitalize()}StorageCheckpointer"))
 
     def _file_name(self, path: PathLike) -> str | None:
-        """Name of the file that is published alone; None where the whole folder is."""
+        """Return the name of the single file at `path` that is the checkpoint; None if the checkpoint is a folder."""
         return None
 
     def _built(self, folder: Path, name: str | None) -> Path:
-        """Where in a folder the checkpoint is built; `name` comes from `_file_name`."""
+        """Return the path in a folder at which the checkpoint is written; `name` is the result of `_file_name`."""
         return folder
 
     @property
@@ -196,15 +218,21 @@ def _tensor_storage(storage: Storage) -> TensorStorage:
 
 
 class FlatStorageCheckpointer(EpisodeCheckpointer):
-    """Saves each observation of an episode once: a leaf has as many rows as steps, an observation one more an episode.
+    """Saves each observation of an episode once, in one file for each leaf.
 
-    Everything comes back bit for bit, into any capacity that holds it: root done flags and root rewards, keys that are
-    only below `next`, the last cursor; also the next observations of an episode in which they do not follow, which are
-    stored in full. `done_keys` (default: done, terminated, truncated) end episodes, and `reward_keys` (default:
-    reward) are the other results below `next`; both are texts or tuples of texts, with or without `next`.
+    A leaf with observations has one row more than steps in every episode, other leaves have one row for each step. If
+    the next observations of an episode are not those of the following rows, they are stored in full. Everything is
+    restored bit for bit, into a storage of any capacity that holds the rows: done flags and rewards at the root, keys
+    that exist only below `next`, and the last cursor.
 
-    `compatible=True` writes TorchRL's layout, which loses some of that, and raises SchemaError where it cannot hold
-    the data. Both are recognised when they are loaded. The idea and the names come from TorchRL.
+    Args:
+        done_keys: the flags below `next` that end episodes; default done, terminated and truncated. Keys are texts or
+            tuples of texts, with or without a leading `next`.
+        reward_keys: the keys below `next` that are rewards rather than observations; default reward.
+        compatible: whether to write TorchRL's layout, which loses some of this. SchemaError for data that it cannot
+            hold. Loading recognises both layouts.
+
+    The layout and the names follow TorchRL.
     """
 
     form = "flat"
@@ -223,11 +251,14 @@ _NAMES = frozenset({"done_key", "shift_key", "is_full_key"})
 
 
 class NestedStorageCheckpointer(EpisodeCheckpointer):
-    """Saves what a `FlatStorageCheckpointer` saves, with a table of the episodes' shapes for each leaf.
+    """Saves the same files as a `FlatStorageCheckpointer`, and for each leaf a table of the shapes of its episodes.
 
-    tensordict opens such a folder as ragged tensors `[episodes, rows, ...]`. `done_keys`, `reward_keys` and
-    `compatible` are as in `FlatStorageCheckpointer`; other arguments (`done_key`, `shift_key`, `is_full_key`) name
-    entries of TorchRL's layout and matter with `compatible=True` only.
+    tensordict opens such a folder as ragged tensors `[episodes, rows, ...]`.
+
+    Args:
+        done_keys, reward_keys, compatible: see `FlatStorageCheckpointer`.
+        **kwargs: `done_key`, `shift_key` and `is_full_key` name entries of TorchRL's layout, and only have an effect
+            with `compatible=True`. UsageError for other arguments.
     """
 
     form = "nested"
@@ -245,7 +276,7 @@ class NestedStorageCheckpointer(EpisodeCheckpointer):
 
 
 def _require_known(checkpointer: EpisodeCheckpointer, kwargs: dict[str, Any]) -> None:
-    """Raise UsageError for an argument that means nothing."""
+    """Raise UsageError for an unknown argument."""
     unknown = sorted(kwargs.keys() - _NAMES)
     if unknown:
         known = sorted({*_NAMES, *keywords_of(type(checkpointer))} - {"options"})
@@ -259,11 +290,16 @@ _SUFFIX = ".h5"
 
 
 class H5StorageCheckpointer(EpisodeCheckpointer):
-    """Saves what a `FlatStorageCheckpointer` saves as one HDF5 file, one dataset a leaf.
+    """Saves the same leaves as a `FlatStorageCheckpointer` in one HDF5 file, with one dataset for each leaf.
 
-    The file is `path` itself if that ends in `.h5`, else `checkpoint_file` in the folder `path`. `h5_kwargs` go to the
-    making of every dataset: `compression` ("gzip" or "lzf"), `compression_opts`, `shuffle`, `fletcher32` and
-    `chunks=True` (else UsageError). Other arguments are as in `NestedStorageCheckpointer`.
+    The file is `path` itself if its name ends in `.h5`, otherwise `checkpoint_file` in the folder `path`.
+
+    Args:
+        checkpoint_file: the name of the file in a folder.
+        done_keys, reward_keys, compatible: see `FlatStorageCheckpointer`.
+        h5_kwargs: arguments of h5py's `create_dataset` for every dataset: `compression` ("gzip" or "lzf"),
+            `compression_opts`, `shuffle`, `fletcher32` and `chunks=True`. UsageError for others.
+        **kwargs: see `NestedStorageCheckpointer`.
     """
 
     form = "h5"
@@ -305,17 +341,26 @@ _FILE = "checkpoint.h5"
 
 
 def is_compatible(folder: PathLike, form: CompactForm) -> bool:
-    """Whether TorchRL's layout of a form is at `folder`, for H5 the file or a folder with `checkpoint.h5`."""
+    """Whether `folder` holds a form in TorchRL's layout; for H5, it is the file or a folder with `checkpoint.h5`."""
     return foreign_form().form_at(_compatible_place(folder, form, {})) == form
 
 
 def open_compatible(storage: Storage, folder: PathLike, form: CompactForm, options: Mapping[str, Any]) -> ForeignReader:
-    """Open what TorchRL saved, to be loaded into a storage of any capacity that holds it.
+    """Open a checkpoint in TorchRL's layout, to load it into a storage of any capacity that holds the rows.
 
-    `options` are the arguments of the checkpointer: done_key, done_keys, reward_keys, shift_key, is_full_key,
-    checkpoint_file. What the layout lost is lost: next observations that did not follow, root done flags (they come
-    back false, and not at all into a storage without any), a root reward. FormatError and CorruptDataError (both
-    ValueErrors) for what is not in that layout or was cut.
+    The layout does not hold next observations that differ from the following rows, and neither done flags nor a reward
+    at the root. Done flags at the root are restored as False, if the storage has any.
+
+    Args:
+        storage: the storage that will be filled.
+        folder: the checkpoint.
+        form: its form.
+        options: the arguments of the checkpointer: done_key, done_keys, reward_keys, shift_key, is_full_key,
+            checkpoint_file.
+
+    Raises:
+        FormatError: (a ValueError) it has another layout.
+        CorruptDataError: (a ValueError) it is truncated.
     """
     place = _compatible_place(folder, form, options)
     found = foreign_form().form_at(place)
@@ -325,11 +370,18 @@ def open_compatible(storage: Storage, folder: PathLike, form: CompactForm, optio
 
 
 def _save_compatible(storage: Storage, folder: PathLike, form: CompactForm, options: Mapping[str, Any]) -> None:
-    """Write a storage as TorchRL 0.14 does into an empty folder in a staging area; `options` as for `open_compatible`.
+    """Write a storage in the layout of TorchRL 0.14.
 
-    For H5 `folder` may also be the file that is to be written; `h5_kwargs` of the options go to its data. SchemaError
-    (a RuntimeError) for a storage that nothing was written to and for what TorchRL's layout cannot hold: nests and
-    values that are not tensors, and what its writer names. OutOfSpaceError for want of room.
+    Args:
+        storage: the storage.
+        folder: an empty folder in a staging area; for H5 also the file.
+        form: the form.
+        options: see `open_compatible`; also `h5_kwargs`, see `H5StorageCheckpointer`.
+
+    Raises:
+        SchemaError: (a RuntimeError) nothing was written to the storage, or the layout cannot hold its data: values
+            that are not tensors, and data that the writer of the layout refuses.
+        OutOfSpaceError: the disk is full.
     """
     done_key = foreign_form().done_key(options)
     values = isinstance(storage, TensorStorage) and storage.initialized and storage.structure.values()

@@ -45,8 +45,8 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
     """Saves a `ListStorage` of tensors, arrays, tensordicts, numbers and texts, and dicts, lists and tuples of them.
 
     Tensorclasses are saved with the names of their classes, which have to be imported when they are loaded. Other
-    objects raise SchemaError (a RuntimeError) before any file is written, as they would need a pickle, and nothing is
-    ever unpickled. `items.json` holds each distinct description once, and for each item the number of its description;
+    objects would need a pickle, and nothing is ever unpickled: they raise SchemaError (a RuntimeError) before any file
+    is written. `items.json` holds each different description once, and for each item the number of its description;
     `items.memmap` holds the bytes of all tensors, one after another. TorchRL cannot save such a storage.
 
     Hooks get the list of objects, and return the list that replaces it.
@@ -98,12 +98,12 @@ def _describe(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def portable_documents(trees: Iterator[Tree], describe: Any) -> Iterator[dict[str, Any]]:
-    """Describe items in plain JSON; SchemaError gives the row of an item for which that is impossible."""
+    """Describe items in plain JSON; SchemaError names the row of an item that JSON cannot describe."""
     row = 0
     try:
         for tree in trees:
             yield document_of(tree, describe, portable=True)
-            row += 1  # here, so that it is right if flattening the next item fails
+            row += 1  # before the next item is divided into a tree, which may raise the error
     except SchemaError as error:
         raise SchemaError(f"row {row}: {error}", hint=error.hint) from None
     except RecursionError:
@@ -180,7 +180,7 @@ def _check_size(path: Path, kinds: list[Any], numbers: list[int]) -> None:
 
 
 class _DataFile:
-    """The file of all tensors, read sequentially."""
+    """The file with the bytes of all tensors, which is read sequentially."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -233,12 +233,12 @@ _NODE: dict[str, Any] = {"shape": [], "device": "cpu", "_type": "<class 'tensord
 
 
 class CompressedListStorageCheckpointer(StorageCheckpointerBase):
-    """Saves a `CompressedListStorage` without decompressing it.
+    """Saves a `CompressedListStorage` without decompressing its tensors.
 
-    The layout is TorchRL's: `metadata.json` describes every item, `data_indices.json` numbers their data, and
-    `compressed_data` is a lazily stacked tensordict on disk. rbtool adds the codec of each tensor and the batch sizes
-    of tensordicts, also nested ones. TorchRL can open items compressed with `codec="zlib"` (`"zstd"` from Python 3.14
-    on) if they are tensors, flat tensordicts, numbers and texts.
+    The layout is TorchRL's: `metadata.json` describes every item, `data_indices.json` has the number of its data, and
+    `compressed_data` is a memory-mapped lazy stack of tensordicts. rbtool adds the codec of each tensor and the batch
+    sizes of tensordicts. TorchRL can load items compressed with `codec="zlib"` (`"zstd"` from Python 3.14 on) if they
+    are tensors, tensordicts without nests, numbers and texts.
 
     Hooks get the list of decompressed objects, and return the list that replaces it.
     """
@@ -267,10 +267,10 @@ class CompressedListStorageCheckpointer(StorageCheckpointerBase):
             staging.publish_noted()
 
     def loads(self, storage: Storage, path: PathLike) -> None:
-        """Load what `dumps` wrote, here or in TorchRL, whose codec is detected from the bytes. If this fails, nothing
-        is changed.
+        """Load a checkpoint of rbtool or TorchRL. If this fails, nothing is changed.
 
-        Wrong sizes of files are detected now, changed bytes when they are read.
+        The codec of a checkpoint of TorchRL is detected from its bytes. The sizes of files are checked when they are
+        loaded, and the bytes of a tensor when it is decompressed.
 
         Raises:
             DatasetNotFoundError: (a FileNotFoundError) the path does not exist.
@@ -305,7 +305,7 @@ def _compressed(storage: Storage) -> CompressedListStorage:
 
 
 def _describe_compressed(packed: CompressedTensor) -> dict[str, Any]:
-    """Describe a compressed tensor with TorchRL's tags, and its codec."""
+    """Describe a compressed tensor in TorchRL's form, with its codec."""
     return {
         "shape": {"__type__": "torch.Size", "value": list(packed.shape)},
         "dtype": {"__type__": "torch.dtype", "value": str(packed.dtype)},
@@ -319,8 +319,9 @@ def _write_json(path: Path, document: Any) -> None:
 
 
 def _write_item(folder: Path, spec: TreeSpec, leaves: Iterator[CompressedTensor]) -> None:
-    """Write a tensordict of compressed tensors; entries without tensors are in the metadata, and are repeated here for
-    TorchRL.
+    """Write a tensordict of compressed tensors.
+
+    Values that are not tensors are already in `metadata.json`; they are repeated here for TorchRL.
     """
     fs.make_folder(folder)
     entries: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Checkpointers that save a reference to data that stays where it is: packed datasets and streams.
+"""Checkpointers of packed datasets and streams, which save a reference to the data in place of its rows.
 
 A packed dataset cannot change, so it need not be saved again; the shards of a stream are stored elsewhere.
 """
@@ -38,10 +38,13 @@ class _Note:
 
 @dataclass(frozen=True)
 class PackedNote:
-    """Which packed dataset a storage reads.
+    """The reference to a packed dataset.
 
-    It holds the path, the number of steps, the content digest, and the digests of the datasets with the same steps that
-    it was converted from.
+    Attributes:
+        path: the dataset when it was saved.
+        content_digest: its content digest.
+        digests: its content digest, and those of datasets with the same steps that it was converted from.
+        length: the number of steps.
     """
 
     path: Path
@@ -51,7 +54,7 @@ class PackedNote:
 
     @classmethod
     def of(cls, storage: PackedStorage) -> PackedNote:
-        """Note what a storage reads."""
+        """Return the reference to the dataset of a storage."""
         known = dataset_digests(Manifest.load(storage.path)) | {storage.content_digest}
         return cls(storage.path, storage.content_digest, known, len(storage))
 
@@ -76,9 +79,9 @@ class PackedNote:
 class PackedStorageCheckpointer(StorageCheckpointerBase):
     """Saves a `PackedStorage` as path and content digest of its dataset; no rows are copied.
 
-    On loading, the storage must read a dataset with the same contents, wherever it is; SchemaError otherwise. It also
-    loads the checkpoint of a tensor storage that holds the same rows, such as the one of a buffer on the same dataset
-    in layout `ted`. Hooks raise UsageError, as there is nothing for them to change.
+    Loading checks that the storage reads a dataset with the same contents, at any path; SchemaError otherwise. A
+    checkpoint of a tensor storage with the same rows can also be loaded, for example one of a buffer on the same
+    dataset in layout `ted`. Hooks raise UsageError, because there are no rows that they could change.
     """
 
     def dumps(self, storage: Storage, path: PathLike, *, durable: Durable = "full") -> None:
@@ -89,13 +92,13 @@ class PackedStorageCheckpointer(StorageCheckpointerBase):
             staging.publish_noted()
 
     def loads(self, storage: Storage, path: PathLike) -> None:
-        """Check that the storage reads the dataset noted in the folder `path`, or whose rows are saved there.
+        """Check that the storage reads the dataset that was saved in the folder `path`, or one with the same rows.
 
         Raises:
             DatasetNotFoundError: the path does not exist.
             FormatError: another checkpointer wrote it.
             CorruptDataError: it is damaged.
-            SchemaError: the data is other data.
+            SchemaError: the contents differ.
         """
         target, folder = self._checked(storage), Path(path)
         if writer_of(folder) == "TensorStorageCheckpointer":
@@ -151,7 +154,7 @@ class StreamStorageCheckpointer(StorageCheckpointerBase):
             DatasetNotFoundError: the path does not exist.
             FormatError: another checkpointer wrote it.
             CorruptDataError: it is damaged.
-            SchemaError: the data is other data.
+            SchemaError: the contents differ.
         """
         target = self._checked(storage)
         file = open_folder(path, type(self).__name__) / STREAM_FILE

@@ -1,10 +1,10 @@
-"""Checkpoints of tensor storages in segments: what a dump writes, shares and merges, and how checkpoints are read.
+"""Checkpoints of tensor storages in segments, of which each dump writes only the rows that have changed.
 
     segments.json              structure of the data, its length and leaves, rows and digest of every segment
     segment-00000.memmap …     some runs of rows: for each leaf, one block for each run
     .rbtool/digests.json       the digest of segments.json, which also contains one of its own
 
-Segments are numbered in the order in which they were written. If a row is in several segments, the last one counts:
+Segments are numbered in the order in which they were written. A row that is in several segments is read from the last:
 
     rows               0 1 2 3 4 5 6 7
     segment-00000      0 1 2 3 4 5 6 7        first dump: all rows
@@ -12,20 +12,26 @@ Segments are numbered in the order in which they were written. If a row is in se
     segment-00002            3 4              third dump: rows 3 and 4 had changed
     read from          0 0 1 2 2 0 0 0
 
-A published segment never changes, and its file is read-only: later checkpoints at the same place share it by hard link,
-as do processes that have mapped it. Log-structured file systems and Lucene store data in such segments.
+A published segment never changes, and its file is read-only, so that later checkpoints at the same place share it by
+hard link, and processes can map it. Log-structured file systems and Lucene store data in such segments.
 
 Each dump adds a segment with the rows that changed. Two rules bound the number of segments and the space:
 
 - Merging. Segments have size classes, each eight times as large as the one before. As soon as a new segment and seven
   existing ones are of the same class or smaller, they are written again as one. As in log-structured merge trees, a row
-  is written about twice if each dump changes a per cent of the rows, and three times if a thousandth, for any number of
-  dumps. Segments with more than a 32nd of all rows are left alone.
-- Overwritten rows. If rows that are replaced by later segments make up more than a quarter of all rows, the segments
-  with most of them are written again.
+  is written about twice if each dump changes a per cent of the rows, and three times if it changes a thousandth, for
+  any number of dumps. Segments with more than a 32nd of all rows are not merged.
+- Overwritten rows. If more than a quarter of all rows are in segments from which they are no longer read, the segments
+  with most of these rows are written again.
 
-A block starts at an offset in the file that is congruent, modulo 4 KiB, to its offset among the bytes of all rows of
-the leaf, so that its whole pages can be mapped into place. The gaps between blocks are zeros.
+A block starts at an offset in the file that is congruent, modulo 4 KiB, to its offset in a tensor with all rows of the
+leaf. Its whole pages can therefore be mapped into the memory of such a tensor:
+
+    tensor of a leaf    |page    |page    |page    |page    |       a run of rows begins within a page
+                             [== block ==========]
+    segment file    …|  zeros [== block ==========]|                 at the same place within a page of the file
+
+Gaps between blocks are zeros.
 """
 
 from __future__ import annotations
@@ -173,9 +179,10 @@ def leaves_of(names: Sequence[tuple[str, ...]], tensors: Sequence[torch.Tensor])
 
 
 def block_rows(filled: int, row_bytes: int) -> int:
-    """Return the unit in which scattered changed rows are written and segments are cut: a power of two rows.
+    """Return the number of rows in a block of rows, a power of two.
 
-    There are at most 1,024 such units, of at least 512 KiB each.
+    Scattered changes are rounded to whole blocks of rows, and segments are divided at their bounds. There are at most
+    1,024 such blocks, of at least 512 KiB each.
     """
     least = max(filled / _BLOCKS, _FEWEST_BYTES / max(row_bytes, 1), 1)
     return 1 << math.ceil(math.log2(least))
@@ -210,8 +217,9 @@ class Segment:
         return count_of(self.runs)
 
     def blocks(self, widths: Sequence[int]) -> Iterator[Block]:
-        """Yield the blocks in the order of the file, leaf after leaf and run after run; `widths` are the bytes of a
-        row.
+        """Yield the blocks in the order of the file: leaf after leaf, and within a leaf run after run.
+
+        `widths` are the bytes of a row of each leaf.
         """
         end = 0
         for leaf, width in enumerate(widths):
@@ -229,21 +237,26 @@ class Segment:
         return end + self._gap(0, end) if self.whole_pages else end
 
     def _gap(self, place: int, end: int) -> int:
-        """Return the bytes between `end` and a block that is at `place` among all rows of its leaf."""
+        """Return the bytes between `end` and a block whose offset among all rows of its leaf is `place`."""
         return (-end if self.whole_pages else place - end) % PAGE
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentManifest:
-    """The document of a checkpoint in segments.
+    """The document of a checkpoint in segments, `segments.json`.
 
     Attributes:
         structure: how the data is nested; None if nothing was ever written.
         ndim: how many dimensions count elements.
-        length: the number of elements, in `rows` rows.
-        capacity: how many rows the storage had room for.
-        synced: whether the segments reached the disk before they were published.
-        digest: the digest of the document. It covers all bytes of the checkpoint, so equal digests mean equal contents.
+        length: the number of elements.
+        rows: the number of valid rows.
+        last_row: the row written last; None if unknown.
+        capacity: the capacity of the storage in rows.
+        synced: whether the segments were synced to the disk before they were published.
+        leaves: the tensors, in the order of their blocks.
+        segments: the segments, in the order in which they were written.
+        digest: the digest of the document, which contains the digests of all segments: equal digests mean equal
+            contents.
     """
 
     structure: Mapping[str, Any] | None
@@ -271,14 +284,14 @@ class SegmentManifest:
         return [segment.file for segment in self.segments]
 
     def valid(self, rows: Sequence[Run]) -> Iterator[tuple[Segment, list[Run]]]:
-        """Yield the segments, last one first, each with the `rows` that are not in a later segment."""
+        """Yield the segments, the last one first, each with those of `rows` that are read from it."""
         left = rows
         for segment in reversed(self.segments):
             yield segment, common(left, segment.runs)
             left = without(left, segment.runs)
 
     def resembles(self, other: SegmentManifest) -> bool:
-        """Whether segments of another checkpoint can be part of this one."""
+        """Whether this checkpoint can share segments of another one: they have the same leaves and format."""
         return self.leaves == other.leaves and self.format_version == other.format_version
 
     # The document ----------------------------------------------------------------------------------
@@ -296,7 +309,7 @@ class SegmentManifest:
 
     @classmethod
     def load(cls, folder: Path, descriptor: int) -> SegmentManifest:
-        """Read the document of the folder open as `descriptor`, even if another checkpoint is at its path by now.
+        """Read the document of the folder open as `descriptor`, even if another checkpoint has replaced it meanwhile.
 
         Raises:
             CorruptDataError: the document is damaged, or there are files that do not belong to the checkpoint.
@@ -377,12 +390,12 @@ Kept = Mapping[Segment, Sequence[Run]]
 
 
 def merged(kept: Kept, rows: int, block: int) -> dict[Segment, Sequence[Run]]:
-    """Return the segments that stay as they are; the rows of all others are written again.
+    """Return the segments that are shared with the earlier checkpoint; the rows of all others are written again.
 
     Args:
-        kept: the segments, with the rows that are read from each. Rows that are in none are written in any case.
+        kept: the segments that can be shared, with the rows that are read from each. All other rows have changed.
         rows: the number of rows in the storage.
-        block: the unit of `block_rows`.
+        block: the result of `block_rows`.
     """
     valid = {segment: count_of(runs) for segment, runs in kept.items()}
     new = rows - sum(valid.values())
@@ -396,7 +409,7 @@ def merged(kept: Kept, rows: int, block: int) -> dict[Segment, Sequence[Run]]:
 
 
 def _merge_alike(valid: dict[Segment, int], new: int, rows: int, block: int) -> int:
-    """Remove small segments, if there are too many, from `valid`; return how many rows they have."""
+    """Remove segments to be merged with `new` rows from `valid`; return how many rows they have."""
     large, found = max(rows // _LARGE, block), 0
     while True:
         most = _size(new, block)
@@ -413,7 +426,7 @@ def _size(rows: int, block: int) -> int:
 
 
 def written(kept: Kept, rows: int, block: int, first: int) -> list[Segment]:
-    """Return the segments to be written, numbered from `first`, for all rows that are in none of the kept ones."""
+    """Return the segments to be written, numbered from `first`, for all rows that are not in a kept segment."""
     left: list[Run] = [(0, rows)] if rows else []
     for runs in kept.values():
         left = without(left, runs)
@@ -424,13 +437,17 @@ def written(kept: Kept, rows: int, block: int, first: int) -> list[Segment]:
 _MAPPED_FROM = 1 << 15
 """Above this size of a block, mapping it costs less than reading it."""
 _MOST_ROOMS = 512
-"""How many pieces of memory one call fills; Linux accepts 1,024."""
+"""How many pieces of memory one system call fills; Linux accepts 1,024."""
 _ALWAYS_VERIFIED = 64 << 20
-"""Up to this total size, segments are always compared with their digests, which takes a few milliseconds."""
+"""Segments of up to this total size are always compared with their digests: it takes a few milliseconds."""
 
 
 class SegmentFolder:
-    """An open checkpoint in segments. If another one replaces it meanwhile, the two are not mixed. Made by `opened`."""
+    """An open checkpoint in segments, made by `opened`.
+
+    All files are opened within the descriptor of the folder, so that a checkpoint that replaces this one meanwhile is
+    not mixed with it.
+    """
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -451,8 +468,8 @@ class SegmentFolder:
     def structure_for(self, target: TensorStorage, *, raw: bool = False) -> TreeSpec | None:
         """Return how the data is nested; None if nothing was ever written.
 
-        Classes that are not imported here are taken from the target, and SchemaError is raised if its `ndim` differs;
-        with `raw`, the data has no relation to the target.
+        Classes that are not imported are taken from the target; SchemaError if its `ndim` differs. With `raw`, the
+        data is not compared with the target, because load hooks will change it.
         """
         described, ndim = self.manifest.structure, self.manifest.ndim
         if described is None:
@@ -471,11 +488,11 @@ class SegmentFolder:
     def tensors(self, rows: int, *, verify: bool) -> list[torch.Tensor]:
         """Return tensors with `rows` rows; rows behind the saved ones are zeros.
 
-        Sizes are always checked. The bytes of all segments are checked with `verify`, if they are few, and if nothing
-        waited for the disk when they were saved.
+        The sizes of segments are always checked. Their bytes are compared with their digests if `verify` is set, if
+        they are few, or if they were saved without syncing.
 
         Raises:
-            CorruptDataError: something differs from what was saved.
+            CorruptDataError: a segment is missing, or was changed.
         """
         manifest, widths = self.manifest, self._widths
         if verify or not manifest.synced or manifest.rows * sum(widths) <= _ALWAYS_VERIFIED:
@@ -527,8 +544,10 @@ class SegmentFolder:
 def _mapped(
     memory: PrivateMemory, place: int, size: int, descriptor: int, offset: int
 ) -> Iterator[tuple[int, memoryview]]:
-    """Map the whole pages of a range of bytes of a file (none if it is -1) into memory; yield the rest, which is to be
-    copied.
+    """Map the whole pages of a range of bytes of a file into memory, and yield the parts that have to be copied.
+
+    The range has `size` bytes from `offset` on in the file, and goes to `place` in the memory. With a `descriptor` of
+    -1, nothing is mapped. Each part is an offset in the file and the memory that gets its bytes.
     """
     head = -place % PAGE
     whole = max(size - head, 0) // PAGE * PAGE
@@ -541,15 +560,15 @@ def _mapped(
 
 
 def tensor_of(memory: PrivateMemory, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """View memory as a tensor, which keeps it alive."""
+    """View memory as a tensor, which keeps a reference to it."""
     tensor = torch.from_numpy(memory.array).view(dtype) if len(memory.array) else torch.empty(0, dtype=dtype)
     return tensor.view(*shape)
 
 
 def read_blocks(descriptor: int, blocks: Sequence[tuple[int, memoryview]]) -> None:
-    """Fill pieces of memory from a file that is long enough: each with the bytes at an offset; offsets ascend.
+    """Fill pieces of memory from a file, each with the bytes at an offset; offsets must ascend.
 
-    Pieces that are less than `PAGE` bytes apart in the file are read by one system call.
+    Pieces that are less than `PAGE` bytes apart in the file are read by one system call. The file must be long enough.
     """
     waiting = [(start, into) for start, into in blocks if len(into)]
     while waiting:
@@ -570,10 +589,10 @@ def read_blocks(descriptor: int, blocks: Sequence[tuple[int, memoryview]]) -> No
 
 
 def load_segments(storage: TensorStorage, path: Path, *, verify: bool) -> None:
-    """Load a checkpoint in segments into a storage, whose next dump to the same place writes only what changed since.
+    """Load a checkpoint in segments into a storage, whose next dump to the same place only writes changed rows.
 
-    A `LazyTensorStorage` to whose rows nobody holds references takes over mapped memory without reading it. Bytes that
-    are copied are always verified.
+    A `LazyTensorStorage` uses the mapped segments as its memory, without reading them, if there are no references to
+    its present rows. Otherwise rows are copied, and always verified.
 
     Raises:
         SchemaError: keys, types or shapes differ, or there is not enough room. Nothing is changed.
@@ -592,7 +611,7 @@ def load_segments(storage: TensorStorage, path: Path, *, verify: bool) -> None:
 
 
 def _taken_over(storage: TensorStorage, folder: SegmentFolder, structure: TreeSpec, verify: bool) -> bool:
-    """Let a storage take over mapped rows, if it can; return whether it did."""
+    """Give mapped rows to a storage as its memory; False, with nothing changed, if they have to be copied."""
     manifest = folder.manifest
     if not isinstance(storage, LazyTensorStorage) or not storage.takes_over or not manifest.rows:
         return False
@@ -607,17 +626,17 @@ def _taken_over(storage: TensorStorage, folder: SegmentFolder, structure: TreeSp
 
 
 _BLOCKS_AT_ONCE = 8
-"""How many blocks of rows are read at once, as a single one has few bytes of each entry."""
+"""How many blocks of rows are read at once: a single one may have few bytes of each entry."""
 
 
 class CapturedRows:
-    """The captured rows of a storage; `write` passes them to `save` as a storage of their own.
+    """The captured rows of a storage; `write` calls `save` with a new storage that holds them.
 
-    Writers continue, in other threads than `write`. Leaving the context ends the capture.
+    Other threads may write to the storage meanwhile. Leaving the context ends the capture.
 
-    A snapshot is read in parts of some rows with all entries, and released part by part, but the layouts of whole
-    episodes read entry after entry. Rows therefore first go to an unnamed file next to the checkpoint, which is then
-    mapped: memory stays bounded, and writers do not have to wait for digests, compression or syncs.
+    A snapshot is read and released part by part, each with all entries of some rows, but the layouts of whole episodes
+    read one entry after another. Rows are therefore first copied to an unnamed file next to the checkpoint, which is
+    then mapped: memory stays bounded, and writers do not have to wait for digests, compression or syncs.
     """
 
     def __init__(
@@ -635,7 +654,7 @@ class CapturedRows:
 
     @classmethod
     def of(cls, storage: TensorStorage, path: Path, save: Callable[[Storage], None]) -> Self | None:
-        """Capture the rows for a checkpoint at `path`; None if they could be replaced unnoticed."""
+        """Capture the rows for a checkpoint at `path`; None if `TensorStorage.snapshot` is not possible."""
         if not storage.initialized:
             return None
         columns = storage.columns
@@ -649,14 +668,14 @@ class CapturedRows:
         descriptor = fs.create(self._file)
         try:
             fs.remove(self._file)
-            self._put_aside(descriptor)
+            self._copy_rows(descriptor)
             held = LazyTensorStorage(math.prod(self._lead), ndim=self._storage.ndim)
             held.take_over(self._structure, self._tensors(descriptor), self._rows, self._last_row)
         finally:
             fs.close(descriptor, self._file)
         self._save(held)
 
-    def _put_aside(self, descriptor: int) -> None:
+    def _copy_rows(self, descriptor: int) -> None:
         """Write the rows to the file, entry after entry, each aligned to a page."""
         fs.require_space(self._file.parent, self._starts[-1])
         fs.truncate(descriptor, self._starts[-1], self._file)
@@ -693,7 +712,7 @@ _READ_ONLY = 0o444
 def write_segments(storage: TensorStorage, path: str | os.PathLike[str], durable: Durable = "full") -> None:
     """Write a storage to the folder `path`, atomically replacing an older checkpoint.
 
-    If the storage wrote or loaded the older one last, only rows that changed are written.
+    If this storage has written or loaded the older one, only rows that have changed since are written.
     """
     position = storage.log.now  # before any row is read, so that concurrent writes count as changed next time
     place = Path(os.path.realpath(path))
@@ -702,9 +721,9 @@ def write_segments(storage: TensorStorage, path: str | os.PathLike[str], durable
 
 
 class CapturedSegments:
-    """The captured rows of a storage, which `write` writes to the folder `path` as `write_segments` does.
+    """The captured rows of a storage, which `write` writes to the folder `path` like `write_segments`.
 
-    Writers continue, in other threads than `write`. Leaving the context ends the capture.
+    Other threads may write to the storage meanwhile. Leaving the context ends the capture.
     """
 
     def __init__(self, storage: TensorStorage, path: Path) -> None:
@@ -721,7 +740,7 @@ class CapturedSegments:
 
     @property
     def possible(self) -> bool:
-        """Whether it is known which rows writers replace."""
+        """Whether the rows are captured: writers copy the rows that they replace."""
         return self._dump.captured
 
     def write(self) -> None:
@@ -737,8 +756,9 @@ class CapturedSegments:
 
 
 class _Staged(NamedTuple):
-    """A folder to write a checkpoint to, and a function that puts it in place, given the files whose digests are
-    elsewhere.
+    """A folder to write a checkpoint to, and a function that publishes it.
+
+    The function is called with the names of files whose digests are in another file of the checkpoint.
     """
 
     folder: Path
@@ -747,7 +767,7 @@ class _Staged(NamedTuple):
 
 @contextlib.contextmanager
 def _staged(place: Path, durable: Durable = "full") -> Iterator[_Staged]:
-    """Provide a folder that is atomically put at `place`; inside of another staging folder, `place` itself."""
+    """Provide a folder that is atomically moved to `place`; inside another staging folder, this is `place` itself."""
     if unsynced_around(place) is not None and not os.path.lexists(place):
         fs.make_folder(place)
         yield _Staged(place, lambda covered: write_digests(place, covered=covered))
@@ -757,7 +777,7 @@ def _staged(place: Path, durable: Durable = "full") -> Iterator[_Staged]:
 
 
 def _publish(dump: _Dump, storage: TensorStorage, position: Written, staged: _Staged) -> None:
-    """Write a dump to a folder, put that in place, and remember what it holds."""
+    """Write a dump to a folder, publish it, and record in the write log which rows it holds."""
     around = unsynced_around(staged.folder / SegmentManifest.FILE)
     synced = around is None or around.durable != "none"
     manifest = dump.write(staged.folder, synced=synced)
@@ -766,7 +786,7 @@ def _publish(dump: _Dump, storage: TensorStorage, position: Written, staged: _St
 
 
 class _Earlier:
-    """The checkpoint at the destination, held by the descriptor of its folder, as another process may replace it."""
+    """The checkpoint at the destination, accessed by the descriptor of its folder: another process may replace it."""
 
     def __init__(self, manifest: SegmentManifest, descriptor: int) -> None:
         self.manifest = manifest
@@ -774,7 +794,7 @@ class _Earlier:
         self._descriptor = descriptor
 
     def share(self, segment: Segment, path: Path) -> bool:
-        """Make a hard link to a segment; False if that is impossible, or somebody may write to the file."""
+        """Make a hard link to a segment; False if that is impossible, or if the file is not read-only."""
         try:
             found = os.stat(segment.file, dir_fd=self._descriptor, follow_symlinks=False)
             whole = stat.S_ISREG(found.st_mode) and found.st_size == segment.size(self._widths)
@@ -804,9 +824,9 @@ def _opened(place: Path) -> Iterator[_Earlier | None]:
 
 
 class _Dump:
-    """What is to be written of a storage, and what can be shared with an earlier checkpoint.
+    """A dump of a storage: which segments it shares with an earlier checkpoint, and which it writes.
 
-    With `captured`, if possible, rows are saved as they are now, until `close`.
+    With `captured`, rows are saved as they are now, if `TensorStorage.snapshot` is possible; `close` ends the capture.
     """
 
     def __init__(self, storage: TensorStorage, earlier: _Earlier | None, *, captured: bool = False) -> None:
@@ -823,11 +843,11 @@ class _Dump:
 
     @property
     def captured(self) -> bool:
-        """Whether writers keep the rows that they replace."""
+        """Whether the rows are captured: writers copy the rows that they replace."""
         return self._snapshot is not None
 
     def close(self) -> None:
-        """End the capture: writers no longer keep rows."""
+        """End the capture."""
         if self._snapshot is not None:
             self._storage.end_snapshot(self._snapshot)
 
@@ -836,7 +856,7 @@ class _Dump:
         self._changed: list[Run] | None = None
         position = None if earlier is None else storage.log.position_of(earlier.manifest.digest)
         if earlier is None or position is None or not self._manifest.resembles(earlier.manifest):
-            return  # the storage neither wrote nor loaded this checkpoint
+            return  # this storage has neither written nor loaded the checkpoint
         self._earlier = earlier
         found = storage.log.changed_rows(position, self._manifest.capacity, self._block)
         self._changed = None if found is None else joined(found)
@@ -864,8 +884,9 @@ class _Dump:
         return replace(manifest, segments=(*sorted(kept, key=lambda one: one.number), *done)).save(folder)
 
     def _in_order(self, new: Sequence[Segment]) -> Iterator[Segment]:
-        """Yield the segments to be written, for a snapshot those first that writers will need soon, and release their
-        rows.
+        """Yield the segments to be written, and release the rows of each in the snapshot after it was written.
+
+        With a snapshot, segments come first whose rows writers wait for or will replace soon.
         """
         if self._snapshot is None:
             yield from new
@@ -879,10 +900,10 @@ class _Dump:
                 self._snapshot.release(*its.difference(*left.values()))
 
     def _kept(self) -> dict[Segment, Sequence[Run]]:
-        """Return the segments of the earlier checkpoint that can stay, with the rows that are read from each.
+        """Return the segments of the earlier checkpoint that can be shared, with the rows that are read from each.
 
-        If the log does not reach back far enough, or references to rows were handed out, the segments' bytes are
-        compared.
+        If the write log does not know all changes, or references to rows were handed out, a segment can only be shared
+        if all of its rows are read from it and their present bytes have its digest.
         """
         if self._earlier is None:
             return {}
@@ -891,13 +912,13 @@ class _Dump:
         found: dict[Segment, Sequence[Run]] = {one: runs for one, runs in earlier.valid(left) if runs}
         if self._changed is not None and not self._lent:
             return found
-        asked, same = [one for one, runs in found.items() if count_of(runs) == one.rows], set[Segment]()
+        whole, same = [one for one, runs in found.items() if count_of(runs) == one.rows], set[Segment]()
 
-        def look(one: Segment) -> None:
+        def compare(one: Segment) -> None:
             if _digest(self._parts(one)) == one.digest:
                 same.add(one)
 
-        run_together([partial(look, one) for one in asked], threads_for_memory())
+        run_together([partial(compare, one) for one in whole], threads_for_memory())
         return {one: runs for one, runs in found.items() if one in same}
 
     def _parts(self, one: Segment) -> Iterator[memoryview]:
@@ -928,7 +949,7 @@ def _at_blocks(start: int, stop: int, block: int) -> Iterator[range]:
 
 
 def _described(storage: TensorStorage) -> SegmentManifest:
-    """Describe a storage, still without segments."""
+    """Return the manifest of a storage, still without segments."""
     if not storage.initialized:
         return SegmentManifest(None, storage.ndim, 0, 0, None, 0, True, ())
     columns, structure = storage.columns, storage.structure

@@ -1,8 +1,16 @@
-"""The rows of a storage as steps of episodes, from which checkpoints of datasets are written; and back into a storage.
+"""Reads the rows of a storage as steps of episodes, in the order of time, and fills a storage with such steps.
 
-Rows are read lane after lane, in each lane from the oldest to the newest. A lane is one element of the dimensions after
-the first that count elements, for example one of several environments; a storage of one dimension has one lane. A
-read-only storage must already hold the rows of a checkpoint to be "loaded".
+Checkpoints of whole episodes are written from these steps. They are read lane after lane, in each lane from the oldest
+to the newest. A lane is one of several parallel environments: an element of the dimensions after the first that count
+elements. A storage of one dimension has one lane.
+
+    storage [rows 4, lanes 2], full, row 2 is the oldest       steps in the order of time
+        row 0    a2  b2                                        a0 a1 a2 a3 │ b0 b1 b2 b3
+        row 1    a3  b3
+        row 2    a0  b0
+        row 3    a1  b1
+
+A read-only storage cannot be filled: it can only "load" a checkpoint of the rows that it holds already.
 """
 
 from __future__ import annotations
@@ -69,7 +77,7 @@ _KNOWN_TO_NUMPY = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive rows of some lanes: the steps from `start` to before `stop` are in `rows` of `lanes`."""
+    """Where consecutive steps are in a storage: steps `[start, stop)` are in `rows` of `lanes`."""
 
     start: int
     stop: int
@@ -79,8 +87,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Where steps are in a storage with `rows` valid rows and `lanes` lanes, in which row `oldest` comes first
-    in time.
+    """The order of steps in a storage.
+
+    Attributes:
+        rows: the number of valid rows.
+        lanes: the number of lanes.
+        oldest: the row that was written first.
     """
 
     rows: int
@@ -88,7 +100,7 @@ class Order:
     oldest: int
 
     def runs(self, start: int, stop: int) -> Iterator[Run]:
-        """Yield the places of the steps `[start, stop)`. A run of several lanes contains each of them completely."""
+        """Yield where the steps `[start, stop)` are. A run of several lanes has all rows of each of them."""
         while start < stop:
             lane, begin = divmod(start, self.rows)
             whole = (stop - start) // self.rows if begin == 0 and not self.oldest else 0
@@ -104,7 +116,7 @@ class Order:
 
 
 class LaneLeaf:
-    """A leaf of a storage, of which `ndim` dimensions count elements, read and written by runs."""
+    """A leaf of a storage with lanes, which is read and written in runs; `ndim` dimensions count elements."""
 
     def __init__(self, tensor: torch.Tensor, field: Field, ndim: int) -> None:
         self._field = field
@@ -122,7 +134,7 @@ class LaneLeaf:
         return self._array is not None and self._one_lane
 
     def read(self, run: Run) -> Array:
-        """Return the rows of a run; as a view of the storage if they are adjacent in memory."""
+        """Return the steps of a run in their order; a view of the storage if they are adjacent in memory."""
         if self._array is not None and self._one_lane:
             return self._array[run.rows]
         if self._array is not None:
@@ -135,7 +147,7 @@ class LaneLeaf:
         return lanes_first.reshape(run.stop - run.start, *self._field.shape)
 
     def write(self, run: Run, rows: Array) -> None:
-        """Write the rows of a run to the storage."""
+        """Write the steps of a run to the storage."""
         if self.in_place:
             self.read(run)[...] = rows
             return
@@ -165,7 +177,7 @@ class LaneLeaf:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether NumPy can view the values of a tensor in its memory."""
+    """Whether NumPy can view the memory of a tensor as its values."""
     return tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -202,10 +214,10 @@ def keys_of(keys: Sequence[KeyLike] | None, argument: str) -> list[Key]:
 def require_keys(
     asked: Sequence[KeyLike] | None, argument: str, fields: Iterable[Field], place: object, *, anywhere: bool = False
 ) -> None:
-    """Raise MissingKeyError for a key that does not exist below `next`, as it may be misspelt.
+    """Raise MissingKeyError for a key that does not exist below `next`: it may be misspelt.
 
-    TED's own done, terminated, truncated and reward may be missing: the existing ones are meant. With `anywhere`, keys
-    at the root count as well, for a layout in which all keys are at the root until these keys divide them.
+    TED's own done, terminated, truncated and reward may be missing. With `anywhere`, keys at the root are accepted as
+    well: TorchRL's layouts have all keys there, and these arguments tell which of them belong below `next`.
     """
     below = (
         field.key[1:] if field.key[0] == NEXT else field.key for field in fields if anywhere or field.key[0] == NEXT
@@ -248,8 +260,9 @@ def role_below_next(key: Key, dones: Collection[Key], rewards: Collection[Key]) 
 def find_episodes(reader: StepReader, order: Order, filled: FilledStorage, flags: Sequence[Key]) -> EpisodeTable:
     """Make the episode table of rows that are ordered lane after lane.
 
-    An episode ends where a flag is set, at the last row of a lane, and between the newest and the oldest row. If a flag
-    is set for some agents only, the episode continues if the next observation matches.
+    An episode ends at a step whose flag is set, at the last step of a lane, and at the newest row, which the row after
+    it does not continue. If a flag is set for some agents only, the episode ends only if its next observation differs
+    from the observation of the following step.
     """
     steps = reader.manifest.steps
     every, some = _flagged(reader, flags)
@@ -259,14 +272,15 @@ def find_episodes(reader: StepReader, order: Order, filled: FilledStorage, flags
     ended = every.copy()
     if steps:
         ended.reshape(order.lanes, order.rows)[:, -1] = True
-        seam = filled.cursor if filled.cursor and not filled.full else order.rows
-        ended.reshape(order.lanes, order.rows)[:, seam - 1] = True
+        # In a storage that is not full, rows keep their places, and the newest one is before the cursor.
+        newest = (filled.cursor if filled.cursor and not filled.full else order.rows) - 1
+        ended.reshape(order.lanes, order.rows)[:, newest] = True
     last = np.flatnonzero(ended)
     return table_of_ends(reader, last, every[last])
 
 
 def _flagged(reader: StepReader, flags: Sequence[Key]) -> tuple[Array, Array]:
-    """Return, for each step, whether all numbers of some flag are set, and whether any number of any flag is."""
+    """Return for each step whether a flag is set for all agents, and whether a flag is set for at least one agent."""
     steps = reader.manifest.steps
     every, some = np.zeros(steps, bool), np.zeros(steps, bool)
     for key in flags:
@@ -280,7 +294,7 @@ def _flagged(reader: StepReader, flags: Sequence[Key]) -> tuple[Array, Array]:
 
 
 def _broken(reader: StepReader) -> Array:
-    """Return, for each step, whether its next observation differs from the observation of the following step."""
+    """Return for each step whether its next observation differs from the observation of the following step."""
     steps = reader.manifest.steps
     broken = np.zeros(steps, bool)
     for key in state_keys(reader.fields):
@@ -296,13 +310,14 @@ def _broken(reader: StepReader) -> Array:
 class EpisodeRows(StepReader, ABC):
     """The valid rows of a storage in the order of time, and the episodes that they form.
 
-    `filled` are their places in the storage. A subclass reads the rows and calls `_describe`.
+    A subclass sets `filled`, implements `read`, and calls `_describe` and `_find`.
     """
 
     filled: FilledStorage
+    """The storage: its shape, capacity and cursor."""
 
     def _describe(self, kind: str, fields: Sequence[Field], done_keys: Any, reward_keys: Any) -> list[Key]:
-        """Assign a role to every field; return the flags below `next` that end episodes."""
+        """Set the fields, with their roles; return the flags below `next` that end episodes."""
         self.path = Path(kind)
         for argument, asked in (("done_keys", done_keys), ("reward_keys", reward_keys)):
             require_keys(asked, argument, fields, f"the {kind}")
@@ -318,7 +333,7 @@ class EpisodeRows(StepReader, ABC):
         return dones
 
     def _count(self, episodes: int) -> None:
-        """Describe the rows, which belong to this many episodes."""
+        """Set the manifest, with this many episodes."""
         kind = str(self.path)
         self.manifest = Manifest(
             kind="checkpoint", layout="ted", request=Request(STORAGE, kind, kind), steps=self.filled.length,
@@ -331,7 +346,7 @@ class EpisodeRows(StepReader, ABC):
         return self._episodes
 
     def _find(self, order: Order, dones: Sequence[Key]) -> None:
-        """Find the episodes by their flags."""
+        """Make the episode table from the flags."""
         self._episodes = find_episodes(self, order, self.filled, [(NEXT, *key) for key in dones])
         self._count(len(self._episodes))
 
@@ -353,8 +368,9 @@ class StorageRows(EpisodeRows):
 
     Args:
         storage: the storage.
-        done_keys, reward_keys: the keys below `next` that are flags or rewards rather than observations; None for done,
-            terminated and truncated (anywhere below `next`, if not directly) and for reward.
+        done_keys: the keys below `next` that are flags; None for done, terminated and truncated, directly below `next`
+            or, if there are none, in any nest below it.
+        reward_keys: the keys below `next` that are rewards; None for reward.
 
     Raises:
         SchemaError: the data has no episodes: tensors, nests of other kinds, or tensordicts without a done flag.
@@ -396,7 +412,7 @@ class StorageRows(EpisodeRows):
 
 
 def next_row(storage: Any, rows: int) -> int | None:
-    """Return the row behind the one written last, for a storage with this many rows; None if unknown."""
+    """Return the row after the one written last, for a storage with room for this many rows; None if unknown."""
     last = last_row(storage.last_cursor)
     return None if last is None else (last + 1) % rows
 
@@ -425,7 +441,7 @@ def article(name: str) -> str:
 def rows_of_storage(
     storage: Storage, done_keys: Sequence[KeyLike] | None, reward_keys: Sequence[KeyLike] | None, asked: str
 ) -> EpisodeRows:
-    """Return the rows of a storage that has episodes; UsageError for others, which `asked` should have saved."""
+    """Return the rows of a storage of steps; UsageError, which names the checkpointer `asked`, for other storages."""
     if isinstance(storage, TensorStorage):
         return StorageRows(storage, done_keys, reward_keys)
     if isinstance(storage, PackedStorage):
@@ -499,14 +515,15 @@ class RecordingRows(EpisodeRows):
     def read(self, key: Key, start: int, stop: int) -> Array:
         """Read rows of one leaf."""
         field, rows = self._leaf(key, start, stop), self._recording.entry(key, slice(start, stop))
-        assert rows is not None, "the recording has all of its own fields"
+        assert rows is not None  # `_leaf` has found the field
         return host_array(rows, field)
 
 
 class ListRows(EpisodeRows):
-    """The elements of a list: tensordicts without batch dimensions, with the same entries, types and shapes.
+    """The elements of a list as steps.
 
-    SchemaError names the first element that differs.
+    They must be tensordicts without batch dimensions, with the same entries, types and shapes. SchemaError names the
+    first element that differs.
     """
 
     def __init__(
@@ -541,7 +558,7 @@ class ListRows(EpisodeRows):
 
 
 def _looks(item: Any, row: int) -> tuple[Any, ...]:
-    """Return what all elements of a list must have in common."""
+    """Return the entries, types and shapes of an element, which all elements of a list must have."""
     if not isinstance(item, TensorDictBase) or item.batch_dims:
         what = (
             f"batch size {list(item.batch_size)}" if isinstance(item, TensorDictBase) else article(type(item).__name__)
@@ -564,11 +581,17 @@ def _unlike(found: str) -> SchemaError:
 def fill_storage(
     storage: TensorStorage, reader: StepReader, filled: FilledStorage, checks: Sequence[Callable[[], None]] = ()
 ) -> None:
-    """Replace the contents of a storage by the rows of a checkpoint, each at its place in the saved storage `filled`.
+    """Replace the contents of a storage by the rows of a checkpoint, each at its place in the saved storage.
 
-    If a buffer loads a full ring into a larger storage, rows are put in the order of time instead. The bytes must have
-    been verified before, as a later failure leaves only part of the rows replaced. For a storage that is still empty,
-    `checks` may verify them meanwhile: if one of them raises, the storage is emptied again.
+    When a buffer loads a full ring into a larger storage, rows are put in the order of time instead.
+
+    Args:
+        storage: the storage.
+        reader: the rows. Their bytes must have been verified: a failure while they are written would leave only some
+            of the rows replaced.
+        filled: the saved storage.
+        checks: for a storage that is still empty, calls that verify the bytes while rows are written; if one of them
+            raises an error, the storage becomes empty again.
 
     Raises:
         SchemaError: keys, types or shapes differ, or there is not enough room. Nothing is changed.
@@ -594,14 +617,14 @@ def fill_storage(
         ]
         together = reader.serves_threads and all(leaf.in_place for targets in groups for _, leaf in targets)
         if parts and together:
-            parts.pop()()  # first in this thread, so that whatever the reader creates at its first use exists
+            parts.pop()()  # one in this thread first, because a reader creates some objects at its first use
         run_together([*checks, *parts], threads_for_memory() if together else 1)
 
     storage.fill(structure, likes, filled.length, write, capacity=filled.rows, last_row=filled.last_row)
 
 
 def _groups(fields: Mapping[Key, Field]) -> list[list[Field]]:
-    """Group fields whose rows are read from the same place: a key at the root and below `next`."""
+    """Group fields that are read from the same rows of a file: a key at the root, and the same key below `next`."""
     alone = [key for key in fields if key[0] != NEXT or key[1:] not in fields]
     pairs = {key: [key, (NEXT, *key)] if (NEXT, *key) in fields else [key] for key in alone}
     return [[fields[key] for key in keys] for keys in pairs.values()]
@@ -615,7 +638,7 @@ def _parts(targets: _Targets, reader: StepReader) -> Iterator[tuple[int, int]]:
 
 
 def _fill_part(targets: _Targets, reader: StepReader, order: Order, start: int, stop: int) -> None:
-    """Write the steps from `start` to `stop` to leaves that are read from the same place."""
+    """Write the steps `[start, stop)` to the leaves of a group."""
     for field, leaf in targets:
         if leaf.in_place:
             for run in order.runs(start, stop):
@@ -625,7 +648,7 @@ def _fill_part(targets: _Targets, reader: StepReader, order: Order, start: int, 
 
 
 def _copy(pieces: Iterable[Array], rows: Array) -> None:
-    """Copy rows, piece by piece, to an array in a storage's own memory."""
+    """Copy pieces, one after another, to an array that is memory of the storage."""
     begin = 0
     for piece in pieces:
         end = begin + len(piece)
@@ -634,7 +657,7 @@ def _copy(pieces: Iterable[Array], rows: Array) -> None:
 
 
 def _write(pieces: Iterable[Array], leaf: LaneLeaf, order: Order, start: int) -> None:
-    """Copy rows, piece by piece, to where a storage has the rows from step `start` on."""
+    """Write pieces, one after another, to the leaf of a storage, from step `start` on."""
     for piece in pieces:
         for run in order.runs(start, start + len(piece)):
             leaf.write(run, piece[run.start - start : run.stop - start])
@@ -646,10 +669,13 @@ def _dtype(field: Field) -> torch.dtype:
 
 
 def structure_for(storage: TensorStorage | None, reader: StepReader, filled: FilledStorage) -> TreeSpec:
-    """Return how the data is nested. A class that is not imported is not needed if the storage has the same leaves.
+    """Return how the data is nested.
+
+    If a class in it is not imported, the structure of the storage is used, provided that it has the same leaves.
 
     Raises:
-        CorruptDataError: these are not the leaves of the checkpoint.
+        SchemaError: a class is not imported.
+        CorruptDataError: the description does not have the leaves of the checkpoint.
     """
     keys = [field.key for field in reader.fields]
     if filled.structure is None:
@@ -674,15 +700,21 @@ _HERE = "load it into a LazyTensorStorage, which is writable"
 def fill(
     storage: Storage, reader: StepReader, filled: FilledStorage, asked: str, checks: Sequence[Callable[[], None]] = ()
 ) -> None:
-    """Load the rows of a checkpoint of the storage `filled` into a storage, at the same places.
+    """Load the rows of a checkpoint into any kind of storage, each at its place in the saved storage `filled`.
 
-    Tensors and lists are overwritten. A packed dataset and a recording are read-only, and must already hold the same
-    rows.
+    Storages of tensors and lists are overwritten. A packed dataset and a recording are read-only, and must already hold
+    the same rows.
+
+    Args:
+        storage: the storage.
+        reader: the rows.
+        filled: the saved storage.
+        asked: the name of the checkpointer, for messages.
+        checks: see `fill_storage`.
 
     Raises:
-        SchemaError: they do not.
-        UsageError: it is another kind of storage, which `asked` should have loaded. `checks` are explained at
-            `fill_storage`.
+        SchemaError: the rows do not fit, or a read-only storage has other rows.
+        UsageError: the storage has another kind of rows.
     """
     if isinstance(storage, TensorStorage):
         fill_storage(storage, reader, filled, checks)
@@ -699,7 +731,7 @@ def fill(
 def replace_rows(storage: Storage, rows: Any, *, capacity: int | None = None, last_row: int | None = None) -> None:
     """Replace the contents of a storage; SchemaError, with nothing changed, if it cannot hold them.
 
-    The rows come from a storage with room for `capacity` rows, of which `last_row` was written last.
+    `capacity` is that of the storage that the rows come from, and `last_row` the row written last there.
     """
     if isinstance(storage, TensorStorage):
         structure = tree_spec_of(rows, storage.ndim)
@@ -728,7 +760,7 @@ def held_keys(storage: Storage) -> frozenset[Key] | None:
 
 
 def require_equal_rows(rows: StepReader, fields: list[Field], fetch: Fetch, place: object) -> None:
-    """Compare every value of `rows` with what `fetch` reads from `place`; SchemaError names the first difference."""
+    """Raise SchemaError, which names the first difference, unless `rows` have the values that `fetch` reads."""
     one, other = ({field.key: (field.dtype, field.shape) for field in side} for side in (rows.fields, fields))
     odd = next((key for key in {**one, **other} if one.get(key) != other.get(key)), None)
     if odd is not None:

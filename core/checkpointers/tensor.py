@@ -1,4 +1,4 @@
-"""The checkpointer of tensor storages: writes segments or TorchRL's layout, and reads both, verified and mapped."""
+"""The checkpointer of tensor storages: it writes segments or TorchRL's layout, and reads both."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ SHAPES = "ragged_shapes"
 
 
 def ragged_tensor(shapes: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make a ragged tensor for rows of these shapes, int64 `[n, dimensions]`, and a view `[rows, ...]` of its memory.
+    """Make a ragged tensor whose parts have these shapes, int64 `[n, dimensions]`, and a view `[rows, ...]` of it.
 
-    All rows have one shape, that is: `shapes` differ in the first column only.
+    The parts differ only in their numbers of rows: `shapes` differ in the first column only.
     """
     rows, tail = int(shapes[:, 0].sum()), shapes[0, 1:].tolist()
     ragged: torch.Tensor = MemoryMappedTensor.empty(shapes, dtype=dtype)
@@ -77,12 +77,12 @@ def ragged_tensor(shapes: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tenso
 
 
 def dense_rows(ragged: torch.Tensor) -> torch.Tensor:
-    """Return the rows of a ragged tensor `[rows, ...]`, one element behind the other."""
+    """Return the rows of all parts of a ragged tensor, one part after another, `[rows, ...]`."""
     return torch.cat([part.as_subclass(torch.Tensor) for part in ragged.unbind(0)])
 
 
 def without_ragged(data: Any) -> Any:
-    """Replace each ragged tensor of a tensordict by a pair of dense ones."""
+    """Replace each ragged tensor of a tensordict by a tensordict with its rows and the shapes of its parts."""
     if not isinstance(data, TensorDictBase):
         return data
     found = TensorDict({}, [])
@@ -130,10 +130,16 @@ def _ragged(rows: torch.Tensor, shapes: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SavedLeaf:
-    """A tensor file: its path of keys, file name, type and full shape, and the shape of the filled part.
+    """A tensor of a checkpoint, and its file.
 
-    The filled rows are at the beginning of the file; `digest` is the digest of their bytes, None if there is none.
-    Text that TorchRL saved is in a JSON document instead, and its rows are `text`.
+    Attributes:
+        name: its path of keys.
+        file: the path of its file in the folder.
+        dtype: its element type.
+        shape: its shape, with all rows of the storage's capacity.
+        filled: the shape of the valid rows, which are at the beginning of the file.
+        digest: the digest of their bytes; None if there is none.
+        text: the rows of text that TorchRL saved, in a JSON document in place of a file; None for other tensors.
     """
 
     name: tuple[str, ...]
@@ -157,9 +163,14 @@ class SavedLeaf:
 
 @dataclass(frozen=True, slots=True)
 class StorageManifest:
-    """Structure of the data (None: nothing was ever written), length, the row written last, and leaves.
+    """The hidden document of a checkpoint that rbtool has written in TorchRL's layout.
 
-    `ndim` dimensions count elements; 0 for the results of save hooks.
+    Attributes:
+        structure: how the data is nested; None if nothing was ever written.
+        ndim: how many dimensions count elements; 0 for the results of save hooks.
+        length: the number of elements.
+        last_row: the row written last; None if unknown.
+        leaves: the tensors.
     """
 
     structure: Mapping[str, Any] | None
@@ -186,7 +197,7 @@ class StorageManifest:
 
     @staticmethod
     def remove(folder: Path) -> None:
-        """Remove the manifest, because it will soon be out of date."""
+        """Remove the manifest of a folder whose files will change."""
         fs.remove(folder / _FILE)
 
     @classmethod
@@ -236,7 +247,16 @@ def _saved_leaf(entry: _LeafEntry) -> SavedLeaf:
 
 @dataclass(frozen=True)
 class Saved:
-    """The contents of a checkpoint: structure, the filled part of its tensors, their leading shape, and the length."""
+    """The contents of a checkpoint.
+
+    Attributes:
+        structure: how the data is nested.
+        tensors: the valid rows of its tensors.
+        lead: the dimensions of the tensors that count elements.
+        length: the number of elements.
+        last_row: the row written last; None if unknown.
+        capacity: the capacity of the storage in rows; None if unknown.
+    """
 
     structure: TreeSpec
     tensors: Sequence[torch.Tensor]
@@ -244,13 +264,12 @@ class Saved:
     length: int
     last_row: int | None
     capacity: int | None = None
-    """How many rows the storage had room for; None if unknown."""
 
 
 def read_contents(folder: Path, target: TensorStorage, *, raw: bool) -> Saved | None:
-    """Map the filled part of every leaf, after checking all files; None for the checkpoint of an empty storage.
+    """Map the valid rows of every tensor, after checking all files; None for the checkpoint of an empty storage.
 
-    With `raw`, load hooks will make rows of the data, so nothing is compared with the target.
+    With `raw`, the data is not compared with the target, because load hooks will change it.
     """
     if is_segmented(folder):
         return _segments(folder, target, raw)
@@ -262,10 +281,10 @@ def read_contents(folder: Path, target: TensorStorage, *, raw: bool) -> Saved | 
                 f"{folder / METADATA} says {metadata['len']} elements, but {manifest.length} were saved",
                 hint="if TorchRL overwrote this checkpoint, remove its folder .rbtool",
             )
-        return _ours(folder, manifest, target, raw)
+        return _own_contents(folder, manifest, target, raw)
     if raw and foreign_form().form_at(folder) is not None:
-        return _laid_out(folder, metadata["len"])
-    return _theirs(folder, metadata, target)
+        return _whole_episodes(folder, metadata["len"])
+    return _torchrl_contents(folder, metadata, target)
 
 
 def _segments(folder: Path, target: TensorStorage, raw: bool) -> Saved | None:
@@ -279,8 +298,8 @@ def _segments(folder: Path, target: TensorStorage, raw: bool) -> Saved | None:
     return Saved(structure, tensors, lead, manifest.length, manifest.last_row, manifest.capacity)
 
 
-def _laid_out(folder: Path, length: int) -> Saved:
-    """Map whole episodes in TorchRL's layout, in which no dimension counts the elements of the storage."""
+def _whole_episodes(folder: Path, length: int) -> Saved:
+    """Map whole episodes in TorchRL's layout, in which no dimension counts elements of the storage."""
     structure, leaves = walk_tree(folder, 0, ragged=True)
     return Saved(structure, _map_all(folder, leaves), torch.Size([]), length, None)
 
@@ -300,7 +319,8 @@ def _metadata(folder: Path) -> dict[str, Any]:
     return document
 
 
-def _ours(folder: Path, manifest: StorageManifest, target: TensorStorage, raw: bool) -> Saved | None:
+def _own_contents(folder: Path, manifest: StorageManifest, target: TensorStorage, raw: bool) -> Saved | None:
+    """Map a checkpoint that rbtool has written, and compare it with its digests."""
     if manifest.structure is None:
         return None
     if manifest.ndim != target.ndim and not raw:
@@ -313,7 +333,7 @@ def _ours(folder: Path, manifest: StorageManifest, target: TensorStorage, raw: b
 
 
 def verify_tensors(folder: Path) -> None:
-    """Raise CorruptDataError unless the leaves hold the bytes that were saved, as far as digests were recorded."""
+    """Raise CorruptDataError unless the files hold the bytes that were saved; files without digests are not checked."""
     if is_segmented(folder):
         with SegmentFolder.opened(folder) as opened:
             opened.verify()
@@ -342,7 +362,8 @@ def _structure(manifest: StorageManifest, target: TensorStorage, raw: bool) -> T
     return spec_from_json(manifest.structure, target.structure if target.initialized and not raw else None)
 
 
-def _theirs(folder: Path, metadata: dict[str, Any], target: TensorStorage) -> Saved:
+def _torchrl_contents(folder: Path, metadata: dict[str, Any], target: TensorStorage) -> Saved:
+    """Map a checkpoint that TorchRL has written."""
     structure: TreeSpec
     if metadata.get("is_pytree"):
         leaves = listed_leaves(folder, metadata["metadata"])
@@ -365,7 +386,7 @@ def _theirs(folder: Path, metadata: dict[str, Any], target: TensorStorage) -> Sa
 
 
 def _filled(folder: Path, leaf: SavedLeaf, length: int, ndim: int) -> SavedLeaf:
-    """Return the filled rows of a leaf saved by TorchRL."""
+    """Return a leaf that TorchRL has saved with the shape of its valid rows."""
     lanes = math.prod(leaf.shape[1:ndim])
     rows = -(-length // max(lanes, 1))
     if len(leaf.shape) < ndim or rows > leaf.shape[0]:
@@ -413,11 +434,11 @@ def walk_tree(folder: Path, lead: int, *, ragged: bool = False) -> tuple[TreeSpe
     """Read the `meta.json` files of a memory-mapped tensordict, of which `lead` dimensions count elements.
 
     Returns:
-        The structure of the data, and its leaves. Leaves of differing shapes, which `ragged` allows, are in the form
-        that `with_ragged` expects.
+        The structure of the data, and its leaves. With `ragged`, leaves may be ragged tensors, in the form that
+        `with_ragged` expects.
 
     Raises:
-        FormatError: it is not such a folder, or contains values that only a pickle holds.
+        FormatError: it is not such a folder, or some values are only in a pickle.
     """
     leaves: list[SavedLeaf] = []
     return _node(folder, "", (), lead, leaves, ragged), leaves
@@ -462,7 +483,7 @@ def _text(
     document: Mapping[str, Any], prefix: tuple[str, ...], lead: int, leaves: list[SavedLeaf],
     size: tuple[int, ...],
 ) -> TreeSpec | None:  # fmt: skip
-    """Read text that TorchRL saved for each row of this size; None if there is other data."""
+    """Read text that TorchRL has saved for each element of this size; None if the document holds other data."""
     values: Any = document.get("data")
     for _ in size[1:] if isinstance(values, list) else ():
         values = [value for part in values for value in (part if isinstance(part, list) else ())]
@@ -502,7 +523,7 @@ def _leaf(root: Path, inside: str, name: tuple[str, ...], entry: Mapping[str, An
 
 
 def _ragged_leaves(root: Path, inside: str, name: tuple[str, ...], entry: Mapping[str, Any]) -> list[SavedLeaf]:
-    """Return a leaf's rows of differing shapes, and the table of these shapes."""
+    """Return the two leaves of a ragged tensor: the rows of all its parts, and the table of their shapes."""
     rows = _leaf(root, inside, name, {**entry, "is_nested": False})
     size, file = rows.shape, f"{rows.file.removesuffix(SUFFIX)}.shape{SUFFIX}"
     path, needed = root / file, torch.Size(size).numel() * 8
@@ -546,29 +567,29 @@ def listed_leaves(folder: Path, metadata: Mapping[str, Any]) -> list[SavedLeaf]:
 
 
 class TensorStorageCheckpointer(StorageCheckpointerBase):
-    """Saves any `TensorStorage` in segments, and writes only rows that changed.
+    """Saves any `TensorStorage` in segments, and writes only rows that have changed.
 
-    The first checkpoint at a place is complete. A later one, if the storage saved or loaded the previous one there,
-    adds a segment with the rows that changed and shares the others by hard links (or copies, on file systems without
-    links). It is complete on its own; the previous one is removed. Small segments are merged from time to time. Which
-    rows changed is known from the write log. Where rows may have changed without it, their digests are compared: in
-    memory that the storage was given, in files in a `scratch_dir`, and once references to rows were handed out, for
-    example by slicing.
+    The first checkpoint at a place is complete. If the storage has saved or loaded the previous checkpoint there, a
+    later one adds a segment with the rows that have changed, and shares the other segments by hard links, or copies
+    them on file systems without links. It is complete on its own; the previous one is removed. Small segments are
+    merged from time to time. The write log tells which rows have changed. Where rows may change without it, digests are
+    compared: for memory that the storage wraps, for files in a `scratch_dir`, and after references to rows were handed
+    out, for example by slicing.
 
-    Loading into a `LazyTensorStorage` maps the segments copy-on-write and reads rows when they are used. Rows are
-    copied if somebody holds references to the present ones, and for other storages, devices and network file systems.
-    The list of segments and their sizes are always verified. Mapped rows of more than 64 MiB are only compared with
-    their digests on request (`verify`), all others always.
+    Loading into a `LazyTensorStorage` maps the segments copy-on-write, and rows are read when they are used. Rows are
+    copied if there are references to the present ones, and for other storages, devices and network file systems. The
+    list of segments and their sizes are always verified. Digests are compared as well, except those of mapped rows of
+    more than 64 MiB together, for which `verify` requests it.
 
-    Segments, TorchRL's layout written by rbtool, and checkpoints of TorchRL itself can be read, for the latter with
-    checks for missing and truncated files; into a storage of any capacity that holds the rows, also an empty one.
-    Nothing is unpickled.
+    Segments, TorchRL's layout as rbtool writes it, and checkpoints of TorchRL itself can be loaded, into a storage of
+    any capacity that holds the rows. Checkpoints of TorchRL are checked for missing and truncated files. Nothing is
+    unpickled.
 
     Args:
         compatible: whether to write TorchRL's layout instead, completely each time: a memory-mapped tensordict, or one
-            file for each leaf of a nest, as large as the whole capacity, of which only the filled rows take space on
-            disk. A hidden file records structure, the row written last, and the digests of leaves. Data from save hooks
-            is written in this way, too: they get the valid rows, and their result is saved in its own shape.
+            file for each leaf of a nest. Files are as large as the whole capacity, but only valid rows take space on
+            the disk. A hidden file records the structure, the row written last, and digests. If there are save hooks,
+            they get the valid rows, and their result is written in this layout in any case.
     """
 
     verifies_on_request = True
@@ -581,7 +602,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
     def dumps(self, storage: Storage, path: PathLike, *, durable: Durable = "full") -> None:
         """Write the storage to the folder `path`, atomically replacing an older checkpoint; parent folders are created.
 
-        If the storage's own files are at `path`, they are synced and described there.
+        If the files of the storage itself are in `path`, they are synced, and documents that describe them are added.
 
         Raises:
             UsageError: something that is not a checkpoint is at `path`.
@@ -604,7 +625,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
     def capture(self, storage: Storage, path: Path) -> Captured | None:
         """Capture the rows as they are now.
 
-        None with hooks, for a class with its own `dumps`, and if rows could be replaced unnoticed
+        None with hooks, for a class with its own `dumps`, and if rows may change without being copied first
         (`TensorStorage.snapshot`).
         """
         source = _tensor_storage(storage)
@@ -645,7 +666,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
     def loads(self, storage: Storage, path: PathLike, *, verify: bool = False) -> None:
         """Load rows, length and, if it was recorded, the last cursor. If this fails, nothing is changed.
 
-        Of a checkpoint that consists of the storage's own files, only the length is read.
+        If the checkpoint consists of the files of the storage itself, only the length is loaded.
 
         Args:
             storage: the storage.
@@ -707,9 +728,15 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Contents:
-    """What is to be saved: structure (None: nothing was ever written), tensors, and the filled part of each.
+    """The contents of a checkpoint to be written in TorchRL's layout.
 
-    `ndim` dimensions count elements, of which there are `length`; `last_row` was written last.
+    Attributes:
+        structure: how the data is nested; None if nothing was ever written.
+        ndim: how many dimensions count elements.
+        whole: the tensors with all rows.
+        filled: their valid rows.
+        length: the number of elements.
+        last_row: the row written last; None if unknown.
     """
 
     structure: TreeSpec | None
@@ -720,8 +747,10 @@ class Contents:
     last_row: int | None
 
     def write(self, folder: Path) -> set[str]:
-        """Write all files to an empty folder and sync them; return the files of the leaves, whose digests are
-        recorded.
+        """Write all files to an empty folder and sync them.
+
+        Returns:
+            The files of the leaves, whose digests are in the manifest.
         """
         described = None if self.structure is None else spec_to_json(self.structure)
         documents, leaves = self._documents(), self._leaves()
@@ -751,7 +780,7 @@ class Contents:
 
 
 def metadata_bytes(structure: TreeSpec | None, whole: Sequence[torch.Tensor], length: int) -> bytes:
-    """Return `storage_metadata.json`, from which TorchRL reads the kind of data and its length."""
+    """Return the bytes of `storage_metadata.json`, from which TorchRL reads the kind of data and its length."""
     entries = {}
     nest = structure is not None and not isinstance(structure, TensorDictNode | StackNode)
     if structure is not None and nest:
@@ -763,12 +792,12 @@ def metadata_bytes(structure: TreeSpec | None, whole: Sequence[torch.Tensor], le
 
 
 def _write_leaf(folder: Path, leaf: SavedLeaf, tensor: torch.Tensor) -> SavedLeaf:
-    """Write the filled rows to a file of the full size; return the leaf with its digest."""
-    if not leaf.size:  # tensordict keeps no file of what has no elements
+    """Write the valid rows to a file that is as large as all rows; return the leaf with its digest."""
+    if not leaf.size:  # tensordict writes no file for a tensor without elements
         return replace(leaf, digest=Hasher().digest)
     file, data = LeafFile(folder / leaf.file), tensor_bytes(tensor)
     try:
-        for start in range(0, len(data), _CHUNK):  # what was just hashed is still in the processor's cache
+        for start in range(0, len(data), _CHUNK):  # so that the bytes of a digest are still cached when written
             file.write([data[start : start + _CHUNK]])
         file.skip(leaf.size - len(data))
         file.finish()
@@ -778,9 +807,9 @@ def _write_leaf(folder: Path, leaf: SavedLeaf, tensor: torch.Tensor) -> SavedLea
 
 
 def describe_in_place(storage: TensorStorage, folder: Path) -> None:
-    """Sync the files that a storage lives in, and write the documents that make them a checkpoint.
+    """Sync the files of a memory-mapped storage, and write the documents that make them a checkpoint.
 
-    No digests are recorded, as they would be wrong after the next write.
+    No digests are recorded: they would be wrong after the next write.
     """
     for file in leaf_files(storage.structure):
         path = folder / file
@@ -796,13 +825,13 @@ def describe_in_place(storage: TensorStorage, folder: Path) -> None:
 
 
 class SavedTensorRows(StorageRows):
-    """The valid rows, oldest first, of a checkpoint written by a `TensorStorageCheckpointer`, ours or TorchRL's.
+    """The valid rows, oldest first, of a checkpoint written by a `TensorStorageCheckpointer` of rbtool or TorchRL.
 
-    Files are mapped, not loaded; ours were compared with their digests.
+    Files are mapped, not loaded. Those of rbtool are compared with their digests first.
 
     Args:
         path: the folder.
-        cursor: the row that the buffer's writer would have written next, which TorchRL records elsewhere.
+        cursor: the row that the buffer's writer would have written next; TorchRL records it outside of this folder.
 
     Raises:
         FormatError: it is another checkpoint.
@@ -829,7 +858,7 @@ class SavedTensorRows(StorageRows):
 
     @property
     def has_digests(self) -> bool:
-        """Whether the files have digests, with which they were compared when opened."""
+        """Whether the files have digests, with which they were compared when they were opened."""
         return is_segmented(self.path) or (self.path / DIGESTS).is_file()
 
 

@@ -379,7 +379,7 @@ def test_hooks_see_and_change_what_is_saved(tmp_path: Path) -> None:
 def test_hooks_are_callable_and_warn_without_a_cursor(tmp_path: Path) -> None:
     storage, hook = TensorStorage(steps()), Doubling()
     storage.register_save_hook(hook)
-    with pytest.warns(UserWarning, match="does not know its last cursor"):
+    with pytest.warns(UserWarning, match="the row written last is unknown"):
         storage.dumps(tmp_path / "saved")
     assert hook.shift == 0
     with pytest.raises(UsageError, match="a hook must be callable"):
