@@ -138,7 +138,7 @@ register_checkpointer(PackedStorage, PackedStorageCheckpointer)
 
 
 class StreamStorageCheckpointer(StorageCheckpointerBase):
-    """Saves a `StreamStorage` as the identity of its data, which loading compares. Hooks raise UsageError."""
+    """Saves the identity of the data of a `StreamStorage`; loading compares it. Hooks raise UsageError."""
 
     def dumps(self, storage: Storage, path: PathLike, *, durable: Durable = "full") -> None:
         """Write the note to the folder `path`, atomically replacing an older checkpoint."""

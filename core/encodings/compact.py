@@ -1,16 +1,16 @@
-"""Checkpoints that store each state once: their leaves, writing them, and expanding them to TED rows.
+"""The compact form of steps, which stores each state once: its leaves, and conversion from and to TED rows.
 
-The layout follows from the fields alone, so no index is stored. A key that exists at the root and under `next` is one
-leaf with one row more than steps in every episode:
+The leaves follow from the fields of the steps, so that no index has to be stored. A key that exists at the root and
+under `next` is a state. It becomes one leaf, which has one row more than steps in every episode:
 
     TED, per step          root          s0 s1 s2 │ s3 s4         two episodes, of 3 and 2 steps
                            next          s1 s2 E  │ s4 F          E, F: the observations after the last steps
     stored, one leaf                  s0 s1 s2 E  │ s3 s4 F       5 + 2 rows instead of 10
 
-Rewards and done flags are at the root, as in a flat checkpoint of TorchRL; other keys that exist only under `next` stay
-there. Done flags and a reward at TED's root, which TorchRL does not keep, are under `at_root` unless they are all zero.
-Where next observations do not follow (the row after a step is not its next observation), the next rows of the whole
-episode are stored under `explicit_next`.
+Rewards and done flags are stored at the root, as in a flat checkpoint of TorchRL; other keys that exist only under
+`next` stay there. Done flags and a reward at TED's root, which TorchRL does not store, are under `at_root`, unless they
+are all zero. If in an episode the next observation of some step is not the observation of the following step, all of
+its next rows are stored under `explicit_next`.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from ..ted.schema import (
 from .output_files import Blocks
 
 CHUNK_BYTES = 4 << 20
-"""Bytes read at once over all leaves; memory that fits into the caches is several times faster than fresh pages."""
+"""Bytes read at once over all leaves: memory that fits into the caches is several times faster than fresh pages."""
 
 LEAF_BYTES = 2 << 20
-"""Bytes read at once if one leaf is processed after another."""
+"""Bytes read at once when leaves are processed one after another."""
 
 FEW_ROWS = 32
-"""If most episodes have fewer bytes than this, handling each one separately costs more than copying them."""
+"""If episodes have fewer rows than this on average, a Python call for each one takes longer than copying them."""
 
 
 def leaf_parts(steps: int, row_bytes: int) -> Iterator[tuple[int, int]]:
@@ -65,7 +65,10 @@ def leaf_parts(steps: int, row_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def flags_at(reader: StepReader, key: Key, steps: Array) -> Array:
-    """Whether any number of a flag is set at `steps`, which ascend: bool `[n]`; False if the key does not exist."""
+    """Return whether a flag is set at each of `steps`, bool `[n]`; False if the key does not exist.
+
+    `steps` must ascend. A flag with several numbers is set if one of them is.
+    """
     found = np.zeros(len(steps), bool)
     field = next((field for field in reader.fields if field.key == key), None)
     if field is None:
@@ -79,12 +82,12 @@ def flags_at(reader: StepReader, key: Key, steps: Array) -> Array:
 
 
 def table_of_ends(reader: StepReader, last: Array, flagged: Array) -> EpisodeTable:
-    """Make the episode table of rows that contain episodes one after another.
+    """Make the episode table of steps in which episodes follow one after another.
 
     Args:
-        reader: the rows.
+        reader: the steps.
         last: the last steps of the episodes, int64 `[episodes]`, ascending.
-        flagged: which episodes end with a flag, bool `[episodes]`.
+        flagged: whether each episode ends with a flag, bool `[episodes]`.
     """
     lengths = np.diff(last, prepend=-1)
     starts, count = last + 1 - lengths, len(last)
@@ -103,7 +106,13 @@ def table_of_ends(reader: StepReader, last: Array, flagged: Array) -> EpisodeTab
 
 
 class Boundaries:
-    """Where episodes end; CorruptDataError for a table in which episodes do not follow one after another."""
+    """The first and last steps of episodes; CorruptDataError if the episodes do not follow one after another.
+
+    Attributes:
+        starts: the first step of each episode.
+        stops: the step after the last step of each episode.
+        lengths: their numbers of steps.
+    """
 
     def __init__(self, table: EpisodeTable, steps: int, origin: str) -> None:
         if not table.covers(steps):
@@ -117,21 +126,21 @@ class Boundaries:
         self.lengths = table.length
 
     def episode_of(self, steps: Array) -> Array:
-        """Return the rows of the episode table to which these steps belong."""
+        """Return the episodes of these steps, as rows of the episode table."""
         return np.searchsorted(self.stops, steps, side="right")
 
     def before(self, step: int) -> int:
-        """How many episodes end before this step begins."""
+        """Return how many episodes end before this step, and thus how many more rows than steps precede its state."""
         return int(np.searchsorted(self.stops, step, side="right"))
 
     def ends(self, start: int, stop: int) -> Array:
-        """Return which of the steps `[start, stop)` are the last of their episode, counted from `start`."""
+        """Return which of the steps `[start, stop)` are the last of their episodes, as positions from `start` on."""
         low, high = np.searchsorted(self.stops, (start, stop), side="right")
         return self.stops[low:high] - 1 - start
 
 
 def with_ends(root: Array, after: Array, ends: Array) -> Array:
-    """Insert the row of `after` behind the row of `root` at each of `ends`: n rows become n + len(ends)."""
+    """Return the rows of `root`, with the row of `after` inserted behind each of `ends`: n + len(ends) rows."""
     if not len(ends):
         return root
     rows = np.empty((len(root) + len(ends), *root.shape[1:]), root.dtype)
@@ -142,7 +151,7 @@ def with_ends(root: Array, after: Array, ends: Array) -> Array:
 
 
 def without_ends(rows: Array, ends: Array) -> Array:
-    """Undo `with_ends` for the root rows, or beginning with the second row for the rows of `after`."""
+    """Return the root rows of a result of `with_ends`; of one without its first row, the rows of `after`."""
     if not len(ends):
         return rows
     kept = np.empty((len(rows) - len(ends), *rows.shape[1:]), rows.dtype)
@@ -152,12 +161,12 @@ def without_ends(rows: Array, ends: Array) -> Array:
 
 
 def differing_rows(one: Array, other: Array) -> Array:
-    """Return the numbers of the rows whose bits differ: NaN equals NaN with the same bits, 0.0 does not equal -0.0."""
+    """Return the numbers of the rows whose bits differ: a NaN equals a NaN with the same bits, and 0.0 is not -0.0."""
     return np.flatnonzero(~rows_equal(one, other))
 
 
 def _extra(rows: int, ends: Array) -> Array:
-    """Mark the rows that `with_ends` adds."""
+    """Mark the rows that `with_ends` inserts, in its result."""
     extra = np.zeros(rows, bool)
     extra[ends + np.arange(1, len(ends) + 1)] = True
     return extra
@@ -171,12 +180,14 @@ def _items(array: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference in a leaf, in a column of the episode table (`episodes.…`), or in something that concerns the whole.
+    """A difference between two datasets or checkpoints.
 
     Attributes:
-        first_step: the first row that differs.
-        episode: the source's number of its episode.
+        key: what differs: a leaf, a column of the episode table (`episodes.…`), or for example `steps`.
+        what: how it differs.
         count: how many rows, or episodes, differ.
+        first_step: the first step that differs; None if the difference is not in rows.
+        episode: the number of its episode in the first of the two; None as well.
     """
 
     key: str
@@ -262,7 +273,7 @@ CompactForm: TypeAlias = Literal["flat", "nested", "h5"]
 AT_ROOT = "at_root"
 EXPLICIT_NEXT = "explicit_next"
 EXPLICIT_EPISODES = Field(("explicit_episodes",), "int64", (), "id")
-"""The episodes, by row of the episode table, whose next rows are stored explicitly."""
+"""The leaf that lists the episodes, by row of the episode table, whose next rows are stored explicitly."""
 
 _NAMES = frozenset({AT_ROOT, EXPLICIT_NEXT, EXPLICIT_EPISODES.name, NEXT, *(key[0] for key in SINGLETONS)})
 _TAKEN: dict[str, frozenset[str]] = {
@@ -273,20 +284,21 @@ _TAKEN: dict[str, frozenset[str]] = {
 _TABLE = ".shape"
 
 BUFFER = "buffer_metadata.json"
-"""The file by which the folder of a buffer is known; its rows are in `STORAGE_FOLDER`."""
+"""The file by which the folder of a buffer is recognised; its rows are in `STORAGE_FOLDER`."""
 STORAGE_FOLDER = "storage"
 
 
 @dataclass(frozen=True, slots=True)
 class CompactLayout:
-    """The leaves of a checkpoint, by the TED key whose values they hold; the key of each field is its place in the
-    checkpoint.
+    """The leaves of a checkpoint, by the TED keys whose values they hold.
+
+    The key of each field is the place of the leaf in the checkpoint.
 
     Attributes:
-        states: by root key, with one row more than steps in every episode.
-        steps: one row for each step.
-        at_root: one row for each step, stored only if some byte is not zero.
-        explicit: by root key, the next rows of the episodes that do not follow, one episode after another.
+        states: leaves by root key, with one row more than steps in every episode.
+        steps: leaves with one row for each step.
+        at_root: rewards and done flags at TED's root, one row for each step; only stored if some byte is not zero.
+        explicit: by root key, the next rows of the episodes that store them explicitly, one episode after another.
     """
 
     states: Mapping[Key, Field]
@@ -318,12 +330,12 @@ class CompactLayout:
         )
 
     def stored(self, *, with_explicit: bool) -> list[Field]:
-        """List all leaves that can occur."""
+        """List all leaves that a checkpoint can have, in the order in which they are written."""
         leaves = [*self.states.values(), *self.steps.values(), *self.at_root.values()]
         return [*leaves, EXPLICIT_EPISODES, *self.explicit.values()] if with_explicit else leaves
 
     def bytes(self, steps: int, episodes: int) -> int:
-        """Return the bytes of all rows if every next observation follows and `at_root` is empty."""
+        """Return the bytes of all rows, without leaves of `at_root` and `explicit`."""
         per_state = sum(field.row_bytes for field in self.states.values())
         return per_state * (steps + episodes) + sum(field.row_bytes for field in self.steps.values()) * steps
 
@@ -333,14 +345,18 @@ def _moved(field: Field, place: Key) -> Field:
 
 
 def _results(fields: Iterable[Field]) -> dict[Key, None]:
-    """Return the keys of rewards and done flags, below `next` and at the root, where they mean something else."""
+    """Return the keys of rewards and done flags below `next`.
+
+    The same keys at TED's root have another meaning: they belong to the state before the step.
+    """
     named = [field.key[1:] for field in fields if field.key[0] == NEXT and field.role in {"reward", "done"}]
     return dict.fromkeys((*SINGLETONS, *(key for key in named if key)))
 
 
 def _moved_to_root(leaves: Collection[Key], results: Iterable[Key], taken: frozenset[str]) -> frozenset[Key]:
-    """Return the results that are stored at the root: all of TED's own, and others unless a name is already taken
-    there.
+    """Return the rewards and done flags that are stored at the root.
+
+    These are all of TED's own. Others stay below `next` if their name is taken at the root.
     """
     folders = {key[:depth] for key in leaves if key[0] != NEXT for depth in range(1, len(key))}
 
@@ -352,7 +368,7 @@ def _moved_to_root(leaves: Collection[Key], results: Iterable[Key], taken: froze
 
 
 def _place(key: Key, taken: frozenset[str], moved: frozenset[Key]) -> Key:
-    """Return the place of a leaf: results at the root, everything else at its own key, avoiding the names taken."""
+    """Return the place of a leaf: its key, or for `moved` keys without `next`; names that are taken get a `_`."""
     if key[0] == NEXT and len(key) > 1:
         return key[1:] if key[1:] in moved else _safe(key)
     first = key[0] + "_" if key[0].rstrip("_") in taken else key[0]
@@ -360,7 +376,7 @@ def _place(key: Key, taken: frozenset[str], moved: frozenset[Key]) -> Key:
 
 
 def _safe(key: Key) -> Key:
-    """Avoid confusion with tables of row shapes: the table of a leaf `x` is named `x.shape`."""
+    """Return a key that cannot be the name of a table of row shapes: the table of a leaf `x` is named `x.shape`."""
     *folders, name = map(safe_part, key)
     return (*folders, name + "_") if name.rstrip("_").endswith(_TABLE) else (*folders, name)
 
@@ -377,12 +393,13 @@ ENSEMBLE_FILE = "ensemble.json"
 
 @dataclass(frozen=True, slots=True)
 class FilledStorage:
-    """A storage of `shape`: its valid rows, then the other dimensions that count elements.
+    """The storage whose rows a checkpoint holds.
 
     Attributes:
-        capacity: how many elements fit.
-        cursor: the row behind the one written last; None if unknown.
-        structure: describes how the data is nested; None for plain nested dictionaries.
+        shape: the number of its valid rows, then the other dimensions that count elements.
+        capacity: its capacity in elements.
+        cursor: the row after the one written last; None if unknown.
+        structure: how its data is nested, as JSON; None for plain nested dictionaries.
     """
 
     shape: tuple[int, ...]
@@ -402,7 +419,7 @@ class FilledStorage:
 
     @property
     def rows(self) -> int:
-        """How many rows fit."""
+        """The capacity in rows."""
         return self.capacity // max(math.prod(self.shape[1:]), 1)
 
     @property
@@ -423,7 +440,7 @@ class FilledStorage:
         return (self.cursor or self.shape[0]) - 1
 
     def to_bytes(self) -> bytes:
-        """Return the document as it is written: TorchRL's entries, and our own."""
+        """Return the bytes of `storage_metadata.json`: TorchRL's entries, and those of rbtool."""
         document = {
             "metadata": {}, "is_pytree": False, "len": self.length, "cursor": self.cursor,
             "capacity": self.capacity, "shape": self.shape,
@@ -432,8 +449,9 @@ class FilledStorage:
 
     @classmethod
     def from_document(cls, document: Any, steps: int, origin: str) -> FilledStorage:
-        """Undo `to_bytes` for a checkpoint with this many steps; CorruptDataError, which mentions `origin`, if it is
-        invalid.
+        """Read the document of `to_bytes` in a checkpoint with this many steps.
+
+        CorruptDataError, which names `origin`, if it is invalid.
         """
         try:
             found = cls(
@@ -460,15 +478,15 @@ def _count(value: Any) -> int:
 
 
 class LeafSink(ABC):
-    """Takes the rows of stored leaves."""
+    """Writes the rows of leaves to a checkpoint, one leaf after another."""
 
     @abstractmethod
     def create(self, leaf: Field, rows: int) -> None:
-        """Make room for a leaf with this many rows."""
+        """Begin a leaf with this many rows."""
 
     @abstractmethod
     def append(self, leaf: Field, rows: Array) -> None:
-        """Append rows to a leaf created before."""
+        """Append rows to the leaf created last."""
 
     def append_states(self, leaf: Field, root: Array, after: Array, ends: Array) -> None:
         """Append the rows of `with_ends`."""
@@ -478,9 +496,11 @@ class LeafSink(ABC):
 def write_compact(source: StepReader, layout: CompactLayout, sink: LeafSink, progress: Progress) -> Array:
     """Write all leaves of `source`, one after another, in parts that fit into the processor's caches.
 
+    While the states are written, each next observation is compared with the observation of the following step, bit for
+    bit. The next rows of episodes in which they differ are written explicitly at the end.
+
     Returns:
-        The episodes, by row of the episode table, whose next observations do not follow bit for bit; their next rows
-        are stored explicitly.
+        These episodes, by row of the episode table.
     """
     steps = source.manifest.steps
     bounds = Boundaries(source.episodes, steps, str(source.path))
@@ -508,7 +528,7 @@ def write_compact(source: StepReader, layout: CompactLayout, sink: LeafSink, pro
 
 
 def states_in_place(blocks: Blocks, root: Array, after: Array, ends: Array) -> None:
-    """Append the rows of `with_ends` to a stream; if episodes are long, without copying them."""
+    """Append the rows of `with_ends`; if episodes are long, parts of the two arrays are written without a copy."""
     if len(ends) * FEW_ROWS >= len(root):
         blocks.append(with_ends(root, after, ends))
         return
@@ -525,7 +545,7 @@ def _pieces(ends: Sequence[int], rows: int) -> Iterator[tuple[int, int, int]]:
 
 
 class LeafProgress:
-    """Reports progress in steps while leaves are written one after another; every leaf counts equally."""
+    """Reports progress in steps while leaves are written one after another, each with the same share."""
 
     def __init__(self, progress: Progress, leaves: int) -> None:
         self._progress = progress
@@ -534,7 +554,7 @@ class LeafProgress:
         self._reported = 0
 
     def advance(self, rows: int) -> None:
-        """Count `rows` more rows of a leaf as done."""
+        """Report `rows` more rows of a leaf as done."""
         self._rows += rows
         done = self._rows // self._whole
         if done > self._reported:
@@ -542,10 +562,13 @@ class LeafProgress:
             self._reported = done
 
 
-def _mark_broken(broken: Array, bounds: Boundaries, rows: Array) -> None:
-    """Mark the episodes in which one of `rows`, step numbers, is not the last step."""
-    episodes = bounds.episode_of(rows)
-    broken[episodes[bounds.stops[episodes] - 1 != rows]] = True
+def _mark_broken(broken: Array, bounds: Boundaries, steps: Array) -> None:
+    """Mark the episodes of steps whose next observation is not the observation of the following step.
+
+    At the last step of an episode this means nothing: the following step belongs to another episode.
+    """
+    episodes = bounds.episode_of(steps)
+    broken[episodes[bounds.stops[episodes] - 1 != steps]] = True
 
 
 def _is_zero(source: StepReader, key: Key, leaf: Field) -> bool:
@@ -572,9 +595,9 @@ def _write_explicit(
 
 
 def row_counts(layout: CompactLayout, lengths: Array, explicit: Array) -> dict[Key, Array]:
-    """Return how many rows each stored leaf has of each episode, int64 `[episodes]`, by place.
+    """Return how many rows of each episode each stored leaf has, int64 `[episodes]`, by the place of the leaf.
 
-    Episodes whose next observations follow have no rows in the explicit leaves.
+    `explicit` are the episodes with rows in the explicit leaves.
     """
     chosen = np.zeros(len(lengths), np.int64)
     chosen[explicit] = 1
@@ -589,18 +612,21 @@ Fetch = Callable[[Field, int, int], Array]
 
 
 def require_ascending(explicit: Array, episodes: int, path: str | Path) -> Array:
-    """Return the numbers of explicit episodes; CorruptDataError if they are invalid."""
+    """Return `explicit`, rows of the episode table, after checking them; CorruptDataError if they are invalid."""
     if len(explicit) and (explicit[0] < 0 or explicit[-1] >= episodes or (np.diff(explicit) < 1).any()):
         raise CorruptDataError(f"{path} does not hold ascending rows of the table of {episodes:,} episodes")
     return explicit
 
 
 class Expansion:
-    """Provides the rows of any TED leaf; each request takes one or two reads.
+    """Expands stored leaves to the rows of any TED leaf, with one or two reads of a stored leaf for each call.
 
     Args:
+        layout: the stored leaves.
+        bounds: the episodes.
         explicit: the episodes, by row of the episode table, whose next rows are stored explicitly.
         trivial: the TED keys that are not stored because they are zero.
+        fetch: reads rows of a stored leaf.
     """
 
     def __init__(
@@ -633,7 +659,11 @@ class Expansion:
         return self._after(key[1:], start, stop)
 
     def pieces(self, leaf: Field, start: int, stop: int, view: Fetch) -> Iterator[Array]:
-        """Yield TED rows `[start, stop)` of one leaf piece by piece; as views from `view` where they are adjacent."""
+        """Yield TED rows `[start, stop)` of one leaf in pieces; rows that are adjacent in a stored leaf as views.
+
+        `view` returns rows of a stored leaf as a view, if it can. If episodes are short, or next rows are stored
+        explicitly, all rows are one fresh array.
+        """
         layout, key = self._layout, leaf.key
         stored = layout.steps.get(key) or layout.at_root.get(key)
         if stored is not None and key not in self._trivial:
@@ -654,7 +684,10 @@ class Expansion:
             begin = end + 1
 
     def _states(self, leaf: Field, start: int, stop: int, ahead: int) -> Array:
-        """Read the states before the steps (`ahead` 0) or after them (1)."""
+        """Read the states before the steps (`ahead` is 0) or after them (1).
+
+        The state before step s is in row s + (episodes that end before s); the state after it is in the next row.
+        """
         first = start + self._bounds.before(start) + ahead
         last = stop - 1 + self._bounds.before(stop - 1) + ahead
         ends = self._bounds.ends(start, stop - 1)
@@ -671,24 +704,24 @@ class Expansion:
         return rows
 
     def _is_explicit(self, start: int, stop: int) -> bool:
-        """Whether next rows of an episode that overlaps these steps are stored explicitly."""
+        """Whether next rows of an episode with one of these steps are stored explicitly."""
         low, high = self._bounds.before(start), self._bounds.before(stop - 1)
         return bool(self._explicit[low : high + 1].any())
 
 
 class CompactReader(StepReader):
-    """TED rows of compact leaves; a subclass reads the rows of leaves, and the `_explicit` episodes."""
+    """Reads the TED rows of a checkpoint in compact form; a subclass reads the rows of stored leaves."""
 
     _layout: CompactLayout
 
     @property
     @abstractmethod
     def _explicit(self) -> Array:
-        """Return the episodes, by row of the episode table, whose next rows are stored explicitly."""
+        """The episodes, by row of the episode table, whose next rows are stored explicitly."""
 
     @abstractmethod
     def _is_stored(self, leaf: Field) -> bool:
-        """Whether a leaf that is only stored if it is not zero exists."""
+        """Whether the checkpoint has a leaf; those of `at_root` are only stored if they are not zero."""
 
     @abstractmethod
     def _fetch(self, leaf: Field, start: int, stop: int) -> Array:
@@ -696,13 +729,13 @@ class CompactReader(StepReader):
 
     @abstractmethod
     def _view(self, leaf: Field, start: int, stop: int) -> Array:
-        """View the rows that `_fetch` reads in the file, if they are adjacent there."""
+        """Return the rows of `_fetch` as a view of the file, if they are adjacent there."""
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         return self._expansion.read(self._leaf(key, start, stop), start, stop)
 
     def pieces(self, key: Key, start: int, stop: int) -> Iterator[Array]:
-        """Yield rows of one TED leaf piece by piece; read-only arrays are views of the file where possible."""
+        """Yield rows of one TED leaf in pieces, which are read-only views of the file where possible."""
         return self._expansion.pieces(self._leaf(key, start, stop), start, stop, self._view)
 
     @cached_property
@@ -711,7 +744,7 @@ class CompactReader(StepReader):
 
     @cached_property
     def _rows(self) -> dict[Key, int]:
-        """Return how many rows each stored leaf has, by place."""
+        """The number of rows of each stored leaf, by its place."""
         counts = row_counts(self._layout, self._bounds.lengths, self._explicit)
         return {place: int(count.sum()) for place, count in counts.items()}
 

@@ -1,7 +1,7 @@
 """Layouts `flat` and `nested`: compact leaves in the files of a memory-mapped tensordict.
 
-The leaves have the same bytes as in TorchRL's flat checkpoint of whole episodes. `nested` adds to each leaf a table of
-its episodes' shapes, so that tensordict opens it as ragged tensors `[episodes, rows, …]`.
+The leaves have the same bytes as in TorchRL's flat checkpoint of whole episodes. In layout `nested`, each leaf also has
+a table with the shapes of its episodes, so that tensordict opens it as a ragged tensor `[episodes, rows, …]`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,14 @@ STORAGE_METADATA = "storage_metadata.json"
 def write_flat(
     source: StepReader, folder: Path, form: Literal["flat", "nested"], filled: FilledStorage, progress: Progress
 ) -> tuple[list[FileRecord], int]:
-    """Write the rows of a dataset, a checkpoint or a storage compactly to a folder; `filled` is the storage they fill.
+    """Write the rows of a dataset, a checkpoint or a storage to a folder, in compact form.
+
+    Args:
+        source: the rows.
+        folder: the folder.
+        form: the layout.
+        filled: the storage that the rows fill.
+        progress: reports progress.
 
     Returns:
         The data files, and the number of episodes whose next rows are stored explicitly.
@@ -126,7 +133,7 @@ def write_flat(
 
 
 class FlatReader(CompactReader, FolderReader):
-    """TED rows of a checkpoint in layout `flat` or `nested`."""
+    """Reads the TED rows of a checkpoint in layout `flat` or `nested`."""
 
     serves_threads = True
 
@@ -196,8 +203,9 @@ class FlatReader(CompactReader, FolderReader):
 
 
 class CutFlatReader(FlatReader):
-    """A `FlatReader` for checkpoints whose files may be truncated or missing; reading lost rows raises
-    CorruptDataError.
+    """A `FlatReader` for a damaged checkpoint: files may be truncated or missing.
+
+    CorruptDataError is only raised for rows that are lost, when they are read.
     """
 
     _whole = False

@@ -1,4 +1,7 @@
-"""Whole episodes in the layouts of another library: what the leaf that reads and writes them offers to the rest."""
+"""The contract for layouts of whole episodes of another library, which a leaf implements: TorchRL's.
+
+Without this leaf, `ForeignForm` itself is used, which recognises no file and writes none.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from .compact import CompactForm, FilledStorage
 from .h5 import Compression
 
 OWN_FORM = "rbtool's own form, without compatible=True and --for torchrl, keeps everything"
-"""The hint where a foreign layout cannot hold the rows."""
+"""The hint for rows that a layout of another library cannot hold."""
 
 
 class ForeignReader(OpenedReader):
@@ -32,14 +35,14 @@ class ForeignReader(OpenedReader):
     @property
     @abstractmethod
     def flagged(self) -> Array:
-        """Of each episode, whether a flag ends it, and not the end of its lane alone."""
+        """Whether each episode ends with a flag, bool `[episodes]`; others end because their lane ends."""
 
 
 class ForeignForm:
-    """The layouts of whole episodes of another library, flat, nested and H5.
+    """The layouts of whole episodes of another library: flat, nested and H5.
 
-    As it stands, this class is what holds without that leaf: no file is recognised, and none can be written.
-    `options` are the arguments of the checkpointers: done_key, done_keys, reward_keys, shift_key, is_full_key.
+    The methods of this class apply if the leaf is not installed: no file is recognised, and writing raises UsageError.
+    `options` are arguments of the checkpointers: done_key, done_keys, reward_keys, shift_key, is_full_key.
     """
 
     def form_at(self, path: Path) -> CompactForm | None:
@@ -47,13 +50,16 @@ class ForeignForm:
         return None
 
     def find(self, path: Path) -> Path | None:
-        """Where in the folder of a buffer or a storage, or at `path` itself, one of the layouts is; None if nowhere."""
+        """Return the path of one of the layouts: `path`, or a place in the folder of a buffer or storage; else None."""
         return None
 
     def open(
         self, path: Path, options: Mapping[str, Any] | None = None, held: Collection[Key] | None = None
     ) -> ForeignReader:
-        """Open what `find` returned; of the done flags at the root, only those in `held` are given, None for all."""
+        """Open a path that `find` has returned. Of the done flags at the root, only keys in `held` are returned.
+
+        If `held` is None, all of them are.
+        """
         raise _absent()
 
     def done_key(self, options: Mapping[str, Any]) -> Key:
@@ -61,7 +67,7 @@ class ForeignForm:
         raise _absent()
 
     def bytes(self, fields: Sequence[Field], filled: FilledStorage, form: CompactForm, episodes: int) -> int:
-        """Return the bytes of all rows; SchemaError for a leaf for which the layout has no place."""
+        """Return the bytes of all rows; SchemaError for a leaf that the layout cannot hold."""
         raise _absent()
 
     def write(
@@ -70,7 +76,7 @@ class ForeignForm:
     ) -> None:  # fmt: skip
         """Write rows that fill a storage to `target`, a folder in a staging area or, for `h5`, a file in one.
 
-        SchemaError for what the layout cannot hold; what was written until then is not a checkpoint.
+        SchemaError for rows that the layout cannot hold; files that were written before are incomplete.
         """
         raise _absent()
 
@@ -84,6 +90,6 @@ def _absent() -> UsageError:
 
 @functools.cache
 def foreign_form() -> ForeignForm:
-    """Return the layouts that this installation reads and writes; their module is imported with the first call."""
+    """Return the layouts that this installation supports; the first call imports their module."""
     form: ForeignForm = from_leaf("foreign_form")() if "foreign_form" in LEAVES else ForeignForm()
     return form

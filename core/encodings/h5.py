@@ -1,7 +1,7 @@
-"""Layout `h5`: everything in one HDF5 file, one dataset for each leaf, the manifest in front.
+"""Layout `h5`: a checkpoint in one HDF5 file, with one dataset for each leaf, and the manifest in front.
 
-The manifest is text in the user block: HDF5 looks for its signature at byte 0, 512, 1024, 2048, … and never touches
-what comes before it. So the manifest can be read without h5py, whose import takes 100 ms; rows import it when needed.
+The manifest is text in the user block of the file. HDF5 looks for its signature at byte 0, 512, 1024, 2048, … and
+ignores all bytes before it, so that the manifest can be read without h5py, whose import takes 100 ms.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def h5_path(place: Key) -> str:
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _END_OF_FILE = {0: 40, 1: 44, 2: 28, 3: 28}
-"""Where a header holds the end of the file, by version; in files written by h5py addresses have 8 bytes."""
+"""The offset in a header at which the size of the file is stored, by version. h5py writes addresses of 8 bytes."""
 _HEADER = 52
 _SMALLEST = 512
 _ROOM = 1024
@@ -69,10 +69,11 @@ _FOR_PROVENANCE = 8192
 
 
 def block_size(manifest: Manifest) -> int:
-    """Return the size of a user block for this manifest, and for the same one with other digests and counts.
+    """Return the size of a user block for this manifest, and for the same manifest with other digests and counts.
 
-    HDF5 writes this size into its own data. For equal data to have equal digests, it may only depend on what the
-    manifest records about the data; ample room is added for the provenance, as long as that suffices.
+    HDF5 writes this size into its data. For equal data to have equal digests, the size therefore depends only on
+    entries of the manifest that describe the data. Room of a fixed size is added for the provenance, unless that is
+    longer.
     """
     needed = max(
         2 * len(replace(manifest, provenance=()).to_bytes()) + _FOR_PROVENANCE, len(manifest.to_bytes()) + _ROOM
@@ -125,8 +126,8 @@ def _read(path: Path, place: Path) -> bytes:
 
 
 def _require_readable(path: Path) -> None:
-    """Raise CorruptDataError for an HDF5 file that was truncated, as it may then look like somebody else's file."""
-    from .hdf5_files import root_members  # imports h5py, which our own files do not need here
+    """Raise CorruptDataError for a truncated HDF5 file, whose manifest may be missing for this reason."""
+    from .hdf5_files import root_members  # imports h5py, which is not needed for files with a manifest
 
     try:
         root_members(path)
@@ -178,9 +179,12 @@ _KNOWN = "known: compression='gzip' or 'lzf', compression_opts=0 to 9, shuffle, 
 class Compression:
     """How leaves are compressed in the file.
 
-    `gzip` with a level and `lzf` are available in every HDF5; before either, bytes of equal significance are grouped
-    (`shuffle`). Without a method, data are not compressed. `fletcher32` adds HDF5's own checksum to every chunk;
-    `chunked` divides data into chunks that are not compressed.
+    Attributes:
+        method: `gzip`, `lzf`, or None for no compression; h5py always includes both.
+        level: the level of `gzip`.
+        shuffle: whether bytes of equal significance are grouped before compression.
+        fletcher32: whether every chunk has a checksum of HDF5.
+        chunked: whether data are divided into chunks even if they are not compressed.
     """
 
     method: str | None = None
@@ -202,10 +206,10 @@ class Compression:
 
     @classmethod
     def from_h5_kwargs(cls, given: Mapping[str, Any] | None) -> Compression:
-        """Convert arguments of h5py's `create_dataset`: compression, compression_opts, shuffle, fletcher32,
-        chunks=True.
+        """Convert arguments of h5py's `create_dataset`.
 
-        UsageError for other arguments, and for methods that need a plug-in of HDF5.
+        These are compression, compression_opts, shuffle, fletcher32 and chunks=True. UsageError for other arguments,
+        and for methods that need a plug-in of HDF5.
         """
         left = dict(given or {})
         method, level = left.pop("compression", None), left.pop("compression_opts", None)
@@ -251,10 +255,14 @@ _CHUNK_CACHE = 1 << 20
 
 
 class H5Source:
-    """An HDF5 file that is opened at first use, separately in every process.
+    """An HDF5 file that is opened at its first use, separately in every process.
 
-    CorruptDataError for anything that `open_h5` refuses, for references and unknown filters, and for whatever HDF5
-    cannot read. `place` is the file to open, by default `path`.
+    Methods raise CorruptDataError for files that `open_h5` refuses, for unknown filters, and for anything that HDF5
+    cannot read.
+
+    Args:
+        path: the file's name in messages.
+        place: the file to open; default `path`.
     """
 
     def __init__(self, path: Path, place: Path | None = None) -> None:
@@ -317,16 +325,16 @@ class H5Source:
 
     @property
     def _file(self) -> h5py.File:
-        # One handle for each process: a forked process would have libhdf5's caches as of the fork.
+        # One handle for each process: after a fork, the child's copy of libhdf5's caches would be out of date.
         if os.getpid() not in self._files:
-            import h5py  # imported late: reading just the manifest should not pay for it
+            import h5py  # imported late, because reading the manifest does not need it
 
             from .hdf5_files import open_h5
 
             access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
             access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
             access.set_file_locking(False, False)
-            # Sequential readers need, for every leaf, only the chunk at which they stopped.
+            # For each leaf, a sequential reader needs only the chunk that it has read last.
             elements, slots, _, preemption = access.get_cache()
             access.set_cache(elements, slots, _CHUNK_CACHE, preemption)
             self._files[os.getpid()] = h5py.File(open_h5(self.path, access, self._place))
@@ -379,9 +387,9 @@ class H5Source:
 
 
 class H5Reader(CompactReader, OpenedReader):
-    """TED rows of a checkpoint in layout `h5`."""
+    """Reads the TED rows of a checkpoint in layout `h5`."""
 
-    serves_threads = True  # libhdf5 handles one thread at a time; contiguous rows are read without it
+    serves_threads = True  # libhdf5 serves one thread at a time, but contiguous rows are read without it
 
     def __init__(self, path: Path, files: OpenFiles | None = None) -> None:
         mend(path)
@@ -466,7 +474,7 @@ class H5Reader(CompactReader, OpenedReader):
         return {part.path: part for part in self.manifest.parts}
 
     def _names(self, group: str) -> list[str]:
-        """List the small parts in a group: from the manifest, or for older files from HDF5."""
+        """List the small parts in a group: from the manifest, or from HDF5 for older files, which do not list them."""
         if not self._parts:
             return self._source.names(group)
         prefix = f"{group}/" if group else ""
@@ -493,10 +501,11 @@ class H5Reader(CompactReader, OpenedReader):
 
 
 class H5Sink(LeafSink):
-    """Writes one leaf after another: through libhdf5, using a file that never reports failure to it, or directly into
-    place.
+    """Writes one leaf after another to an HDF5 file.
 
-    Each method raises failures that happened meanwhile. Leaving the context waits for background writes.
+    Rows of contiguous datasets are written directly to their place in the file, by background threads. Chunks are
+    written by libhdf5 through a `LatchedFile`. Methods raise the failures of earlier writes. Leaving the context waits
+    for background writes.
     """
 
     def __init__(self, h5: h5py.File, file: LatchedFile, compression: Compression) -> None:
@@ -536,7 +545,7 @@ class H5Sink(LeafSink):
         self._create(name, data=array)
 
     def put_bytes(self, name: str, data: bytes) -> None:
-        """Write bytes, as a UTF-8 string if they are one."""
+        """Write bytes: as a UTF-8 string if possible, otherwise as numbers."""
         try:
             text = bool(data.decode()) and b"\0" not in data
         except UnicodeDecodeError:
@@ -549,7 +558,7 @@ class H5Sink(LeafSink):
             self._create(name, data=np.frombuffer(data, np.uint8))
 
     def finish(self) -> None:
-        """Write what is still buffered."""
+        """Write the rows that are still in buffers."""
         self._flush()
         self._blocks.finish()
 
@@ -572,7 +581,7 @@ class H5Sink(LeafSink):
 
 
 def allocated_at_once() -> h5py.h5p.PropDCID:
-    """Let HDF5 allocate a dataset before anything is written to it; chunks are allocated one by one."""
+    """Return the properties of a dataset whose bytes HDF5 allocates at once, so that its place in the file is known."""
     import h5py
 
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -582,7 +591,7 @@ def allocated_at_once() -> h5py.h5p.PropDCID:
 
 
 class _FilePlace(Stream):
-    """The place in the file where the rows of a dataset are, one after another."""
+    """The part of the file that holds the rows of a contiguous dataset."""
 
     def __init__(self, file: LatchedFile, offset: int) -> None:
         self._file = file
@@ -593,12 +602,12 @@ class _FilePlace(Stream):
         self._offset += sum(map(len, parts))
 
     def finish(self) -> None:
-        """Start syncing the rows while the rows of the next dataset are read; at the end everything is synced."""
+        """Sync the rows, while the rows of the next dataset are being read."""
         sync_file(self._file.descriptor, self._file.path)
 
 
 class _Chunks:
-    """Collects rows, so that only whole chunks are written, each once."""
+    """Collects rows until a chunk is complete, so that each chunk is compressed and written once."""
 
     def __init__(self, dataset: h5py.Dataset, batch: int, leaf: Field) -> None:
         self._dataset = dataset
@@ -631,7 +640,7 @@ class _Chunks:
 
 
 Seal = Callable[[FileRecord, int, tuple[FileRecord, ...]], Manifest]
-"""Makes the manifest from the record of the data, the number of explicit episodes, and records of small parts."""
+"""Makes the manifest, given the record of the data, the number of explicit episodes, and the records of small parts."""
 
 
 def write_h5(
@@ -642,8 +651,15 @@ def write_h5(
     seal: Seal,
     progress: Progress,
 ) -> Manifest:
-    """Write the rows of a dataset, a checkpoint or a storage (`filled`), with episodes, text and documents, into a new
-    file.
+    """Write the rows of a dataset, a checkpoint or a storage to a new file, with episode table, texts and documents.
+
+    Args:
+        source: the rows.
+        path: the file.
+        compression: how leaves are compressed.
+        filled: the storage that the rows fill.
+        seal: makes the manifest.
+        progress: reports progress.
     """
     import h5py
 
@@ -651,7 +667,7 @@ def write_h5(
     parts = tuple(FileRecord(name, len(data), digest_bytes(data)) for name, data in rest.items())
     block = block_size(seal(FileRecord(DATA, 1 << 62, "xxh3-128:" + "0" * 32), source.manifest.episodes, parts))
     with LatchedFile(path) as file:
-        # Each chunk is written once as a whole, so a chunk cache would only cost memory, for every leaf.
+        # Each chunk is written once as a whole, so a chunk cache would only take memory.
         with h5py.File(file, "w", userblock_size=block, rdcc_nbytes=0) as h5:
             with H5Sink(h5, file, compression) as sink:
                 explicit = write_compact(source, CompactLayout.of(source.fields, "h5"), sink, progress)
@@ -671,7 +687,7 @@ def write_h5(
 
 
 def _rest(source: StepReader, filled: FilledStorage) -> dict[str, bytes]:
-    """Return the bytes of everything except rows, by name."""
+    """Return the bytes of all small parts, which are everything except the rows, by name."""
     columns, types = source.episodes.columns(), column_types(source.episodes)
     rest = {
         f"{EPISODES}/{name}": np.asarray(column, types.get(name, "float64")).tobytes()

@@ -1,19 +1,26 @@
-"""Opens untrusted HDF5 files and reads rows and values from them; nothing else in rbtool opens such a file for reading.
+"""Opens untrusted HDF5 files safely, and reads rows and values from them.
 
-An HDF5 file can refer to any file of the machine: by external links, external storage of a dataset, virtual datasets.
-An untrusted file must not read other files, so its whole structure is checked before anything is read. So are
-compressed chunks, because libhdf5 unpacks a chunk completely, however large, and compares sizes only afterwards.
+All of rbtool opens HDF5 files for reading with this module.
+
+An HDF5 file can refer to any file of the machine: by external links, by external storage of a dataset, and by virtual
+datasets. An untrusted file must not make us read other files, so its whole structure is checked before anything is
+read. Compressed chunks are checked as well, because libhdf5 unpacks a chunk completely, however large it is, and
+compares its size only afterwards.
 
 libhdf5 keeps one state for each file of a process, and refuses to open a file again with other settings for locking or
-closing. A file that is read through a Python object counts as a different file; the structure is checked through one,
-because virtual datasets and fill values of text are in heaps.
+closing. A file that is read through a Python object counts as a different file, so it can be opened in addition. The
+structure is checked in such a file, because virtual datasets and fill values of text are in heaps.
 
 Text and arrays of variable length are stored in heaps. A value is a reference: its length, the address of the heap, and
-the number of the object in it. libhdf5 has two weaknesses here: it clears as much memory as the length says, up to 4
-GiB, before it compares that with the object; and it walks the objects of a heap by the sizes they state, endlessly if
-one states zero. So a heap is checked when libhdf5 asks for its bytes, which works the same for attributes and datasets
-of every layout. That needs a file whose bytes Python reads; rows of numbers do not need it, and are read faster
-without. References in attributes and compact data are read from object headers without libhdf5.
+the number of the object in it.
+
+    reference   length 5 | heap at 4096 | object 2             heap    GCOL | size | object 1 … | object 2: "hello" | …
+
+libhdf5 has two weaknesses here. It clears as much memory as the length states, up to 4 GiB, before it compares the
+length with the object. And it walks through the objects of a heap by the sizes that they state, endlessly if one states
+zero. A heap is therefore checked at the moment when libhdf5 reads its bytes, which works for attributes and for
+datasets of every layout. For this, Python has to read the bytes of the file; rows of numbers are read without it, which
+is faster. References in attributes and in compact data are read from object headers without libhdf5.
 """
 
 from __future__ import annotations
@@ -45,21 +52,20 @@ Read: TypeAlias = Callable[[int, int], bytes]
 _OLD_FILL, _FILL, _LAYOUT, _ATTRIBUTE, _CONTINUATION = 0x04, 0x05, 0x08, 0x0C, 0x10
 _SHARED = 0x02
 _LARGEST = 64 << 20
-"""The most bytes of a header that are read."""
+"""The largest header that is read, in bytes."""
 
 
 class Widths(NamedTuple):
-    """How many bytes of a file an address and a size take."""
+    """How many bytes an address and a size take in a file."""
 
     address: int = 8
     size: int = 8
 
 
 def attribute_data(read: Read, at: int, widths: Widths, name: bytes) -> Iterator[bytes]:
-    """Yield the stored data of an attribute, including padding of its message; nothing if the header does not contain
-    it.
+    """Yield the stored data of an attribute, with the padding of its message.
 
-    Attributes stored elsewhere have checksums.
+    Nothing is yielded if the header does not contain the attribute. It is then stored in a place with checksums.
     """
     for kind, data in _messages(read, at, widths):
         if kind != _ATTRIBUTE or len(data) < 9:
@@ -81,14 +87,17 @@ def fill_values(read: Read, at: int, widths: Widths) -> Iterator[bytes]:
 
 
 def compact_data(read: Read, at: int, widths: Widths) -> Iterator[bytes]:
-    """Yield the data of a dataset that is stored in its header."""
+    """Yield the data of a dataset with a compact layout, which is stored in its header."""
     for kind, data in _messages(read, at, widths):
         if kind == _LAYOUT and data[1:2] == b"\0":
             yield data[4 : 4 + int.from_bytes(data[2:4], "little")]
 
 
 def _messages(read: Read, at: int, widths: Widths) -> Iterator[tuple[int, bytes]]:
-    """Yield type and data of each message in a header itself, until damage is found."""
+    """Yield type and data of each message in an object header, until damage is found.
+
+    Messages that are shared with other headers are left out.
+    """
     head = read(at, 32)
     if head[:4] == b"OHDR":
         form = _MessageForm.of(head[5])
@@ -113,8 +122,13 @@ def _messages(read: Read, at: int, widths: Widths) -> Iterator[tuple[int, bytes]
 
 
 class _MessageForm(NamedTuple):
-    """The layout of messages: the bytes of their type and in total, and what precedes and follows them in
-    later blocks.
+    """The layout of the messages in an object header, in bytes.
+
+    Attributes:
+        type_bytes: the size of a message's type.
+        head: the size of everything before a message's data.
+        start: what precedes the messages in blocks after the first one.
+        end: what follows them there.
     """
 
     type_bytes: int
@@ -124,7 +138,7 @@ class _MessageForm(NamedTuple):
 
     @classmethod
     def of(cls, flags: int) -> _MessageForm:
-        """Return the form in a header of version 2 with these flags; messages may contain their order of creation."""
+        """Return the layout in a header of version 2 with these flags, which say whether messages are numbered."""
         return cls(1, 6 if flags & 4 else 4, 4, 4)
 
     def messages(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -160,7 +174,7 @@ def is_in_heap(kind: h5t.TypeID) -> bool:
     """Return whether values of this type, or parts of them, are in a heap.
 
     Raises:
-        OSError: it is of an unknown kind of such types; reading its values would crash libhdf5.
+        OSError: the type is damaged: reading its values would crash libhdf5.
     """
     name = kind.get_class()
     if name in _WITHOUT_HEAP:
@@ -188,9 +202,9 @@ def unit_in_heap(kind: h5t.TypeID) -> int:
 
 
 class CheckedFile(io.RawIOBase):
-    """A file with the methods that h5py's `fileobj` driver calls; it is open at `descriptor`, and closes that.
+    """A file with the methods that h5py's `fileobj` driver calls; it owns `descriptor`, and closes it.
 
-    A heap is checked before libhdf5 gets it: OSError if it is damaged; `damage` describes the first damaged one.
+    Each heap is checked before libhdf5 gets its bytes: OSError if it is damaged. `damage` describes the first one.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -200,7 +214,7 @@ class CheckedFile(io.RawIOBase):
         self._heaps: dict[int, dict[int, int]] = {}
         self.widths = Widths()
         self.base = 0
-        """The offset from which addresses count: the first byte of the superblock, which also holds the widths."""
+        """The offset from which addresses count: the first byte of the superblock, which also states the widths."""
         self.damage = ""
 
     def readable(self) -> bool:
@@ -214,9 +228,7 @@ class CheckedFile(io.RawIOBase):
             found = os.preadv(self._descriptor, [buffer], self._at)
         except OverflowError as error:
             raise OSError(f"byte {self._at} is beyond any file: an address in it is damaged") from error
-        if (
-            bytes(buffer[:4]) == _SIGNATURE
-        ):  # h5py's buffer has a format of its own, so it never compares equal to bytes
+        if bytes(buffer[:4]) == _SIGNATURE:  # without bytes(), h5py's buffer never equals bytes: its format differs
             try:
                 for _ in self._objects(self._at, bytes(buffer[:found])):
                     pass
@@ -227,7 +239,7 @@ class CheckedFile(io.RawIOBase):
         return found
 
     def read_at(self, at: int, size: int) -> bytes:
-        """Read bytes at an address: fewer at the end of the file, none at an impossible offset."""
+        """Read bytes at an address: fewer at the end of the file, and none at an address that is no offset at all."""
         try:
             return os.pread(self._descriptor, min(size, self._size), self.base + at)
         except OverflowError:
@@ -239,7 +251,10 @@ class CheckedFile(io.RawIOBase):
         return 8 + self.widths.address
 
     def require_references(self, data: bytes, unit: int, count: int) -> None:
-        """Raise OSError unless this many references lead to objects of their length, in elements of `unit` bytes."""
+        """Raise OSError unless the first `count` references in `data` refer to objects of the length that they state.
+
+        `unit` is the number of bytes of an element: lengths count elements.
+        """
         address = _ADDRESSES.get(self.widths.address)
         if address is None:
             raise OSError(f"its addresses have {self.widths.address} bytes")
@@ -251,7 +266,7 @@ class CheckedFile(io.RawIOBase):
                 raise OSError(f"a text of {length * unit:,} bytes is not in the heap at byte {at:,}")
 
     def _heap(self, at: int) -> dict[int, int]:
-        """Return the bytes of each object in the heap at an address, by number; empty if it is not a sound heap."""
+        """Return the size of each object in the heap at an address, by number; empty if it is no heap, or damaged."""
         known = self._heaps.get(at)
         if known is None:
             start = self.read_at(at, 4096)
@@ -265,7 +280,10 @@ class CheckedFile(io.RawIOBase):
         return known
 
     def _objects(self, at: int, start: bytes) -> Iterator[tuple[int, int]]:
-        """Yield number and size of the objects in the heap that begins with `start`; ValueError if it is damaged."""
+        """Yield number and size of the objects in a heap at the offset `at`; ValueError if it is damaged.
+
+        `start` are its first bytes.
+        """
         wide, what = self.widths.size, f"the heap of text at byte {at:,}"
         head = -(-(_SIZE_AT + wide) // 8) * 8
         size = int.from_bytes(start[_SIZE_AT : _SIZE_AT + wide], "little")
@@ -274,7 +292,7 @@ class CheckedFile(io.RawIOBase):
         data = start if size <= len(start) else self.read_at(at - self.base, size)
         place = head
         for _ in range(_MOST_OBJECTS + 1):
-            if place + head > size:  # too little is left for an object
+            if place + head > size:  # no room for another object
                 return
             number = int.from_bytes(data[place : place + 2], "little")
             length = int.from_bytes(data[place + _SIZE_AT : place + _SIZE_AT + wide], "little")
@@ -300,11 +318,11 @@ class CheckedFile(io.RawIOBase):
 
 
 LARGEST = 512 << 20
-"""The most bytes that a chunk may take in memory, and that any dataset may state."""
+"""The largest size of a chunk in memory, and the size up to which a dataset may state more than is stored."""
 _HARMLESS = 1100 << 20
-"""h5py makes chunks of up to 1 MiB; chunks whose stored bytes cannot unpack to more than this are not tested."""
+"""Chunks whose stored bytes cannot unpack to more than this are not tested; h5py makes chunks of up to 1 MiB."""
 _INFLATES = 1032
-"""The most bytes that one byte of zlib can stand for."""
+"""One byte of zlib unpacks to at most this many bytes."""
 _PIECE = 1 << 20
 _SLACK = 4096
 """Overhead of incompressible data, in addition to one percent of its size."""
@@ -312,9 +330,9 @@ _NOT_PACKING = {h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}
 
 
 def unbounded_chunks(dataset: h5d.DatasetID, made: h5p.PropDCID) -> str:
-    """Return what is wrong with the compressed chunks of a dataset with the properties `made`; empty if nothing is.
+    """Return what is wrong with the compressed chunks of a dataset; an empty text if nothing is.
 
-    Raises libhdf5's error if the chunks cannot all be listed.
+    `made` are the dataset's creation properties. Raises libhdf5's error if not all chunks can be listed.
     """
     filters = [made.get_filter(number)[0] for number in range(made.get_nfilters())]
     packing = [kind for kind in filters if kind not in _NOT_PACKING]
@@ -331,7 +349,7 @@ def unbounded_chunks(dataset: h5d.DatasetID, made: h5p.PropDCID) -> str:
         if chunk.size * _INFLATES > _HARMLESS:
             large.append((chunk.chunk_offset, chunk.size))
 
-    # An index that is damaged in one place may have no size at all, and still lead to the chunks before that place.
+    # A damaged index of chunks may have a size of 0, and still lead to the chunks before the damage.
     if not 0 < dataset.get_storage_size() * _INFLATES <= _HARMLESS:
         dataset.chunk_iter(look)
     for place, stored in large:
@@ -343,7 +361,7 @@ def unbounded_chunks(dataset: h5d.DatasetID, made: h5p.PropDCID) -> str:
 
 
 def absurd_size(dataset: h5d.DatasetID) -> str:
-    """Return a message if a dataset states more data than its stored bytes can hold; empty if not."""
+    """Return a message if a dataset states more data than its stored bytes can unpack to; otherwise an empty text."""
     size = math.prod(dataset.shape) * dataset.get_type().get_size()
     if size <= LARGEST or size <= (stored := dataset.get_storage_size()) * _INFLATES:
         return ""
@@ -351,7 +369,7 @@ def absurd_size(dataset: h5d.DatasetID) -> str:
 
 
 def _inflates_beyond(dataset: h5d.DatasetID, place: tuple[int, ...], filters: list[int], size: int) -> bool:
-    """Unpack a chunk piece by piece, discarding the data, to see whether it exceeds `size`."""
+    """Return whether a chunk unpacks to more than `size` bytes. It is unpacked in pieces, which are discarded."""
     skipped, left = dataset.read_direct_chunk(place)
     if skipped >> filters.index(h5z.FILTER_DEFLATE) & 1:
         return False
@@ -371,11 +389,11 @@ _UNREADABLE = (OSError, RuntimeError, LookupError, TypeError, ValueError)
 
 
 def open_h5(path: Path, access: h5p.PropFAID | None = None, place: Path | None = None) -> h5f.FileID:
-    """Open a file for reading that holds all of its data itself.
+    """Open a file for reading, after checking that all of its data is in the file itself.
 
     Every link must be a hard link, no group may be linked twice, no dataset may be virtual or stored outside of the
-    file, and no chunk may unpack to more than its size. What cannot be opened is skipped, as reading it fails as well.
-    Values in heaps must only be read with `HeapValues`.
+    file, and no chunk may unpack to more than its size. Objects that cannot be opened are skipped: reading them fails
+    as well. Values in heaps must only be read with `HeapValues`.
 
     Args:
         path: the file's name in messages.
@@ -399,10 +417,10 @@ def open_h5(path: Path, access: h5p.PropFAID | None = None, place: Path | None =
 
 
 def small_cache() -> h5p.PropFAID:
-    """Return access properties for a file that is read once.
+    """Return access properties for a file whose parts are read once.
 
-    By default HDF5 caches up to 32 MB of metadata, which takes 400 MB of memory. Each episode is only read once, for
-    which a cache of 1 MB is even faster.
+    By default HDF5 caches up to 32 MB of metadata, which takes 400 MB of memory. For parts that are read once, a cache
+    of 1 MB is even faster.
     """
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_fclose_degree(h5f.CLOSE_STRONG)
@@ -416,14 +434,14 @@ def small_cache() -> h5p.PropFAID:
 
 
 class Checked(NamedTuple):
-    """A file that Python reads for libhdf5, and its bytes."""
+    """A file that libhdf5 reads through Python, and the object through which it does."""
 
     file: h5f.FileID
     data: CheckedFile
 
 
 def open_checked(file: h5f.FileID) -> Checked:
-    """Open a file once more with checks of its heaps; a file that Python already reads is returned as it is."""
+    """Open a file again, with checks of its heaps; a file that is already read through Python is returned as it is."""
     if file.get_access_plist().get_driver() != h5fd.SEC2:
         return Checked(file, _data_of[h5f.get_name(file)])
     data = CheckedFile(os.dup(file.get_vfd_handle()))
@@ -442,11 +460,11 @@ def _checked(file: h5f.FileID) -> Iterator[Checked]:
 
 _data_of: weakref.WeakValueDictionary[bytes, CheckedFile] = weakref.WeakValueDictionary()
 _opened: weakref.WeakValueDictionary[bytes, h5f.FileID] = weakref.WeakValueDictionary()
-"""By name, because h5py hashes a file by its root group, which a damaged file may lack."""
+"""Open files by name. They are not in a set, because h5py hashes a file by its root group, which may be damaged."""
 
 
 def _open_data(data: CheckedFile, access: h5p.PropFAID) -> h5f.FileID:
-    """Open a file that Python reads; closes `data` on failure."""
+    """Open a file that libhdf5 reads through `data`, which is closed on failure."""
     access.set_fclose_degree(h5f.CLOSE_STRONG)
     access.set_fileobj_driver(h5fd.fileobj_driver, data)
     name = repr(data).encode()
@@ -464,7 +482,7 @@ def _open_data(data: CheckedFile, access: h5p.PropFAID) -> h5f.FileID:
 
 @atexit.register
 def _close_all() -> None:
-    """Close the files that Python reads: libhdf5 would close them after Python's end."""
+    """Close the files that are read through Python, before Python ends: libhdf5 would close them later."""
     for file in list(_opened.values()):
         if file.valid:
             file.close()
@@ -515,7 +533,7 @@ def datasets_in(file: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _require_contained(opened: Checked, path: Path) -> None:
-    """Raise CorruptDataError for the first thing that leads out of the file, in circles, or to a damaged heap."""
+    """Raise CorruptDataError for the first object that leads out of the file, in a circle, or to a damaged heap."""
     root = h5g.open(opened.file, b"/")
     seen = {h5o.get_info(root).addr}
     above: list[tuple[str, h5g.GroupID, Iterator[bytes]]] = [("", root, _hard_members(root, "", path))]
@@ -532,7 +550,7 @@ def _require_contained(opened: Checked, path: Path) -> None:
             if opened.data.damage:
                 raise CorruptDataError(f"{path} is damaged: {opened.data.damage}") from None
             continue
-        why = _why_not(found, opened.data) if isinstance(found, h5d.DatasetID) else ""
+        why = _refusal(found, opened.data) if isinstance(found, h5d.DatasetID) else ""
         if why:
             raise _refused(path, f"the dataset {where} {why}")
         if isinstance(found, h5g.GroupID):
@@ -560,16 +578,16 @@ def _hard_members(group: h5g.GroupID, where: str, path: Path) -> Iterator[bytes]
     try:
         group.links.iterate(look, info=True)
     except _UNREADABLE as error:
-        # Members behind the damage could still be reached by name.
+        # Members that come after the damage could still be opened by name.
         raise CorruptDataError(f"{path} is damaged: the group {where or '/'} cannot be listed") from error
     if others:
         raise _refused(path, f"{where}/{others[0]} is a link to another name or to another file")
     yield from names
 
 
-def _why_not(dataset: h5d.DatasetID, data: CheckedFile) -> str:
-    """Return why a dataset must not be read; empty if it may be."""
-    # An offset in the file proves nothing: libhdf5 prefers external storage even if there is an offset.
+def _refusal(dataset: h5d.DatasetID, data: CheckedFile) -> str:
+    """Return why a dataset must not be read; an empty text if it may be read."""
+    # A dataset with an offset in the file may still have external storage, which libhdf5 then reads.
     try:
         if is_in_heap(dataset.get_type()):
             _require_fill(dataset, data)
@@ -585,7 +603,7 @@ def _why_not(dataset: h5d.DatasetID, data: CheckedFile) -> str:
 
 
 def _require_fill(dataset: h5d.DatasetID, data: CheckedFile) -> None:
-    """Raise OSError unless a fill value in a heap can be read, as libhdf5 reads it along with the properties."""
+    """Raise OSError unless a fill value in a heap can be read: libhdf5 reads it together with the properties."""
     for value in fill_values(data.read_at, h5o.get_info(dataset).addr, data.widths):
         if unit := unit_in_heap(dataset.get_type()):
             data.require_references(value, unit, 1)
@@ -602,7 +620,7 @@ def _refused(path: Path, why: str) -> CorruptDataError:
 def _open(path: Path, access: h5p.PropFAID | None, place: Path) -> h5f.FileID:
     require_regular(place)
     access = access or h5p.create(h5p.FILE_ACCESS)
-    access.set_fapl_sec2()  # regardless of the driver set in the environment
+    access.set_fapl_sec2()  # even if the environment selects another driver
     try:
         return h5f.open(os.fsencode(place), h5f.ACC_RDONLY, fapl=access)
     except OSError as error:
@@ -620,7 +638,7 @@ def _is_written_to(path: Path) -> bool:
         try:
             if held.get_intent() & h5f.ACC_RDWR and path.samefile(os.fsdecode(h5f.get_name(held))):
                 return True
-        except (OSError, ValueError):  # it has no name on the disk, or was removed
+        except (OSError, ValueError):  # it is not a file on the disk, or was removed
             continue
     return False
 
@@ -629,9 +647,9 @@ _BLOCK = 1 << 20
 
 
 class HeapValues:
-    """Reads values of an open file; it is opened once more when the first value in a heap is read.
+    """Reads values of an open file that may be in heaps. The file is opened again when the first such value is read.
 
-    Damage raises one of libhdf5's errors, `DAMAGED` of the readers, in bounded time.
+    Damaged values raise one of libhdf5's errors, in bounded time.
     """
 
     def __init__(self, file: h5f.FileID) -> None:
@@ -654,7 +672,7 @@ class HeapValues:
         return wrapped(again).attrs[name]
 
     def dataset(self, name: str | bytes, start: int = 0, stop: int | None = None) -> h5py.Dataset:
-        """Return a dataset of which rows `[start, stop)`, by default all, are safe to read."""
+        """Return a dataset after checking that rows `[start, stop)`, by default all, are safe to read."""
         file, data = self._opened()
         name = name.encode() if isinstance(name, str) else name
         dataset = h5d.open(file, name)
@@ -665,7 +683,7 @@ class HeapValues:
         return h5py.Dataset(dataset)
 
     def close(self) -> None:
-        """Close what was opened here."""
+        """Close the file that was opened again."""
         if self._held is not None and self._held.file is not self._file:
             self._held.file.close()
 
@@ -675,7 +693,7 @@ class HeapValues:
         return self._held
 
     def _references(self, name: bytes, dataset: h5d.DatasetID, start: int, stop: int | None) -> Iterator[bytes]:
-        """Yield the references of rows, possibly more; none for compressed chunks, which have checksums."""
+        """Yield the references of rows, and possibly of others; none for compressed chunks, which have checksums."""
         data, made = self._opened().data, dataset.get_create_plist()
         layout, shape = made.get_layout(), dataset.shape or (1,)
         if layout == h5d.COMPACT:
@@ -691,7 +709,7 @@ class HeapValues:
                     yield from self._pieces(place, place + size)
 
     def _pieces(self, place: int, end: int) -> Iterator[bytes]:
-        """Read references block by block; OSError where the file ends before."""
+        """Yield the references between two offsets in blocks; OSError if the file ends before."""
         data = self._opened().data
         while place < end:
             size = min(_BLOCK * data.reference_bytes, end - place)
@@ -715,10 +733,10 @@ class HeapValues:
 
 
 class H5Rows:
-    """The rows of a dataset of numbers, read as fresh arrays in this machine's byte order.
+    """Reads the rows of a dataset of numbers into fresh arrays in this machine's byte order.
 
-    Rows that are contiguous in the file, in the same form as in memory, are read directly: for a few rows libhdf5 takes
-    longer, and holds Python's lock meanwhile. `path` is the file's name in messages.
+    Rows that are contiguous in the file, in the same form as in memory, are read without libhdf5, which takes longer
+    for a few rows and holds the interpreter lock meanwhile. `path` is the file's name in messages.
     """
 
     def __init__(self, dataset: h5py.Dataset, path: Path) -> None:
@@ -744,7 +762,7 @@ class H5Rows:
 
 
 def _place(dataset: h5py.Dataset) -> tuple[int, int] | None:
-    """Return libhdf5's descriptor of the file and the offset of the rows; None if only libhdf5 can find them."""
+    """Return libhdf5's descriptor of the file and the offset of the rows; None if only libhdf5 can read the rows."""
     made, file = dataset.id.get_create_plist(), dataset.file.id
     if made.get_layout() != h5d.CONTIGUOUS or file.get_access_plist().get_driver() != h5fd.SEC2:
         return None

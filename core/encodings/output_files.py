@@ -1,4 +1,4 @@
-"""Output files: of one leaf, of rows written by background threads, and the file through which libhdf5 writes."""
+"""Files that checkpoints are written to: files of one leaf, writes in background threads, and libhdf5's output."""
 
 from __future__ import annotations
 
@@ -21,33 +21,35 @@ from ..format.syncing import NewFile
 from ..format.threads import started
 
 _BLOCK = 1 << 20
-"""Bytes written at once; with more, data leaves the caches between digest and write, and Linux looks for large
-pages.
-"""
+"""Bytes written at once. More would leave the caches between digest and write, and Linux would look for large pages."""
 _MOST_PARTS = 1000
-"""The limit of systems for parts written at once."""
+"""How many parts one system call writes; Linux accepts 1,024."""
 _MOST = 6
-"""How many blocks may wait."""
+"""How many blocks may wait to be written."""
 _LUMP = 16 << 20
-"""After this many bytes the disk is asked to start, while the rest is being written."""
+"""After every so many bytes, the system is told to begin writing them to the disk."""
 
 
 class Stream(ABC):
-    """Something that takes bytes in order, in one thread of its own."""
+    """An output to which one thread writes bytes in order."""
 
     @abstractmethod
     def write(self, parts: list[memoryview]) -> None:
-        """Take the bytes that come next."""
+        """Write the next bytes."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Finish after the last bytes."""
+        """Complete the output after the last bytes."""
 
 
 class LeafFile(NewFile, Stream):
-    """A new file for the rows of one leaf, of `expected` bytes, which the system may allocate at once.
+    """A new file for the rows of one leaf.
 
-    With `hashed` their digest is computed while they are written.
+    Args:
+        path: the file.
+        expected: its size in bytes, if it is known: disk blocks are then allocated at once.
+        hashed: whether the digest of the bytes is computed while they are written.
+        mode: the permissions of the file.
     """
 
     def __init__(self, path: Path, expected: int = 0, *, hashed: bool = True, mode: int = 0o666) -> None:
@@ -65,7 +67,7 @@ class LeafFile(NewFile, Stream):
         self.start_syncing(_LUMP)
 
     def skip(self, count: int) -> None:
-        """Skip `count` bytes, which read as zeros, take no space, and are not part of the digest."""
+        """Leave a hole of `count` bytes, which are read as zeros, take no space, and are not part of the digest."""
         self.size += count
         self._skipped = self._skipped or count > 0
 
@@ -77,10 +79,11 @@ class LeafFile(NewFile, Stream):
 
 
 class _Worker:
-    """A thread that makes calls one after another; without `apart`, or if no thread can be started, they are made at
-    once.
+    """A thread that makes calls one after another.
 
-    A pool of `concurrent.futures` accepts no calls while the program ends, but background dumps still make some.
+    Without `apart`, or if no thread can be started, `submit` makes the call itself. This is not a pool of
+    `concurrent.futures`, because such a pool accepts no calls while the program ends, when a background dump may still
+    be writing.
     """
 
     def __init__(self, *, apart: bool) -> None:
@@ -89,7 +92,7 @@ class _Worker:
         self._thread: Thread | None = None
 
     def submit(self, call: Callable[[], None]) -> Future[None]:
-        """Have a call made after those before it."""
+        """Schedule a call after all earlier ones."""
         done: Future[None] = Future()
         if not self._tried:
             self._tried, self._thread = True, started(self._work, "rbtool-writes")
@@ -124,11 +127,11 @@ class _Worker:
 
 
 class Blocks:
-    """Lets two threads write rows, taking turns at streams, in blocks of some megabytes.
+    """Writes rows to one stream after another, in blocks of a megabyte, with two threads.
 
-    One stream is synced while the next one is written. Rows are not copied: they must not change until `finish`. A
-    failure in a thread is raised by the next call. Leaving the context waits for the threads. With fewer than two
-    `streams`, no thread is started.
+    The threads take turns: one syncs a stream while the other one writes the next stream. Rows are not copied, so they
+    must not change until `finish`. A failure in a thread is raised by a later call. Leaving the context waits for the
+    threads. With fewer than two `streams`, no thread is started.
     """
 
     def __init__(self, streams: int = 2) -> None:
@@ -153,10 +156,10 @@ class Blocks:
             self.append_bytes(bytes_of(rows))
 
     def append_joined(self, pieces: Iterable[tuple[int, int, int]], sources: Sequence[Array]) -> None:
-        """Append rows of several arrays of one kind alternately.
+        """Append pieces of several arrays with the same type and row shape.
 
-        A piece (n, start, stop) means rows `start` to `stop` of `sources[n]`. This takes far fewer calls than appending
-        each.
+        A piece (n, start, stop) is rows `[start, stop)` of `sources[n]`. This is faster than a call of `append` for
+        each piece.
         """
         if not sources[0].size:
             return
@@ -202,8 +205,10 @@ class Blocks:
 
 
 class LatchedFile:
-    """A new file with the methods that h5py's `fileobj` driver calls; it remembers its first failure. Leaving closes
-    it.
+    """A new file with the methods that h5py's `fileobj` driver calls.
+
+    After a failed write, libhdf5 could neither flush nor close the file. The first failure is therefore only
+    remembered, further writes do nothing, and `check` raises the failure. Leaving the context closes the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -239,7 +244,7 @@ class LatchedFile:
         return size
 
     def readinto(self, buffer: memoryview) -> int:
-        """Read at the current position; what is missing in the file, after a failure, reads as zeros."""
+        """Read at the current position; bytes that are not in the file, after a failed write, are zeros."""
         view = memoryview(buffer).cast("B")
         got = os.preadv(self.descriptor, [view], self._position)
         view[got:] = bytes(len(view) - got)
@@ -259,11 +264,11 @@ class LatchedFile:
         return self._position
 
     def tell(self) -> int:
-        """The position."""
+        """Return the position."""
         return self._position
 
     def flush(self) -> None:
-        """Does nothing, as nothing is buffered."""
+        """Do nothing: there is no buffer."""
 
     def __enter__(self) -> LatchedFile:
         return self

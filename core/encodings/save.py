@@ -1,4 +1,4 @@
-"""Writes checkpoints of steps, and datasets from checkpoints."""
+"""Writes a checkpoint from the steps of a dataset, and a dataset from the steps of a checkpoint."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def write_ted(source: StepReader, folder: Path, progress: Progress) -> list[File
 
 
 class VerifyingReader(PassedSteps):
-    """Passes on the rows of a dataset in layout `ted`, and verifies what is read in order; `verify_files` reads only
-    the rest.
+    """Reads the rows of a dataset in layout `ted`, and computes digests of leaves that are read in order.
+
+    `verify_files` then compares these digests, and only reads the other files again.
     """
 
     source: TedReader
@@ -68,8 +69,10 @@ class VerifyingReader(PassedSteps):
         self.source.listed.verify(file for file in files if file.path not in whole)
 
     def verify_read(self) -> set[str]:
-        """Raise CorruptDataError for the first leaf read in order whose bytes differ; return the files of
-        these leaves.
+        """Compare the digests of all leaves that were read in order, and return their files.
+
+        Raises:
+            CorruptDataError: the bytes of a leaf differ.
         """
         whole = {leaf_path(key): key for key, rows in self._rows.items() if rows == self.manifest.steps}
         for file in self.manifest.files:
@@ -81,13 +84,11 @@ class VerifyingReader(PassedSteps):
 SAVE = "checkpoint save"
 LOAD = "checkpoint load"
 _SAME_STEPS = frozenset({SAVE, LOAD, "convert"})
-"""Verbs that keep every step."""
+"""Verbs whose result has exactly the steps of their input."""
 
 
 def dataset_digest(manifest: Manifest) -> str:
-    """Return the content digest of the dataset whose rows these are: its own, or the one a checkpoint was
-    saved from.
-    """
+    """Return the content digest of a dataset; for a checkpoint, that of the dataset from which it was saved."""
     if manifest.kind == "dataset" and manifest.files:
         return manifest.content_digest
     for step in reversed(manifest.provenance):
@@ -105,9 +106,9 @@ def dataset_digest(manifest: Manifest) -> str:
 
 
 def dataset_digests(manifest: Manifest) -> frozenset[str]:
-    """Return the content digests, in any layout, of datasets that have exactly the same steps.
+    """Return the content digests of datasets with exactly the same steps, in any layout.
 
-    These are its own, and those in its provenance as long as only the layout changed.
+    These are its own digest, and the digests in its provenance back to the first verb that changed steps.
     """
     found = {manifest.content_digest} if manifest.kind == "dataset" else set()
     for step in reversed(manifest.provenance):
@@ -118,8 +119,9 @@ def dataset_digests(manifest: Manifest) -> frozenset[str]:
 
 
 def steps_digest(source: StepReader) -> str:
-    """Like `dataset_digest`; for a packed dataset the digest that it has in layout `ted`, for which all rows
-    are read.
+    """Return the content digest of the steps in layout `ted`, as `dataset_digest` does.
+
+    For a packed dataset, all rows are read to compute it.
     """
     return source.ted_digest if isinstance(source, PackedReader) else dataset_digest(source.manifest)
 
@@ -135,8 +137,8 @@ def save_checkpoint(
 ) -> Manifest:
     """Write a checkpoint of a dataset, or of another checkpoint.
 
-    The bytes read are compared with their digests. Next observations that do not follow are stored explicitly, and
-    counted in the manifest's boundary report.
+    The bytes of the source are compared with their digests. Episodes whose next observations are stored explicitly are
+    counted in the boundary report of the manifest.
 
     Args:
         source: the rows.
@@ -194,9 +196,16 @@ def save_compact(
     step: Provenance,
     progress: Progress,
 ) -> Manifest:
-    """Write rows that fill the storage `filled` to `target`, wherever they come from.
+    """Write rows from any source in compact form.
 
-    `step` is their provenance; `target` is as for `save_checkpoint`.
+    Args:
+        source: the rows.
+        target: see `save_checkpoint`.
+        form: the form.
+        filled: the storage that the rows fill.
+        compression: for the form `h5`.
+        step: the last step of the provenance.
+        progress: reports progress.
     """
     if form == "h5":
         refuse_videos(source, "a checkpoint in one file")
@@ -214,7 +223,10 @@ def save_compact(
 
 
 def _save_ted(source: StepReader, target: Path, kind: Kind, step: Provenance, progress: Progress) -> Manifest:
-    """Write all rows. The digest of what was written proves the rows that were read, but not the documents."""
+    """Write all rows in layout `ted`, with the documents, and compare the content digest with that of the source.
+
+    The content digest covers the rows and the episode table; the other files of the source are verified separately.
+    """
     if not isinstance(source, FolderReader) or isinstance(source, PackedReader):
         source.verify_files()  # first, so that HDF5 and decompression never get damaged data
     progress.start("saving ted" if kind == "checkpoint" else "loading", source.manifest.steps, "steps")
@@ -222,7 +234,7 @@ def _save_ted(source: StepReader, target: Path, kind: Kind, step: Provenance, pr
     progress.done()
     manifest = _manifest(source, kind, "ted", records, None, step)
     if manifest.content_digest != steps_digest(source):
-        source.verify_files()  # if a file is damaged, this names it
+        source.verify_files()  # raises an error that names the damaged file, if there is one
         raise CorruptDataError(
             f"{source.path} does not restore the data that it was saved from: the digest is {manifest.content_digest}, "
             f"expected {steps_digest(source)}"
@@ -235,7 +247,7 @@ def _save_ted(source: StepReader, target: Path, kind: Kind, step: Provenance, pr
 
 
 def _write_rest(source: StepReader, folder: Path) -> list[FileRecord]:
-    """Write episode table, texts and documents."""
+    """Write the episode table, the texts of episodes, documents and videos."""
     return [
         *source.episodes.save(folder),
         *write_episode_text(folder, source.episode_text or ()),
@@ -247,8 +259,9 @@ def _write_rest(source: StepReader, folder: Path) -> list[FileRecord]:
 def _manifest(
     source: StepReader, kind: Kind, layout: Form, records: list[FileRecord], explicit: int | None, step: Provenance
 ) -> Manifest:
-    """Make a manifest for what was written from the one of `source`; `explicit` counts the episodes stored
-    explicitly.
+    """Return the manifest of the written files, derived from the manifest of `source`.
+
+    `explicit` is the number of episodes whose next rows are stored explicitly; None in layout `ted`.
     """
     files, boundary = tuple(sorted(records)), source.episodes.counts()
     return replace(

@@ -1,7 +1,8 @@
 """Digests of the files of a saved buffer or storage, in a hidden file that TorchRL ignores.
 
-A folder that has digests or a manifest of its own is represented by that file, and a file with digests in its header,
-such as an H5 checkpoint, by its header. So no large file is read twice, and all files are covered.
+For a folder inside it that has digests or a manifest of its own, only that file is recorded; and for a file with
+digests in its header, such as an H5 checkpoint, only the header. All files are covered in this way, and no large file
+is read twice.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _HINT = "if TorchRL overwrote this checkpoint, remove the folders .rbtool in it;
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A file, its size, and the digest of its first `covered` bytes."""
+    """A file of the folder: its path, its size, and the digest of its first `covered` bytes."""
 
     path: str
     size: Count
@@ -49,8 +50,8 @@ def write_digests(folder: Path, *, covered: Collection[str] = (), known: Mapping
 
     Args:
         folder: the folder.
-        covered: paths of files whose digests are in another file.
-        known: digests by path; these files are not read.
+        covered: paths of files that are not recorded, because their digests are in another file.
+        known: digests by path, of files that need not be read.
     """
     known, paths = known or {}, sorted(path for path in _files(folder, "") if path not in covered)
     entries = [_entry(folder, path, known.get(path)) for path in paths]
@@ -86,11 +87,11 @@ def require_digests(folder: Path) -> frozenset[str] | None:
 
 
 def noted_files(folder: Path) -> frozenset[str]:
-    """Return the paths of the files with recorded digests, without comparing these; empty if there are none."""
+    """Return the paths of the files with recorded digests, without comparing them; empty if there are none."""
     path = folder / DIGESTS
     try:
         return frozenset(entry.path for entry in _read(path)) if path.is_file() else frozenset()
-    except FormatError:  # damaged, or written by a newer version: do not trust it
+    except FormatError:  # damaged, or written by a newer version
         return frozenset()
 
 

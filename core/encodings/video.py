@@ -1,6 +1,7 @@
-"""Frames of video files by number, decoded by PyAV: exactly the frames that decoding from the start would give.
+"""Decodes frames of video files by their numbers, with PyAV.
 
-PyAV is only imported when a video is opened. Each process keeps a few videos open between reads.
+Frames are exactly those that decoding from the start of the file would give. PyAV is only imported when a video is
+opened. Each process keeps a few videos open between reads.
 """
 
 from __future__ import annotations
@@ -38,9 +39,14 @@ def require_pyav() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class DepthCode:
-    """How the 12-bit codes of a video state depths: from `low` to `high` metres, in proportion, or by logarithms.
+    """How the 12-bit codes in a video of depths are converted to depths.
 
-    With logarithms, equal steps of codes are equal steps of `log(depth + shift)`.
+    Attributes:
+        low: the depth of code 0, in metres.
+        high: the depth of the largest code, in metres.
+        shift: see `is_logarithmic`.
+        is_logarithmic: whether equal steps of codes are equal steps of `log(depth + shift)` rather than of depths.
+        is_in_millimetres: whether depths are uint16 in millimetres rather than float32 in metres.
     """
 
     low: float
@@ -71,14 +77,14 @@ _CODES = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class VideoIndex:
-    """Where the frames of a video are, in the order in which they are shown.
+    """Where the frames of a video are. Frames are numbered in the order in which they are shown.
 
     Attributes:
-        stamps: their time stamps, int64 `[frames]`, ascending.
-        keys: the key frames, at which decoding can start, int64 `[k]`, ascending.
-        key_times: the time stamps by which to seek them, int64 `[k]`.
+        stamps: the time stamps of the frames, int64 `[frames]`, ascending.
+        keys: the numbers of key frames, at which decoding can start, int64 `[k]`, ascending.
+        key_times: the time stamps to which a decoder seeks for these frames, int64 `[k]`.
         unit: the unit of time stamps in seconds.
-        depth: what the values of frames are in a video of depths.
+        depth: how frames are converted to depths; None for a video of images.
     """
 
     stamps: Array
@@ -123,7 +129,7 @@ class VideoIndex:
         return found
 
     def nearest(self, times: Array) -> Array:
-        """Return the frame nearest to each time in seconds, int64 `[n]`; of two as near, the earlier."""
+        """Return the frame nearest to each time in seconds, int64 `[n]`; the earlier one of two at equal distance."""
         known = self.times
         after = np.clip(np.searchsorted(known, times), 1, max(1, len(known) - 1))
         before = after - 1
@@ -139,7 +145,7 @@ class VideoIndex:
 
     @classmethod
     def from_bytes(cls, data: bytes, origin: str) -> VideoIndex:
-        """Read what `to_bytes` wrote; CorruptDataError, which mentions `origin`, for anything else."""
+        """Read the bytes of `to_bytes`; CorruptDataError, which names `origin`, if they are invalid."""
         numbers = np.frombuffer(data[: len(data) // 8 * 8], "<i8").astype(np.int64)
         version, frames, count, over, under = numbers[:5].tolist() if len(numbers) > 5 else (0,) * 5
         parts = np.split(numbers[5:], [frames, frames + count, frames + 2 * count]) if frames > 0 < count else []
@@ -152,7 +158,7 @@ class VideoIndex:
 
 
 def look_over(container: Any, stream: Any, origin: str) -> VideoIndex:
-    """Read the packets of a video, without decoding, for where its frames are; CorruptDataError mentions `origin`."""
+    """Make the index of a video from its packets, without decoding; CorruptDataError names `origin`."""
     stamps, keys = [], []
     for packet in container.demux(stream):
         if not packet.size or packet.is_discard:
@@ -175,13 +181,19 @@ def look_over(container: Any, stream: Any, origin: str) -> VideoIndex:
 class VideoFile(Closing):
     """A video file, with frames numbered from 0 in the order in which they are shown.
 
-    Frames are RGB, uint8 `[height, width, 3]`, as from PyAV's `to_ndarray(format="rgb24")`. Of videos with one channel
-    of more than 8 bits, they are its values, uint16 `[height, width, 1]`. A frame is found by its time stamp in the
-    container, and compared with the time stamp of the decoded one. Not for use by several threads at once.
+    Frames are RGB, uint8 `[height, width, 3]`, as from PyAV's `to_ndarray(format="rgb24")`. In videos with one channel
+    of more than 8 bits, they are the values of this channel, uint16 `[height, width, 1]`. To read a frame, the decoder
+    seeks to the nearest key frame before it, and decodes until it finds the time stamp of the frame:
+
+        frames     0   1   2   3   4   5   6   7        key frames are 0 and 4
+        read 6     seek to 4; decode 4, 5 and 6
+        then 7     decoding continues, as no key frame lies in between
+
+    A video must not be used by several threads at once.
 
     Args:
         path: the file.
-        index: where the frames are; by default the packets are read for it, without decoding.
+        index: where the frames are; by default it is made from the packets, without decoding.
         threads: threads of the decoder; one is best for random access.
 
     Raises:
@@ -202,7 +214,7 @@ class VideoFile(Closing):
         self._decoded: Iterator[Any] = iter(())
         self._place = -1  # the frame decoded last
         self._frame: Any = None
-        self._rewound = False  # whether decoding is at `_place`
+        self._positioned = False  # whether the decoder continues behind `_place`; otherwise it has to seek first
         with self._damage():
             self._open()
 
@@ -231,7 +243,7 @@ class VideoFile(Closing):
 
     @property
     def stated_frames(self) -> int:
-        """The number of frames according to the header, which alone is read; 0 if it does not say."""
+        """The number of frames that the header states; 0 if it states none."""
         return int(self._stream.frames)
 
     @property
@@ -243,7 +255,7 @@ class VideoFile(Closing):
         return self._given
 
     def _look_over(self) -> VideoIndex:
-        self._rewound = False
+        self._positioned = False
         return look_over(self._container, self._stream, str(self.path))
 
     def __len__(self) -> int:
@@ -282,10 +294,13 @@ class VideoFile(Closing):
         raise CorruptDataError(f"{self.path}: frame {number:,} is {list(found)}, expected {list(self.shape)}")
 
     def _decode(self, number: int) -> Any:
-        """Decode one frame, continuing from the current position or from the nearest key frame before it."""
+        """Decode one frame, from the present position or from the nearest key frame before it.
+
+        If the frame is not found from there, decoding starts at earlier key frames.
+        """
         stamps, starts = self.index.stamps, self.index.keys
         nearest = int(np.searchsorted(starts, number, side="right")) - 1
-        if self._rewound and self._place <= number and starts[nearest] <= self._place + 1:
+        if self._positioned and self._place <= number and starts[nearest] <= self._place + 1:
             frame = self._next_at(int(stamps[number]))
             if frame is not None:
                 return frame
@@ -297,14 +312,14 @@ class VideoFile(Closing):
         raise CorruptDataError(f"{self.path}: frame {number:,} cannot be decoded", hint=FETCH_AGAIN)
 
     def _seek(self, start: int) -> None:
-        self._place, self._frame, self._rewound = -1, None, True
+        self._place, self._frame, self._positioned = -1, None, True
         index = self.index
         stamp = int(index.key_times[start]) if start else min(int(index.key_times[0]), int(index.stamps[0]))
         self._container.seek(stamp, stream=self._stream)
         self._decoded = self._container.decode(self._stream)
 
     def _next_at(self, stamp: int) -> Any:
-        """Return the next frame with that time stamp; None if decoding is past it."""
+        """Decode up to the frame with a time stamp and return it; None if a later frame comes first."""
         for frame in self._decoded:
             if frame.pts == stamp:
                 if frame.is_corrupt:
@@ -314,18 +329,18 @@ class VideoFile(Closing):
                 return frame
             if frame.pts is not None and frame.pts > stamp:
                 break
-        self._rewound = False
+        self._positioned = False
         return None
 
     @contextlib.contextmanager
     def _damage(self) -> Iterator[None]:
-        """Convert PyAV's errors to CorruptDataError; afterwards decoding has to seek again."""
+        """Convert PyAV's errors to CorruptDataError; the decoder then has to seek before the next frame."""
         try:
             yield
         except RbtoolError:
             raise
         except (self._av.FFmpegError, ValueError, RuntimeError, MemoryError, OverflowError) as error:
-            self._rewound = False
+            self._positioned = False
             if isinstance(error, OSError) and isinstance(error, FileNotFoundError | PermissionError):
                 raise
             reason = " ".join(str(error).split())[:200]
@@ -334,7 +349,7 @@ class VideoFile(Closing):
             ) from error
 
     def close(self) -> None:
-        self._decoded, self._frame, self._rewound = iter(()), None, False
+        self._decoded, self._frame, self._positioned = iter(()), None, False
         if self._container is not None:
             self._container.close()
             self._container = None
@@ -346,7 +361,10 @@ _IDS = 1 << 60
 
 
 class _OpenVideos:
-    """Videos that nobody uses at the moment, the most recently used last; each is used by one thread at a time."""
+    """Open videos that are not in use, the most recently used last.
+
+    A thread takes a video off the list while it uses it, so that no two threads use the same one.
+    """
 
     def __init__(self) -> None:
         self.size = DEFAULT_SIZE
@@ -395,9 +413,9 @@ os.register_at_fork(after_in_child=_videos.after_fork)
 
 @contextlib.contextmanager
 def open_video(path: Path, index: Callable[[], VideoIndex | None] = lambda: None) -> Iterator[VideoFile]:
-    """Open a video for this thread, or take an open one; it stays open afterwards, unless an error was raised inside.
+    """Open a video, or use one that is still open. It stays open afterwards, unless an error is raised in the context.
 
-    `index` returns its index, if there is one.
+    `index` returns the index of the video, or None.
     """
     state, video = _videos.take(path, index)
     try:
@@ -429,7 +447,7 @@ def clear_video_decoder_cache() -> None:
 
 
 def close_videos_below(folder: Path) -> None:
-    """Close the videos in a folder that are kept open in this process and not being read."""
+    """Close the videos in a folder that this process keeps open and is not reading."""
     _videos.close_below(f"{folder}{os.sep}")
 
 
@@ -439,9 +457,9 @@ def _state_of(path: Path) -> _State:
 
 
 def referred_frames(folder: Path, references: Array) -> Array:
-    """Decode the frames `[n, height, width, 3]` that rows `[n, 2]` of video id and frame number refer to.
+    """Decode the frames that rows of a dataset refer to, `[n, height, width, 3]`.
 
-    Raises what `kept_frames` raises.
+    `references` are video ids and frame numbers, int64 `[n, 2]`. Raises the errors of `kept_frames`.
     """
     if not len(references):
         return np.zeros((0, 1, 1, CHANNELS), np.uint8)
@@ -451,7 +469,7 @@ def referred_frames(folder: Path, references: Array) -> Array:
 
 
 def kept_frames(folder: Path, number: int, frames: Array) -> Array:
-    """Decode frames of the video `number` that the dataset at `folder` keeps, as `VideoFile.read` does, or to depths.
+    """Decode frames of the video `number` in the dataset at `folder`, as `VideoFile.read` does, or to depths.
 
     Raises:
         SchemaError: the number is not a video id.
