@@ -1,6 +1,7 @@
-"""Several buffers as one: a batch consists of elements of some or all of them.
+"""Ensembles: several buffers that are sampled as one, so that a batch has elements of some or all of them.
 
-The entries of the members are compared, and a policy says what is done about differences.
+`ReplayBufferEnsemble` draws from its members and makes one batch. A `Joiner` compares the entries of the members'
+batches, and resolves differences by a policy.
 """
 
 from __future__ import annotations
@@ -86,14 +87,17 @@ _HINT = 'schema="intersect" leaves entries out, schema="union" adds a mask'
 
 @dataclass(frozen=True, slots=True)
 class SchemaDifference:
-    """An entry in which members differ: for each member number, its element type and row shape, or None if it is
-    missing.
+    """An entry in which members differ.
+
+    Attributes:
+        key: the entry.
+        members: the element type and row shape of the entry in each member, by number; None if it is missing.
     """
 
     key: str
     members: Mapping[int, str | None]
     clash: bool
-    """Whether members store it with different element types or row shapes."""
+    """Whether members have the entry with different element types or row shapes."""
 
     def __str__(self) -> str:
         return f"{self.key!r}: " + ", ".join(
@@ -102,7 +106,7 @@ class SchemaDifference:
 
 
 Differences: TypeAlias = dict[Key, SchemaDifference]
-"""By key and not by name: `("a.b",)` and `("a", "b")` are two entries with one name."""
+"""Differences by key, because `("a.b",)` and `("a", "b")` are two entries with the same name."""
 
 
 def checked_policy(policy: Any) -> Policy | None:
@@ -137,7 +141,7 @@ def schema_of(sample: Any, labels: frozenset[str] = frozenset()) -> Schema:
 
 
 def _masks(schema: Schema) -> list[Key]:
-    """The masks that an ensemble with the policy `union` adds to its batches."""
+    """Return the entries of a schema that are masks, as an ensemble with the policy `union` adds them."""
     return [key for key, kind in schema.items() if key[:1] == (MASK,) and kind == ("torch.bool", ()) and key[1:]]
 
 
@@ -147,9 +151,7 @@ def _without_masks(schema: Schema) -> Schema:
 
 
 def _compared(policy: Policy | None, schemas: Mapping[int, Schema]) -> tuple[frozenset[Key], Differences]:
-    """Return the entries with masks in some member, which the policy continues, and the entries in which members
-    differ.
-    """
+    """Return the entries that have a mask in some member and by this policy keep it, and the differences of members."""
     if policy not in ("intersect", "union"):
         return frozenset(), differences(schemas)
     marked = frozenset(key[1:] for one in schemas.values() for key in _masks(one))
@@ -191,19 +193,19 @@ def _text(kind: Kind) -> str:
 
 
 _LOCK = threading.Lock()
-"""Held while a `Joiner` learns."""
+"""Held while a `Joiner` takes up schemas."""
 
 
 def _renew_lock() -> None:
     global _LOCK
-    _LOCK = threading.Lock()  # a forked child lacks the thread that may hold the old one
+    _LOCK = threading.Lock()  # the thread that may hold the old lock does not exist in a forked child
 
 
 os.register_at_fork(after_in_child=_renew_lock)
 
 
 class _Learned(NamedTuple):
-    """The schemas of members, by number; entries for which some member has a mask; and where members differ."""
+    """The schemas of members by number, the entries for which some member has a mask, and the differences."""
 
     known: Mapping[int, Schema]
     marked: frozenset[Key]
@@ -213,18 +215,18 @@ class _Learned(NamedTuple):
 class Joiner:
     """Makes one batch from the batches of members.
 
-    With `stack`, the result is `[k, n]`; otherwise the members' batches are concatenated, `[n]`. Every policy raises
-    SchemaError for entries whose element types differ. For entries that only some members have:
+    With `stack`, the result is `[k, n]`; otherwise the members' batches are concatenated, `[n]`. Entries whose element
+    types differ always raise SchemaError. The policy decides about entries that only some members have:
 
     - `"error"`: SchemaError names them.
     - `"intersect"`: they are left out, and listed in `dropped_keys`.
     - `"union"`: missing values are zeros, and `("schema_mask", *key)`, bool in the shape of the batch, is True where a
-      value exists. A member that is itself such an ensemble has masks of its own; these are continued, also by
-      `"intersect"`.
-    - None: as in TorchRL, a lazy stack with the keys that all members have; concatenation treats it like `"error"`.
+      value exists. If a member is an ensemble with such masks, its masks are kept, also by `"intersect"`.
+    - None: as in TorchRL, batches are stacked lazily, with the keys that all members have. If they are concatenated
+      instead, differences raise SchemaError.
 
-    Batches that differ in their number of rows or in row shapes are stacked lazily with None, and refused by the
-    policies.
+    Batches that differ in their number of rows or in row shapes are stacked lazily if the policy is None; otherwise
+    they raise SchemaError.
     """
 
     def __init__(self, policy: Policy | None, *, stack: bool, labels: frozenset[str] = frozenset()) -> None:
@@ -239,10 +241,11 @@ class Joiner:
         return self._learned.known
 
     def learn(self, schemas: Mapping[int, Schema]) -> _Learned:
-        """Take schemas of members into account, and return what is known with them.
+        """Take up schemas of members, and return everything that is known now.
 
-        Threads that prefetch join batches at the same time: each uses what it is given here, as a whole. When they read
-        one entry after the other, an entry that had just appeared in two members was taken for a difference.
+        Threads that prefetch join batches at the same time. Each has to use the object returned here as a whole: if it
+        read attributes of this `Joiner` one after the other, an entry that another thread just found in two members
+        could look like a difference.
         """
         learned = self._learned
         if any(learned.known.get(member) != schema for member, schema in schemas.items()):
@@ -286,7 +289,7 @@ class Joiner:
         return _lazily_stacked(batches)
 
     def _fitted(self, batch: Any, schema: Schema, learned: _Learned) -> Any:
-        """Return a batch with exactly the entries that the policy gives to all members."""
+        """Return a batch with the entries that, by the policy, the batches of all members have."""
         batch = _without_empty_nests(batch)
         if not is_tensor_collection(batch) or not (learned.different or learned.marked):
             return batch
@@ -309,7 +312,7 @@ class Joiner:
 
     @staticmethod
     def _with_masks(fitted: Any, batch: Any, schema: Schema, keys: Iterable[Key]) -> Any:
-        """Set the mask of each of these entries: the member's own, or whether it has the entry."""
+        """Set the mask of each of these entries: the member's own mask, or whether it has the entry."""
         for key in keys:
             if (MASK, *key) in schema:
                 fitted.set((MASK, *key), batch.get((MASK, *key)))
@@ -336,7 +339,7 @@ class Joiner:
 
 def _lazily_stacked(batches: Sequence[Any]) -> Any:
     copies = [batch.copy() for batch in batches]
-    if len({batch.device for batch in batches}) > 1:  # for example None for a list, next to a tensor's device
+    if len({batch.device for batch in batches}) > 1:  # such as None for a list storage, and a tensor's device
         copies = [batch.clear_device_() for batch in copies]
     return LazyStackedTensorDict.lazy_stack(copies)
 
@@ -352,7 +355,7 @@ def _refuse_types(schemas: Sequence[Schema], different: Differences) -> None:
 
 
 def _without_empty_nests(batch: Any) -> Any:
-    """Leave out nests without entries, such as those left by RenameTransform; no value is lost."""
+    """Leave out empty nests, such as those that RenameTransform leaves behind."""
     if not is_tensor_collection(batch) or isinstance(batch, LazyStackedTensorDict):
         return batch
     empty = [key for key, value in batch.items() if isinstance(value, TensorDict) and value.is_empty()]
@@ -380,32 +383,33 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
     A batch of B elements is `[k, B // k]`: the sampler chooses k members (see `SamplerEnsemble`), and each contributes
     `B // k` elements. A member's rows go through its own collate function and transform. The results are stacked,
-    densely if their entries agree and lazily otherwise, or passed as a list to `collate_fn`; then `transform` is
+    densely if their entries agree and lazily otherwise, or passed as a list to `collate_fn`. Then `transform` is
     applied.
 
-    Batches of tensordicts say where elements come from, with int64 entries of the batch's shape: `("index",
-    "buffer_ids")`, the member; `("index", "index")`, the row in it; and `"source_id"`, the number of the innermost
+    Batches of tensordicts have int64 entries, in the batch's shape, that tell where elements come from: `("index",
+    "buffer_ids")` is the member; `("index", "index")` is the row in it; `"source_id"` is the number of the innermost
     buffer, counted through ensembles of ensembles.
 
     `rb[i]` is a member, `rb[1:]` and `rb[[0, 2]]` are ensembles of some members with their weights, and `rb[:, rows]`
-    is a stack of these rows of all members, without transforms. `len(rb)` is the number of members. Writing to the
-    ensemble itself needs a `routing_key` or a `routing_dim`, otherwise it raises EnsembleWriteError (a RuntimeError and
-    a TypeError): write to a member, `rb[i].extend(data)`. A checkpoint holds all members.
+    is a stack of these rows of all members, without transforms. `len(rb)` is the number of members. To write to the
+    ensemble itself, give it a `routing_key` or a `routing_dim`; otherwise writes raise EnsembleWriteError (a
+    RuntimeError and a TypeError), and `rb[i].extend(data)` writes to a member. A checkpoint holds all members.
 
     Args:
         *rbs: the members. Instead of them, `storages`, `samplers` and `writers` can be given.
         p: weights of the members, see `SamplerEnsemble`; can be assigned later.
         temperature: weights are raised to `1 / temperature`; can be assigned later.
         sample_from_all, num_buffer_sampled: how many members take part in a batch, see `SamplerEnsemble`.
-        batch: `"exact"` makes batches `[B]` for every B, in which the members' rows follow each other.
+        batch: `"exact"` makes batches `[B]` of any size B, in which the rows of one member follow those of another.
         schema: what to do about entries that only some members have: `"error"`, `"intersect"` (leave them out, see
-            `dropped_keys`) or `"union"` (fill them with zeros, with a mask). `schema_report()` lists the differences.
+            `dropped_keys`) or `"union"` (fill gaps with zeros, and add a mask). `schema_report()` lists the
+            differences.
         source_key: another name for `"source_id"`; None leaves it out.
         generator: chooses members, and rows in members without a seed of their own.
         collate_fns: one for each member, instead of its own.
-        routing_key: the entry with the number of the member to which `extend` and `add` write an element, int64.
-        routing_dim: instead, the dimension of written data of which each member gets one entry, such as the
-            environments of a batched one.
+        routing_key: the entry, int64, with the number of the member to which `extend` and `add` write an element.
+        routing_dim: instead, the dimension of written data along which member i gets the data at position i, such as
+            the dimension of environments in a batched one.
         **arguments: further arguments of `ReplayBuffer`.
 
     Raises:
@@ -432,12 +436,12 @@ class ReplayBufferEnsemble(ReplayBuffer):
     _replaced: list[tuple[ReplayBuffer, dict[str, Any], torch.Generator | None]]
     """During a load, the members loaded so far, with their previous state and generator."""
     _followed: list[object] | None = None
-    """The revisions of the members when the parts of this ensemble were made."""
+    """The revisions of the members when this ensemble last took over their parts."""
     _collates: list[Callable[[Any], Any] | None]
     _joiner: Joiner
     _gatherer: Gatherer
     _lineup: _Lineup
-    """The `_Lineup` for the present revision."""
+    """The `_Lineup` for the present revisions of the members."""
     _reads_by_index = False
 
     def __init__(
@@ -656,7 +660,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
             self._members[number].update_priority(rows, part)
 
     def update_tensordict_priority(self, data: Any) -> None:
-        """Set the priorities of a batch's elements, in members that are `TensorDictReplayBuffer`s; see their method.
+        """Set the priorities of a batch's elements in the members that are `TensorDictReplayBuffer`s; see there.
 
         Raises:
             MissingKeyError: (a KeyError) the batch has no `"index"`.
@@ -679,26 +683,27 @@ class ReplayBufferEnsemble(ReplayBuffer):
     __setitem__ = write_all = flush = set_ = set_at_ = update_ = mark_update = _refused
 
     def add(self, data: Any) -> Any:
-        """Write an element to the member that `routing_key` says, or one to each along `routing_dim`; see `extend`."""
+        """Write an element to the member given by `routing_key`, or one to each along `routing_dim`; see `extend`."""
         return self._written(data, lambda member, part: member.add(part), 0)
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
-        """Write each row to the member that `routing_key` or `routing_dim` says.
+        """Write each row to the member given by `routing_key` or `routing_dim`.
 
-        The members write one after the other: if one refuses its part, those before it have written theirs.
+        The members write one after the other: if one of them refuses its part, the ones before it have written theirs.
 
         Args:
-            data: a tensordict. With `routing_dim`, the other dimensions are as the members take them.
+            data: a tensordict. With `routing_dim`, the other dimensions are as the members expect them.
             update_priority: see `TensorDictReplayBuffer.extend`.
 
         Returns:
             A tensordict `[n]`: `"buffer_ids"`, int64 `[n]`, the members; `"index"`, int64 `[n]` or `[n, ndim]`, the
-            elements there; and `"index_generation"`, int64 `[n]`, which is -1 where the writer does not track it. They
-            are in the order of the data, flattened; of the members, if these have transforms that hold data back.
+            elements there; and `"index_generation"`, int64 `[n]`, which is -1 if the writer does not track generations.
+            The order is that of the data, flattened; if members have transforms that hold data back, rows are in the
+            order of the members.
 
         Raises:
             EnsembleWriteError: (a RuntimeError and a TypeError) the ensemble has no routing.
-            UsageError: (a ValueError) the data is not a tensordict, or has other members or dimensions.
+            UsageError: (a ValueError) the data is not a tensordict, or names members or has dimensions that do not fit.
             MissingKeyError: (a KeyError) the entry `routing_key` is missing.
         """
         options = {} if update_priority is None else {"update_priority": update_priority}
@@ -716,7 +721,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
             member = self._members[number]
             index = write(member, part)
             index = torch.zeros(0) if index is None else torch.as_tensor(index)
-            if index.numel():  # a writer may reject an element, a transform hold it back
+            if index.numel():  # a writer may reject an element, and a transform may hold it back
                 index = index if index.dim() else index.unsqueeze(0)
                 ids, generations = torch.full((len(index),), number), member.writer.generations_of(index)
                 found.append([ids, index, generations])
@@ -727,7 +732,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return whole[order] if len(order) == len(whole) else whole
 
     def _parts_of(self, data: Any, rows: int) -> list[tuple[int, Any, torch.Tensor]]:
-        """Return the members that get a part of the data, their parts, and the places of these in the flat data."""
+        """Return the members that get a part of the data, these parts, and their positions in the flattened data."""
         if (dim := self.routing_dim) is not None:
             if not 0 <= dim < data.ndim or data.shape[dim] != len(self):
                 raise UsageError(
@@ -772,7 +777,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return sum(member.write_count for member in self._members)
 
     def stats(self) -> dict[str, Any]:
-        """Return the sums of size, write_count and capacity, and under `members` the statistics of each."""
+        """Return the sums of size, write_count and capacity, and under `members` the statistics of each member."""
         members = [member.stats() for member in self._members]
         size, capacity = (sum(one.get(name, 0) for one in members) for name in ("size", "capacity"))
         return {
@@ -806,7 +811,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
     def sample_counts(self, counts: Sequence[int], *, return_info: bool = False) -> Any:
         """Draw a batch with a given number of elements from each member, one member after the other; see `sample`.
 
-        Needs an ensemble with `batch="exact"`; its weights are not used.
+        The ensemble must have `batch="exact"`; its weights are not used.
 
         Args:
             counts: how many elements to draw from each member.
@@ -863,7 +868,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
             guards = sorted({member.guard for member in reading}, key=lambda guard: guard.rank)
             found: list[tuple[int, Draw]] = []
             try:
-                with HoldAll(guards):  # rows and index are of the same instant
+                with HoldAll(guards):  # so that rows and index are of the same instant
                     draw = self._drawn(counts, found, with_rows=not reading)
                     if reading:
                         draw.rows = self._gathered(draw)
@@ -876,7 +881,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
     def keep(self, draw: Draw, size: int) -> None:
         """If the batch of a draw was not made, keep its parts in the members that have epochs."""
-        if not isinstance(draw, RowsDraw):  # members drawn jointly have no epochs
+        if not isinstance(draw, RowsDraw):  # members of a joint draw have no epochs
             self._keep_parts(draw.parts)
 
     def _keep_parts(self, parts: Sequence[tuple[int, Draw]]) -> None:
@@ -896,15 +901,14 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return True
 
     def _joint(self) -> JointDraw | None:
-        """Return the object that draws from all members in one go; None if each has to draw by itself."""
+        """Return the joint draw of all members, and settle them; None if each has to draw by itself."""
         joint = self._sampler.joint(self._storage)
         if joint is None or self._lineup.apart:
             return None
         if joint.reads_rows and not (self._gathers and self._lineup.plain):
             return None
-        if joint.reads_rows and not self._gatherer.covers(
-            self._storage.members
-        ):  # otherwise every draw would be made twice
+        # If rows cannot be gathered from all members, every draw would have to be repeated one by one.
+        if joint.reads_rows and not self._gatherer.covers(self._storage.members):
             return None
         here = self._place  # the process in which this ensemble is settled
         for member in self._members:
@@ -912,10 +916,10 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return joint
 
     def _draw_jointly(self, joint: JointDraw, size: int, counts: Counts | None) -> tuple[RowsDraw | None, Counts]:
-        """Draw from all members in one go.
+        """Draw from all members in one call.
 
         Returns:
-            The draw (None if members have to draw one by one), and how many elements each member contributes.
+            The draw, or None if the members have to draw one by one; and how many elements each member contributes.
         """
         sizes = self._sampler.sizes(self._storage, size)
         counts, drawn = self._sampler.draw_jointly(joint, sizes, size, counts)
@@ -940,9 +944,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return draw, counts
 
     def _completed_in_turn(self, draw: Draw) -> Draw:
-        """Make now the batches of members whose transforms use random numbers, so that these follow the order of
-        calls.
-        """
+        """Make the parts of members now if a transform draws, so that random numbers follow the order of calls."""
         if draw.rows is None:
             for member in self._members:
                 if member.transform.draws:
@@ -951,8 +953,9 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return draw
 
     def _drawn(self, counts: Sequence[tuple[int, int]], drawn: list[tuple[int, Draw]], *, with_rows: bool) -> Draw:
-        """Draw the given number of elements from each member; draws are appended to `drawn` even if a later one
-        fails.
+        """Draw the given number of elements from each member.
+
+        The members' draws are appended to `drawn`, so that they can be kept if a later one fails.
         """
         found: list[Any] = []
         for number, count in counts:
@@ -971,14 +974,14 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return index, draw.info, draw
 
     def _reads_at_draw(self, number: int) -> bool:
-        """Whether a member's rows are read with its draw, and `_gathered` can read them."""
+        """Return whether a member's rows have to be read with its draw, and `_gathered` may be able to read them."""
         member = self._members[number]
         return member.sampler.reads_rows and member.returns_rows and not isinstance(member, ReplayBufferEnsemble)
 
     def _rows_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
         rows = self._gathered(draw) if draw.rows is None else draw.rows
         if isinstance(rows, TensorDict):
-            return rows if self._prefetcher is None else rows.copy()  # a retry makes the batch from the same draw
+            return rows if self._prefetcher is None else rows.copy()  # a retry uses the rows of the same draw again
         samples = self._samples_of(draw) if rows is None else rows
         if (collate := collate or self._collate_fn) is not None:
             return collate([sample for _, sample in samples])
@@ -986,22 +989,22 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
     @property
     def _looking_back(self) -> list[Any]:
-        """Empty: rows belong to members."""
+        """Empty, because members apply their own transforms that look back."""
         return []
 
     @property
     def _gathers(self) -> bool:
-        """Whether a batch is just the members' rows, if their entries agree."""
+        """Whether a batch consists of the members' rows unchanged, if their entries agree."""
         return not self._collates and self._collate_fn is None and self._joiner.policy is None
 
     def _gathered(self, draw: Draw) -> TensorDict | None:
-        """Return the batch gathered from all members at once; None if each member has to make its own part.
+        """Return the batch, gathered from all members at once; None if each member has to make its own part.
 
-        That is the case if a member has a transform, a collate function, or sampler info that the others do not have.
+        They have to if a member has a transform, a collate function, or sampler info that the others do not have.
         """
         if not self._gathers:
             return None
-        if isinstance(draw, RowsDraw) and draw.plain and not draw.common:  # plain rows
+        if isinstance(draw, RowsDraw) and draw.plain and not draw.common:
             members, guards = self._storage.members, self._lineup.guards
             return self._gatherer.gather(members, guards, draw.of_members, draw.labels)
         found = self._rows_and_info(draw)
@@ -1019,7 +1022,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return batch
 
     def _rows_and_info(self, draw: Draw) -> tuple[MemberRows, Mapping[Any, Any]] | None:
-        """Return the rows of a draw, and the info that goes into the batch; None if members differ in these."""
+        """Return the rows of a draw, and the info to add to the batch; None if members differ in these."""
         if isinstance(draw, RowsDraw):
             carrying = self._carrying(draw.of_members.parts.listed) if draw.common else False
             return None if carrying is None else (draw.of_members, draw.common if carrying else {})
@@ -1037,7 +1040,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return (rows, common) if alike else None
 
     def _carrying(self, numbers: Sequence[int]) -> bool | None:
-        """Whether the batches of these members carry their info; None if members differ."""
+        """Return whether the batches of these members have their info as entries; None if members differ."""
         found = {self._members[number].carries_info for number in numbers}
         return found.pop() if len(found) == 1 else None
 
@@ -1059,7 +1062,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return flattened(part.index) if isinstance(part.index, TensorDict) else part.index
 
     def _sample_of(self, number: int, part: Draw) -> Any:
-        """Make the part of a member, as its `sample` would."""
+        """Make the part of a batch that a member contributes, as its `sample` would."""
         member = self._members[number]
         collate = self._collates[number] if self._collates else None
         if isinstance(member, ReplayBufferEnsemble):
@@ -1074,7 +1077,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
     def schema_report(self) -> tuple[SchemaDifference, ...]:
         """Return the entries of batches, after the members' transforms, in which members differ.
 
-        Members without elements are left out. No random stream advances.
+        Members without elements are left out. Random streams do not advance.
         """
         return tuple(differences(self._schemas()).values())
 
@@ -1096,7 +1099,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
                 self._joiner.learn({number: self._probed(number)})
 
     def _probed(self, number: int) -> Schema:
-        """Return the schema of a member's batches without changing its sampler or random stream."""
+        """Return the schema of a member's batches, from a draw that does not change its sampler or random stream."""
         member = self._members[number]
         if isinstance(member, ReplayBufferEnsemble):
             return member.nested_schema()
@@ -1118,11 +1121,11 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
     @property
     def revision(self) -> object:
-        """A value that changes whenever a part or a lock is exchanged, also in a member."""
+        """A value that changes whenever a part or a lock is replaced, also in a member."""
         return self._revision, *(member.revision for member in self._members)
 
     def _refresh(self) -> None:
-        """Rebuild what was derived from members whose parts were exchanged."""
+        """Take over the parts of the members again if any of them were replaced."""
         revisions = [member.revision for member in self._members]
         if revisions == self._followed:
             return
@@ -1135,7 +1138,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
     # Random streams --------------------------------------------------------------------------------
 
     def _lend(self, before: torch.Generator | None) -> None:
-        """Lend the generator to the members without a generator of their own, and to those that borrowed `before`."""
+        """Set the generator of members that have none of their own, and of those that use `before`, the last one."""
         generator = self._rng
         for member in self._members:
             own = member.generator
@@ -1150,7 +1153,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         self._lend(before)
 
     def draw_from(self, generator: torch.Generator | None) -> None:
-        """Set the generator of the ensemble, and of the members that borrow it."""
+        """Set the generator of the ensemble, and of the members that share it."""
         before = self._rng
         super().draw_from(generator)
         self._lend(before)
@@ -1165,11 +1168,11 @@ class ReplayBufferEnsemble(ReplayBuffer):
             yield
 
     def _borrowers(self) -> list[bool]:
-        """For each member, whether it draws from the ensemble's generator."""
+        """Return for each member whether it draws from the ensemble's generator."""
         return [self._rng is not None and member.generator is self._rng for member in self._members]
 
     def move_to(self, here: Place, *, begins_epoch: bool) -> None:
-        """Draw in another process from now on, together with the members that borrow this random stream."""
+        """Record that draws are now made in this process, also by the members that share the random stream."""
         super().move_to(here, begins_epoch=begins_epoch)
         for member, borrows in zip(self._members, self._borrowers(), strict=True):
             if borrows:
@@ -1183,7 +1186,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         borrowing = state.pop("_borrowing")
         super().__setstate__(state)
         for member, borrows in zip(self._members, borrowing, strict=True):
-            if borrows:  # share one stream as before: copies of it would draw the same rows in several members
+            if borrows:  # share one stream again, as members with copies of it would draw the same rows
                 member.draw_from(self._rng)
         self._refresh()
 
@@ -1201,7 +1204,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
     def paused(self) -> HoldAll:
         """Return a context that excludes draws, and writers to the members."""
         members = sorted(self._members, key=lambda member: member.guard.rank)
-        # In the order of a draw: its own lock, then the members'.
+        # The locks are taken in the order of a draw: the ensemble's own first, then those of the members.
         return HoldAll([super().paused(), *(member.paused() for member in members)])
 
     # State -----------------------------------------------------------------------------------------
@@ -1258,7 +1261,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         notes = saved.notes.get("members")
         if not isinstance(notes, list) or saved.storage is None:
             raise FormatError("a checkpoint of a single buffer was found, expected one of an ensemble")
-        require_digests(saved.storage)  # no member's folder may have been exchanged
+        require_digests(saved.storage)  # no member's folder may have been replaced
         with_rows = saved_members(saved.storage, len(self._members))
         if len(notes) != len(self._members) or not all(isinstance(note, dict) for note in notes):
             raise SchemaError(f"the checkpoint holds {len(notes)} members, this ensemble has {len(self._members)}")
@@ -1274,7 +1277,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         self._batch_size = saved.batch_size
 
     def _load_member(self, number: int, load: Callable[[], None]) -> None:
-        """Load a member inside `_all_or_nothing`; errors name it."""
+        """Load a member inside `_all_or_nothing`; errors name the member."""
         member = self._members[number]
         generator, borrows = member.generator, self._borrowers()[number]
         before = held_state(member.state_dict()) | ({"_rng": None} if borrows else {})
@@ -1355,9 +1358,9 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
 
 def labelled(sample: Any, index: TensorDict | None, source_key: str | None) -> Any:
-    """Add the source of elements to a member's batch: `"index"` (`[n]` rows of an ensemble's index) and the source key.
+    """Add `"index"` and the source key to a member's batch, from the rows `index`, `[n]`, of an ensemble's index.
 
-    Without `index` that entry is left out. SchemaError if the batch already has an entry `source_key`.
+    If `index` is None, `"index"` is removed. SchemaError if the batch already has an entry `source_key`.
     """
     if not is_tensor_collection(sample):
         return sample
@@ -1380,9 +1383,7 @@ def labelled(sample: Any, index: TensorDict | None, source_key: str | None) -> A
 
 
 def _spread(values: torch.Tensor, batch: torch.Size) -> torch.Tensor:
-    """Expand labels of elements, `[n, …]`, to the shape of a batch of elements, slices, or elements of several
-    steps.
-    """
+    """Expand labels, `[n, …]`, to the shape of a batch: of n elements, or of elements with several steps each."""
     if values.shape[:1] == batch[:1] and len(batch) == 1:
         return values
     rest = values.shape[1:]
@@ -1394,7 +1395,7 @@ def _spread(values: torch.Tensor, batch: torch.Size) -> torch.Tensor:
 
 
 def one_behind_another(batch: Any) -> Any:
-    """Return a batch `[k, n, …]` as `[k * n, …]`."""
+    """Reshape a batch `[k, n, …]`, also a lazy stack, to `[k * n, …]`."""
     if isinstance(batch, torch.Tensor) or is_tensor_collection(batch):
         return torch.cat(list(batch.unbind(0)))
     raise SchemaError(f"a nested ensemble returned a batch of type {type(batch).__name__}, expected a tensordict")
@@ -1404,8 +1405,8 @@ def part_of_index(index: Any, storage: StorageEnsemble) -> Iterator[tuple[int, A
     """Split the index of a batch by members.
 
     Yields:
-        The member's number, its storage, the rows there, and which elements of the batch they are. Rows are int64
-        `[n]`, coordinates `[n, ndim]`, or the index of a nested ensemble.
+        The member's number, its storage, the rows there, and a mask of the batch that marks the member's elements. Rows
+        are int64 `[n]`, coordinates `[n, ndim]`, or the index of a nested ensemble.
     """
     ids, numbers, sources = index.get(BUFFER_IDS), index.get(INDEX), index.get(SOURCE_ID, None)
     if numbers.shape[: ids.dim()] != ids.shape:
@@ -1425,12 +1426,13 @@ def part_of_index(index: Any, storage: StorageEnsemble) -> Iterator[tuple[int, A
 
 
 class RowsDraw(Draw):
-    """Rows of several members that were drawn at once; index, info and the members' draws are made when needed.
+    """Rows of several members from a joint draw; index, info and the members' draws are computed when needed.
 
     Attributes:
-        labels: where elements come from, in the shape of the batch.
+        of_members: the rows, member by member.
+        labels: member, row and source of each element, in the shape of the batch; see `labels_of`.
         common: the info of the samplers, in the shape of the batch.
-        plain: whether members' batches are rows as their storages return them.
+        plain: whether the members' batches are rows as their storages return them.
     """
 
     __slots__ = ("_source_key", "common", "labels", "of_members", "plain")
@@ -1477,12 +1479,12 @@ _OF_PARTS = frozenset({"_storage", "_sampler", "_writer", "_prefetch_state"})
 
 
 def _same(some: Sequence[object], others: Sequence[object]) -> bool:
-    """Whether these are the very same objects, pairwise."""
+    """Return whether two sequences consist of the same objects."""
     return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
 
 
 def _saved_member(saved: SavedParts, number: int, note: Mapping[str, Any], with_rows: frozenset[int]) -> SavedParts:
-    """Return what a checkpoint holds for a member; FormatError if its notes are damaged."""
+    """Return the saved parts of a member in a checkpoint; FormatError if its notes are damaged."""
 
     def folder(parent: Path | None) -> Path | None:
         place = None if parent is None else parent / str(number)
@@ -1505,20 +1507,22 @@ _IS_EMPTY = operator.attrgetter("is_empty")
 
 
 class _Lineup(NamedTuple):
-    """Facts derived from the members' parts; valid until one of them is exchanged."""
+    """Properties of the members' parts that draws need; valid until a part is replaced."""
 
     guards: Guards
     apart: bool
-    """Whether a member's draws hold more than its sampler's index and info, such as generations."""
+    """Whether a member's draws hold more than its sampler's index and info, such as generations, so that it has to draw
+    by itself.
+    """
     transforms: list[Compose] | None
-    """The members' transforms; None if a member makes batches of rows in some other way."""
+    """The members' transforms; None if a member changes rows in another way, too, such as by a collate function."""
     draws: HoldAll
     """Excludes other draws from the members, and changes of their samplers."""
     draws_and_writes: HoldAll
 
     @classmethod
     def of(cls, members: Sequence[ReplayBuffer]) -> _Lineup:
-        """Derive them from the members."""
+        """Derive the properties from the members."""
         ranked = sorted(members, key=lambda member: member.guard.rank)
         guards, locks = [member.guard for member in ranked], [member.draw_lock for member in ranked]
         return cls(
@@ -1531,11 +1535,11 @@ class _Lineup(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether the batches of members are rows as their storages return them."""
+        """Whether the batches of all members are rows as their storages return them."""
         return self.transforms is not None and all(map(_IS_EMPTY, self.transforms))
 
     def exclusion(self, joint: JointDraw) -> HoldAll | None:
-        """Return a context in which nobody else uses what a joint draw uses; None if none is needed."""
+        """Return a context that excludes whatever could interfere with a joint draw; None if nothing can."""
         return self.draws_and_writes if joint.reads_rows else self.draws if joint.uses_state else None
 
 

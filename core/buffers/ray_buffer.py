@@ -1,8 +1,8 @@
-"""A buffer in a Ray actor, which tasks and actors on all nodes write to and sample from.
+"""A buffer in a Ray actor, which tasks and actors on all nodes can write to and sample from.
 
-Messages do not copy tensors: pickle's protocol 5 passes their bytes as separate buffers, Ray puts these into the memory
-shared by all processes of a machine, and the received tensors are views of it. torch alone would copy each tensor
-several times.
+Messages do not copy tensors: pickle's protocol 5 passes their bytes as separate buffers, Ray puts these into memory
+that all processes of a machine share, and the received tensors are views of it. torch's own pickling would copy each
+tensor several times.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Parcel:
 
 
 def packed(value: Any, *, to_cpu: bool = False) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """Return a pickle, and the bytes of the tensors by reference.
+    """Return the pickle of a value, and the bytes of its tensors by reference.
 
     Tensors on the CPU, and with `to_cpu` all others, arrive as plain contiguous tensors on the CPU without gradients.
-    Functions and classes that cannot be imported travel by value.
+    Functions and classes that cannot be imported are pickled by value.
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
@@ -76,7 +76,7 @@ def packed(value: Any, *, to_cpu: bool = False) -> tuple[bytes, list[pickle.Pick
 
 def opened(document: bytes, *buffers: Any) -> Any:
     """Return the value of a pickle, whose tensors are views of the buffers."""
-    return pickle.loads(document, buffers=buffers)  # safe: from a process that runs this program's code
+    return pickle.loads(document, buffers=buffers)  # safe: it comes from a process that runs this program's code
 
 
 def split(value: Any, count: int) -> list[Any]:
@@ -102,16 +102,16 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def small(value: Any, limit: int) -> bytes | None:
-    """Pack a nest of dense tensors of up to `limit` bytes; None for anything else.
+    """Pack a nest of dense tensors of up to `limit` bytes to plain bytes; None for anything else.
 
-    Ray sends plain bytes as they are; for a parcel it manages a list of buffers, which takes longer.
+    Ray sends plain bytes as they are. For a parcel it has to manage a list of buffers, which takes longer.
     """
     piece = NestPiece.of(value)
     if piece is None or piece.size > limit or any(piece.layout.structure.constants()):
         return None
     try:
         document = pickle.dumps(piece.layout)
-    except (AttributeError, TypeError, pickle.PicklingError):  # of a class that cannot be imported
+    except (AttributeError, TypeError, pickle.PicklingError):  # the nest has a class that cannot be imported
         return None
     return b"".join((*piece.parts(), document, piece.size.to_bytes(_SIZE_BYTES, "little")))
 
@@ -124,7 +124,7 @@ def opened_small(data: bytes) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _layout(document: bytes) -> NestLayout:
-    found: NestLayout = pickle.loads(document)  # safe: from a process that runs this program's code
+    found: NestLayout = pickle.loads(document)  # safe: it comes from a process that runs this program's code
     return found
 
 
@@ -147,7 +147,7 @@ def _content(tensor: torch.Tensor) -> NDArray[Any]:
     """Return the bytes of a tensor as an array in C order, by reference if the tensor is contiguous."""
     try:
         return np.ascontiguousarray(tensor.detach().numpy())
-    except (RuntimeError, TypeError):  # conjugated, negated, or of a type that numpy lacks
+    except (RuntimeError, TypeError):  # lazily conjugated or negated, or of a type that NumPy does not have
         plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().contiguous()
         return plain.reshape(-1).view(torch.uint8).numpy()
 
@@ -161,7 +161,7 @@ def _tensor(content: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.T
 
 
 class _Writable:
-    """Makes the bytes of a received array writable: each parcel has a single receiver."""
+    """Makes the bytes of a received array writable, which is safe as each parcel has a single receiver."""
 
     def __init__(self, array: Any) -> None:
         self._array = array  # keeps the memory alive
@@ -182,21 +182,22 @@ def _generator(state: torch.Tensor, device: str) -> torch.Generator:
 
 _PARTS = frozenset({"sampler", "storage", "transform", "writer"})
 _OWNERS = frozenset({"client", "clients", "close", "shutdown", "start"})
-"""What a `RayReplayBuffer` has, and its clients lack."""
+"""Methods that a `RayReplayBuffer` has, and its clients do not have."""
 _MASKS = ("mask", ("collector", "mask"))
 _END = "end of the iteration"
-# Ray sends up to 100 kB with the answer, and more through the object store, which doubles the time for 200 kB.
+# Ray sends results of up to 100 kB with the answer. Larger ones go through the object store, which takes twice the time
+# for 200 kB, so that batches of up to `_MOST_PARTS` such results are sent in parts.
 _PART_BYTES, _MOST_PARTS = 90_000, 12
 _DEFAULTS: dict[str, Any] = {"num_cpus": 1}
 _NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class BufferLostError(NetworkError, RuntimeError):
-    """The actor with the buffer is gone, and with it all elements since the last checkpoint."""
+    """The actor with the buffer has ended, and all elements since the last checkpoint are lost."""
 
 
 class _Host:
-    """Runs in the actor: owns the buffer and answers calls."""
+    """The class of the actor, which owns the buffer and answers calls."""
 
     def __init__(self, path: Sequence[str]) -> None:
         sys.path.extend(entry for entry in path if entry not in sys.path)
@@ -228,14 +229,13 @@ def _build(host: Any, kind: Callable[..., Any], arguments: Sequence[Any], option
 
 
 class _Itself:
-    """What the actor answers where a method of the buffer returns the buffer."""
+    """Stands for the buffer in the actor's answers, where a method returns the buffer itself."""
 
 
 def _method(host: Any, name: str, *arguments: Any, **options: Any) -> Any:
     buffer = host.buffer
-    if getattr(
-        buffer.storage, "returns_objects", False
-    ):  # it keeps references to its data, which must not be memory of the object store
+    # A storage of objects keeps references to its data, which must not be memory of the object store.
+    if getattr(buffer.storage, "returns_objects", False):
         arguments = tuple(map_tensors(_copy, argument) for argument in arguments)
     found = getattr(buffer, name)(*arguments, **options)
     return _Itself if found is buffer else found
@@ -284,14 +284,14 @@ def _stop(host: Any, name: str) -> None:
 
 
 class _Method:
-    """A method of a part of the buffer, called in the actor."""
+    """Stands for a method in the actor's answers; the client makes a function that calls it in the actor."""
 
     def __init__(self, path: tuple[str, ...]) -> None:
         self.path = path
 
 
 def _parts_of(batch: Any) -> int:
-    """Return in how many parts a batch of this size is sent fastest."""
+    """Return the number of parts in which a batch of this size is sent fastest."""
     size = sum(buffer.raw().nbytes for buffer in packed(batch)[1])
     parts = max(1, -(-size // _PART_BYTES))
     return parts if parts <= _MOST_PARTS else 1
@@ -348,7 +348,7 @@ _Found = TypeVar("_Found")
 def _there(
     method: Callable[Concatenate[Any, _Arguments], _Found],
 ) -> Callable[Concatenate[Any, _Arguments], _Found]:
-    """Return a method that calls this one of the buffer in the actor."""
+    """Return a method of clients that calls this method of the buffer in the actor."""
 
     @functools.wraps(method)
     def call(client: Any, /, *arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Found:
@@ -359,15 +359,15 @@ def _there(
 
 
 def _kept_there(name: str) -> Any:
-    """Make a property whose value the buffer in the actor has; `__setattr__` sets it there."""
+    """Make a property that is read from the buffer in the actor; `__setattr__` sets it there."""
     return property(lambda client: client._ask(_attribute, (name,)), doc=getattr(ReplayBuffer, name).__doc__)
 
 
 class RayBufferClient:
     """A small handle of the buffer in a Ray actor: it can be pickled, and has the methods of the buffer.
 
-    `RayReplayBuffer.client()` makes it. It does not end the actor, and makes no other clients. `isinstance` holds for
-    the class of the buffer in the actor.
+    `RayReplayBuffer.client()` makes it. It cannot end the actor or make other clients. To `isinstance` it has the class
+    of the buffer in the actor.
     """
 
     _lost = ""
@@ -377,10 +377,10 @@ class RayBufferClient:
     def __init__(self, actor: Any, kind: type, *, to_cpu: bool) -> None:
         self._actor, self._kind, self._to_cpu = actor, kind, to_cpu
         self._ray = imported_ray("a RayReplayBuffer")
-        self._parts: dict[int | None, int] = {}  # batch size → number of parts it is sent in
+        self._parts: dict[int | None, int] = {}  # for each batch size, the number of parts in which batches are sent
         self._priority_key: Any = None
 
-    @property  # type: ignore[misc]  # nobody sets it
+    @property  # type: ignore[misc]  # mypy does not expect a read-only property
     def __class__(self) -> Any:
         return self._kind
 
@@ -401,7 +401,7 @@ class RayBufferClient:
         return self if found is _Itself else found
 
     def _require_actor(self) -> None:
-        if not self._lost and not self._ray.is_initialized():  # otherwise the call would start another Ray
+        if not self._lost and not self._ray.is_initialized():  # a call would start another Ray
             self._lost = "Ray was shut down"
         if self._lost:
             self._raise_lost()
@@ -464,7 +464,7 @@ class RayBufferClient:
     update_priority = _there(ReplayBuffer.update_priority)
 
     def submit_update_if_present(self, **update: Any) -> Future[Any]:
-        """Update as `update_if_present` does; return a future of what became of it."""
+        """Update as `update_if_present` does, and return a future with the result."""
         return completed(functools.partial(self.update_if_present, **update))
 
     def update_tensordict_priority(self, data: Any) -> None:
@@ -500,7 +500,7 @@ class RayBufferClient:
         parts = self._parts.get(batch_size, 1)
         method = self._actor.sample
         if parts == 1:
-            # Each argument is serialized separately, which takes time: leave out those with their default.
+            # Ray serializes each argument separately, which takes time, so arguments with their defaults are left out.
             answer = self._get(method.remote(batch_size, options) if options else method.remote(batch_size))
             if isinstance(answer, bytes):
                 return opened_small(answer)
@@ -592,19 +592,19 @@ def _reached(kind: type[RayBufferClient], actor: Any, of: type, to_cpu: bool, lo
 class RayReplayBuffer(RayBufferClient):
     """A buffer that lives in an actor of a Ray cluster; it has the methods of the buffer.
 
-    The actor handles calls one after another, so the buffer can be passed to tasks and other actors. `isinstance` holds
-    for the class of the buffer, and `ReplayBuffer(…, service_backend="ray")` of any class makes one. Errors are the
-    buffer's own. Batches travel through Ray's object store: on the actor's machine their tensors are views of it,
-    without a copy, and occupy it as long as they exist (`batch.clone()` releases it). `sampler`, `storage`, `writer`
-    and `transform` are `RemotePart`s, and `call(function)` runs anything in the actor. Paths of checkpoints are paths
-    on the actor's machine.
+    The actor handles calls one after another, so the buffer can be passed to tasks and other actors. To `isinstance` it
+    has the class of the buffer in the actor, and `ReplayBuffer(…, service_backend="ray")`, or any other class of
+    buffers with this argument, makes one. Methods raise the same errors as those of the buffer. Batches are sent
+    through Ray's object store: on the actor's machine their tensors are views of it, without a copy, and occupy it as
+    long as they exist (use `batch.clone()` to release it). `sampler`, `storage`, `writer` and `transform` are
+    `RemotePart`s, and `call(function)` runs any function in the actor. Checkpoints are on the actor's machine.
 
     Args:
         replay_buffer_cls: the class of the buffer; default `ReplayBuffer`.
         remote_config: options of the actor, as for `ray.remote`; default `{"num_cpus": 1}`.
         ray_init_config: options of `ray.init`, if Ray does not run in this process yet. By default the cluster of the
             environment variable RAY_ADDRESS is used, otherwise a local Ray that listens on the loopback device only.
-        transport, transport_options: `"auto"` or `"ray"`, without options: data goes through Ray.
+        transport, transport_options: `"auto"` or `"ray"`, and no options: data is always sent through Ray.
         *arguments, **options: arguments of the buffer's class. Parts given as callables are made in the actor:
             `storage=partial(LazyTensorStorage, 1_000_000)`. Data on a GPU arrives there on the CPU, unless
             `remote_config` has `num_gpus`.
@@ -662,7 +662,7 @@ class RayReplayBuffer(RayBufferClient):
         return "ray"
 
     def start(self) -> Self:
-        """Return this buffer, whose actor runs since it was made; BufferLostError if it has ended."""
+        """Return this buffer, whose actor was started when it was made; BufferLostError if the actor has ended."""
         self._require_actor()
         return self
 
@@ -688,7 +688,7 @@ class RayReplayBuffer(RayBufferClient):
         """End the actor, and with it the buffer; Ray keeps running.
 
         Args:
-            timeout: has no effect, as nothing is waited for; it exists for code that also uses other buffers.
+            timeout: has no effect, as this does not wait; it exists for code that also uses other buffers.
         """
         if self._ray.is_initialized() and not self._lost:
             self._ray.kill(self._actor)
@@ -698,7 +698,7 @@ class RayReplayBuffer(RayBufferClient):
 
 
 def _class_of(maker: Any) -> type:
-    """Return the class of the buffers that a function makes, as far as it is known."""
+    """Return the class of the buffers that a callable makes; `ReplayBuffer` if it is unknown."""
     while isinstance(maker, functools.partial):
         maker = maker.func
     return maker if isinstance(maker, type) else ReplayBuffer
@@ -708,11 +708,11 @@ _SERVICE = ("ray_init_config", "remote_config")
 
 
 def deployed_on_ray(kind: type, arguments: Sequence[Any], options: Mapping[str, Any]) -> RayReplayBuffer:
-    """Make the buffer of this class that `service_backend="ray"`, or the older `use_ray_service`, asks for.
+    """Make a buffer of this class in an actor, for `service_backend="ray"` or the older `use_ray_service`.
 
     Raises:
-        UsageError: (a ValueError) the two contradict each other, or see `RayReplayBuffer`.
-        TypeError: `service_backend_options` has another entry.
+        UsageError: (a ValueError) the two arguments contradict each other; and for the reasons of `RayReplayBuffer`.
+        TypeError: `service_backend_options` has an unknown entry.
     """
     given = dict(options)
     backend, older = given.pop("service_backend", None), given.pop("use_ray_service", None) or False

@@ -3,10 +3,10 @@
     extend(data) ─► transform.inv ─► writer: which rows ─► storage: write ─► sampler: told what was written
     sample(n)    ─► sampler: which rows ─► storage: read ─► collate ─► transform ─► pin ─► batch
 
-A batch is made in three steps. The sampler draws an index, always in the caller's thread, so that threads never change
-which elements are drawn. The storage reads the rows without locking out writers: a read that a write overlapped is
-repeated (see `Guard`). Collation, transforms and pinning then turn rows into a batch; these last two steps may run
-ahead in threads (`prefetch`).
+A batch is made in three steps. The sampler draws an index, always in the caller's thread, so that the elements drawn do
+not depend on the timing of threads. The storage reads the rows without locking out writers: a read is repeated if a
+write overlapped with it (see `Guard`). Collation, transforms and pinning then turn rows into a batch. With `prefetch`,
+threads do the last two steps in advance.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch.utils.data import IterableDataset, get_worker_info
 
-from .. import checkpointers as _checkpointers  # noqa: F401
+from .. import checkpointers as _checkpointers  # noqa: F401  # importing it registers the default checkpointers
 from ..declarations import from_leaf
 from ..engine.ray_cluster import imported_ray
 from ..errors import (
@@ -47,8 +47,6 @@ from ..errors import (
     warn_caller,
 )
 from ..format.syncing import Durable
-
-# Checkpointers are found by the class of the storage, once this package is imported.
 from ..options import PathLike
 from ..samplers.base import Index, Sampler
 from ..samplers.sample_units import ANCHOR, SampleUnit
@@ -114,32 +112,34 @@ class ReplayBuffer(Rebased):
     Args:
         storage: a `Storage`, or a callable that makes one; default `ListStorage(1_000)`.
         sampler: a `Sampler`, or a callable that makes one; default `RandomSampler()`.
-        sample_unit: a `SampleUnit` that expands each drawn element; `Sequence(8)` expands it to 8 steps of its episode.
+        sample_unit: a `SampleUnit` that expands each drawn element: `Sequence(8)` gives 8 steps of its episode.
         writer: a `Writer`, or a callable that makes one; default `RoundRobinWriter()`.
-        collate_fn: makes a batch of the rows that the storage returns. By default elements of a list storage are
-            stacked, and other storages return batches already.
+        collate_fn: a function that makes a batch of the rows that the storage returns. By default elements of a list
+            storage are stacked; other storages return batches already.
         pin_memory: whether batches are put in page-locked memory, for fast copies to an accelerator. Entries on a
             device stay there. Workers of a `DataLoader` do not pin; the loader does it, if it has `pin_memory=True`.
-        prefetch: how many batches are prepared ahead, in as many threads; needs `batch_size`. Which elements are drawn
-            does not depend on it.
+        prefetch: how many batches are prepared ahead, in as many threads. It needs `batch_size`, and does not change
+            which elements are drawn.
         transform: a `Transform` of rbtool or TorchRL, a module or any callable. It is applied to batches, and its
             `inv`, if it has one, to data that is written.
-        transform_factory: makes the transform when it is first needed, instead of `transform`.
+        transform_factory: a function that makes the transform when it is first needed, instead of `transform`.
         batch_size: how many elements `sample()` and iteration return.
         consume_after_n_samples: after how many draws an element is used up and its slot may be written again; see
             `ConsumingSampler`. `len(buffer)` then counts the elements that can still be sampled.
-        dim_extend: the dimension of the user's data along which a storage of several dimensions grows; default the
-            last. The storage keeps it as dimension 0.
-        checkpointer: saves and loads the storage; default the one registered for its class.
-        generator: the random generator of storage, sampler, writer and transforms; default torch's own.
-        shared: whether several processes write at the same time. Without it any number of processes may read, and
-            forked or spawned children may continue the same ring one after the other.
+        dim_extend: the dimension of the user's data along which a storage of several dimensions grows, by default the
+            last one. The storage keeps it as dimension 0.
+        checkpointer: the object that saves and loads the storage; default the one registered for the storage's class.
+        generator: the random generator of storage, sampler, writer and transforms; default torch's global one.
+        shared: whether several processes write at the same time. If not, any number of processes may read, and forked
+            or spawned children may continue the same ring one after the other.
         compilable: whether the default writer counts in plain ints, which other processes do not see.
-        delayed_init: whether the parts are made only when one is first needed; default only with `transform_factory`.
+        delayed_init: whether the parts are made only when one of them is first needed; by default only with
+            `transform_factory`.
         service_backend: `"direct"`, the default: the buffer is in this process. `"ray"` makes a `RayReplayBuffer` whose
             actor has a buffer of this class and these arguments.
         service_backend_options: with `"ray"`, a dict with `ray_init_config` and `remote_config`, as for that class.
-        transport, transport_options: how data reaches the buffer: `"auto"` or the name of the backend, without options.
+        transport, transport_options: how data is sent to the buffer: `"auto"` or the name of the backend, and no
+            options.
         use_ray_service: True is the older form of `service_backend="ray"`, with a FutureWarning.
 
     Raises:
@@ -177,17 +177,17 @@ class ReplayBuffer(Rebased):
     _unshared: bool
     """Whether several processes may write, but the rows are not in shared memory yet."""
     _cut_off: bool
-    """Whether this is a forked child that has a private copy of the rows of a shared buffer."""
+    """Whether this process is a forked child that has only a private copy of the rows of a shared buffer."""
     unseeded = False
-    """Whether no generator was given, so that copies in other processes have to draw different samples."""
+    """Whether the user gave no seed for the generator, so that copies in other processes have to draw other samples."""
     _place: Place
     """The process that drew the last batch, or in which the generator was set."""
     _sampling: threading.RLock
-    """Held by one draw at a time."""
+    """Held during each draw, and each change of the sampler."""
     _seen: Written | None = None
-    """The state of the writer when a sampler that reads rows last drew under the lock."""
+    """The state of the write log when a sampler that reads rows last drew under the lock."""
     _copies = 0
-    """The number of processes with a copy of this buffer."""
+    """The number of copies of this buffer that were made for other processes."""
     _revision = 0
     _ended = False
     _closed = False
@@ -196,7 +196,7 @@ class ReplayBuffer(Rebased):
     carries_info: ClassVar[bool] = False
     """Whether batches carry the sampler's info as entries."""
     draws_apart: ClassVar[bool] = False
-    """Whether its draws hold more than the sampler's index and info (such as generations)."""
+    """Whether its draws hold more than the sampler's index and info, such as random numbers for new goals."""
     _reads_by_index: ClassVar[bool] = True
     """Whether the rows of a draw are simply `storage.get(index)`."""
     _label: ClassVar[str | None] = None
@@ -318,7 +318,7 @@ class ReplayBuffer(Rebased):
                 self._share_rows()
 
     def __getattr__(self, name: str) -> Any:
-        # Called only for missing attributes, among them the parts before they are made.
+        # Python calls this for missing attributes only; the parts are missing until they are made.
         if name in _LATE and self.__dict__.get("_recipe") is not None:
             self._build()
             return getattr(self, name)
@@ -359,7 +359,7 @@ class ReplayBuffer(Rebased):
         self._set_generators(self._rng)
 
     def _introduce(self) -> None:
-        """Pass the storage to the sampler; if the sampler follows writes, report the stored elements as written."""
+        """Attach the storage to the sampler; if the sampler follows writes, report the stored elements as written."""
         self._sampler.on_attach(self._storage)
         if not (self._notify_sampler and self._storage.has_rows):
             return
@@ -370,7 +370,7 @@ class ReplayBuffer(Rebased):
 
     @property
     def initialized(self) -> bool:
-        """Whether the parts are made already."""
+        """Whether the parts have been made; False only with `delayed_init`."""
         return self._recipe is None
 
     @property
@@ -385,7 +385,7 @@ class ReplayBuffer(Rebased):
 
     @property
     def sample_unit(self) -> SampleUnit | None:
-        """The unit that expands drawn elements; None if batches contain just the drawn elements."""
+        """The unit that expands drawn elements; None if batches consist of the drawn elements."""
         return self._sample_unit
 
     @property
@@ -426,7 +426,7 @@ class ReplayBuffer(Rebased):
         self._dim_extend, self._given_dim = checked, True
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
-        """Replace the storage and return the previous one; writing continues behind the rows of the new one."""
+        """Replace the storage, and return the previous one. Writes continue behind the rows of the new one."""
         storage = _made(storage, Storage, "storage")
         with self._guard, self._sampling:
             dim = self._dim_extend if self._given_dim else None
@@ -459,7 +459,7 @@ class ReplayBuffer(Rebased):
         return previous
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Replace the writer and return the previous one; a new writer takes over its cursor and count."""
+        """Replace the writer, and return the previous one, whose cursor and count the new one takes over."""
         writer = _made(writer, Writer, "writer")
         self._check_parts(self._storage, self._sampler, writer)
         with self._guard.hold(), self._sampling:
@@ -481,8 +481,9 @@ class ReplayBuffer(Rebased):
         self.draw_from(generator)
 
     def draw_from(self, generator: torch.Generator | None) -> None:
-        """Set the generator of all parts, possibly one shared with another buffer, without binding it to this
-        process.
+        """Set the generator of all parts, which may be shared with another buffer.
+
+        In contrast to `set_rng`, this does not mark the generator as set in this process.
         """
         self._rng = generator
         with self._sampling:
@@ -531,20 +532,20 @@ class ReplayBuffer(Rebased):
             self._prefetcher.clear()
 
     def mark_update(self, index: Any) -> None:
-        """Report changed elements to the sampler; a prioritized one gives them the default priority.
+        """Report changed elements to the sampler. A prioritized sampler gives them the default priority.
 
         Args:
             index: any index accepted by `rb[index] = …`, or coordinates, int64 `[n, ndim]`.
         """
         storage, index = self._storage, without_arrays(index)
         if isinstance(index, torch.Tensor) and index.dim() == 2 and 1 < storage.ndim == index.shape[1]:
-            index = index.unbind(-1)  # as writers return them; a storage would take them for rows
+            index = index.unbind(-1)  # coordinates as writers return them, which a storage would take for rows
         with self._sampling:
             self._sampler.mark_update(index, storage=storage)
 
     # Drawing and making batches -----------------------------------------------------------------------
-    # If the batch of a draw cannot be made, because reading fails or is interrupted, the draw is kept, and the next
-    # call for the same number of elements delivers it: an epoch loses no element.
+    # If the batch of a draw cannot be made, because reading fails or is interrupted, the draw is kept. The next call
+    # for the same number of elements delivers it, so that no element of an epoch is lost.
 
     def _deliver(self, size: int, out: Any = None) -> tuple[Draw, Any]:
         """Return the next draw of this size and its batch; with `out`, the batch is copied there."""
@@ -552,7 +553,7 @@ class ReplayBuffer(Rebased):
         future: Future[Any] | None = None
         with self._sampling:
             self.settle()
-            kept = self._undelivered  # `forget_drawn` replaces the list, so draws forgotten meanwhile are not kept
+            kept = self._undelivered  # `forget_drawn` replaces this list: after it, a failed draw is not kept
             if not kept and self._prefetcher is None and not self._drawing.reads_rows:
                 draw = self._draw(size)
         if draw is None:
@@ -565,7 +566,7 @@ class ReplayBuffer(Rebased):
             batch = self._changed(rows, draw) if self._transform.draws else rows
             return draw, batch if out is None else fill(out, batch, self._storage.may_hold)
         except BaseException:
-            if not (self._sampler.has_epochs or draw.parts):  # drop older ones: their size may never be asked for again
+            if not (self._sampler.has_epochs or draw.parts):  # drop older ones, whose size may never be needed again
                 kept.clear()
             draw.size = size
             kept.append(draw)
@@ -582,7 +583,7 @@ class ReplayBuffer(Rebased):
             make = self._rows_of if self._transform.draws else self.batch_of
             while True:
                 newest = prefetcher.newest
-                # One more than the capacity: the oldest is removed only after all draws succeeded.
+                # Draw one more than the capacity, because the oldest is removed only after all draws have succeeded.
                 while newest is None or (len(prefetcher) <= prefetcher.capacity and not newest.last):
                     newest = self._draw_ahead(prefetcher, size, make)
                 draw, future = prefetcher.oldest
@@ -592,12 +593,12 @@ class ReplayBuffer(Rebased):
                     return draw, future
 
     def _draw_ahead(self, prefetcher: Prefetcher, size: int, make: Callable[[Draw], Any]) -> Draw:
-        """Draw once more, and let a thread make the batch."""
+        """Draw once more, and have a thread make the batch."""
         waiting = len(self._undelivered)
         try:
             draw = self._draw(size)
         except BaseException:
-            for kept in self._undelivered[waiting:]:  # its turn comes after those in the queue
+            for kept in self._undelivered[waiting:]:  # a draw that was kept on failure comes after those in the queue
                 kept.size = None
                 prefetcher.push(kept, None)
             del self._undelivered[waiting:]
@@ -606,9 +607,9 @@ class ReplayBuffer(Rebased):
         return draw
 
     def _rows_stay(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context that excludes writers, if the sampler reads rows.
+        """Return a context that excludes writers if the sampler reads rows. Enter it before taking `_sampling`.
 
-        Writers take the guard before they notify the sampler; taking them in the other order could deadlock.
+        Writers take the guard first and then `_sampling`, to notify the sampler; the other order could deadlock.
         """
         return self._guard.hold() if self._drawing.reads_rows else contextlib.nullcontext()
 
@@ -650,8 +651,8 @@ class ReplayBuffer(Rebased):
             size: how many elements to draw.
             with_rows: whether a sampler that reads rows returns them with the draw. If False, the caller excludes
                 writers and reads the rows itself.
-            or_fewer: whether a draw passed to `keep` may be returned even if it has fewer elements. Kept draws come
-                first.
+            or_fewer: whether a draw that was passed to `keep` may be returned even if it has fewer elements. Draws that
+                were kept are returned first.
         """
         with self._sampling:
             self.settle()
@@ -662,7 +663,7 @@ class ReplayBuffer(Rebased):
         return self._draw(size, with_rows)
 
     def keep(self, draw: Draw, size: int) -> None:
-        """Keep a draw whose batch was not made, if the sampler would not draw its elements again in this epoch."""
+        """Keep a draw whose batch was not made, if the sampler has epochs and would not draw its elements again."""
         if self._sampler.has_epochs:
             with self._sampling:
                 draw.size = size
@@ -705,13 +706,13 @@ class ReplayBuffer(Rebased):
                 raise
 
     def _undisturbed(self, size: int) -> Draw | None:
-        """Draw with rows, without the lock that other processes may be waiting for.
+        """Draw and read rows without the lock, so that processes do not wait for each other.
 
-        This is safe if nothing was written since the last draw, because then whatever the sampler derived from the rows
-        is complete. Samplers that must not draw twice, such as those with epochs, are excluded.
+        This is safe if nothing was written since the last draw, because what the sampler has derived from the rows is
+        then up to date. Samplers whose draws must not be repeated, such as those with epochs, are excluded.
 
         Returns:
-            None if it is not safe, or if a write interfered.
+            The draw; None if this is not safe, or if a write interfered.
         """
         sampler, storage, guard, seen = self._drawing, self._storage, self._guard, self._seen
         if (
@@ -742,20 +743,20 @@ class ReplayBuffer(Rebased):
         if draw.rows is None:
             return self._guard.read(self._read, draw.index)
         if self._sampler.rows_come_once and not self.returns_rows:
-            return map_tensors(lambda value: value.clone(), draw.rows)  # a retry needs the originals
+            return map_tensors(lambda value: value.clone(), draw.rows)  # the originals are needed for a retry
         return draw.rows
 
     def _read(self, index: Any) -> Any:
-        """Read rows, and the steps before them if transforms look back; the guard makes all of them of one instant."""
+        """Read rows, and the steps around them if transforms look back; the caller's guard makes this consistent."""
         return self._storage.get(index) if self._transform.is_empty else self.with_past(index, None)
 
     @property
     def _looking_back(self) -> list[Any]:
-        """The transforms that need earlier steps, and are therefore applied while rows are read."""
+        """The transforms that need the steps around a batch's steps, and are therefore applied while rows are read."""
         return self._transform.looking_back
 
     def with_past(self, index: Any, rows: Any, dim_extend: int = 0) -> Any:
-        """Apply the transforms that look back to rows that were just read, or are read now if `rows` is None.
+        """Apply the transforms that look back to rows that were just read; if `rows` is None, read them now.
 
         The caller excludes writers, or repeats the call if one interfered.
         """
@@ -770,10 +771,10 @@ class ReplayBuffer(Rebased):
         return self._changed(self._rows_of(draw, collate), draw)
 
     def _filled(self, out: Any, draw: Draw) -> Any:
-        """Make the batch of a draw in the memory of `out`; without an intermediate copy if the batch is plain rows."""
+        """Make the batch of a draw in the memory of `out`, without an intermediate copy if it is just stored rows."""
         storage, added = self._storage, draw.info if self.carries_info else {}
         plain = draw.rows is None and self._reads_by_index and self.returns_rows
-        plain = plain and (not added or getattr(out, "batch_dims", 0) == 1)  # else info is repeated along the others
+        plain = plain and (not added or getattr(out, "batch_dims", 0) == 1)  # else info is repeated in the others
         if plain and all(type(value) is torch.Tensor for value in added.values()):
             return self._guard.read(lambda index: storage.read_into(out, index, added), draw.index)
         return fill(out, self.batch_of(draw), storage.may_hold)
@@ -784,7 +785,7 @@ class ReplayBuffer(Rebased):
         return self.rows_are_batches and self._transform.is_empty
 
     def _changed(self, rows: Any, draw: Draw) -> Any:
-        """Turn collated rows into a batch: transforms, info, pinning."""
+        """Turn collated rows into a batch: apply transforms, add the info, pin."""
         batch = self._completed(self._transformed(rows), draw)
         return self._pinned(batch) if self._pin_memory else batch
 
@@ -796,7 +797,7 @@ class ReplayBuffer(Rebased):
         transform = self._transform
         if transform.is_empty:
             return rows
-        if self._storage.returns_objects:  # transforms may set entries of what they get
+        if self._storage.returns_objects:  # transforms may set entries of the objects that they get
             rows = map_tensors(lambda part: part if isinstance(part, torch.Tensor) else part.copy(), rows)
         done = len(self._looking_back)
         if done:
@@ -807,7 +808,7 @@ class ReplayBuffer(Rebased):
         return transform(rows)
 
     def _pinned(self, batch: Any) -> Any:
-        if get_worker_info() is not None:  # the loader's process would get a copy that is not pinned
+        if get_worker_info() is not None:  # the loader's process gets a copy, which would not be pinned
             return batch
         if not torch.accelerator.is_available():
             warn_caller("pin_memory=True has no effect: there is no accelerator to copy to")
@@ -815,11 +816,9 @@ class ReplayBuffer(Rebased):
         return map_tensors(_pin, batch)
 
     def __len__(self) -> int:
-        """Return the number of elements; when a `DataLoader` over this buffer asks, the number of batches of an
-        epoch.
-        """
-        # Holding `inspect.currentframe()` in a local would make a reference cycle, which keeps all objects of the
-        # callers alive until the garbage collector runs.
+        """Return the number of elements; for a call by a `DataLoader` over this buffer, the batches of an epoch."""
+        # Start with the caller's frame: this function's own frame in a local variable would be a reference cycle, which
+        # keeps all objects of the callers alive until the garbage collector runs.
         caller = sys._getframe(1)
         if caller.f_code.co_name == "__len__" and (loader := loader_counting(self, caller)) is not None:
             return number_of_batches(self._sampler, self._storage, self._known_batch_size(), loader)
@@ -871,7 +870,7 @@ class ReplayBuffer(Rebased):
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Return whether there are enough elements for `sample(batch_size)`; nothing is drawn.
 
-        For loops that wait for data: with slices, a few elements may not be enough.
+        Use it in loops that wait for data: for slices, a few elements may not be enough.
 
         Raises:
             SchemaError: (a RuntimeError) the batch size is unknown.
@@ -889,12 +888,14 @@ class ReplayBuffer(Rebased):
     ) -> Any:
         """Draw a batch with another generator; equal generator states give equal batches, in any process.
 
-        The buffer's own random stream, its epoch and the batches prepared ahead do not change.
+        The buffer's own random stream, its epoch and the batches prepared ahead are not affected.
 
         Args:
             generator: the source of random numbers; it advances.
             batch_size: how many elements to draw; default the buffer's batch size.
-            choose: replaces the sampler: `choose(storage)` returns index, info and rows (None to have them read).
+            choose: a function to use instead of the sampler. `choose(storage)` returns index, info and rows; if the
+            rows
+                are None, they are read.
 
         Raises:
             SchemaError: (a RuntimeError) the sampler has epochs, so that its batches depend on earlier ones, and
@@ -916,14 +917,14 @@ class ReplayBuffer(Rebased):
             return self.batch_of(draw)
 
     def check_draws(self, batch_size: int) -> None:
-        """Draw an index and drop it, to raise before any row is read what the first batch would raise."""
+        """Draw an index and discard it, to raise the errors of the first batch before any rows are read."""
         with self.drawing_from(torch.Generator()):
             self._draw(batch_size, with_rows=False)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches until the end of an epoch; without end if the sampler has no epochs.
+        """Yield batches until the end of an epoch, or without end if the sampler has no epochs.
 
-        If a batch cannot be made, this iterator or the next one continues with the same batch.
+        If a batch cannot be made, this iterator, or the next one, tries the same batch again.
 
         Raises:
             SchemaError: (a RuntimeError) the buffer has no batch size; a `DataLoader` has a batch size of its own; or
@@ -938,7 +939,7 @@ class ReplayBuffer(Rebased):
         return _ReadEpoch(partial(self._deliver, size), ended=self._sampler.exhausted)
 
     def next(self) -> Any:
-        """Return the next batch, without a device; None once at the end of each epoch."""
+        """Return the next batch, without its device; None once after the last batch of each epoch."""
         if self._ended:
             self._ended = False
             return None
@@ -965,7 +966,7 @@ class ReplayBuffer(Rebased):
                 one of the user's data.
 
         Returns:
-            The elements, collated and transformed: views for ints and slices, otherwise new tensors.
+            The elements, collated and transformed. Their tensors are views for ints and slices, otherwise new.
 
         Raises:
             IndexError: an element does not exist.
@@ -1017,8 +1018,8 @@ class ReplayBuffer(Rebased):
     def stats(self) -> dict[str, Any]:
         """Return size, write_count, prefetch_queue_size, initialized, capacity and utilization.
 
-        A buffer with `delayed_init` stays as it is; if its storage is to be made by a factory, capacity and utilization
-        are left out.
+        This does not make the parts of a buffer with `delayed_init`; if its storage has yet to be made, capacity and
+        utilization are left out.
         """
         recipe = self._recipe
         storage = self._storage if recipe is None else recipe["storage"]
@@ -1081,7 +1082,7 @@ class ReplayBuffer(Rebased):
         return WriteResult(data, self._put(True, self._writer.add, data))
 
     def _write(self, data: Any, *, single: bool = False) -> WriteResult:
-        """Write an element or a batch, unless transforms left None of it."""
+        """Write an element or a batch; nothing if the transforms returned None."""
         if data is None:
             return WriteResult(None, torch.empty((0, self._storage.ndim), dtype=torch.int64))
         if single:
@@ -1090,7 +1091,7 @@ class ReplayBuffer(Rebased):
         return WriteResult(data, self._put(False, self._writer.extend, swap(data, dim) if dim else data), dim)
 
     def _put(self, single: bool, write: Callable[..., Any], *data: Any) -> Any:
-        """Let a method of the writer write, and tell the sampler; return the index, None if nothing was written."""
+        """Call a method of the writer, and notify the sampler; return the index, or None if nothing was written."""
         with self._guard:
             if self._unshared:
                 self._share_rows()
@@ -1136,7 +1137,7 @@ class ReplayBuffer(Rebased):
             return self._write(self._inward(data, self._transform.inv))
 
     def flush(self) -> torch.Tensor:
-        """Write the data that transforms such as `MultiStepTransform` hold back; returns indices as `extend` does."""
+        """Write the data that transforms such as `MultiStepTransform` hold back; return indices as `extend` does."""
         index: torch.Tensor = self._write_held().index
         return index
 
@@ -1195,16 +1196,16 @@ class ReplayBuffer(Rebased):
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace stored elements, by number, or one entry of all elements, by key.
 
-        Elements pass through the transforms, except those that hold data back, such as `MultiStepTransform`; entries do
-        not.
+        Elements pass through the transforms on the way in, except through those that hold data back, such as
+        `MultiStepTransform`. Entries are stored as they are.
 
         Args:
             index: as for reading; a tuple of indices addresses the dimensions of `rb[:]`.
             data: the new elements. Data without the leading dimensions of the selection is repeated along them, as in
-                `rb[0:2] = rb[0]`; dimensions of size 1 are not expanded. For a list storage only a tensor or tensordict
-                without rows is repeated. In memory, the data may have new entries, which are zero in all other
-                elements, and `rb[key]` may be new; a tensor storage keeps a new entry until elements are written
-                without it.
+                `rb[0:2] = rb[0]`; dimensions of size 1 are not expanded. For a list storage, only a tensor or
+                tensordict without rows is repeated. If the storage is in memory, the data may have new entries, which
+                are zero in all other elements, and `rb[key]` may be a new entry. A tensor storage keeps a new entry
+                until elements are written without it.
 
         Raises:
             IndexError: an element does not exist.
@@ -1236,12 +1237,12 @@ class ReplayBuffer(Rebased):
         return through(data.copy() if isinstance(data, TensorDictBase) else data)
 
     def _names_all(self, index: Any) -> bool:
-        """Whether an index of one dimension, in the user's layout, selects all of it."""
+        """Return whether an index selects all elements along dimension 0 of the user's data."""
         size = self._storage.shape[self._dim_extend]
         return index is Ellipsis or (isinstance(index, slice) and range(size)[index] == range(size))
 
     def _complete(self, data: Any, places: Any) -> Any:
-        """Add the row numbers of the replaced elements to data without them."""
+        """Add the stored row numbers of the replaced elements to data that lacks them."""
         if self._label is not None and is_tensor_collection(data) and data.get(self._label, None) is None:
             rows = places.reshape(-1) if isinstance(places, torch.Tensor) and places.dim() > 1 else places
             labels = self._storage.entry((self._label,), rows)
@@ -1331,9 +1332,9 @@ class ReplayBuffer(Rebased):
     ) -> ConditionalUpdateResult:
         """Replace entries of sampled elements, skipping elements that have been overwritten since they were sampled.
 
-        For learners that compute something about a batch (an advantage, a target) while actors keep writing. It needs a
-        `TensorStorage`, and a writer with `track_generations=True`. Transforms are not applied. Generations and places
-        of the elements do not change, so that the same batch can be updated again.
+        This is for learners that compute something for a batch (advantages, targets) while actors keep writing. It
+        needs a `TensorStorage`, and a writer with `track_generations=True`. Transforms are not applied. Rows and
+        generations of the elements do not change, so that the same batch can be updated again.
 
         Args:
             index: the entry `"index"` of a batch of N elements, int64 `[N]`, or `[N, ndim]`.
@@ -1341,12 +1342,12 @@ class ReplayBuffer(Rebased):
             patch: the new values, a tensordict or a dict of entries `[N, *feature]`.
             version_key: the stored entry that holds the version of each element.
             version: the version of this update, one number for all elements or one for each. An element is only updated
-                if its stored version is not higher, and gets this version in the same write. If several records name
-                the same element, the one with the highest version wins, the last of equal ones.
+                if its stored version is not higher, and gets this version in the same write. Of several records for
+                the same element, the one with the highest version is applied, and the last one of equal versions.
             require_newer: whether the stored version has to be lower, instead of lower or equal.
 
         Returns:
-            Which records were applied, and which were rejected or stale.
+            Which records were applied, and which ones were rejected or stale.
 
         Raises:
             SchemaError: (a RuntimeError) the storage or writer does not support this, or nothing was ever written.
@@ -1367,10 +1368,10 @@ class ReplayBuffer(Rebased):
         version: Any = None,
         require_newer: bool = False,
     ) -> Future[ConditionalUpdateResult]:
-        """Update as `update_if_present` does, after the batches that are being prepared ahead were made.
+        """Wait for the batches that are being prepared ahead, and then update as `update_if_present` does.
 
-        Those batches, which `sample` returns next, hold the earlier values; the ones after them are drawn from the
-        updated elements. The update is complete when this returns.
+        These batches, which `sample` returns next, have the earlier values; later ones have the updated values. The
+        update is complete when this method returns.
 
         Returns:
             A future with the result, or with the error that `update_if_present` raises; `synchronize` raises it, too.
@@ -1396,7 +1397,7 @@ class ReplayBuffer(Rebased):
             )
 
     def synchronize(self) -> None:
-        """Wait for the batches being prepared ahead, which stay in the queue; raise what failed in the background."""
+        """Wait for the batches being prepared ahead, which stay in the queue; raise errors that occurred meanwhile."""
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
@@ -1408,9 +1409,9 @@ class ReplayBuffer(Rebased):
     def query(self, predicate: Any = None, *, trajectory_key: Any = None) -> list[Trajectory]:
         """Return the trajectories that meet a condition, in the order in which they were written.
 
-        Trajectories continue across the wrap of a ring. Those of a storage of several dimensions follow lane by lane,
-        those of an ensemble member by member. The last one of a ring may be unfinished. Only entries that the condition
-        uses are read.
+        Trajectories continue across the wrap of a ring. For a storage of several dimensions, they are listed lane by
+        lane; for an ensemble, member by member. The last one of a ring may be unfinished. Only entries that the
+        condition uses are read.
 
         Args:
             predicate: the condition, see `filter_trajectories`; default all trajectories.
@@ -1431,7 +1432,7 @@ class ReplayBuffer(Rebased):
         return stored_trajectories(self, trajectory_key)
 
     def steps_at(self, index: Any) -> Any:
-        """Return elements as they are in batches, without the sampler's info."""
+        """Return elements as they appear in batches, but without the sampler's info."""
         if self._transform.draws:
             with self._sampling:
                 self.settle()
@@ -1505,31 +1506,32 @@ class ReplayBuffer(Rebased):
     def dumps(self, path: PathLike, *, durable: Durable = "full", background: bool = False) -> BackgroundDump | None:
         """Write a checkpoint to the folder `path`, replacing an older checkpoint atomically.
 
-        A process that is killed leaves either the older or the new checkpoint. If a storage of tensors saved or loaded
-        the older one, only changed rows are written. All files get digests. TorchRL can read the checkpoint if the
-        storage's checkpointer has `compatible=True`.
+        If the process is killed, either the older or the new checkpoint is in place. If this storage, a storage of
+        tensors, saved or loaded the older one, only changed rows are written. Digests of all files are saved. TorchRL
+        can read the checkpoint if the storage's checkpointer has `compatible=True`.
 
         Args:
             path: the folder; it is created, or holds an older checkpoint, or is empty.
-            durable: what has reached the disk when this returns, in case the whole machine stops (a power cut):
+            durable: what is on the disk when this returns, in case the whole machine stops (a power cut):
 
                 - `"full"`: everything.
-                - `"data"`: the bytes of all files. Either checkpoint is there after a power cut, the new one perhaps
-                  without some of its files, which `loads` reports.
-                - `"none"`: nothing is waited for. After a power cut within about a minute, possibly neither is
-                  complete; `loads` reports that, too.
-            background: whether to write the rows, as they are at the call, in a thread. Meanwhile writers first copy
-                rows of tensors that they are about to replace, and wait once that exceeds 64 MiB. Anything that hands
-                out references to rows, such as `rb[:]`, waits for the dump. The call itself waits for all files if such
-                references were handed out earlier, if there are save hooks, and for other kinds of storages and
+                - `"data"`: the bytes of all files. After a power cut, one of the checkpoints is in place; some files of
+                  the new one may be missing, which `loads` reports.
+                - `"none"`: perhaps nothing yet. After a power cut within about a minute, both checkpoints may be
+                  incomplete, which `loads` reports.
+            background: whether to write the rows, as they are at the call, in a thread. Meanwhile writers copy the rows
+                of tensors that they are about to replace, and wait once these copies exceed 64 MiB. Calls that return
+                references to rows, such as `rb[:]`, wait for the dump. This call itself waits for all files if such
+                references were returned earlier, if there are save hooks, and for other kinds of storages and
                 checkpointers (lists, packed rows, other devices, classes of your own).
 
         Returns:
-            With `background`, a `BackgroundDump`, whose `result()` waits and raises what went wrong.
+            With `background`, a `BackgroundDump`, whose `result()` waits for the dump and raises its error, if any.
 
         Raises:
-            UsageError: (a ValueError) the folder holds anything else, or is the folder of the storage itself; or
-                `durable` is unknown.
+            UsageError: (a ValueError) the folder holds anything other than a checkpoint, or is the folder of the
+            storage
+                itself; or `durable` is unknown.
         """
         require_flags(background=background)
         place = Path(path)
@@ -1551,7 +1553,7 @@ class ReplayBuffer(Rebased):
         return in_background(place, finish)
 
     def _prepare_dump(self, path: Path) -> None:
-        """Refuse a destination that contains the very rows to be saved."""
+        """Refuse a destination that contains the storage's own files."""
         refuse_home_of(self._storage, path)
 
     def loads(self, path: PathLike, *, verify: bool = False) -> None:
@@ -1562,8 +1564,7 @@ class ReplayBuffer(Rebased):
         Args:
             path: the folder.
             verify: whether to read all rows and compare them with their digests. Otherwise rows of more than 64 MiB are
-                mapped, if the storage can take such memory over, and read when used. Everything else is always
-                verified.
+                mapped, if the storage can use mapped memory, and read when used. Everything else is always verified.
 
         Raises:
             DatasetNotFoundError: (a FileNotFoundError) the folder does not exist.
@@ -1643,8 +1644,8 @@ class ReplayBuffer(Rebased):
     def _loading_ring(self, writer: Writer | None) -> Iterator[None]:
         """Load the storage inside the context, after `writer` (None if it has no state) has been restored.
 
-        A full ring that is loaded into a larger storage has to continue behind its newest row, where there is now free
-        space. Its rows are therefore rotated into the order of time; afterwards the other parts are rotated to match:
+        A full ring that is loaded into a larger storage has to continue in the free rows behind its newest row. Its
+        rows are therefore rotated into the order of time, and then the other parts are rotated to match:
 
             saved, capacity 4, cursor 2:      6 7 4 5
             loaded, capacity 6, cursor 4:     4 5 6 7 _ _
@@ -1670,9 +1671,7 @@ class ReplayBuffer(Rebased):
         """After a rotation, store the new row numbers in the rows that hold their number."""
 
     def rotated_draws(self, draws: list[Draw]) -> list[Draw]:
-        """Change the indices of loaded draws to the rows' numbers after the rotation, in place, and return the
-        draws.
-        """
+        """Convert the indices of loaded draws, in place, to the row numbers after the rotation; return the draws."""
         row, storage = self._storage.rotated, self._storage
         if not row or not self._rings():
             return draws
@@ -1713,7 +1712,7 @@ class ReplayBuffer(Rebased):
     def _restore_ahead(self, draws: list[Draw]) -> None:
         self._ended, self._undelivered = False, [draw for draw in draws if draw.size is not None]
         if isinstance(self._drawing, ExpandedDraws):
-            for draw in draws:  # a window is dropped if its rows have been overwritten
+            for draw in draws:  # from now on, a window is dropped if its rows are overwritten
                 draw.written = self._storage.log.now
         if self._prefetcher is not None:
             self._prefetcher.restore(draw for draw in draws if draw.size is None)
@@ -1722,7 +1721,7 @@ class ReplayBuffer(Rebased):
     def _all_or_nothing(self) -> Iterator[None]:
         """Load inside the context; on failure restore everything except the storage, which restores itself."""
         with self._guard, self._sampling:
-            self.settle()  # a saved stream continues unchanged, in any process
+            self.settle()  # now, so that the loaded random stream is not replaced at the next draw
             rng, batch_size = self._rng, self._batch_size
             rng_state = None if rng is None else rng.get_state()
             kept = [(part, copy.deepcopy(part.state_dict())) for part in (self._writer, self._sampler, self._transform)]
@@ -1738,8 +1737,8 @@ class ReplayBuffer(Rebased):
                 raise
 
     # Threads and processes ----------------------------------------------------------------------------
-    # Rows in memory maps or shared memory are common to all processes, with their length, cursor and count. Of other
-    # rows a forked child has a private copy, and may not write to it if the buffer is `shared`.
+    # Rows in memory maps or shared memory are common to all processes, as are their length, cursor and count. Of other
+    # rows, a forked child has a private copy, to which it may not write if the buffer is `shared`.
 
     @property
     def service_backend(self) -> str:
@@ -1783,7 +1782,7 @@ class ReplayBuffer(Rebased):
 
     @property
     def revision(self) -> object:
-        """A value that changes whenever a part or a lock is exchanged."""
+        """A value that changes whenever a part or a lock is replaced."""
         return self._revision
 
     @property
@@ -1819,7 +1818,7 @@ class ReplayBuffer(Rebased):
         return self
 
     def _share_rows(self) -> None:
-        """Move the rows, if there are any, to shared memory; SchemaError in a process that only has a copy of them."""
+        """Move the rows, if there are any, to shared memory; SchemaError in a process that has only a copy of them."""
         if self._cut_off:
             raise SchemaError(
                 "this process has a private copy of the rows, which the other processes do not see",
@@ -1868,9 +1867,9 @@ class ReplayBuffer(Rebased):
         return self._rng
 
     def settle(self, here: Place | None = None) -> None:
-        """Before a draw in a copy of this buffer: switch to a random stream of its own, unless a generator was given.
+        """Before a draw in another process, switch to a random stream of its own, unless a generator was given.
 
-        Workers of a `DataLoader` always switch; with a generator, to their own branch of it. After a switch, draws
+        Workers of a `DataLoader` always switch; if a generator was given, to a branch of it. After a switch, draws
         prepared ahead are dropped, and a new epoch starts.
 
         Args:
@@ -1896,14 +1895,14 @@ class ReplayBuffer(Rebased):
         return True
 
     def move_to(self, here: Place, *, begins_epoch: bool) -> None:
-        """Draw in another process from now on; a necessary switch of the random stream was made before."""
+        """Record that draws are now made in this process, after the random stream was switched if necessary."""
         self._place = here
         if begins_epoch:
             self._sampler.begin_epoch()
             self.forget_drawn()
 
     def _adopt(self, generator: torch.Generator | None) -> None:
-        """Set a given generator; in a worker of a `DataLoader`, a branch of it."""
+        """Use a generator that the user gave; in a worker of a `DataLoader`, make it a branch of the given one."""
         self._rng, self.unseeded, self._place = generator, False, place()
         worker = get_worker_info()
         if generator is not None and worker is not None:
@@ -1949,7 +1948,7 @@ class ReplayBuffer(Rebased):
         own = {"_sampling", "_listener", "_rng", "_prefetcher", "_seen", "_drawing"}
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         with self._sampling:
-            # As bytes: the descriptor of a tensor is closed before a spawned child reads it.
+            # Pickle bytes, as the descriptor of a tensor would be closed before a spawned child reads it.
             saved = None if generator is None else (generator.get_state().numpy().tobytes(), str(generator.device))
             state["_rng_state"] = saved
             state["_queue"] = None if self._prefetcher is None else (self._prefetcher.capacity, list(self._prefetcher))
@@ -1975,22 +1974,22 @@ class ReplayBuffer(Rebased):
                 self._share_rows()
 
 
-setattr(ReplayBuffer.__new__, "__wrapped__", ReplayBuffer.__init__)  # noqa: B010  # whose arguments `inspect` shows
-IterableDataset.register(ReplayBuffer)  # else a DataLoader reads single rows, without the sampler
+setattr(ReplayBuffer.__new__, "__wrapped__", ReplayBuffer.__init__)  # noqa: B010  # `inspect` shows these arguments
+IterableDataset.register(ReplayBuffer)  # otherwise a DataLoader would read single rows, without the sampler
 
 
 class _History:
-    """Applies transforms that look back (frame stacks, for example) to rows that were just read."""
+    """Applies transforms that look back, such as frame stacks, to rows that were just read."""
 
     def __init__(self) -> None:
         self._tables: dict[Any, TableFinder] = {}
         self._rooms = Rooms()
 
     def complete(self, transforms: Sequence[Any], storage: Storage, index: Any, rows: Any, dim_extend: int = 0) -> Any:
-        """Return the rows at an index, in any form, after these transforms; they are read if `rows` is None.
+        """Return the rows at an index, in any form, after these transforms; rows are read if they are None.
 
-        With a `dim_extend` above 0, dimension 0 of the index is the first one of the user's data. Rows and earlier
-        steps are of one instant only if the caller excludes writers, or notices them and repeats the call.
+        With a `dim_extend` above 0, dimension 0 of the index is the first one of the user's data. Rows and the steps
+        around them are consistent only if the caller excludes writers, or repeats the call if one interfered.
         """
         if rows is None and not (transforms[0].reads_rows and storage.entry_keys is not None):
             rows = storage.get(index)
@@ -2005,7 +2004,7 @@ class _History:
         return list(rows.unbind(0)) if objects else rows
 
     def _ages(self, transform: Any, storage: Storage) -> Ages:
-        """Return, for each step, how many earlier steps of its episode are stored."""
+        """Return the object that says where steps lie in their episodes, as this transform separates them."""
         done_key, traj_key = transform.episode_keys
         if isinstance(storage, StreamStorage):
             if traj_key is not None:
@@ -2057,9 +2056,7 @@ def _consuming(count: Any, sampler: Sampler) -> Sampler:
 
 
 def _check_consumption(writer: Writer, *, prefetches: bool, shared: bool) -> None:
-    """Raise UsageError for a buffer that cannot consume its elements; for its writer, an error that is also a
-    TypeError.
-    """
+    """Raise UsageError for a buffer that cannot consume its elements; for its writer it is also a TypeError."""
     if not isinstance(writer, RoundRobinWriter) or not callable(writer.write_at):
         raise ConsumedTypeError(f"a {type(writer).__name__} cannot write to the slots of consumed elements")
     if prefetches:
@@ -2085,7 +2082,7 @@ _LATE = frozenset({"_storage", "_sampler", "_drawing", "_writer", "_transform", 
 
 
 def completed(act: Callable[[], _Found]) -> Future[_Found]:
-    """Call a function now; return a future with its result or its error."""
+    """Call a function now, and return a future with its result or error."""
     future: Future[_Found] = Future()
     try:
         future.set_result(act())
@@ -2095,9 +2092,7 @@ def completed(act: Callable[[], _Found]) -> Future[_Found]:
 
 
 class _Listener:
-    """Receives notice of a storage's writes; it refers to the buffer weakly, so that the storage does not keep it
-    alive.
-    """
+    """Passes on notices of a storage's writes to a buffer. The storage does not keep the buffer alive."""
 
     __slots__ = ("_buffer",)
 
@@ -2169,7 +2164,7 @@ def _pin(value: Any) -> Any:
 
 
 class _ReadEpoch(Iterator[Any]):
-    """Yields batches until the last one of an epoch; one that failed may succeed with the next call."""
+    """Yields batches until the last one of an epoch; if making a batch failed, the next call tries it again."""
 
     def __init__(self, deliver: Callable[[], tuple[Draw, Any]], *, ended: bool) -> None:
         self._deliver = deliver
@@ -2205,7 +2200,7 @@ def _numbers(values: Any) -> torch.Tensor:
         return values.detach()
     if isinstance(values, list | tuple):
         values = [value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value for value in values]
-    if values is None:  # NumPy converts it to NaN
+    if values is None:  # NumPy would convert it to NaN
         raise WrongKindError("priorities are numbers, found None")
     try:
         return torch.from_numpy(np.array(values, dtype=np.float64))

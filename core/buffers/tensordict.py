@@ -1,4 +1,4 @@
-"""Buffers of tensordicts, whose batches carry index and info as entries, and buffers with a prioritized sampler."""
+"""Buffers of tensordicts, whose batches have index and info as entries, and buffers with a prioritized sampler."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def by_element(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the elements of a batch, int64 `[n, ndim]`, and one priority for each, `[n]`. Padding is ignored.
 
-    If all steps of each row have the same index, the elements are whole trajectories, with one priority for all steps.
+    If all steps in each row of the batch have the same index, each row is one element, a whole trajectory.
 
     Args:
         batch: the batch, for its padding mask.
         index: int64 `[*batch.shape, ndim]`.
         priority: the priorities, `[*batch.shape, ...]`.
-        reduction: how several numbers of an element become one.
+        reduction: how several numbers of an element are reduced to one.
     """
     elements, steps = index.reshape(-1, index.shape[-1]), batch.get(_STEPS_OF_SLICES, None)
     if steps is not None:
@@ -80,7 +80,7 @@ def by_element(
 
 @counterpart
 class TensorDictReplayBuffer(ReplayBuffer):
-    """A `ReplayBuffer` of tensordicts, whose batches carry the index and the sampler's info as entries.
+    """A `ReplayBuffer` of tensordicts, whose batches have the index and the sampler's info as entries.
 
     `"index"` is int64 `[batch]`, or `[batch, ndim]` for a storage of several dimensions. If elements are whole
     trajectories, batches are `[batch, steps]`, and the info of an element is repeated at every step. The default writer
@@ -136,9 +136,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
         Args:
             tensordicts: a tensordict, or a nest of dicts of tensors and NumPy arrays that share as many leading
                 dimensions as the storage has.
-            update_priority: unless it is False, a sampler that draws by priority gets the entry `priority_key` of the
-                written elements, as it is after the transforms. If a transform holds data back, this happens when it is
-                written.
+            update_priority: unless it is False, a sampler that draws by priority takes the priorities from the entry
+                `priority_key` of the written elements, after the transforms. If a transform holds data back, this
+                happens when the data is written.
             data: another name for `tensordicts`.
 
         Returns:
@@ -161,7 +161,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _written_as_is(self, data: dict[Any, Any], single: bool) -> Any:
         """Write a dict of NumPy arrays and numbers without making a tensordict, and return the index.
 
-        None, with nothing changed, if anything needs a tensordict: a part of another kind, a transform, priorities.
+        None, with nothing changed, if a tensordict is necessary: for other values, for transforms and for priorities.
         """
         if not self._transform.is_empty or (self._sampler.takes_priorities and self._has_priorities(data)):
             return None
@@ -221,12 +221,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return self._sampler.takes_priorities
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Set the priorities of a sampled batch's elements from its entry `priority_key`.
+        """Set the priorities of the elements of a sampled batch from its entry `priority_key`.
 
-        Several numbers of an element are reduced by the sampler's `reduction`; the anchor of a `Sequence` gets the
+        Several numbers for an element are reduced by the sampler's `reduction`; the anchor of a `Sequence` gets the
         highest priority of its steps. Without the entry, elements get the default priority. Padding, marked by
-        `("collector", "mask")` or the `"mask"` of whole trajectories, is ignored. Does nothing if the sampler does not
-        draw by priority.
+        `("collector", "mask")` or the `"mask"` of whole trajectories, is ignored. If the sampler does not draw by
+        priority, nothing happens.
 
         Raises:
             UsageError: (a ValueError) the data is not a tensordict.
@@ -237,7 +237,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return
         _require_tensordict(data)
         if (elements := ragged_elements(data)) is not None:
-            for element in elements:  # each as a batch of one element, whose steps share an index
+            for element in elements:  # each one as a batch of one element, whose steps have the same index
                 self.update_tensordict_priority(element.unsqueeze(0))
             return
         index = data.get("index", None)
@@ -342,8 +342,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
 class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` by the name of TorchRL's class for `torch.distributed.rpc`.
 
-    It is the same buffer. Every buffer can be called through RPC where it lives: `reference.rpc_sync().sample(32)`,
-    with `reference` an RRef. A `RayReplayBuffer` serves several machines, too, and copies batches less often.
+    It is the same buffer: every buffer can be called through RPC, as in `reference.rpc_sync().sample(32)` for an RRef.
+    A `RayReplayBuffer` can also be used from several machines, and copies batches less often.
 
     >>> from rbtool import LazyTensorStorage
     >>> RemoteTensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=4).batch_size
@@ -359,7 +359,7 @@ def _joined(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
 def _of_every_step(value: Any, batch: TensorDictBase) -> Any:
     """Repeat the info of elements, such as whole trajectories, along the remaining dimensions of a batch.
 
-    The values of each part of a lazy stack are contiguous.
+    The result is contiguous; for a lazy stack, in each of its parts.
     """
     size = batch.batch_size
     if not isinstance(value, torch.Tensor) or value.shape[:1] != size[:1]:
@@ -372,10 +372,11 @@ def _of_every_step(value: Any, batch: TensorDictBase) -> Any:
 
 
 def _tensordict_of(data: Any, ndim: int) -> TensorDictBase:
-    """Return a tensordict with `ndim` batch dimensions, made from a nest of dicts if necessary; UsageError
-    otherwise.
+    """Return data as a tensordict. A nest of dicts is converted to one with `ndim` batch dimensions.
+
+    UsageError for anything else, and for a dict whose values differ in these dimensions.
     """
-    if type(data) is TensorDict:  # the general question takes 0.7 of 9.7 µs of a step
+    if type(data) is TensorDict:  # the general check would take 0.7 of 9.7 µs of a step
         return data
     if not isinstance(data, Mapping) or is_tensor_collection(data):
         _require_tensordict(data)
@@ -408,7 +409,7 @@ def _leaves(nest: Mapping[Any, Any], prefix: tuple[str, ...]) -> Iterator[tuple[
 
 
 def _tensor_of(key: tuple[str, ...], value: Any) -> torch.Tensor:
-    """Return a value of a dict as a tensor; arrays are copied, as the caller may change them later."""
+    """Return a value of a dict as a tensor. Arrays are copied, as the caller may change them later."""
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
@@ -431,11 +432,11 @@ _WITH_THE_LEARNER = "only the process that created this buffer has its prioritie
 
 
 class LearnerSampler(PrioritizedSampler):
-    """A `PrioritizedSampler` of one process, for rows that other processes write.
+    """A `PrioritizedSampler` of one process, for a ring that other processes write to.
 
-    Before each draw it compares the count and cursor of the ring's writer, which are in shared memory, with their
-    values at the last draw. The rows written in between get the default priority; if the ring has wrapped around
-    completely, all rows do. A spawned child gets a `WorkerSampler` instead, a forked one a copy of the priorities.
+    Before each draw it compares the writer's count and cursor, which are in shared memory, with their values at the
+    last draw. The rows written in between get the default priority; if the ring was overwritten completely, all rows
+    do. A spawned child gets a `WorkerSampler` instead, a forked child a copy of the priorities.
     """
 
     reads_rows: ClassVar[bool] = False
@@ -457,8 +458,8 @@ class LearnerSampler(PrioritizedSampler):
         writer, storage = self._writer, self._storage
         if writer is None or storage is None:
             return
-        # Read the count first: a write in another process moves the cursor before the count. The cursor alone decides
-        # which rows are updated, so each row is updated exactly once.
+        # Read the count first, because a write in another process changes the cursor before the count. Only the cursor
+        # decides which rows are updated, so each row is updated exactly once.
         count, cursor = writer.write_count, writer.cursor
         if (count, cursor) == self._seen:
             return
@@ -477,7 +478,7 @@ class LearnerSampler(PrioritizedSampler):
         return super().draw(storage, batch_size)
 
     def set_priorities(self, index: Any, priority: Any, storage: Storage | None) -> None:
-        """Catch up with the writers, so that this change is not overwritten later, and set priorities."""
+        """Catch up with the writers, which would overwrite this change if done later, and set priorities."""
         self.catch_up()
         super().set_priorities(index, priority, storage)
 
@@ -519,9 +520,7 @@ class LearnerSampler(PrioritizedSampler):
 
 
 class WorkerSampler(Sampler):
-    """Stands in for a `LearnerSampler` in writing processes; draws and priorities raise SchemaError (a
-    RuntimeError).
-    """
+    """Replaces a `LearnerSampler` in writing processes. Draws and priorities raise SchemaError (a RuntimeError)."""
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         raise SchemaError(f"no batch can be drawn here: {_WITH_THE_LEARNER}", hint="sample there, or with sync=True")
@@ -549,7 +548,7 @@ class _Prioritised(ReplayBuffer):
             raise UsageError("sampler cannot be set with sync=False: the learner makes its own sampler")
         if arguments.get("consume_after_n_samples") is not None:
             raise WrongKindError("consume_after_n_samples cannot be used in a buffer with priorities")
-        PrioritizedSampler(1, **priorities)  # checks the arguments before the parts are made
+        PrioritizedSampler(1, **priorities)  # check the arguments before the parts are made
         self._priorities = priorities | {"device": checked_device("sampler_device", sampler_device)}
         self._sync = bool(sync)
         super().__init__(sampler=sampler, **arguments)
@@ -599,17 +598,18 @@ class _Prioritised(ReplayBuffer):
 class PrioritizedReplayBuffer(_Prioritised):
     """A `ReplayBuffer` that samples elements in proportion to their priority.
 
-    Its `PrioritizedSampler` is as large as the storage. The info of batches has `"priority_weight"`, the weights that
-    correct the bias of such samples: multiply losses by them. New elements, and those in the storage from the start,
-    get the highest priority ever given; `update_priority(index, priority)` sets others.
+    Its `PrioritizedSampler` has the capacity of the storage. The info of batches has `"priority_weight"`, the
+    importance
+    weights that correct the bias of such samples: multiply losses by them. New elements, and elements in the storage
+    from the start, get the highest priority ever set; `update_priority(index, priority)` changes priorities.
 
     Args:
         alpha, beta, eps, dtype: arguments of the `PrioritizedSampler`.
         sampler: a `PrioritizedSampler` to use instead.
         sampler_device: the device of the priorities; default the storage's.
-        sync: False if other processes write into the same ring, without knowing priorities. Only the learner, the
-            process that made the buffer, has them; before each batch it gives the rows written meanwhile the default
-            priority. It follows `add` and `extend` of other processes, not `write_at`.
+        sync: False if other processes write to the same ring. Priorities then exist only in the learner, the process
+            that made the buffer. Before each batch it gives the default priority to rows written by `add` and `extend`
+            in any process, but not to rows written by `write_at`.
         **arguments: the arguments of `ReplayBuffer`.
 
     Raises:
@@ -663,7 +663,8 @@ class TensorDictPrioritizedReplayBuffer(_Prioritised, TensorDictReplayBuffer):
 
     Args:
         priority_key: the entry of priorities.
-        reduction: how several numbers of an element become one: `"max"`, `"min"`, `"mean"`, `"median"` or `"sum"`.
+        reduction: how several priorities of an element are reduced to one: `"max"`, `"min"`, `"mean"`, `"median"` or
+            `"sum"`.
         **arguments: the arguments of `PrioritizedReplayBuffer`.
 
     >>> import torch

@@ -1,4 +1,4 @@
-"""Trajectories of batches, buffers and datasets, and conditions that select them: `traj.total_reward > 10`.
+"""Trajectories of batches, buffers and datasets, and conditions that select them, such as `traj.total_reward > 10`.
 
 Entries are read only when a condition or the caller uses them.
 """
@@ -55,13 +55,13 @@ _SIGNS = {
 class TrajectoryPredicate:
     """A condition on trajectories.
 
-    Conditions are combined with `&`, `|` and `~`, also with plain functions of a trajectory. `and`, `or` and `not`
-    raise TypeError, because Python would silently drop one side.
+    Conditions are combined by `&`, `|` and `~`, also with plain functions of a trajectory. `and`, `or` and `not` raise
+    TypeError, because Python would silently drop one side.
 
     Args:
-        fn: returns whether the condition holds for a trajectory; a result that is not a single truth value raises
-            TypeError.
-        description: the text shown for it.
+        fn: a function that returns whether the condition holds for a trajectory. A result that is not a single truth
+            value raises TypeError.
+        description: the text that is shown for the condition.
         keys: the entries that it reads; None if unknown.
     """
 
@@ -115,10 +115,10 @@ class TrajectoryPredicate:
 
 
 class TrajectoryExpression:
-    """A value of trajectories: an entry, or a number computed from one. Comparing it gives a condition.
+    """An expression for a value of each trajectory: an entry, or a number computed from it. Compare it for a condition.
 
-    `sum`, `mean`, `max` and `min` reduce an entry over all of its elements, `first` and `last` to the value of that
-    step. A comparison of an entry that is not reduced compares every element: `(traj.reward > 1).any()`.
+    `sum`, `mean`, `max` and `min` reduce an entry over all of its elements; `first` and `last` take the value of that
+    step. An entry that is not reduced is compared element by element: `(traj.reward > 1).any()`.
     """
 
     def __init__(self, evaluate: Evaluate, description: str, keys: Iterable[Any], *, reduced: bool) -> None:
@@ -212,7 +212,7 @@ class TrajectoryExpression:
 
 
 class TrajectoryComparison(TrajectoryExpression, TrajectoryPredicate):
-    """A comparison; a condition if both sides are reduced, otherwise to be reduced by `any` or `all`."""
+    """A comparison. It is a condition if both sides are reduced; otherwise `any` or `all` makes it one."""
 
     def __init__(self, evaluate: Evaluate, description: str, keys: Iterable[Any], *, reduced: bool) -> None:
         TrajectoryExpression.__init__(self, evaluate, description, keys, reduced=reduced)
@@ -224,11 +224,11 @@ class TrajectoryComparison(TrajectoryExpression, TrajectoryPredicate):
         return super().__call__(trajectory)
 
     def any(self) -> TrajectoryPredicate:
-        """Whether it holds for at least one element."""
+        """Return the condition that the comparison holds for at least one element."""
         return self._over("any", any)
 
     def all(self) -> TrajectoryPredicate:
-        """Whether it holds for all elements."""
+        """Return the condition that the comparison holds for all elements."""
         return self._over("all", all)
 
     def _over(self, name: str, of_list: Callable[[Iterable[Any]], bool]) -> TrajectoryPredicate:
@@ -276,7 +276,7 @@ class TrajectoryEntries:
 
 
 traj = TrajectoryEntries()
-"""The entries of any trajectory: `filter_trajectories(data, traj.length > 10)`; see `TrajectoryEntries`."""
+"""The entries of trajectories, for conditions: `filter_trajectories(data, traj.length > 10)`."""
 
 
 def _listed(value: Any) -> list[Any]:
@@ -284,7 +284,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _elementwise(compare: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Compare values; lists, with one value a step, are compared with each other or with a single value."""
+    """Compare values. Lists, with one value per step, are compared item by item, also with a single value."""
     if isinstance(left, list) or isinstance(right, list):
         count = len(left if isinstance(left, list) else right)
         pairs = zip(*(side if isinstance(side, list) else [side] * count for side in (left, right)), strict=True)
@@ -308,9 +308,10 @@ _NEXT = "next"
 
 
 class _ReadLater:
-    """Lets a `Trajectory` read all of its entries when something asks for all of them.
+    """Makes a `Trajectory` read all of its entries when code uses it as a tensorclass.
 
-    Whatever tensordict does with a tensorclass begins at its `_tensordict`, or at its `__dict__`, which has that.
+    All code of tensordict accesses a tensorclass through its `_tensordict`, or through its `__dict__`, which contains
+    that.
     """
 
     def __getattribute__(self, name: str) -> Any:
@@ -326,22 +327,23 @@ _CONTENT = ("_tensordict", "_non_tensordict", "__dict__")
 
 
 def _unread_steps(trajectory: Any) -> Any:
-    """Return the steps in a buffer that are not in memory as a whole; None if they are."""
+    """Return the steps of a trajectory whose entries have not all been read; None if they have."""
     return object.__getattribute__(trajectory, "__dict__").get(_UNREAD)
 
 
 class Trajectory(_ReadLater, TensorClass["nocast"]):  # type: ignore[type-arg, name-defined]
     """The steps of one trajectory, in order: a tensorclass of batch size `[length]`.
 
-    `trajectory["next", "reward"]` is an entry, `trajectory.reward` and `trajectory.get("reward")` one at the root or
-    else under `next`. Names of attributes of all tensordicts, such as `names`, stand for these.
+    `trajectory["next", "reward"]` is an entry. `trajectory.reward` and `trajectory.get("reward")` look for the entry at
+    the root and then under `next`; but names that are attributes of every tensordict, such as `names`, are these
+    attributes.
 
-    `trajectory[2:5]` and `trajectory[2]` are trajectories of some of the steps, `[3]` and `[]`, and
-    `tensordict.lazy_stack(found)` is one of `[n, -1]`. `==` compares element by element.
+    `trajectory[2:5]` and `trajectory[2]` are trajectories of some of the steps, with the batch sizes `[3]` and `[]`;
+    `tensordict.lazy_stack(found)` makes one with the batch size `[n, -1]`. `==` compares element by element.
 
-    Entries of a trajectory made from a tensordict are views of it. A trajectory of a buffer reads the entries that are
-    used, and no others, into fresh memory, once: transforms run when an entry that they change is used for the first
-    time, or all entries together.
+    Entries of a trajectory made from a tensordict are views of it. A trajectory of a buffer reads only the entries that
+    are used, each of them once, into fresh memory. Transforms run when an entry that they change is first used, or when
+    all entries are.
 
     Args:
         data: the steps, a tensordict `[length]`.
@@ -353,7 +355,7 @@ class Trajectory(_ReadLater, TensorClass["nocast"]):  # type: ignore[type-arg, n
 
     Raises:
         WrongKindError: (a TypeError) the data is not a tensordict.
-        UsageError: (a ValueError) it has several batch dimensions, or is a single step that is asked for its `length`.
+        UsageError: (a ValueError) it has several batch dimensions; from `length`, if it is a single step.
         MissingKeyError: (a KeyError) an entry does not exist; an AttributeError for attribute access.
         SchemaError: (a RuntimeError) the steps have been overwritten in the buffer before they were read.
 
@@ -369,7 +371,7 @@ class Trajectory(_ReadLater, TensorClass["nocast"]):  # type: ignore[type-arg, n
 
     @classmethod
     def read_later(cls, steps: _Stored | _InBatch) -> Trajectory:
-        """Return a trajectory whose entries are read when they are used."""
+        """Make a trajectory whose entries are read when they are used."""
         made = cls.__new__(cls)
         made.__dict__[_UNREAD] = steps
         return made
@@ -421,7 +423,7 @@ _of_tensorclass = Trajectory.__getattr__  # type: ignore[attr-defined]
 
 
 def _attribute(trajectory: Trajectory, name: str) -> Any:
-    """Look up an attribute that the class does not have: one of every tensordict first, then an entry."""
+    """Look up an attribute that the class does not have: first one of every tensordict, then an entry."""
     if hasattr(TensorDict, name):
         return _of_tensorclass(trajectory, name)
     if name.startswith("_"):
@@ -438,13 +440,13 @@ def _shown(trajectory: Trajectory) -> str:
     return f"Trajectory({size}, keys={sorted(trajectory.keys())})"
 
 
-# Every tensorclass gets such methods when its class is made, in place of those that it defines.
+# tensordict replaces these methods when a tensorclass is defined, so they are set afterwards.
 Trajectory.__getattr__ = _attribute  # type: ignore[attr-defined]
 Trajectory.__repr__ = _shown  # type: ignore[method-assign, assignment]
 
 
 def _places(key: Any) -> list[Key]:
-    """Return where an entry is looked up: at the root, then under `next`."""
+    """Return the keys under which an entry is looked up: at the root, then under `next`."""
     path = boundary_key(key)
     return [path] if path[0] == _NEXT else [path, (_NEXT, *path)]
 
@@ -484,7 +486,7 @@ def _entry_of(data: Any, key: Key) -> Any:
 
 
 def _plain(found: Any, count: int) -> Any:
-    """Return a value of so many steps: a tensor, a tensordict, or a list of other values."""
+    """Return a value of `count` steps as a tensor, a tensordict, or a list of other values."""
     if isinstance(found, torch.Tensor) or not is_non_tensor(found):
         return found.tolist() if isinstance(found, np.ndarray) else found
     found = found.tolist()
@@ -492,7 +494,7 @@ def _plain(found: Any, count: int) -> Any:
 
 
 class _InBatch:
-    """Steps of a batch, from number `start` to `stop`; entries are views."""
+    """The steps `start` to `stop - 1` of a batch; entries are views of it."""
 
     def __init__(self, batch: TensorDictBase, start: int, stop: int) -> None:
         self._batch, self._part = batch, slice(start, stop)
@@ -501,12 +503,12 @@ class _InBatch:
         return int(self._part.stop - self._part.start)
 
     def entry(self, key: Key) -> Any:
-        """Return one entry; None if there is none."""
+        """Return an entry; None if it does not exist."""
         found = self._batch.get(key, None)
         return None if found is None else _plain(found[self._part], len(self))
 
     def may_have(self, _keys: Sequence[Key]) -> bool:
-        """False: `entry` finds all entries."""
+        """Return False, because `entry` finds all entries."""
         return False
 
     def keys(self) -> Any:
@@ -522,7 +524,7 @@ class _InBatch:
 
 
 class QueriedBuffer(Protocol):
-    """What trajectories need of their buffer."""
+    """The interface of buffers that trajectories use."""
 
     @property
     def storage(self) -> Storage: ...
@@ -537,16 +539,16 @@ class QueriedBuffer(Protocol):
     def guard(self) -> Guard: ...
 
     def steps_at(self, index: Any) -> Any:
-        """Return elements as they are in batches, without the sampler's info."""
+        """Return elements as they appear in batches, but without the sampler's info."""
 
 
 class _Stored:
-    """Steps in a buffer: an array of rows, and the lane in a storage of several dimensions."""
+    """Steps in a buffer, given by their rows, and by their lane if the storage has several dimensions."""
 
     def __init__(self, buffer: QueriedBuffer, rows: Numbers, lane: tuple[int, ...], seen: Written) -> None:
         self._buffer, self._rows, self._lane, self._seen = buffer, rows, lane, seen
         self._entries: dict[Key, Any] = {}
-        """What was read so far."""
+        """The entries that were read so far."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -556,7 +558,7 @@ class _Stored:
         return (first, *(torch.full_like(first, part) for part in self._lane)) if self._lane else first
 
     def _unchanged(self, read: Callable[[Any], Any], rows: Numbers) -> Any:
-        """Call `read(index)` while nothing is written; SchemaError if the rows have been overwritten."""
+        """Return `read(index)`, while writers are excluded; SchemaError if the steps have been overwritten."""
         buffer = self._buffer
         with buffer.guard.hold():
             if buffer.storage.log.now != self._seen:
@@ -570,7 +572,7 @@ class _Stored:
         changes = storage.log.since(seen.irregular)
         lost = changes is None or bool(np.isin(self._rows, written).any())
         for change in changes or ():
-            if change.keys is None:  # whole rows were written; editing an entry in place does not replace the step
+            if change.keys is None:  # whole rows were written; an edit of single entries does not replace the step
                 lost = lost or change.rows is None
                 lost = lost or bool(np.isin(self._rows, np.arange(storage.shape[0])[change.rows]).any())
         if lost:
@@ -578,13 +580,13 @@ class _Stored:
         self._seen = now
 
     def entry(self, key: Key) -> Any:
-        """Read one entry, once; None if it is not stored by itself, or made by transforms that need all entries."""
+        """Return an entry, which is read once; None if it cannot be read without reading all entries."""
         if key not in self._entries and (needed := _needed_for(key, self._buffer.transform)) is not None:
             self._entries[key] = self._unchanged(lambda index: self._made(key, *needed, index), self._rows)
         return self._entries.get(key)
 
     def _made(self, key: Key, transforms: Sequence[Any], keys: Iterable[Key], index: Any) -> Any:
-        """Read some entries and return what these transforms make of them at `key`; None if it is not a tensor."""
+        """Read the entries `keys`, apply transforms, and return the entry `key`; None if it is not a tensor."""
         first, *lanes = index if isinstance(index, tuple) else (index,)
         storage = self._buffer.storage
         if not transforms:
@@ -600,7 +602,7 @@ class _Stored:
         return made if isinstance(made, torch.Tensor) else None
 
     def may_have(self, keys: Sequence[Key]) -> bool:
-        """Whether the complete steps may have one of these entries, which are not stored by themselves."""
+        """Return whether the complete steps may have one of these entries, which `entry` did not find."""
         return not self._buffer.transform.is_empty or any(_entry_of(self._one(), key) is not None for key in keys)
 
     def _one(self) -> Any:
@@ -611,7 +613,7 @@ class _Stored:
         return self._one().keys()
 
     def data(self) -> Any:
-        """Read all entries, through the transforms; those that were read before stay what they are."""
+        """Read all entries, through the transforms, except that entries that were read before are kept."""
         steps = self._unchanged(self._buffer.steps_at, self._rows)
         for key, value in self._entries.items():
             if isinstance(value, torch.Tensor):
@@ -628,8 +630,8 @@ class _Stored:
 def _needed_for(key: Key, transforms: Compose) -> tuple[list[Any], set[Key]] | None:
     """Return the transforms that make or change an entry, and the entries that they read, without `next`.
 
-    None if a transform may change anything, because it does not name its `in_keys` and `out_keys`, or if one of those
-    that are needed may read other entries, too.
+    None if this is unknown: a transform has no `in_keys` and `out_keys`, or one of the needed transforms may read
+    other entries as well.
     """
     if key == (_NEXT,):
         return None
@@ -681,7 +683,7 @@ def stored_trajectories(buffer: QueriedBuffer, trajectory_key: Any) -> Iterator[
 
 
 def _source(storage: Storage, trajectory_key: Any) -> BoundarySource:
-    """Return the object that separates the trajectories of a storage."""
+    """Return the source of the trajectory ends in a storage; see `filter_trajectories`."""
     if trajectory_key is not None:
         key = boundary_key(trajectory_key)
         if not has_entry(storage, key):
@@ -725,14 +727,14 @@ def iter_trajectories(data: Any, trajectory_key: Any = None) -> Iterator[Traject
         return
     ends = _ends(steps, trajectory_key)
     ends[-1] = True
-    start, steps = 0, steps.copy()  # entries that are set meanwhile are not taken
+    start, steps = 0, steps.copy()  # a copy, so that entries that are set during the iteration are not seen
     for stop in (ends.nonzero().squeeze(-1) + 1).tolist():
         yield Trajectory.read_later(_InBatch(steps, start, stop))
         start = stop
 
 
 def _ends(steps: TensorDictBase, trajectory_key: Any) -> torch.Tensor:
-    """Return where trajectories end, bool `[steps]`; the value of the last step has no meaning."""
+    """Return where trajectories end, bool `[steps]`; the value of the last step is undefined."""
     ids: Any = None
     if trajectory_key is not None:
         key = boundary_key(trajectory_key)
@@ -755,7 +757,7 @@ def _ends(steps: TensorDictBase, trajectory_key: Any) -> torch.Tensor:
 
 
 def _changes(ids: Any, count: int) -> torch.Tensor:
-    """Return where the next id differs, bool `[count]`; False for the last."""
+    """Return which steps are followed by another id, bool `[count]`; False for the last one."""
     found = torch.zeros(count, dtype=torch.bool)
     if isinstance(ids, torch.Tensor):
         rows = ids.reshape(count, -1)
@@ -769,7 +771,7 @@ def _changes(ids: Any, count: int) -> torch.Tensor:
 def filter_trajectories(data: Any, predicate: Any = None, *, trajectory_key: Any = None) -> list[Trajectory]:
     """Return the trajectories of a batch, a buffer or a dataset that meet a condition, in order.
 
-    Conditions compare entries of `traj`, and are combined with `&`, `|` and `~`:
+    Conditions compare entries of `traj`, and are combined by `&`, `|` and `~`:
 
     - `traj.length`, `traj.total_reward`; `traj.reward.sum()`, `.mean()`, `.max()`, `.min()`, `.first()`, `.last()`;
     - `(traj["next", "reward"] > 1).any()` and `.all()` for entries that are not reduced.
@@ -780,8 +782,9 @@ def filter_trajectories(data: Any, predicate: Any = None, *, trajectory_key: Any
         data: a tensordict `[steps]`, or a buffer, of which only the entries that the condition uses are read.
         predicate: the condition, which may be any function of a `Trajectory`; default all trajectories.
         trajectory_key: the entry with ids; a trajectory ends where the id changes. By default the episode table of a
-            dataset, or `("collector", "traj_ids")`, `"traj_ids"` or `"episode"`. Without ids, trajectories end at a
-            flag `done`, `truncated` or `terminated`, under `next` or else at the root, with a warning.
+            dataset is used, otherwise the ids `("collector", "traj_ids")`, `"traj_ids"` or `"episode"`. Without ids,
+            trajectories end at a flag `done`, `truncated` or `terminated`, under `next` or else at the root; this gives
+            a warning.
 
     Raises:
         WrongKindError: (a TypeError) `data` is neither.
@@ -803,5 +806,5 @@ def filter_trajectories(data: Any, predicate: Any = None, *, trajectory_key: Any
 
 
 def _queries_of(data: Any) -> Any:
-    """Return data that is a buffer and lists its trajectories itself; None for a batch of steps."""
+    """Return data that lists its own trajectories, such as a buffer; None for a batch of steps."""
     return data if not is_tensor_collection(data) and hasattr(type(data), "trajectories") else None

@@ -1,4 +1,4 @@
-"""The contract of transforms, and how several of them, or plain functions, become one."""
+"""The base class of transforms, and classes that combine transforms, modules and functions to one transform."""
 
 from __future__ import annotations
 
@@ -21,67 +21,70 @@ _NEVER_CALLED = {
     "_apply_transform": "forward(data), or change(value, key, data) of a KeyedTransform",
     "_inv_apply_transform": "inv(data)",
 }
-"""Methods of TorchRL's transforms that our buffers do not call, and what to implement instead."""
+"""Methods of TorchRL's transforms that rbtool's buffers do not call, and what to implement instead."""
 
 
 class Past(Protocol):
-    """The steps around each step of a batch, as far as they belong to its episode and are stored; most of all the
-    `looks_back` steps before it.
+    """The steps around each step of a batch, as far as they belong to its episode and are stored.
+
+    `age` and `entry` are about the `looks_back` steps before each step; `window` reads steps at any offsets.
     """
 
     age: torch.Tensor
-    """How many of those before it exist for each step; int64 in the shape of the batch."""
+    """How many of the `looks_back` steps before each step exist; int64 in the shape of the batch."""
 
     @property
     def keys(self) -> Sequence[tuple[str, ...]] | None:
         """The entries of the storage, if each can be read by itself."""
 
     def rows(self, keys: Sequence[tuple[str, ...]]) -> TensorDict:
-        """Return these of the `keys`, of the steps themselves."""
+        """Return these entries of the steps themselves; they are some of `self.keys`."""
 
     def entry(self, key: tuple[str, ...]) -> torch.Tensor | None:
-        """Return an entry of these steps and, last, of the step itself: `[*batch, looks_back + 1, …]`, fresh memory.
+        """Return an entry of the earlier steps and, last, of the step itself: `[*batch, looks_back + 1, …]`, fresh
+        memory.
 
         Missing steps are replaced by the earliest existing one. None if the entry is not stored.
         """
 
     def window(self, key: tuple[str, ...], offsets: NDArray[np.int64]) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Return an entry of the steps that are so many steps away: `[*batch, *offsets.shape, …]`, fresh memory; and
-        which of these steps are missing, bool `[*batch, *offsets.shape]`.
+        """Return an entry of the steps at these offsets from each step, and which of these steps are missing.
 
-        Missing steps are replaced by the nearest existing one. None if the entry is not stored.
+        Returns:
+            The entry, `[*batch, *offsets.shape, …]`, in fresh memory, or None if it is not stored. Missing steps are
+            replaced by the nearest existing one. And which steps are missing, bool `[*batch, *offsets.shape]`.
         """
 
     def moved_on(self, stack: torch.Tensor, newest: torch.Tensor, use: tuple[str, ...]) -> torch.Tensor:
-        """Shift a stack by one step: drop the first step of what `entry` returned, and append `newest`. Fresh memory.
+        """Shift a stack that `entry` returned by one step: drop its first step, and append `newest`. Fresh memory.
 
-        Results for the same batch must differ in `use`, the key of the entry that it is for.
+        `use` is the key of the entry that the result is for. Results for one batch must differ in it.
         """
 
 
 class Transform(nn.Module):
-    """Changes what leaves a buffer with `forward`, and what enters it with `inv`; the defaults change nothing.
+    """Changes batches that leave a buffer, in `forward`, and data that enters it, in `inv`.
 
-    A subclass implements one or both:
+    A subclass implements one of these methods, or both; the defaults change nothing:
 
-    - `forward(data)` gets a batch, in the type that the storage returns, and returns the batch to use instead.
-    - `inv(data)` gets the data of `extend` (or of `add`, with a leading dimension of size 1 if it is a tensordict) and
+    - `forward(data)` takes a batch, in the type that the storage returns, and returns the batch to use instead.
+    - `inv(data)` takes the data of `extend` (or of `add`, with a leading dimension of size 1 if it is a tensordict) and
       returns the data to write; None if nothing is to be written.
 
-    Neither may edit values in place, except values that it made: `buffer[3]` and `buffer[3:7]` are views of the
-    storage, and the data of `extend` belongs to the caller. A random transform sets `draws` and only draws from
-    `generator`. State that `inv` changes is kept in registered buffers, and the class sets `counts_writes`.
+    Neither method may edit values in place, unless it made them itself: `buffer[3]` and `buffer[3:7]` are views of the
+    storage, and the data of `extend` belongs to the caller. A random transform sets `draws`, and draws only from
+    `generator`. If `inv` changes state, the class sets `counts_writes` and keeps the state in registered buffers.
 
     A transform that keeps steps for a later write also implements `flush()`, which returns these steps (or None) and
-    forgets them; `held_back()`, which returns what it keeps; and `hold_back(held)`, which replaces what it keeps. The
+    forgets them; `held_back()`, which returns the steps that are kept; and `hold_back(held)`, which replaces them. The
     buffer calls `hold_back` with the earlier value if a write fails, and with None in `empty()`.
 
-    A transform that needs the steps around a batch's steps sets `looks_back` to the number of those before and
+    A transform that needs the steps around the steps of a batch sets `looks_back` to the number of steps before, and
     implements `with_past(data, past)`, which is called instead of `forward` while rows are read. It needs data as it is
-    stored, and so comes before all transforms that do not look back. If it `reads_rows`, the first of them gets None
-    for data that was not read yet, if `past.keys` tells what there is.
+    stored, so it must come before all transforms that do not look back. If the first transform sets `reads_rows`, and
+    the storage can read single entries (`past.keys` is not None), its `data` is None, and it reads the rows itself.
 
-    `__call__` is final. A class that overrides it, or defines `_call`, `_inv_call`, `_apply_transform` or
+    `__call__` is final. Defining a class that overrides it, or that has `_call`, `_inv_call`, `_apply_transform` or
     `_inv_apply_transform`, which buffers never call, raises FinalMethodError (a TypeError).
 
     Names and behaviour follow TorchRL's transforms.
@@ -95,26 +98,27 @@ class Transform(nn.Module):
     """
 
     draws = False
-    """Whether `forward` draws from `generator`. The buffer then sets it, and calls `forward` in the caller's thread."""
+    """Whether `forward` draws from `generator`. The buffer then sets it, and calls `forward` in its caller's thread."""
 
     counts_writes = False
-    """Whether `inv` changes the state: processes that share a buffer then have to share that state."""
+    """Whether `inv` changes the state. If so, processes that share a buffer have to share the state as well."""
 
     follows_next = False
-    """Whether `forward` accepts a second argument: entries under `next` that it must leave alone."""
+    """Whether `forward` takes a second argument: entries under `next` that it must not change."""
 
     reads_in_keys_only = False
-    """Whether `forward` reads its `in_keys`, at the root and under `next`, and nothing else. A condition on an entry of
-    trajectories then runs it on these alone."""
+    """Whether `forward` reads only its `in_keys`, at the root and under `next`. If so, a condition on an entry of
+    trajectories runs it on these entries alone.
+    """
 
     looks_back: int | None = None
     """How many steps before each step of a batch `with_past` needs; None if the batch itself suffices."""
 
     reads_rows = False
-    """Whether `with_past` reads what it needs of the rows, too."""
+    """Whether `with_past` can read the rows themselves as well, so that it may be called without them."""
 
     episode_keys: tuple[tuple[str, ...], tuple[str, ...] | None] = (("next", "done"), None)
-    """For transforms that look back: the flag at which episodes end, and the entry with their id (None: default)."""
+    """For transforms that look back: the flag that ends episodes, and the entry with their ids (None: the default)."""
 
     generator: torch.Generator | None = None
     """The generator of the buffer; None for torch's global one."""
@@ -131,19 +135,19 @@ class Transform(nn.Module):
 
     @property
     def named_in_next(self) -> frozenset[tuple[str, ...]]:
-        """The entries under `next` that were passed to it by name."""
+        """The entries under `next` that the user listed in the arguments of this transform."""
         return frozenset()
 
     def forward(self, data: Any) -> Any:
-        """Return what leaves the buffer instead of `data`."""
+        """Return the batch that leaves the buffer instead of `data`."""
         return data
 
     def with_past(self, data: Any, past: Past) -> Any:
-        """Return what leaves the buffer instead of `data`, rows that were just read, given the steps around them."""
+        """Return the batch that leaves the buffer instead of the rows `data`, using the steps around them."""
         return data
 
     def inv(self, data: Any) -> Any:
-        """Return what enters the buffer instead of `data`; None if nothing is to be written."""
+        """Return the data that enters the buffer instead of `data`; None if nothing is to be written."""
         return data
 
     def share_memory_(self) -> Transform:
@@ -154,7 +158,7 @@ class Transform(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the generator; the copy's buffer sets its own."""
+        """Leave out the generator, which the buffer of the copy sets."""
         return {name: value for name, value in self.__dict__.items() if name != "generator"}
 
 
@@ -205,9 +209,9 @@ class Compose(Transform):
 
     `inv` stops at the first transform that returns None. Transforms are put into evaluation mode.
 
-    Some transforms change an entry under `next` together with the one at the root. They leave it to another transform
-    of their class that lists it: `ToTensorImage("pixels")` and `ToTensorImage(("next", "pixels"))` change each entry
-    once, in any order.
+    Some transforms change an entry under `next` together with the one at the root. If another transform of the same
+    class lists the entry under `next`, they leave it to that one: `ToTensorImage("pixels")` and
+    `ToTensorImage(("next", "pixels"))` change each entry once, in any order.
 
     Args:
         *transforms: `Transform`s, similar modules with `inv` (such as TorchRL's), callables, or lists of them. A
@@ -233,7 +237,7 @@ class Compose(Transform):
         return list(takewhile(lambda transform: getattr(transform, "looks_back", None) is not None, self.transforms))
 
     def _named_elsewhere(self, transform: Any) -> frozenset[tuple[str, ...]]:
-        """Return the entries under `next` that others of its class list, for a transform that follows into `next`."""
+        """Return the entries under `next` that other transforms of its class list, if it follows into `next`."""
         if len(self) < 2 or not getattr(transform, "follows_next", False):
             return frozenset()
         others = (other for other in self.transforms if other is not transform and type(other) is type(transform))
@@ -247,9 +251,9 @@ class Compose(Transform):
         return data
 
     def inv_in_place(self, data: Any) -> Any:
-        """Return the data for replacing stored elements: `inv`, skipping transforms that hold data back.
+        """Return the data for replacing stored elements: `inv` without the transforms that hold data back.
 
-        Replaced elements do not follow or wait for anything, so `data` counts as the result of such a transform.
+        Replaced elements do not wait for later ones, so `data` is taken as the result of such a transform.
         """
         for transform in reversed(self.transforms):
             if data is None:
@@ -304,7 +308,7 @@ class Compose(Transform):
         return self
 
     shared = False
-    """Whether transforms added later are shared, too."""
+    """Whether transforms that are added later are shared as well."""
 
     def share_memory_(self) -> Compose:
         _share(self.transforms)
@@ -318,10 +322,11 @@ class Compose(Transform):
         return parts
 
     def flush(self) -> Any:
-        """Return what transforms hold back, after the transforms that `inv` calls behind them; None if nothing is held.
+        """Return the data that transforms hold back; None if there is none.
 
-        A transform holds data back if it has the methods `flush`, `held_back` and `hold_back`. Such transforms are
-        emptied one at a time, into the next of them.
+        A transform holds data back if it has the methods `flush`, `held_back` and `hold_back`. They are flushed one
+        after the other, in the order of `inv`, and their data passes through the transforms that come after them in
+        that order.
         """
         out: list[Any] = []
         for place in reversed(range(len(self))):
@@ -335,17 +340,17 @@ class Compose(Transform):
         return None if not out else out[0] if len(out) == 1 else torch.cat(out, out[0].ndim - 1)
 
     def held_back(self) -> list[tuple[Any, Any]]:
-        """Return each transform that keeps steps for a later write, with these steps."""
+        """Return pairs of each transform that keeps steps for a later write, and these steps."""
         return [(part, part.held_back()) for part in self.transforms if hasattr(part, "held_back")]  # type: ignore[operator]
 
     def hold_back(self, held: list[tuple[Any, Any]] | None) -> None:
-        """Restore what `held_back` returned, after a failed write; with None, forget all kept steps."""
+        """Let transforms keep the steps that `held_back` returned, after a failed write; with None, no steps."""
         for transform, state in self.held_back() if held is None else held:
             transform.hold_back(None if held is None else state)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no transforms; faster than `len`, as every batch asks for it."""
+        """Whether there are no transforms. Every batch needs this, so it is faster than `len`."""
         return not self._modules["transforms"]._modules  # type: ignore[union-attr]
 
     def __len__(self) -> int:
@@ -360,28 +365,29 @@ class Compose(Transform):
 
 
 def _inward(transform: Any, data: Any) -> Any:
-    """Return `inv(data)`. Of a transform of TorchRL its buffers call `_inv_call`, though, whatever `inv` is."""
+    """Return `inv(data)`; for a transform of TorchRL, `_inv_call(data)`, which TorchRL's buffers call instead."""
     return transform._inv_call(data) if hasattr(type(transform), "_inv_call") else transform.inv(data)
 
 
 def _overrides(transform: Any, name: str, other: str) -> bool:
-    """Whether the class overrides a method of TorchRL's transforms, but not another one beside it."""
+    """Return whether the class of a transform overrides the method `name`, and the same class does not have `other`."""
     kinds = (vars(kind) for kind in type(transform).__mro__)
     found: Mapping[str, Any] = next((names for names in kinds if name in names or other in names), {})
     return name in found and other not in found
 
 
 def divided(transform: Any) -> tuple[Compose, Compose]:
-    """Split off the transforms at the front that look back, which each member of an ensemble needs; return
-    both groups.
-    """
+    """Split transforms into those at the front that look back, which each member of an ensemble needs, and the rest."""
     chain = Compose() if transform is None else Compose(transform)
     front = len(chain.looking_back)
     return chain[:front], chain[front:]
 
 
 def _share(transforms: Iterable[Any]) -> None:
-    """Move states to shared memory; TorchRL's transforms declare `requires_shared_write_state`."""
+    """Move the states of transforms to shared memory; SchemaError for a state that cannot be shared.
+
+    TorchRL's transforms declare by `requires_shared_write_state` whether theirs has to be.
+    """
     for transform in transforms:
         share = getattr(transform, "share_memory_", None)
         if share is not None:
@@ -401,18 +407,19 @@ def _unshared(transform: Any) -> SchemaError:
 
 
 def _parts(transform: Any) -> list[Any]:
-    """Return the transforms to put into a `Compose`; a subclass of `Compose` is kept whole, as it may do more than its
-    parts.
+    """Return the transforms to put into a `Compose`: the parts of a `Compose`, or else the transform itself.
+
+    A subclass of `Compose` is kept whole, as it may do more than its parts.
     """
     made = as_transform(transform)
     return list(made) if type(made) is Compose else [made]
 
 
 def as_transform(transform: Any, *, invert: bool = False) -> Any:
-    """Make a transform in evaluation mode from a transform, a module or a callable; `invert` exchanges its two
-    directions.
+    """Make a transform in evaluation mode from a transform, a module or a callable.
 
-    An object with both methods of a transform is used as it is. SchemaError (a RuntimeError) for anything else.
+    A module with a method `inv` is used as it is. `invert` exchanges the two directions. SchemaError (a RuntimeError)
+    for anything else.
     """
     if isinstance(transform, nn.Module) and callable(getattr(transform, "inv", None)):
         made = transform

@@ -1,4 +1,4 @@
-"""Transforms of named entries, at the root and, in step with it, under `next`: their contract, and its implementations.
+"""Transforms of named entries, which also change the same entries under `next`: a base class, and implementations.
 
 They select, rename and join entries, or change values: images, normalisation, text.
 """
@@ -44,7 +44,7 @@ def as_key(key: Any) -> Path:
 
 
 def as_keys(keys: Any) -> list[Path]:
-    """Convert one key or several to a list. A tuple of names by itself is one key; in a list it is one of several."""
+    """Convert one key or several keys to a list. A tuple of names is one key; several keys are a list."""
     if isinstance(keys, str) or (isinstance(keys, tuple) and keys and all(isinstance(part, str) for part in keys)):
         return [as_key(keys)]
     if not isinstance(keys, Iterable):
@@ -53,12 +53,12 @@ def as_keys(keys: Any) -> list[Path]:
 
 
 def in_next(key: Path) -> Path | None:
-    """Return the key that an entry has after the step; None if it already is under `next`."""
+    """Return the key of the same entry under `next`; None if the key is under `next` already."""
     return None if key[0] == NEXT else (NEXT, *key)
 
 
 def under_next(keys: Iterable[Path]) -> frozenset[Path]:
-    """Return the keys under `next`."""
+    """Return those of the keys that are under `next`."""
     return frozenset(key for key in keys if key[0] == NEXT)
 
 
@@ -78,20 +78,19 @@ def require_tensordict(data: Any, transform: Transform) -> TensorDictBase:
 
 
 _FINAL = {"forward": "change(value, key, data), and check(batch)", "pairs": "change(value, key, data)"}
-"""Final methods, which find the entries and do not change the batch, and what to implement instead."""
+"""Final methods of `KeyedTransform`, and what to implement instead."""
 
 
 class KeyedTransform(Transform):
-    """Changes named entries on the way out: `in_keys[i]` into `out_keys[i]`, and their counterparts under `next`
-    likewise.
+    """Changes named entries of batches: `in_keys[i]` becomes `out_keys[i]`, and likewise under `next`.
 
-    An entry under `next` is changed together with the one at the root, listed or not, so that the two stay comparable;
-    unless another transform of the class in the same `Compose` lists it. A subclass implements `change`, and `check`
-    for conditions on the batch; `forward` is final.
+    An entry under `next` is changed together with the one at the root, even if only the latter is listed, so that the
+    two stay comparable. If another transform of the class in the same `Compose` lists it, it is left to that one. A
+    subclass implements `change`, and `check` for conditions on the batch; `forward` is final.
 
     Args:
-        in_keys: the entries.
-        out_keys: the results; default in place of `in_keys`.
+        in_keys: the entries to change.
+        out_keys: the entries for the results; by default results replace `in_keys`.
 
     Raises:
         MissingKeyError: (a KeyError) an entry does not exist at the root, and `missing_tolerance` is not set. A missing
@@ -128,9 +127,9 @@ class KeyedTransform(Transform):
 
     @final
     def pairs(self, data: TensorDictBase, elsewhere: frozenset[Path] = frozenset()) -> Sequence[tuple[Path, Path]]:
-        """List existing entries with the entries they become: the listed ones, and their counterparts under `next`.
+        """Return pairs of an existing entry and the entry for its result, at the root and under `next`.
 
-        Entries listed `elsewhere` are left to the transform that lists them.
+        Entries in `elsewhere` are left to the transforms that list them.
         """
         found = []
         for key, out in zip(self.in_keys, self.out_keys, strict=True):
@@ -145,7 +144,7 @@ class KeyedTransform(Transform):
                 found.append((following, out_following))
         return found
 
-    # Final by _FINAL: nn.Module declares `forward` as an attribute, which mypy does not let a final method override.
+    # Made final by `_FINAL`: nn.Module declares `forward` as an attribute, which mypy lets no final method override.
     def forward(self, data: Any, elsewhere: frozenset[Path] = frozenset()) -> Any:
         batch = require_tensordict(data, self)
         self.check(batch)
@@ -163,9 +162,9 @@ class KeyedTransform(Transform):
 
 
 def require_named(data: TensorDictBase, keys: Iterable[Path], defaults: Iterable[Path] = ()) -> None:
-    """Raise MissingKeyError, with the most similar name, for an entry that a user named and the batch lacks.
+    """Raise MissingKeyError, with the most similar name, if the batch lacks an entry that the user named.
 
-    Entries that are used by default may be missing.
+    Entries that are used by default, `defaults`, may be missing.
     """
     usual = frozenset(defaults)
     for key in keys:
@@ -174,7 +173,7 @@ def require_named(data: TensorDictBase, keys: Iterable[Path], defaults: Iterable
 
 
 def not_there(key: Path, data: TensorDictBase, so: str = "") -> MissingKeyError:
-    """Make the error for an entry that a batch lacks, with the most similar name."""
+    """Make the error for an entry that a batch lacks; it suggests the most similar name."""
     name, names = ".".join(key), _names(data)
     hint = f"it has {', '.join(names)}" if names else ""
     return MissingKeyError(f"{name} is not in the batch{so}{did_you_mean(name, names)}", hint=hint)
@@ -258,8 +257,8 @@ class RenameTransform(Transform):
 
     Args:
         in_keys, out_keys: old and new names on the way out.
-        in_keys_inv, out_keys_inv: stored names, and the names in the data, on the way in.
-        create_copy: whether to keep the old name, too, with the same values.
+        in_keys_inv, out_keys_inv: names in the storage, and names in the data, on the way in.
+        create_copy: whether to keep the entry under its old name as well.
 
     Raises:
         UsageError: (a ValueError) lists differ in length, or a name is both old and new.
@@ -437,10 +436,10 @@ class ToTensorImage(KeyedTransform):
 
     Args:
         in_keys, out_keys: the entries, see `KeyedTransform`.
-        from_int: whether to divide by 255; None does so for whole numbers. Float images up to 255 need True.
+        from_int: whether to divide by 255; None does so for whole numbers. Use True for float images up to 255.
         unsqueeze: whether to give a single image a leading dimension of size 1.
         dtype: the element type of the result; default torch's default type.
-        shape_tolerant: whether images without 1, 3 or 4 channels at the end are assumed to be `[..., C, H, W]` already.
+        shape_tolerant: whether images whose last dimension is not 1, 3 or 4 are taken to be `[..., C, H, W]` already.
 
     Raises:
         SchemaError: (a RuntimeError) there are fewer than three dimensions.
@@ -485,14 +484,15 @@ class ToTensorImage(KeyedTransform):
 
 
 class Resize(KeyedTransform):
-    """Scales images `[..., C, A, B]` to `[..., C, w, h]`; the order of arguments is TorchRL's. torchvision is not
-    needed.
+    """Scales images `[..., C, A, B]` to `[..., C, w, h]`; the order of the sizes is TorchRL's.
+
+    torchvision is not needed.
 
     Args:
         w: the first size, or a pair of both.
         h: the second size; default the same as `w`.
-        interpolation: `"bilinear"`, `"bicubic"` (both smooth when shrinking), `"nearest"`, `"nearest-exact"` or
-            `"area"`. Whole numbers are rounded, and stay within their type.
+        interpolation: `"bilinear"`, `"bicubic"` (both antialiased), `"nearest"`, `"nearest-exact"` or `"area"`. Whole
+            numbers are rounded and clamped to the range of their type.
         in_keys, out_keys: the entries, see `KeyedTransform`.
 
     Raises:
@@ -541,14 +541,15 @@ class Resize(KeyedTransform):
 class Normalize(KeyedTransform):
     """Subtracts `loc` from entries and divides them by `scale`, at the root and under `next`.
 
-    Computed in float64 and rounded once, as by `rbtool preprocess --normalize`. The type stays; whole numbers become
-    torch's default float type. `inverse` undoes it for a value, such as an action from a policy.
+    Values are computed in float64 and rounded once, as by `rbtool preprocess --normalize`. The element type is kept,
+    but whole numbers get torch's default float type. `inverse` restores the original scale of a value, such as an
+    action from a policy.
 
     Args:
         in_keys, out_keys: the entries, see `KeyedTransform`.
         loc, scale: numbers, or tensors that expand to one row of the entry. Dimensions with scale 0, which never
             varied, are shifted but not divided.
-        clip: then limits values to at most this distance from 0.
+        clip: the largest absolute value of results, to which they are clipped; default no limit.
 
     Raises:
         UsageError: (a ValueError) a scale is negative, or a loc or scale is not finite.
@@ -688,21 +689,21 @@ def _length_of(key: Path) -> Path:
 
 
 class EpisodeTexts(Transform):
-    """Adds to each step what the texts of its episode have for it, as non-tensor data in the batch's shape.
+    """Adds the texts of its episode to each step, as non-tensor data in the batch's shape.
 
-    Texts are strings, empty where an episode lacks one. Of several tasks in an episode, `language_instruction` is the
-    one of the step. LeRobot's language is a list of dicts: `language_persistent` is the same for all steps of an
-    episode, `language_events` has what happens in the step. Entries that steps have themselves stay as they are.
+    Texts are strings, empty if the episode lacks one. If an episode has several tasks, `language_instruction` is the
+    task of the step. LeRobot's language is a list of dicts: `language_persistent` is the same for all steps of an
+    episode, `language_events` has the events of the step. Entries that the steps already have are kept.
 
     Args:
-        texts: the texts of each episode, by its number; of one without texts, `{}`.
-        names: the names of texts that steps get, to which the names in `texts` are added; one dict for all datasets of
-            a mixture.
+        texts: the texts of each episode, by its number; `{}` for an episode without texts.
+        names: the names of the texts that steps get. The names in `texts` are added to this dict, which all datasets of
+            a mixture share.
 
     Raises:
         MissingKeyError: (a KeyError) `episode`, `frame`, `timestamp` or `task_index`, by which texts are found, is not
             in the batch, or not as one number a step.
-        SchemaError: (a RuntimeError) which of several tasks a step has, or what texts its episode has, is not known.
+        SchemaError: (a RuntimeError) the task of a step, or the texts of its episode, are unknown.
     """
 
     def __init__(self, texts: Mapping[int, Mapping[str, str]], names: dict[str, None] | None = None) -> None:
@@ -730,7 +731,7 @@ class EpisodeTexts(Transform):
         return batch
 
     def _of_rows(self, batch: TensorDictBase, text: Mapping[str, str], name: str, rows: Any) -> list[Any]:
-        """Return what a text of an episode has for these rows of the batch."""
+        """Return the values of a text for these rows of the batch, which belong to one episode."""
         if name in (PERSISTENT, EVENTS):
             said = parse_said(text.get(name, "[]"), name)
             if None in said:
@@ -759,7 +760,7 @@ class EpisodeTexts(Transform):
 
 
 def _stacked(values: list[Any], shape: torch.Size) -> Any:
-    """Give texts, or other data without numbers, the shape of a batch."""
+    """Return a flat list of texts or other objects as non-tensor data in the shape of a batch."""
     if not shape:
         return NonTensorData(values[0])
     width = len(values) // shape[0] if shape[0] else 0

@@ -1,11 +1,11 @@
-"""Sums of rewards: n-step transitions, of a batch or across the borders of `extend` calls, and returns to go.
+"""Sums of rewards: n-step transitions, within a batch or across calls of `extend`, and returns to go.
 
-With n_steps = 3, each step t has a window of steps that ends earlier at the end of its trajectory:
+With n_steps = 3, each step has a window of three steps, or fewer at the end of its trajectory:
 
     step             0    1    2    3    4 (done)
     window         0-2  1-3  2-4  3-4  4-4
     reward           r0 + gamma r1 + gamma² r2, …
-    next state       of the last step in the window; the target discounts it by gamma^(length of the window)
+    next state       next state of the last step in the window, which the target discounts by gamma^(window length)
 """
 
 from __future__ import annotations
@@ -42,25 +42,26 @@ _TINY = torch.finfo(torch.float32).tiny
 class ReturnToGo(Transform):
     """Adds to every step the discounted sum of the rewards from it to the end of its trajectory.
 
-    Time is the last dimension of the batch. Later rewards are unknown, so a return only reaches to the end of a slice
-    in which a trajectory was cut: use it for whole trajectories (`split_trajs=True`), or on the way in
-    (`append_transform(..., invert=True)`) when whole episodes are written. Trajectories end at any of `done_keys`, and
-    where the next step has another id (`("collector", "traj_ids")`, "traj_ids" or "episode"). A reward never reaches
-    another trajectory, not even NaN and infinity. For n-step transitions (`steps_to_next_obs`), the rewards of single
-    steps, kept as `original_reward`, are summed. Sums are computed in float64 and rounded once, as by `rbtool
-    preprocess --return-to-go`.
+    Time is the last dimension of the batch. Rewards after the end of the batch are unknown, so for a slice that cuts a
+    trajectory, returns reach only to the end of the slice. Use it for whole trajectories (`split_trajs=True`), or on
+    the way in (`append_transform(..., invert=True)`) when whole episodes are written. Trajectories end at any of
+    `done_keys`, and where the next step has another id (`("collector", "traj_ids")`, "traj_ids" or "episode"). Rewards,
+    even NaN and infinity, do not affect other trajectories. For n-step transitions (`steps_to_next_obs`), the rewards
+    of single steps, stored as `original_reward`, are summed. Sums are computed in float64 and rounded once, as by
+    `rbtool preprocess --return-to-go`.
 
     Args:
         gamma: the discount, from 0 to 1.
         reward_key: the reward.
-        out_key: the new entry, with shape and type of the reward.
+        out_key: the new entry, with the shape and element type of the reward.
         done_keys: flags that end trajectories.
-        mask_key: marks real steps, others count nothing; default `("collector", "mask")` or "mask".
+        mask_key: the entry that marks real steps; the rewards of other steps count as 0. Default `("collector",
+            "mask")` or "mask".
 
     Raises:
         MissingKeyError: (a KeyError) there is no reward, or a mask or end flag that was named is not in the batch.
         SchemaError: (a RuntimeError) the reward is not a float, sums over n steps lack the rewards of single steps, or
-            the mask does not have one value a step.
+            the mask does not have one value per step.
         UsageError: (a ValueError) gamma is outside [0, 1].
     """
 
@@ -105,7 +106,7 @@ class ReturnToGo(Transform):
         return batch
 
     def _of_single_steps(self, batch: Any, reward: torch.Tensor) -> torch.Tensor:
-        """Return the rewards of single steps: in n-step data the rewards of windows overlap."""
+        """Return the rewards of single steps, as the rewards of n-step transitions overlap."""
         *path, name = self.reward_key
         if batch.get("steps_to_next_obs", None) is None or name.startswith(_ORIGINAL):
             return reward
@@ -132,7 +133,7 @@ def discounted_to_go(reward: torch.Tensor, ends: torch.Tensor, gamma: float, tim
     cut[..., -1:] = True
     if total.requires_grad:
         add_rewards_to_go(total.view(-1), cut.reshape(-1), gamma)
-    else:  # on a GPU, one operation for each step would cost more than the copies
+    else:  # also for data on a GPU: copying it to the CPU takes less time than one operation for each step
         sums = total.cpu()
         add_rewards_to_go(sums.view(-1).numpy(), cut.reshape(-1), gamma)
         total = sums.to(total.device)
@@ -140,32 +141,31 @@ def discounted_to_go(reward: torch.Tensor, ends: torch.Tensor, gamma: float, tim
 
 
 def discounted(values: torch.Tensor, factor: float) -> torch.Tensor:
-    """Return `values * factor` for a factor that is only 0 because of rounding: infinities stay infinite."""
+    """Return `values * factor`. Infinities stay infinite even if the factor was rounded to 0."""
     if factor == 1:
         return values
     return values * factor if factor >= _TINY else torch.where(values.isfinite(), values * factor, values)
 
 
 def per_step_like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Append dimensions of size 1, so that one value a step broadcasts to any shape a step."""
+    """Append dimensions of size 1, so that one value per step broadcasts to any shape per step."""
     return value.reshape(*value.shape, *(1,) * (other.ndim - value.ndim))
 
 
 class DensifyReward(Transform):
-    """Replaces every reward by the discounted sum of the rewards from there to the end of its trajectory, on the way
-    out.
+    """Replaces every reward in a batch by the discounted sum of the rewards from there to the end of its trajectory.
 
-    Reward and done flag are under `next` and have the same shape. A trajectory ends where the done flag, or its sibling
-    "terminated" or "truncated", is set, and at the end of the batch, as later rewards are unknown. If time is the last
-    dimension of the batch, it also ends where the next step has another id (`("collector", "traj_ids")`, "traj_ids" or
-    "episode"). Steps that `("collector", "mask")` or "mask" does not mark as real count nothing. Whole numbers and
-    flags become floats if they are discounted. The entry is replaced in the given tensordict, which is returned.
+    Reward and done flag are under `next` and have the same shape. A trajectory ends where the done flag, or
+    "terminated" or "truncated" next to it, is set, and at the end of the batch, as later rewards are unknown. If time
+    is the last dimension of the batch, it also ends where the next step has another id (`("collector", "traj_ids")`,
+    "traj_ids" or "episode"). The rewards of steps that `("collector", "mask")` or "mask" marks as padding count as 0.
+    Whole numbers become floats if there is a discount, flags always. The given tensordict is changed and returned.
 
     Args:
         reward_key, done_key: the entries under `next`.
-        reward_key_out: the result under `next`; default in place of the reward.
+        reward_key_out: the entry for the result under `next`; by default it replaces the reward.
         time_dim: the dimension of time in these entries, counted from the end: 2 (or -2) is the one before the trailing
-            singleton, 3 (or -3) the one before that.
+            singleton dimension, 3 (or -3) the one before that.
         discount: from 0 to 1.
 
     Raises:
@@ -248,13 +248,11 @@ def _entry(data: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor:
 
 
 WINDOW = "multi_step"
-"""Under this key are the flags of the steps at which windows end."""
+"""The key under which are the end flags of the last step of each window."""
 
 
 class Windows(NamedTuple):
-    """For each step of `[..., T]`: the length of its window, the step where it ends, and whether the batch cut it
-    short.
-    """
+    """The window of each step, `[..., T]`: its length, its last step, and whether the end of the batch cut it."""
 
     steps: torch.Tensor
     last: torch.Tensor
@@ -265,20 +263,20 @@ class MultiStep(nn.Module):
     """Makes n-step transitions from a batch of steps `[T]` or `[..., T]`, as a collector's post-processing.
 
     The window of a step has m = min(`n_steps`, steps to the end of its trajectory or batch) steps. Entries under `next`
-    become the ones after the last step of the window. Each reward under `next` becomes the sum of gamma^i times the
-    rewards in the window (in float64, rounded once), and is kept unchanged as `original_<name>` next to it. New
-    entries, with one value a step, are `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and `nonterminal` (m
-    > 1; False where `("collector", "mask")` is False).
+    are replaced by those of the last step of the window. Each reward under `next` is replaced by the sum of gamma^i
+    times the rewards in the window (in float64, rounded once); the original reward is kept as `original_<name>` next to
+    it. New entries, with one value per step, are `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and
+    `nonterminal` (m > 1; False where `("collector", "mask")` is False).
 
-    The flags under `next` stay the step's own, as they mark where trajectories end in a buffer. The flags of
-    the window's last step are `("multi_step", "done")`, "terminated" and "truncated". `("multi_step", "cut")` marks
-    windows that are short because the batch ends, not the trajectory. A target is then
+    The flags under `next` are kept, as they mark where trajectories end in a buffer. The flags of the window's last
+    step are `("multi_step", "done")`, "terminated" and "truncated". `("multi_step", "cut")` marks windows that are
+    short because the batch ends, not the trajectory. A target is then
 
         reward + gamma.unsqueeze(-1) * ~terminated * value(next)
 
     with the entries `gamma`, `[batch]`, and `("multi_step", "terminated")`, `[batch, 1]` like the reward. It is also
-    correct for windows that were cut, just over fewer steps. `MultiStepTransform` does not cut windows between batches.
-    A flag with several values a step, for example one an agent, ends the trajectory if any of them is set.
+    correct for windows that were cut, which merely have fewer steps. `MultiStepTransform` does not cut windows between
+    batches. A flag with several values per step, such as one for each agent, ends the trajectory if any of them is set.
 
     Args:
         gamma: the discount, from 0 to 1.
@@ -319,7 +317,7 @@ def multi_step(
 ) -> TensorDictBase:
     """Make n-step transitions of `[..., T]`; see `MultiStep` for the entries.
 
-    `apart`, bool in the shape of the batch, marks further steps that are not followed by the next one.
+    `apart`, bool in the shape of the batch, marks further steps that the next step does not continue.
     """
     ended = step_ends(td, done_key, done_keys)
     valid = None if mask_key is None else step_mask(td, mask_key)
@@ -351,7 +349,13 @@ def multi_step(
 
 
 def find_windows(follows: torch.Tensor, ended: torch.Tensor, n_steps: int) -> Windows:
-    """Find the windows of all steps, given which steps are followed by the next one, bool `[..., T]`."""
+    """Find the windows of all steps.
+
+    Args:
+        follows: whether the next step continues each step, bool `[..., T]`.
+        ended: whether the trajectory ends at each step, bool `[..., T]`.
+        n_steps: the longest window.
+    """
     time = follows.shape[-1]
     position = torch.arange(time, device=follows.device).expand(follows.shape)
     stops = torch.where(follows, time - 1, position)
@@ -369,14 +373,14 @@ def _summed(reward: torch.Tensor, windows: Windows, gamma: float, dim: int) -> t
     for ahead in range(1, longest):
         inside = per_step_like(windows.steps > ahead, values).narrow(dim, 0, values.shape[dim] - ahead)
         later = values.narrow(dim, ahead, values.shape[dim] - ahead)
-        # Multiplying by zero would let in NaN and infinities of other trajectories.
+        # Select with `where`: NaN and infinities of other trajectories times zero would be NaN.
         part = total.narrow(dim, 0, values.shape[dim] - ahead)
         part.copy_(torch.where(inside, part + discounted(later, gamma**ahead), part))
     return total.to(dtype)
 
 
 def _ahead(value: torch.Tensor, last: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return, for each step, the row of `value` at the end of its window."""
+    """Return for each step the value at the last step of its window."""
     if not isinstance(value, torch.Tensor):
         raise SchemaError(f"an entry under next is a {type(value).__name__}; n-step transitions need tensors")
     if dim == 0:
@@ -400,7 +404,7 @@ _NOT_CONTINUED = (
 
 
 class _Held(NamedTuple):
-    """Steps that wait for their successors, `[..., n]`, and which of them are not followed by the next one."""
+    """Steps that wait for their successors, `[..., n]`, and which of them the next step does not continue."""
 
     steps: TensorDictBase
     apart: torch.Tensor
@@ -410,33 +414,33 @@ class MultiStepTransform(Transform):
     """Makes n-step transitions of the steps written to a buffer, `[T]` or `[..., T]` with time last.
 
     Entries are as in `MultiStep`, with `original_<name>` next to every reward in `reward_keys`. The last `n_steps`
-    steps that came in are held back, because their windows may reach into later ones: an `extend` writes as many steps
-    as are held and given, minus `n_steps`, or nothing if there are not more. At the end, `flush()` of the buffer writes
-    the rest, with windows that end there. What is held back is part of the buffer's state and checkpoints; `empty()`
-    forgets it. Priorities in the data are used when the steps are written. `rb[i] = …` replaces stored n-step
-    transitions and does not affect windows. Steps that have `steps_to_next_obs` are n-step transitions already and pass
-    unchanged.
+    steps are held back, because their windows may reach into later steps: `extend` writes all held and given steps
+    except the last `n_steps`, and nothing if there are not more. At the end, `flush()` of the buffer writes the rest,
+    with windows that end there. The steps held back are part of the buffer's state and checkpoints; `empty()` forgets
+    them. Priorities in the data are used when the steps are written. `rb[i] = …` replaces stored n-step transitions and
+    does not affect windows. Steps that have `steps_to_next_obs` are n-step transitions already, and pass unchanged.
 
     A window ends at a flag and, if ids are stored (`("collector", "traj_ids")`, "traj_ids" or "episode"), where the id
-    changes. Without ids, steps of several sources that come alternately cannot be told apart: give them ids, or a lane
-    each (`[lanes, T]`).
+    changes. Without ids, steps that arrive alternately from several sources cannot be told apart: give them ids, or
+    write each source to a lane of its own (`[lanes, T]`).
 
     Args:
         n_steps: the longest window.
         gamma: the discount, from 0 to 1.
         reward_keys: the rewards under `next` to be summed.
         done_key, done_keys: the flags that end trajectories.
-        check_continuity: what happens if the first observation of a batch is not, bit by bit, the one under `next` of
+        check_continuity: what happens if the first observation of a batch differs from the observation under `next` of
             the last step before it:
 
             - None: windows continue, as in TorchRL, with a UserWarning the first time. Observations of one source may
-              differ, for example if they are rounded or normalised again.
+              differ if, for example, they are rounded or normalised again.
             - True: windows end there, marked by `("multi_step", "cut")`.
             - False: windows continue, and nothing is compared.
 
     Raises:
         UsageError: (a ValueError) `n_steps` is below 1, or gamma outside [0, 1].
-        MissingKeyError: (a KeyError) rewards are not under `next` (`reward_keys=()` is for steps without rewards), or a
+        MissingKeyError: (a KeyError) rewards are not under `next` (use `reward_keys=()` for steps without rewards), or
+        a
             flag or mask that was named is not in the data.
         SchemaError: (a RuntimeError) lanes or entries differ from the steps held back, or several processes share the
             buffer.
@@ -485,7 +489,7 @@ class MultiStepTransform(Transform):
         return 0 if self._held is None else int(self._held.steps.shape[-1])
 
     def inv(self, data: Any) -> TensorDictBase | None:
-        """Return the n-step transitions that are complete now; None if there are none."""
+        """Return the n-step transitions whose windows are complete now; None if there are none."""
         require_steps(data)
         if data.get("steps_to_next_obs", None) is not None:
             finished: TensorDictBase = data
@@ -500,9 +504,7 @@ class MultiStepTransform(Transform):
         return made
 
     def flush(self) -> TensorDictBase | None:
-        """Return the n-step transitions of the steps held back, whose windows end here; afterwards nothing is held
-        back.
-        """
+        """Return the n-step transitions of the steps held back, whose windows end here, and forget these steps."""
         if self._held is None:
             return None
         made = self._made(self._held)
@@ -514,7 +516,7 @@ class MultiStepTransform(Transform):
         return self._held
 
     def hold_back(self, held: Any) -> None:
-        """Hold the steps that `held_back` returned, or none, instead of the present ones."""
+        """Replace the steps held back by those that `held_back` returned, or by none."""
         self._held = held
 
     def _made(self, every: _Held) -> TensorDictBase:
@@ -524,7 +526,7 @@ class MultiStepTransform(Transform):
         )  # fmt: skip
 
     def _require_named(self, data: TensorDictBase) -> None:
-        """Raise MissingKeyError for an entry that was named and is not there; defaults but the reward may be absent."""
+        """Raise MissingKeyError if the data lacks a named entry; defaults, except the reward, may be missing."""
         done = (NEXT, *key_path(self.done_key))
         flags = [done, *((*done[:-1], name) for name in self.done_keys if name not in DEFAULT_DONE_KEYS)]
         rewards = [(NEXT, *key) for key in self.reward_keys]
@@ -573,10 +575,10 @@ class MultiStepTransform(Transform):
         return self.check_continuity
 
     def _is_elsewhere(self, last: TensorDictBase, first: TensorDictBase) -> torch.Tensor:
-        """Return, for each lane, whether its first new step does not continue the last one held back."""
+        """Return for each lane whether its first new step does not continue the last step held back."""
         other = torch.zeros(last.batch_size, dtype=torch.bool, device=last.device)
         if trajectory_ids(last) is not None:
-            return other  # ids separate trajectories, also inside of batches
+            return other  # ids separate trajectories
         skip = {*self.reward_keys, *((*key_path(self.done_key)[:-1], name) for name in self.done_keys)}
         skip.add(key_path(self.done_key))
         for key, announced in leaves(last.get("next")):
@@ -597,7 +599,7 @@ class MultiStepTransform(Transform):
         )
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return what is held back, as tensors, numbers and words."""
+        """Return the steps held back, as tensors, numbers and lists of strings."""
         if self._held is None:
             return {"held": None}
         held = [
@@ -618,7 +620,7 @@ class MultiStepTransform(Transform):
         self._held = _Held(steps, state["apart"].clone())
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        state_dict.setdefault(f"{prefix}_extra_state", {})  # TorchRL's state does not hold these steps
+        state_dict.setdefault(f"{prefix}_extra_state", {})  # TorchRL does not save the steps held back
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
@@ -626,5 +628,5 @@ class MultiStepTransform(Transform):
 
 
 def _copied(every: _Held, first: int) -> _Held:
-    """Copy everything from step `first` on, as the caller may change the originals."""
+    """Copy the steps from `first` on, as the caller may change the originals."""
     return _Held(copied(every.steps[..., first:]), every.apart[..., first:].clone())

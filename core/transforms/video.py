@@ -1,4 +1,4 @@
-"""Frames of videos that a dataset keeps, decoded when a batch leaves the buffer."""
+"""Decodes frames of the videos that a dataset keeps, when a batch leaves the buffer."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _MOST_THREADS = 8
 class DecodeVideo(Transform):
     """Replaces references to frames of videos by the frames: `("video", *key)` becomes `key`.
 
-    A reference with id 0 is padding and becomes zeros. Frames are exactly those that decoding each video from its start
-    gives. Files are decoded by several threads, and a few stay open in each process.
+    A reference with id 0 is padding and becomes zeros. The frames are the same as if each video was decoded from its
+    start. Several threads decode files, and a few files stay open in each process.
 
     Args:
-        path: the dataset that keeps the videos.
+        path: the folder of the dataset that keeps the videos.
         in_keys: the references, at the root and under `next`, int64 `[*batch, 2]`: id of a file, number of a frame.
             Missing ones are skipped.
         channels_first: whether frames are uint8 `[*batch, 3, height, width]` instead of `[*batch, height, width, 3]`.
@@ -107,9 +107,9 @@ class DecodeVideo(Transform):
 
 
 def with_frames(reader: StepReader, transform: Any, *, channels_first: bool = False) -> Any:
-    """Return `transform`, which may be None, with one in front that decodes the frames of kept videos.
+    """Put a transform that decodes the frames of kept videos in front of `transform`, which may be None.
 
-    Transforms that look back stay first. The same transform for a dataset that keeps no videos.
+    Transforms that look back stay in front of it. For a dataset without kept videos, return `transform` unchanged.
     """
     keys = reference_keys(reader.fields)
     if not keys:
@@ -122,6 +122,6 @@ def with_frames(reader: StepReader, transform: Any, *, channels_first: bool = Fa
 
 
 def frames_below(folder: Path, fields: Iterable[Field]) -> DecodeVideo | None:
-    """Return what decodes the frames that fields refer to, of the videos below a folder; None for no such fields."""
+    """Make the transform that decodes the frames that fields refer to, from videos in a folder; None without fields."""
     keys = reference_keys(fields)
     return DecodeVideo(folder, keys) if keys else None

@@ -1,5 +1,6 @@
-"""Transforms along time: random windows of a batch, the successor of each step, and stacks of frames and windows
-around each step, which are read from the storage.
+"""Transforms along time: random crops, next observations, stacks of frames, and windows around each step.
+
+`StoredFrameStack` and `Windows` read the steps around a batch's steps from the storage; the others use only the batch.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class RandomCropTensorDict(Transform):
     """Cuts a window of `sub_seq_len` steps out of every row of a batch; all starts are equally likely.
 
     Args:
-        sub_seq_len: the steps of a window, up to the length of a row.
+        sub_seq_len: how many steps a window has, at most as many as a row.
         sample_dim: the dimension of time, counted from the end.
-        mask_key: a bool entry in the batch's shape that marks the real steps, which come first; windows lie within
-            them.
+        mask_key: a bool entry in the batch's shape that marks the real steps, which come first. Windows consist of real
+            steps only.
 
     Raises:
         SchemaError: (a RuntimeError) a row is shorter than the window.
@@ -114,9 +115,10 @@ class FillError(SchemaError, TypeError):
 class NextStateReconstructor(Transform):
     """Sets `("next", key)` of every step to `key` of the following step, for data stored without next entries.
 
-    Steps follow one another along the last dimension of the batch, as in slices. Where a step is not continued, the
-    entry is `fill_value`: at the end of the batch, and where ids differ, a done flag is set, or `step_count_key` or the
-    stored `"index"` does not increase by one. Default entries that are not in the batch are not compared.
+    Steps follow one another along the last dimension of the batch, as in slices. A step without a successor gets
+    `fill_value`: at the end of the batch, and where the next step has another id, a done flag is set, or
+    `step_count_key` or the stored `"index"` does not increase by one. Default entries that are not in the batch are
+    ignored.
 
     Args:
         keys: the entries.
@@ -124,8 +126,8 @@ class NextStateReconstructor(Transform):
         done_key: a flag that ends trajectories.
         step_count_key: an entry that counts steps.
         fill_value: the value where there is no successor.
-        strict: False ignores a named `traj_key` that does not exist, and treats a batch without separators as one
-            trajectory.
+        strict: False ignores a named `traj_key` that does not exist, and treats a batch that has none of these entries
+            as one trajectory.
 
     Raises:
         MissingKeyError: (a KeyError) one of `keys`, or an entry passed by name, does not exist.
@@ -163,7 +165,7 @@ class NextStateReconstructor(Transform):
         return batch
 
     def _follows(self, batch: TensorDictBase) -> torch.Tensor:
-        """Return, for each step but the last, whether the next one continues it; bool `[..., T - 1]`."""
+        """Return for each step except the last one whether the next step continues it; bool `[..., T - 1]`."""
         shape = batch.batch_size
         found = []
         if self.strict:
@@ -224,7 +226,7 @@ _MULTI_STEP = "steps_to_next_obs"
 
 
 class _Stack(KeyedTransform):
-    """The arguments of both kinds of stacks."""
+    """The arguments that both kinds of frame stacks have."""
 
     def __init__(
         self,
@@ -255,8 +257,8 @@ class FrameStack(_Stack):
     """Joins every frame with the `n - 1` frames before it along `dim`, within the batch.
 
     Time is the last dimension of a batch with two or more dimensions, as in padded trajectories and in slices drawn
-    with `batched=True`. Frames before the start of a row, or before an end inside of it, are unknown and padded. The
-    stack of `("next", key)` is the root's stack moved on by one frame.
+    with `batched=True`. Frames before the start of a row, and across the end of a trajectory within a row, are replaced
+    by padding. The stack of `("next", key)` is the root's stack, shifted by one frame.
 
     Args:
         n: the number of frames in a stack.
@@ -297,11 +299,9 @@ class FrameStack(_Stack):
                 f"{'.'.join(key)} has frames of the shape {frame}, which have no dimension dim={self.dim}",
                 hint="use dim=-1 to join them along their last dimension" if frame else "",
             )
-        # Before the next frame come the frame of the step itself and the frames before that.
+        # The frames before a next frame are the frame of the step itself and those before it, which the root has.
         root = data.get(key[1:], None) if key[0] == NEXT else None
-        if (
-            root is not None and root.shape[self.dim] == self.n * value.shape[self.dim]
-        ):  # another transform has already stacked it
+        if root is not None and root.shape[self.dim] == self.n * value.shape[self.dim]:  # the root is stacked already
             root = root.narrow(self.dim, (self.n - 1) * value.shape[self.dim], value.shape[self.dim])
         frames, late = (value, 0) if root is None else (root, 1)
         age, time = self._age(data), data.ndim - 1
@@ -321,20 +321,19 @@ class FrameStack(_Stack):
 
 
 class StoredFrameStack(_Stack):
-    """Joins every frame with the `n - 1` frames before it in its episode, read from the storage: frames are stored
-    once.
+    """Joins every frame with the `n - 1` frames before it in its episode, which it reads from the storage.
 
-    A transform of a buffer, for batches of single steps drawn by any sampler in any order. A stack never contains
-    frames of another episode, nor from before a cut or the oldest row of a ring: such frames are replaced by
-    `padding_value` (`"constant"`) or the first existing frame (`"same"`). The stack of `("next", key)` is the root's
-    stack moved on by the step's next frame, at the end of an episode too. Frames that lack the dimension `dim` get it:
-    a stack of `n` frames `[84, 84]` is `[n, 84, 84]`. It reads what is stored, so it must be the first transform of a
-    buffer. (`FrameStack` only uses the frames of the batch.)
+    Each frame is thus stored once. This is a transform of a buffer, for batches of single steps that any sampler draws
+    in any order. (`FrameStack` uses only the frames of the batch.) A stack never contains frames of another episode, or
+    frames that a ring has overwritten: these are replaced by `padding_value` (`"constant"`) or by the first existing
+    frame (`"same"`). The stack of `("next", key)` is the root's stack, shifted by the step's next frame, also at the
+    end of an episode. Frames that lack the dimension `dim` get it: a stack of `n` frames `[84, 84]` is `[n, 84, 84]`.
+    It needs frames as they are stored, so it must be the first transform of a buffer.
 
     Args:
         n, in_keys, out_keys, dim, padding, padding_value: see `FrameStack`.
-        done_key, traj_key: where episodes end in storages other than datasets: at this flag, and where this id changes,
-            by default `("collector", "traj_ids")` or `"episode"`.
+        done_key, traj_key: in storages other than datasets, episodes end at the flag `done_key`, and where the id
+            `traj_key` changes, by default `("collector", "traj_ids")` or `"episode"`.
 
     Raises:
         SchemaError: (a RuntimeError) it is not the first transform of a buffer, elements are not single steps, frames
@@ -406,7 +405,7 @@ class StoredFrameStack(_Stack):
         return found
 
     def _after(self, stack: torch.Tensor, key: Path, batch: TensorDictBase, past: Past) -> torch.Tensor:
-        """Return the stack of an entry under `next`: the root's, moved on by the next frame."""
+        """Return the stack of an entry under `next`: the root's stack, shifted by the next frame."""
         steps = batch.get(_MULTI_STEP, None)
         if steps is not None and bool((steps != 1).any()):
             raise SchemaError(
@@ -438,40 +437,42 @@ class StoredFrameStack(_Stack):
 
 _IS_PAD = "is_pad"
 _TOLERANCE = 1e-4
-"""How many seconds an offset may be away from a step, as in LeRobot; a tenth of a step at most."""
+"""How many seconds an offset may differ from the time of a step, as in LeRobot; at most a tenth of a step."""
 _FARTHEST = 1 << 20
-"""The longest offset: a batch has that many values for each sampled step."""
+"""The largest offset in steps. A batch may have that many values for each sampled step."""
 _BOUNDS = re.compile(r"\s*([-+]?[\d.]+)(s?)\s*:\s*([-+]?[\d.]+)(s?)\s*")
 Pad: TypeAlias = Literal["clamp", "zero"]
 
 
 class Windows(Transform):
-    """Gives entries of a batch the steps around each of its steps, read from the storage: chunks of actions, a few
-    frames of history.
+    """Extends entries to a window of the steps around each step of a batch: chunks of actions, frames of history.
 
-    A transform of a buffer, for batches of single steps drawn by any sampler in any order: these are the anchors. An
-    entry with a window is `[*batch, T, …]`, also for a window of one step. The same path under `"is_pad"`, bool
-    `[*batch, T]`, marks the steps that the anchor's episode does not have, or that a ring does not have any more. The
-    values are LeRobot's for the same `delta_timestamps`.
+    This is a transform of a buffer, for batches of single steps, the anchors, that any sampler draws in any order. The
+    steps around them are read from the storage. An entry with a window is `[*batch, T, …]`, also for a window of one
+    step. The same path under `"is_pad"`, bool `[*batch, T]`, marks steps that are not in the anchor's episode, or that
+    a ring has overwritten. The values are the same as LeRobot's for the same `delta_timestamps`.
 
-    Entries without a window are taken at the anchor. Next observations, which are the entries under `"next"` that the
-    root has, too, are left out unless they have a window: a batch reads what its windows need, and only those frames of
-    kept videos are decoded. It reads what is stored, so it must be the first transform of a buffer.
-    `load_dataset(…, windows=…)` puts one there.
+    Entries without a window have the value of the anchor. Next observations, which are the entries under `"next"` that
+    the root has as well, are left out unless they have a window. A batch reads only what its windows need, and decodes
+    only these frames of kept videos. It needs entries as they are stored, so it must be the first transform of a
+    buffer; `load_dataset(…, windows=…)` puts it there.
 
     Args:
-        windows: what each entry gets. Entries are tuples or names with dots, such as `"observation.image.top"`; a
-            group, such as `"observation"`, stands for all entries in it. A window is one of
+        windows: the window of each entry. Entries are tuples of names, or names with dots, such as
+            `"observation.image.top"`; a group, such as `"observation"`, stands for all entries in it. A window is one
+            of
 
-            - `(start, stop)`: steps relative to the anchor, without `stop`: `(0, 16)`; or seconds if one is a float;
-            - a list or range of offsets: steps, or seconds if one is a float, as in LeRobot's `delta_timestamps`;
+            - `(start, stop)`, a range of offsets from the anchor that excludes `stop`: in steps, as in `(0, 16)`, or in
+              seconds if one of them is a float;
+            - a list or range of offsets: in steps, or in seconds if one of them is a float, as in LeRobot's
+              `delta_timestamps`;
             - text: `"0:16"` for steps, `"0s:0.5s"` for seconds.
-        pad: `"clamp"` repeats the first or last step of the episode, `"zero"` has zeros (and black frames) there.
-        fps: steps a second, for windows in seconds.
+        pad: `"clamp"` pads with the first or last step of the episode, `"zero"` with zeros (and black frames).
+        fps: the number of steps per second, for windows in seconds.
 
     Raises:
-        UsageError: (a ValueError) a window has no steps, or is in seconds without `fps`, or at times between steps; an
-            entry has two windows.
+        UsageError: (a ValueError) a window has no steps, is in seconds without `fps`, or is at times between steps; or
+            an entry has two windows.
         MissingKeyError: (a KeyError) an entry is not stored, or nothing separates episodes.
         SchemaError: (a RuntimeError) it is not the first transform of a buffer, or elements are not single steps.
 
@@ -503,9 +504,9 @@ class Windows(Transform):
 
     @classmethod
     def of_dataset(cls, windows: Any, dataset: StepReader | StreamStorage) -> Windows:
-        """Make windows for a dataset, which states its steps a second; MissingKeyError for what it does not have.
+        """Make windows for a dataset, with its steps per second; MissingKeyError if it lacks an entry.
 
-        Of a stream, a shard is fetched only for windows in seconds.
+        For a stream, entries are checked with the first batch, and a shard is fetched only for windows in seconds.
         """
         seconds = isinstance(windows, Mapping) and any(_in_seconds(_numbers(one)) for one in windows.values())
         if isinstance(dataset, StreamStorage):
@@ -546,8 +547,9 @@ class Windows(Transform):
         return batch
 
     def of_entries(self, names: list[Path]) -> dict[Path, tuple[Path, Numbers]]:
-        """Return the offsets of each of these entries that has a window, and its name in batches: of a reference to
-        frames, the image's.
+        """Return, for each of these entries that has a window, its key in batches and the offsets of the window.
+
+        The key in batches differs for a reference to frames of a video: it is the key of the image.
         """
         if (resolved := self._resolved) is not None and resolved[0] == names:
             return resolved[1]
