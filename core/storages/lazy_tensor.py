@@ -309,6 +309,10 @@ class MemoryMaps:
         finally:
             os.close(descriptor)
 
+    def count_written(self, rows: int) -> None:
+        """Take into account that this many rows are written, some of them perhaps by other processes."""
+        self._reserved = max(self._reserved, rows)
+
     # Removing --------------------------------------------------------------------------------------
 
     def keep_only(self, names: Sequence[str]) -> None:
@@ -748,6 +752,8 @@ class LazyTensorStorage(TensorStorage):
         return there
 
     def __getstate__(self) -> dict[str, Any]:
+        if self.initialized and self._maps is not None:  # this also opens files that another process has made
+            self._maps.count_written(self.rows)
         if get_spawning_popen() is not None and not (self.initialized or self._shared_init):
             raise SchemaError(
                 f"an empty {type(self).__name__} cannot be passed to another process: both would make their own memory",

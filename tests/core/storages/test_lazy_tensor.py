@@ -973,6 +973,30 @@ def test_a_storage_made_in_another_thread_sets_no_handler(tmp_path: Path) -> Non
     assert (done.returncode, (tmp_path / "maps").exists()) == (-signal.SIGTERM, True), done.stderr
 
 
+COPIED = """
+import copy, os, sys, torch
+from rbtool import LazyMemmapStorage, LazyTensorStorage
+kind, before = sys.argv[1], int(sys.argv[2])
+storage = LazyMemmapStorage(1 << 16) if kind == "memmap" else LazyTensorStorage(1 << 16, shared_init=True)
+if before:
+    storage.set(range(before), torch.ones(before, 1000))
+ready, written = os.pipe()
+if not (child := os.fork()):
+    os.read(ready, 1)
+    copied = copy.deepcopy(storage)
+    os._exit(0 if len(copied) == before + 4000 and bool((copied[:] == 1).all()) else 1)
+storage.set(range(before, before + 4000), torch.ones(4000, 1000))
+os.write(written, b".")
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize(("kind", "before"), [("memmap", 2), ("shared", 0), ("shared", 2)])
+def test_a_copy_has_the_rows_that_another_process_has_written(kind: str, before: int) -> None:
+    done = run_forked(COPIED, kind, before)
+    assert done.returncode == 0, done.stderr
+
+
 # Space ---------------------------------------------------------------------------------------------
 
 LIMITED = """
