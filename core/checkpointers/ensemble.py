@@ -112,7 +112,7 @@ class _CapturedMembers:
 
 
 def _write_about(ensemble: StorageEnsemble, folder: Path) -> list[int]:
-    """Write all files except those of rows; return the members that have rows."""
+    """Write all files except rows; return the members that have rows."""
     with_rows = [number for number, member in enumerate(ensemble.members) if len(member)]
     for number, transform in enumerate(ensemble.transforms):
         state: dict[str, object] = getattr(transform, "state_dict", dict)()

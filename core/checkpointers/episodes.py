@@ -220,10 +220,10 @@ def _tensor_storage(storage: Storage) -> TensorStorage:
 class FlatStorageCheckpointer(EpisodeCheckpointer):
     """Saves each observation of an episode once, in one file for each leaf.
 
-    A leaf with observations has one row more than steps in every episode, other leaves have one row for each step. If
-    the next observations of an episode are not those of the following rows, they are stored in full. Everything is
-    restored bit for bit, into a storage of any capacity that holds the rows: done flags and rewards at the root, keys
-    that exist only below `next`, and the last cursor.
+    A leaf with observations has one row more than steps in every episode, other leaves have one row for each step. If a
+    next observation differs from the observation of the following row, all next observations of the episode are
+    stored. Everything is restored bit for bit, into a storage of any capacity that holds the rows: done flags and
+    rewards at the root, keys that exist only below `next`, and the last cursor.
 
     Args:
         done_keys: the flags below `next` that end episodes; default done, terminated and truncated. Keys are texts or
@@ -389,8 +389,8 @@ def _save_compatible(storage: Storage, folder: PathLike, form: CompactForm, opti
     if value is not None:
         raise SchemaError(f"{key_name(value[0])} is not a tensor, as TorchRL's layout requires", hint=OWN_FORM)
     compression = Compression.from_h5_kwargs(options.get("h5_kwargs")) if form == "h5" else None
-    asked = f"{form.capitalize()}StorageCheckpointer"
-    with rows_of_storage(storage, [(NEXT, *done_key)], options.get("reward_keys"), asked) as rows:
+    checkpointer = f"{form.capitalize()}StorageCheckpointer"
+    with rows_of_storage(storage, [(NEXT, *done_key)], options.get("reward_keys"), checkpointer) as rows:
         require_keys(options.get("done_keys"), "done_keys", rows.fields, rows.path)
         rows.verify_files()
         place = _compatible_place(folder, form, options)

@@ -43,7 +43,7 @@ class PackedNote:
     Attributes:
         path: the dataset when it was saved.
         content_digest: its content digest.
-        digests: its content digest, and those of datasets with the same steps that it was converted from.
+        digests: its content digest, and the digests of datasets with the same steps from which it was converted.
         length: the number of steps.
     """
 

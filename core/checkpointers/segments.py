@@ -284,7 +284,7 @@ class SegmentManifest:
         return [segment.file for segment in self.segments]
 
     def valid(self, rows: Sequence[Run]) -> Iterator[tuple[Segment, list[Run]]]:
-        """Yield the segments, the last one first, each with those of `rows` that are read from it."""
+        """Yield the segments, the last one first, each with the part of `rows` that is read from it."""
         left = rows
         for segment in reversed(self.segments):
             yield segment, common(left, segment.runs)
@@ -902,7 +902,7 @@ class _Dump:
     def _kept(self) -> dict[Segment, Sequence[Run]]:
         """Return the segments of the earlier checkpoint that can be shared, with the rows that are read from each.
 
-        If the write log does not know all changes, or references to rows were handed out, a segment can only be shared
+        If the write log lacks some changes, or references to rows were handed out, a segment can only be shared
         if all of its rows are read from it and their present bytes have its digest.
         """
         if self._earlier is None:

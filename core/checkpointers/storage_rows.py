@@ -37,7 +37,7 @@ from ..format.packed.reader import PackedReader
 from ..format.threads import run_together, threads_for_memory
 from ..storages.base import Storage
 from ..storages.codec import dtype_named
-from ..storages.columns import Columns, plain_column
+from ..storages.columns import Columns, plain_column, renames
 from ..storages.cursors import last_row
 from ..storages.dataset import tensor_of
 from ..storages.list_storage import CompressedListStorage, ListStorage
@@ -68,11 +68,6 @@ from ..ted.schema import (
     role_of,
     state_keys,
 )
-
-_KNOWN_TO_NUMPY = frozenset({
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32,
-    torch.float64, torch.complex64, torch.complex128,
-})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +183,7 @@ def host_array(tensor: torch.Tensor, field: Field) -> Array:
 
 def _array(tensor: torch.Tensor, field: Field) -> Array:
     """View a tensor as an array; bfloat16 as its bits."""
-    known = tensor if tensor.dtype in _KNOWN_TO_NUMPY else tensor.view(torch.int16)
-    return known.numpy().view(field.numpy)
+    return (tensor.view(torch.int16) if renames(tensor.dtype) else tensor).numpy().view(field.numpy)
 
 
 KeyLike: TypeAlias = str | tuple[str, ...]
@@ -212,7 +206,7 @@ def keys_of(keys: Sequence[KeyLike] | None, argument: str) -> list[Key]:
 
 
 def require_keys(
-    asked: Sequence[KeyLike] | None, argument: str, fields: Iterable[Field], place: object, *, anywhere: bool = False
+    given: Sequence[KeyLike] | None, argument: str, fields: Iterable[Field], place: object, *, anywhere: bool = False
 ) -> None:
     """Raise MissingKeyError for a key that does not exist below `next`: it may be misspelt.
 
@@ -223,7 +217,7 @@ def require_keys(
         field.key[1:] if field.key[0] == NEXT else field.key for field in fields if anywhere or field.key[0] == NEXT
     )
     there = list(dict.fromkeys(key for key in below if key))
-    lacking = next((key for key in keys_of(asked, argument) if key not in there and key not in SINGLETONS), None)
+    lacking = next((key for key in keys_of(given, argument) if key not in there and key not in SINGLETONS), None)
     if lacking is None:
         return
     names = [key_name(key) for key in there]
@@ -234,17 +228,17 @@ def require_keys(
     )
 
 
-def done_keys_of(keys: Collection[Key], asked: Sequence[KeyLike] | None) -> list[Key]:
+def done_keys_of(keys: Collection[Key], given: Sequence[KeyLike] | None) -> list[Key]:
     """Choose the flags that end episodes, as keys below `next`; SchemaError if there are none."""
     after = [key[1:] for key in keys if key[0] == NEXT and len(key) > 1]
-    if asked is None:
+    if given is None:
         named = {flag[0] for flag in FLAGS}
         found = [key for key in after if key in FLAGS] or [key for key in after if key[-1] in named]
     else:
-        found = [key for key in keys_of(asked, "done_keys") if key in after]
+        found = [key for key in keys_of(given, "done_keys") if key in after]
     if found:
         return found
-    wanted = "done, terminated or truncated" if asked is None else ", ".join(map(key_name, keys_of(asked, "done_keys")))
+    wanted = "done, terminated or truncated" if given is None else ", ".join(map(key_name, keys_of(given, "done_keys")))
     raise SchemaError(
         f"the data has no {wanted} below 'next', so the ends of episodes are unknown",
         hint=f"name the flags with done_keys=[...]; {ELSEWHERE}",
@@ -319,8 +313,8 @@ class EpisodeRows(StepReader, ABC):
     def _describe(self, kind: str, fields: Sequence[Field], done_keys: Any, reward_keys: Any) -> list[Key]:
         """Set the fields, with their roles; return the flags below `next` that end episodes."""
         self.path = Path(kind)
-        for argument, asked in (("done_keys", done_keys), ("reward_keys", reward_keys)):
-            require_keys(asked, argument, fields, f"the {kind}")
+        for argument, given in (("done_keys", done_keys), ("reward_keys", reward_keys)):
+            require_keys(given, argument, fields, f"the {kind}")
         dones = done_keys_of([field.key for field in fields], done_keys)
         rewards = keys_of(reward_keys, "reward_keys") or [REWARD]
         self._fields = [
@@ -418,7 +412,7 @@ def next_row(storage: Any, rows: int) -> int | None:
 
 
 def fields_of(structure: TreeSpec, leaves: Sequence[Any], lead: int) -> list[Field]:
-    """Describe tensors, of which `lead` dimensions count elements; SchemaError for types that no file can hold."""
+    """Return the fields of tensors, whose first `lead` dimensions count elements; SchemaError for unknown types."""
     pairs, texts = zip(structure.paths(), leaves, strict=True), dict(structure.texts())
     return [
         Field(key, _dtype_name(leaf.dtype, key), tuple(leaf.shape[lead:]), "text" if key in texts else role_of(key))
@@ -439,9 +433,9 @@ def article(name: str) -> str:
 
 
 def rows_of_storage(
-    storage: Storage, done_keys: Sequence[KeyLike] | None, reward_keys: Sequence[KeyLike] | None, asked: str
+    storage: Storage, done_keys: Sequence[KeyLike] | None, reward_keys: Sequence[KeyLike] | None, checkpointer: str
 ) -> EpisodeRows:
-    """Return the rows of a storage of steps; UsageError, which names the checkpointer `asked`, for other storages."""
+    """Return the rows of a storage of steps; UsageError, which names `checkpointer`, for other storages."""
     if isinstance(storage, TensorStorage):
         return StorageRows(storage, done_keys, reward_keys)
     if isinstance(storage, PackedStorage):
@@ -453,7 +447,7 @@ def rows_of_storage(
     kind = type(storage).__name__
     hint = "a CompressedListStorageCheckpointer saves it" if isinstance(storage, CompressedListStorage) else ""
     raise UsageError(
-        f"{article(asked)} saves storages of tensors and of steps, found {article(kind)}",
+        f"{article(checkpointer)} saves storages of tensors and of steps, found {article(kind)}",
         hint=hint or "leave the checkpointer out: every storage has a default one",
     )
 
@@ -536,10 +530,10 @@ class ListRows(EpisodeRows):
             raise SchemaError("the storage is empty: nothing was ever written to it", hint="write to it first")
         self._storage = storage
         first = storage[0]
-        looks = _looks(first, 0)
-        row = next((row for row in range(1, len(storage)) if _looks(storage[row], row) != looks), None)
+        outline = _outline(first, 0)
+        row = next((row for row in range(1, len(storage)) if _outline(storage[row], row) != outline), None)
         if row is not None:
-            raise _unlike(f"row {row} of the list has other entries, types or shapes than row 0")
+            raise _refused(f"row {row} of the list has other entries, types or shapes than row 0")
         structure = tree_spec_of(first)
         self.filled = FilledStorage(
             (len(storage),), storage.max_size, next_row(storage, storage.max_size), spec_to_json(structure)
@@ -557,13 +551,13 @@ class ListRows(EpisodeRows):
         return host_array(torch.stack([self._storage[row].get(key) for row in rows]), field)
 
 
-def _looks(item: Any, row: int) -> tuple[Any, ...]:
+def _outline(item: Any, row: int) -> tuple[Any, ...]:
     """Return the entries, types and shapes of an element, which all elements of a list must have."""
     if not isinstance(item, TensorDictBase) or item.batch_dims:
         what = (
             f"batch size {list(item.batch_size)}" if isinstance(item, TensorDictBase) else article(type(item).__name__)
         )
-        raise _unlike(f"row {row} of the list is {what}")
+        raise _refused(f"row {row} of the list is {what}")
     structure = tree_spec_of(item)
     leaves = tuple(
         (path, leaf.dtype, leaf.shape) for path, leaf in zip(structure.paths(), structure.flatten(item), strict=True)
@@ -571,7 +565,7 @@ def _looks(item: Any, row: int) -> tuple[Any, ...]:
     return (leaves, spec_to_json(structure))
 
 
-def _unlike(found: str) -> SchemaError:
+def _refused(found: str) -> SchemaError:
     return SchemaError(
         f"{found}; whole episodes need steps with the same structure, tensordicts of batch size []",
         hint="a ListStorageCheckpointer saves any list",
@@ -698,7 +692,11 @@ _HERE = "load it into a LazyTensorStorage, which is writable"
 
 
 def fill(
-    storage: Storage, reader: StepReader, filled: FilledStorage, asked: str, checks: Sequence[Callable[[], None]] = ()
+    storage: Storage,
+    reader: StepReader,
+    filled: FilledStorage,
+    checkpointer: str,
+    checks: Sequence[Callable[[], None]] = (),
 ) -> None:
     """Load the rows of a checkpoint into any kind of storage, each at its place in the saved storage `filled`.
 
@@ -709,7 +707,7 @@ def fill(
         storage: the storage.
         reader: the rows.
         filled: the saved storage.
-        asked: the name of the checkpointer, for messages.
+        checkpointer: the name of the checkpointer, for messages.
         checks: see `fill_storage`.
 
     Raises:
@@ -719,19 +717,23 @@ def fill(
     if isinstance(storage, TensorStorage):
         fill_storage(storage, reader, filled, checks)
     elif isinstance(storage, PackedStorage | PackedRecording):
-        with rows_of_storage(storage, None, None, asked) as rows:
+        with rows_of_storage(storage, None, None, checkpointer) as rows:
             _require_one_run(reader, filled, len(storage))
             require_equal_rows(
                 rows, list(reader.fields), lambda field, *part: reader.read(field.key, *part), reader.path
             )
     else:
-        _fill_list(storage, reader, filled, asked)
+        _fill_list(storage, reader, filled, checkpointer)
 
 
 def replace_rows(storage: Storage, rows: Any, *, capacity: int | None = None, last_row: int | None = None) -> None:
     """Replace the contents of a storage; SchemaError, with nothing changed, if it cannot hold them.
 
-    `capacity` is that of the storage that the rows come from, and `last_row` the row written last there.
+    Args:
+        storage: the storage.
+        rows: the new rows.
+        capacity: the capacity in rows of the storage from which they come; None if unknown.
+        last_row: the row written last there; None if unknown.
     """
     if isinstance(storage, TensorStorage):
         structure = tree_spec_of(rows, storage.ndim)
@@ -785,10 +787,10 @@ def _require_one_run(reader: StepReader, filled: FilledStorage, steps: int) -> N
         )
 
 
-def _fill_list(storage: Storage, reader: StepReader, filled: FilledStorage, asked: str) -> None:
+def _fill_list(storage: Storage, reader: StepReader, filled: FilledStorage, checkpointer: str) -> None:
     """Make a list element of every row."""
     if not isinstance(storage, ListStorage) or type(storage).__name__ == "CompressedListStorage":
-        rows_of_storage(storage, None, None, asked)  # raises UsageError
+        rows_of_storage(storage, None, None, checkpointer)  # raises UsageError
         return
     if len(filled.shape) != 1:
         raise SchemaError(f"{reader.path} was saved with ndim={len(filled.shape)}, but a list has ndim=1")

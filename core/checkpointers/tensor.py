@@ -578,8 +578,8 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
 
     Loading into a `LazyTensorStorage` maps the segments copy-on-write, and rows are read when they are used. Rows are
     copied if there are references to the present ones, and for other storages, devices and network file systems. The
-    list of segments and their sizes are always verified. Digests are compared as well, except those of mapped rows of
-    more than 64 MiB together, for which `verify` requests it.
+    list of segments and their sizes are always verified. Digests are compared as well, but for more than 64 MiB of
+    mapped rows only on request (`verify`).
 
     Segments, TorchRL's layout as rbtool writes it, and checkpoints of TorchRL itself can be loaded, into a storage of
     any capacity that holds the rows. Checkpoints of TorchRL are checked for missing and truncated files. Nothing is

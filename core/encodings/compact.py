@@ -210,15 +210,15 @@ def _fields(one: StepReader, other: StepReader) -> Iterator[Difference]:
         yield Difference("steps", f"{one.manifest.steps:,} against {other.manifest.steps:,}")
     here, there = _by_key(one), _by_key(other)
     for key in {**here, **there}:
-        if _looks(here.get(key)) != _looks(there.get(key)):
-            yield Difference(key_name(key), f"{_looks(here.get(key))} against {_looks(there.get(key))}")
+        if _description(here.get(key)) != _description(there.get(key)):
+            yield Difference(key_name(key), f"{_description(here.get(key))} against {_description(there.get(key))}")
 
 
 def _by_key(reader: StepReader) -> dict[Key, Field]:
     return {leaf.key: leaf for leaf in reader.fields}
 
 
-def _looks(leaf: Field | None) -> str:
+def _description(leaf: Field | None) -> str:
     return "nothing" if leaf is None else f"{leaf.dtype} {list(leaf.shape)}"
 
 
@@ -249,7 +249,7 @@ def _text(one: StepReader, other: StepReader) -> Iterator[Difference]:
 
 def _rows(one: StepReader, other: StepReader, progress: Progress) -> Iterator[Difference]:
     there = _by_key(other)
-    alike = [leaf for leaf in one.fields if _looks(leaf) == _looks(there.get(leaf.key))]
+    alike = [leaf for leaf in one.fields if _description(leaf) == _description(there.get(leaf.key))]
     counts, firsts = dict.fromkeys(alike, 0), dict.fromkeys(alike, -1)
     progress.start("comparing", one.manifest.steps, "steps")
     for start, stop in one.chunks(CHUNK_BYTES):
@@ -440,7 +440,7 @@ class FilledStorage:
         return (self.cursor or self.shape[0]) - 1
 
     def to_bytes(self) -> bytes:
-        """Return the bytes of `storage_metadata.json`: TorchRL's entries, and those of rbtool."""
+        """Return the bytes of `storage_metadata.json`, with TorchRL's entries and more."""
         document = {
             "metadata": {}, "is_pytree": False, "len": self.length, "cursor": self.cursor,
             "capacity": self.capacity, "shape": self.shape,
@@ -721,7 +721,7 @@ class CompactReader(StepReader):
 
     @abstractmethod
     def _is_stored(self, leaf: Field) -> bool:
-        """Whether the checkpoint has a leaf; those of `at_root` are only stored if they are not zero."""
+        """Whether the checkpoint has a leaf; leaves of `at_root` are only stored if they are not zero."""
 
     @abstractmethod
     def _fetch(self, leaf: Field, start: int, stop: int) -> Array:

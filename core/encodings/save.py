@@ -88,7 +88,7 @@ _SAME_STEPS = frozenset({SAVE, LOAD, "convert"})
 
 
 def dataset_digest(manifest: Manifest) -> str:
-    """Return the content digest of a dataset; for a checkpoint, that of the dataset from which it was saved."""
+    """Return the content digest of a dataset, or of the dataset from which a checkpoint was saved."""
     if manifest.kind == "dataset" and manifest.files:
         return manifest.content_digest
     for step in reversed(manifest.provenance):
@@ -223,7 +223,7 @@ def save_compact(
 
 
 def _save_ted(source: StepReader, target: Path, kind: Kind, step: Provenance, progress: Progress) -> Manifest:
-    """Write all rows in layout `ted`, with the documents, and compare the content digest with that of the source.
+    """Write all rows in layout `ted`, with the documents, and compare their content digest with the source's.
 
     The content digest covers the rows and the episode table; the other files of the source are verified separately.
     """

@@ -25,7 +25,7 @@ _READ, _KEEP, _DATA = (ir.Constant(_INT, value) for value in (0, 3, 1))
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """Numba's `intrinsic`, typed: the annotations are those of the Python function, not of the compiled one."""
+    """Numba's `intrinsic`, with types: annotations describe the Python function, not the compiled one."""
     return typed_intrinsic(function)
 
 

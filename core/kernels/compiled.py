@@ -340,7 +340,7 @@ def gather_fields(
 
     Each of `fields` is an offset in the record, a width, and where in `memory` its rows begin; the first `head[6]` come
     from the step's record, the others from the record after it. From each record on, `head[5]` bytes are prefetched.
-    The other arguments and the result are those of `_locate`.
+    See `_locate` for the other arguments and the result.
     """
     found = np.empty(2 * numbers.size, np.int64)
     beyond = _locate(numbers, table, head, found)
@@ -366,7 +366,7 @@ def gather_fields(
 def gather_spans(numbers: NDArray[np.int64], table: NDArray[np.int64], head: NDArray[np.int64], target: int) -> int:
     """Copy the record of each step and the beginning of the record after it, `head[5]` bytes together, to `target`.
 
-    The other arguments and the result are those of `_locate`.
+    See `_locate` for the other arguments and the result.
     """
     found = np.empty(2 * numbers.size, np.int64)
     beyond = _locate(numbers, table, head, found)

@@ -153,8 +153,8 @@ def copy_tensors(
 ) -> int:
     """Copy a few rows into every column, as `copy_runs` does, if all tensors are `CONTIGUOUS`.
 
-    The addresses of the tensor objects are at the address `items`, as in a list. The other arguments and the result are
-    those of `find_sources` and `copy_runs`.
+    The addresses of the tensor objects are at the address `items`, as in a list. See `find_sources` and `copy_runs` for
+    the other arguments and the result.
     """
     sources, steps = ints_at(items, places.size).copy(), np.empty((places.size, head.size - 1), np.int64)
     layout = find_sources(sources, head, leaves, memory, steps, count)

@@ -94,7 +94,7 @@ _UNUSED = _first_of([object()])[1]
 
 
 class BatchPool:
-    """Makes uninitialised tensors for all columns of a batch in one call, and reuses those of the last two batches.
+    """Makes uninitialised tensors for all columns of a batch in one call, and reuses the last two batches.
 
     An array is reused once no tensor and no array is a view of it, as in an `ArrayPool`, even if other arrays of its
     batch are still in use. Thread-safe: a thread takes a batch off the list before it looks at reference counts.

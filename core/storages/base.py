@@ -76,7 +76,7 @@ _FINAL = {
     "__setitem__": "write_rows(rows, data)",
     "__iter__": "read_rows(rows)",
 }
-"""Final methods, which do the book-keeping, and what a storage implements instead."""
+"""Final methods, which also keep the write log, and the methods that a storage implements instead."""
 
 
 @counterpart
@@ -601,11 +601,11 @@ class Storage(Rebased, ABC):
     load = loads
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Let the checkpointer pass what it is about to write through `hook(data, path=...)`."""
+        """Call `hook(data, path=...)` whenever the checkpointer saves rows; its result is written in their place."""
         self.checkpointer.register_save_hook(hook)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Let the checkpointer pass what it has read through `hook(data, out=...)`."""
+        """Call `hook(data, out=...)` whenever the checkpointer loads rows; its result is loaded in their place."""
         self.checkpointer.register_load_hook(hook)
 
     # Python's own protocols ------------------------------------------------------------------------
@@ -736,7 +736,7 @@ def objects_of(data: Any) -> list[Any]:
 
 
 def rows_without_repeats(rows: slice | torch.Tensor, elements: Any) -> tuple[slice | torch.Tensor, Any]:
-    """Leave out elements whose row occurs again later."""
+    """Return rows and elements, without each element whose row occurs again later."""
     if isinstance(rows, slice) or (kept := last_of_repeats(rows)) is None:
         return rows, elements
     return rows[kept], taken(elements, kept)

@@ -299,7 +299,7 @@ def _reopened(
 
 
 def _pass_on(view: MappedView) -> tuple[Any, ...]:
-    """Return what a child process unpickles: a view of the same rows in the same file."""
+    """Pickle a view for a child process, which maps the same rows of the same file."""
     size = view.untyped_storage().nbytes()
     return _reopened, (view.filename, view.dtype, size, view.shape, view.stride(), view.storage_offset())
 
@@ -840,7 +840,6 @@ def _array(tensor: torch.Tensor) -> Array:
     return (tensor if tensor.dtype in _KNOWN_TO_NUMPY else tensor.view(_BITS[tensor.element_size()])).numpy()
 
 
-_ADDRESS = torch.Tensor.data_ptr
 _REQUIRES_GRAD = attrgetter("requires_grad")
 _CPU = torch.device("cpu")
 _HINT = "pass a batch of the same size that an earlier call returned, without entries added since"
@@ -941,7 +940,7 @@ class Filler:
     ) -> None:
         """Refuse tensors as `fill` does; the tensors of the previous batch are not checked again."""
         if addresses is None:
-            places = list(map(_ADDRESS, leaves))
+            places = list(map(_DATA_PTR, leaves))
         else:
             places = addresses.tolist() if isinstance(addresses, np.ndarray) else list(addresses)
             places.extend(leaves[number].data_ptr() for number in self._places)
@@ -1030,7 +1029,7 @@ class ArrayRows:
     def tensors(self, data: TensorDict, single: bool) -> tuple[int, tuple[Any, ...]] | None:
         """Return the number of rows in a tensordict, and its tensors in the order of the columns.
 
-        None unless it has all entries, and, if rows are numbered, no other dimension than that of its rows.
+        None unless it has all entries and, if rows are numbered, no dimension except rows.
         """
         size = data.batch_size
         count = 1 if single else next(iter(size), 0)

@@ -15,6 +15,7 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -92,6 +93,30 @@ def tensordict_of(tensors: Mapping[Key, torch.Tensor], batch: tuple[int, ...]) -
             inner = inner.setdefault(part, {})
         inner[name] = tensor
     return TensorDict(nest, batch_size=batch)
+
+
+def tensors_at(
+    read: Callable[[Field, Array], Array], fields: Iterable[Field], numbers: Array
+) -> dict[Key, torch.Tensor]:
+    """Return fields at rows given by `numbers`, in any order and shape.
+
+    `read` is called with a field and rows that ascend, each of them once.
+    """
+    unique, place = np.unique(numbers.reshape(-1), return_inverse=True)
+    tensors = {}
+    for field in fields:
+        rows = read(field, unique)[place.reshape(-1)]
+        tensors[field.key] = tensor_of(rows.reshape((*numbers.shape, *field.shape)), field)
+    return tensors
+
+
+def read_runs(read: Callable[[Key, int, int], Array], field: Field, rows: Array) -> Array:
+    """Read ascending rows of one field with `read(key, start, stop)`, which is called once for consecutive rows."""
+    found = np.empty((len(rows), *field.shape), field.numpy)
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    for run in np.split(np.arange(len(rows)), breaks) if len(rows) else ():
+        found[run] = read(field.key, int(rows[run[0]]), int(rows[run[-1]]) + 1)
+    return found
 
 
 def dataset_tensors(dataset: str | os.PathLike[str] | TedReader, *, copy_on_write: bool = True) -> TensorDict:
@@ -218,8 +243,8 @@ class StepStorage(IndexedStorage):
 
     def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
         """Read one leaf of the rows at `index`; None if it does not exist."""
-        field = next((field for field in self._reader.fields if field.key == key), None)
-        return None if field is None else self._tensors([field], row_numbers(as_index(index, 1), len(self)))[key]
+        fields = [field for field in self._reader.fields if field.key == key]
+        return self._tensors(fields, row_numbers(as_index(index, 1), len(self))).get(key)
 
     def read_at(self, index: Any) -> TensorDict:
         """Read the rows at `index` into fresh tensors."""
@@ -227,20 +252,7 @@ class StepStorage(IndexedStorage):
         return tensordict_of(self._tensors(self._reader.fields, numbers), numbers.shape)
 
     def _tensors(self, fields: Iterable[Field], numbers: Array) -> dict[Key, torch.Tensor]:
-        unique, place = np.unique(numbers.reshape(-1), return_inverse=True)
-        tensors = {}
-        for field in fields:
-            rows = self._read(field, unique)[place.reshape(-1)]
-            tensors[field.key] = tensor_of(rows.reshape((*numbers.shape, *field.shape)), field)
-        return tensors
-
-    def _read(self, field: Field, rows: Array) -> Array:
-        """Read sorted rows of one leaf, combining neighbours into one read."""
-        found = np.empty((len(rows), *field.shape), field.numpy)
-        breaks = np.flatnonzero(np.diff(rows) != 1) + 1
-        for run in np.split(np.arange(len(rows)), breaks) if len(rows) else ():
-            found[run] = self._reader.read(field.key, int(rows[run[0]]), int(rows[run[-1]]) + 1)
-        return found
+        return tensors_at(partial(read_runs, self._reader.read), fields, numbers)
 
     def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
         """Raise SchemaError: datasets are never edited."""

@@ -21,7 +21,7 @@ from ..ted.schema import Numbers
 from ..torchrl_classes import counterpart, described
 from .base import Storage
 from .columns import Columns, renames
-from .pytree import Path, TensorDictNode, TensorNode, TreeSpec
+from .pytree import Path, TensorDictNode, TensorNode, is_plain
 from .tensor import TensorStorage
 
 BUFFER_IDS, INDEX, SOURCE_ID = "buffer_ids", "index", "source_id"
@@ -131,7 +131,7 @@ class StorageEnsemble(Storage):
         transforms: one callable, or None, for each member.
 
     Raises:
-        EnsembleKindError: (a TypeError) the number of transforms differs from that of storages.
+        EnsembleKindError: (a TypeError) there are more or fewer transforms than storages.
 
     Names follow TorchRL.
 
@@ -509,7 +509,7 @@ class _Plan:
         for member, (storage, columns) in enumerate(zip(storages, self.columns, strict=True)):
             if not isinstance(storage, TensorStorage) or columns is None or not columns.gathers_into:
                 continue
-            if not _is_plain(storage.structure) or source_key in storage.structure.children:
+            if not is_plain(storage.structure) or source_key in storage.structure.children:
                 continue
             found = _leaves_of(storage)
             if not leaves:
@@ -671,10 +671,3 @@ def _leaves_of(storage: TensorStorage) -> dict[Path, Any]:
 
 def _gather(storage: TensorStorage, order: Sequence[int], targets: Sequence[torch.Tensor], index: torch.Tensor) -> None:
     storage.gather_into(index, targets, order)
-
-
-def _is_plain(structure: TreeSpec) -> bool:
-    """Whether data is a tensordict, without a batch size of its own, of tensors and of such tensordicts."""
-    if type(structure) is not TensorDictNode or structure.kind is not None or structure.tail:
-        return False
-    return all(isinstance(child, TensorNode) or _is_plain(child) for child in structure.children.values())

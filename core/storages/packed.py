@@ -31,7 +31,7 @@ from ..options import PathLike
 from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, Numbers, key_name, role_of
 from .base import IndexedStorage
 from .cursors import as_index, row_numbers, rows_of
-from .dataset import Pages, exceeds_memory, tensor_of, tensordict_of
+from .dataset import Pages, exceeds_memory, read_runs, tensordict_of, tensors_at
 from .pytree import TreeSpec, tree_spec_of
 from .write_log import Change
 
@@ -512,12 +512,7 @@ class PackedRecording(IndexedStorage):
                 hint=self._repair_hint,
             )
         numbers = row_numbers(as_index(index, 1), len(self))
-        unique, place = np.unique(numbers.reshape(-1), return_inverse=True)
-        tensors = {}
-        for field in self._recorder.fields:
-            rows = self._read(field, unique)[place.reshape(-1)]
-            tensors[field.key] = tensor_of(rows.reshape((*numbers.shape, *field.shape)), field)
-        return tensordict_of(tensors, numbers.shape)
+        return tensordict_of(tensors_at(self._read, self._recorder.fields, numbers), numbers.shape)
 
     def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
         """Read one leaf of the rows at `index`; None if it does not exist."""
@@ -525,25 +520,19 @@ class PackedRecording(IndexedStorage):
         field = next((field for field in fields if field.key == key), None)
         if field is None or self._source is None:
             return super().entry(key, index)  # raises the error
-        numbers = row_numbers(as_index(index, 1), len(self))
-        unique, place = np.unique(numbers.reshape(-1), return_inverse=True)
-        rows = self._read(field, unique)[place.reshape(-1)]
-        return tensor_of(rows.reshape((*numbers.shape, *field.shape)), field)
+        return tensors_at(self._read, [field], row_numbers(as_index(index, 1), len(self)))[key]
 
     def _read(self, field: Field, rows: Array) -> Array:
         """Read sorted rows of one leaf: consecutive rows in one read, those of the unfinished episode from memory."""
-        found = np.empty((len(rows), *field.shape), field.numpy)
         assert self._recorder is not None  # the callers have checked both
         assert self._source is not None
-        safe = self._recorder.steps
-        split = int(np.searchsorted(rows, safe))
-        breaks = np.flatnonzero(np.diff(rows[:split]) != 1) + 1
-        for run in np.split(np.arange(split), breaks) if split else ():
-            found[run] = self._source.read(field.key, int(rows[run[0]]), int(rows[run[-1]]) + 1)
-        if split < len(rows):
-            held = np.concatenate([part[field.key] for part in self._held])
-            found[split:] = held[rows[split:] - safe]
-        return found
+        written = self._recorder.steps
+        split = int(np.searchsorted(rows, written))
+        found = read_runs(self._source.read, field, rows[:split])
+        if split == len(rows):
+            return found
+        held = np.concatenate([part[field.key] for part in self._held])
+        return np.concatenate((found, held[rows[split:] - written]))
 
     def editable(self, key: tuple[str, ...]) -> torch.Tensor:
         """Raise SchemaError: recorded rows do not change."""

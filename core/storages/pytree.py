@@ -443,7 +443,10 @@ def shallow_copy(data: Any) -> Any:
 
 
 def stacked(items: Sequence[Any]) -> Any:
-    """Return `torch.stack(items)` of tensordicts, in a quarter of the time; None unless all are plain and alike."""
+    """Return `torch.stack(items)` of tensordicts, in a quarter of the time.
+
+    None unless all are plain tensordicts with the same entries, types and shapes.
+    """
     first = items[0]
     if not _is_plain(first):
         return None
@@ -992,6 +995,13 @@ def in_order(own: TreeSpec, structure: TreeSpec, tensors: Sequence[torch.Tensor]
 def is_tree(spec: TreeSpec) -> bool:
     """Whether the data is a tensordict or tensorclass, whose folders have `meta.json` files."""
     return isinstance(spec, TensorDictNode)
+
+
+def is_plain(spec: TreeSpec) -> bool:
+    """Whether the data is a tensordict of tensors and such tensordicts, without types or batch sizes of their own."""
+    if not isinstance(spec, TensorDictNode) or spec.kind or spec.tail:
+        return False
+    return all(isinstance(child, TensorNode) or is_plain(child) for child in spec.children.values())
 
 
 def has_stacks(spec: TreeSpec) -> bool:

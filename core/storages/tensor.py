@@ -26,6 +26,7 @@ from .pytree import (
     TextNode,
     TreeSpec,
     in_order,
+    is_plain,
     named_tensors,
     place,
     saved_tensors,
@@ -233,8 +234,7 @@ class TensorStorage(IndexedStorage):
     @property
     def entry_keys(self) -> Sequence[tuple[str, ...]] | None:
         """The entries, if elements are plain tensordicts."""
-        plain = self.initialized and isinstance(self.structure, TensorDictNode) and _is_plain(self.structure)
-        return list(self.structure.paths()) if plain else None
+        return list(self.structure.paths()) if self.initialized and is_plain(self.structure) else None
 
     def flatten(self) -> TensorStorage:
         """Return a one-dimensional storage of the valid elements, in the same memory if torch can view it so."""
@@ -994,10 +994,3 @@ def _with_numbers(
     numbers = torch.arange(rows, device=like.device).reshape(-1, *[1] * (like.dim() - 1))
     structure = structure.with_children({**structure.children, key: TensorNode()})
     return structure, [*tensors, numbers.expand(rows, *like.shape[1:])]
-
-
-def _is_plain(structure: TreeSpec) -> bool:
-    """Whether elements are tensors, in tensordicts without a type or batch size of their own."""
-    if isinstance(structure, TensorDictNode):
-        return not (structure.kind or structure.tail) and all(map(_is_plain, structure.children.values()))
-    return isinstance(structure, TensorNode)

@@ -69,7 +69,7 @@ class Snapshot:
         self._rows, self._part_rows = rows, part_rows
         count, first = -(-rows // part_rows), next_row // part_rows
         self._left = dict.fromkeys((first + place) % count for place in range(count))
-        self._asked: list[int] = []
+        self._wanted: list[int] = []
         self._kept: dict[int, _Kept] = {}
         self._bytes = 0
         self._changed = threading.Condition()
@@ -89,8 +89,8 @@ class Snapshot:
         """Yield the numbers of the remaining parts; a part is released when the caller takes the next one."""
         while self._left:
             with self._changed:
-                asked = next((number for number in self._asked if number in self._left), None)
-                number = next(iter(self._left)) if asked is None else asked
+                wanted = next((number for number in self._wanted if number in self._left), None)
+                number = next(iter(self._left)) if wanted is None else wanted
             yield number
             self.release(number)
 
@@ -157,7 +157,7 @@ class Snapshot:
                 kept.add(lacking, [array[base + lacking] for array in self._arrays])
                 self._bytes += size
                 return
-            self._asked = [part]
+            self._wanted = [part]
             self._changed.wait()
 
     def wait(self) -> None:
@@ -290,7 +290,7 @@ def _of_cell(cell: Any) -> Counter:
 
 
 def _pass_on(counter: Counter) -> tuple[Any, ...]:
-    """Return what a child process unpickles: the same memory."""
+    """Pickle a counter for a child process, which uses the same memory."""
     assert_spawning(counter)
     return _of_cell, (counter.share_()._cell,)
 
@@ -397,7 +397,7 @@ class WriteLog:
 
     The counts are shared with other processes if the storage's length is. A reader may read them at any moment, also
     while a write is being counted, and must not see the new number of rows with the old next row: a table of
-    trajectories built from such a pair would be shifted against the rows for good. Therefore the next row is not
+    trajectories built from such a pair would be shifted against the rows permanently. Therefore the next row is not
     stored; it is computed from `rows`, the only number that a write to the ring changes:
 
         next_row = (rows + shift) % capacity

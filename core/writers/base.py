@@ -64,7 +64,7 @@ _STATE = "state"
 
 
 def write_folder(folder: Path, metadata: dict[str, Any], array_name: str, array: torch.Tensor | None) -> None:
-    """Write metadata and the array that it describes. An empty array has no file: that of an older state is removed.
+    """Write metadata and the array that it describes. An empty array has no file: an older array is removed.
 
     Each file is replaced atomically, but not both at the same time. A buffer that saves itself replaces the whole
     folder.
@@ -362,7 +362,7 @@ class Writer(ABC):
     def _extend_at(self, index: torch.Tensor, data: Any, count: int, capacity: int) -> torch.Tensor:
         """Write a batch at the rows that `place` returned, without the elements whose row is -1.
 
-        Unless the writer `keeps_order`, the rows are sorted first, so that the storage can grow without gaps.
+        Unless the writer `keeps_order`, the storage gets the rows in ascending order.
         """
         if index.dtype != torch.int64 or index.shape != (count,):
             _refuse_rows(self, index, count)
@@ -384,7 +384,7 @@ class Writer(ABC):
     def _store(self, where: Any, data: Any, capacity: int, rows: Any) -> Any:
         """Store the data and update cursor and counts; return the index of the elements.
 
-        `where` is how the storage is told the rows: an int, a range or a tensor; `rows` are their numbers.
+        `where` is the form in which the storage gets the rows: an int, a range or a tensor; `rows` are their numbers.
         """
         try:
             self.storage.set(where, self.prepare(data, where))
@@ -518,7 +518,7 @@ class Writer(ABC):
         """Count a write to each row of an index in the storage's generations, if it has any; skip negative numbers."""
         if (generations := self._generations) is not None:
             rows = torch.as_tensor(index)
-            if rows.dim() > 1:  # coordinates of all elements; those of the first element of each row are enough
+            if rows.dim() > 1:  # coordinates of all elements, of which the first of each row has the number of the row
                 rows = rows[:: self.storage.shape[1:].numel(), 0]
             generations.count(rows[rows >= 0].reshape(-1))
 

@@ -80,7 +80,7 @@ class RoundRobinWriter(Writer):
         """Where the cursor goes after a write that includes freed rows; None for any other write."""
 
     def on_register(self, storage: Storage, previous: Storage | None) -> None:
-        """If generations are tracked, give the storage new ones, or those of a state that was loaded before."""
+        """If generations are tracked, give the storage new ones, or the generations of a state loaded before."""
         saved, rows = self._saved_generations if previous is None else None, rows_in(storage)
         if rows and self.tracks_generations and (storage.generations is None or saved is not None):
             storage.generations, self._saved_generations = self._made_generations(rows, saved), None
