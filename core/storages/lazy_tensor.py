@@ -503,8 +503,9 @@ class LazyTensorStorage(TensorStorage):
             once something was written.
         cleanup_memmap: whether that folder is removed with the storage.
         schema: `"fixed"` refuses data whose keys differ from the first data's. `"open"` writes zeros for missing
-            keys, and adds a column for new ones, which is zero in older rows. (In TorchRL, missing keys keep the bytes
-            of the row that is overwritten, and some storages drop new keys.)
+            keys, and adds a column for new ones, which is zero in older rows; a buffer that several processes write to
+            refuses new ones. (In TorchRL, missing keys keep the bytes of the row that is overwritten, and some storages
+            drop new keys.)
 
     Raises:
         UsageError: (a ValueError) arguments contradict each other, or `consolidated` is used for data that is not a
@@ -717,6 +718,12 @@ class LazyTensorStorage(TensorStorage):
         paths = list(structure.paths())
         if len(paths) == len(known):
             return
+        if self.journal is not None or (self.shared and self._maps is None):
+            added = ", ".join(".".join(path) for path in paths if path not in known)
+            raise SchemaError(
+                f"the data has the new entries {added}, but other processes use the present columns",
+                hint="write a row with all entries before the storage is shared",
+            )
         wanted = [
             (known[path].dtype, tuple(known[path].shape))
             if path in known

@@ -246,6 +246,18 @@ def test_an_open_schema_that_fails_adds_no_column(kind: Any) -> None:
     assert storage[:]["b"].tolist() == [0, 0, 3, 0]
 
 
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+def test_a_shared_storage_takes_no_new_entries_which_other_processes_would_not_see(kind: Any) -> None:
+    storage = kind(6, schema="open")
+    buffer = ReplayBuffer(storage=storage, shared=True, batch_size=2)
+    rows = TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, [2])
+    buffer.extend(rows)
+    buffer.extend(rows.select("a"))
+    with pytest.raises(SchemaError, match="the new entries c, but other processes"):
+        buffer.extend(TensorDict({"a": torch.ones(2), "c": torch.ones(2)}, [2]))
+    assert (len(storage), list(storage[:].keys()), storage[:]["b"].tolist()) == (4, ["a", "b"], [1, 1, 0, 0])
+
+
 def test_leaves_of_a_consolidated_storage_share_one_buffer() -> None:
     storage = filled(LazyTensorStorage(25, consolidated=True))
     assert len({leaf.untyped_storage().data_ptr() for leaf in storage.columns.leaves}) == 1
