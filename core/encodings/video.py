@@ -150,7 +150,7 @@ class VideoIndex:
         version, frames, count, over, under = numbers[:5].tolist() if len(numbers) > 5 else (0,) * 5
         parts = np.split(numbers[5:], [frames, frames + count, frames + 2 * count]) if frames > 0 < count else []
         more = {1: 0, 2: len(fields(DepthCode))}.get(version, -1)
-        if len(data) != 8 * (5 + frames + 2 * count + more) or not parts or under <= 0 >= over:
+        if len(data) != 8 * (5 + frames + 2 * count + more) or not parts or min(over, under) <= 0:
             raise CorruptDataError(f"{origin} is not the index of a video", hint=FETCH_AGAIN)
         low, high, shift, *marks = parts[3].astype("<i8").view("<f8").tolist() or [0.0] * 5
         depth = DepthCode(low, high, shift, *map(bool, marks)) if more else None

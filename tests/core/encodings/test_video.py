@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,8 @@ def test_an_index_is_read_again_and_nothing_else_is_taken_for_one(path: Path) ->
     assert again.unit == index.unit
     with VideoFile(path, again) as video:
         assert np.array_equal(video.read(np.arange(12)[::-1]), expected[::-1])
-    for other in (b"", data[:-8], data + b"0", bytes(len(data)), b"\xff" * len(data)):
+    units = [data[:24] + struct.pack("<2q", *unit) + data[40:] for unit in ((1, 0), (0, 1), (-1, 10))]
+    for other in (b"", data[:-8], data + b"0", bytes(len(data)), b"\xff" * len(data), *units):
         with pytest.raises(CorruptDataError, match=r"v\.index is not the index of a video"):
             VideoIndex.from_bytes(other, "v.index")
 
