@@ -11,9 +11,9 @@ import sys
 
 
 def _leave_current_folder() -> None:
-    """Take the current folder off the import path where `python -m rbtool` put it: a `json.py` there would run.
+    """Remove the current folder from `sys.path` if `python -m rbtool` put it there: a `json.py` in it would run.
 
-    It stays where this package itself was found there. Called before anything is imported that may lie there.
+    It stays if this package itself was found there. Called before any import that the folder could shadow.
     """
     here = os.getcwd()  # noqa: PTH109  # pathlib may not be loaded yet
     started = sys.orig_argv[-len(sys.argv)] if sys.argv[:1] == ["-m"] else ""
@@ -31,10 +31,10 @@ from typing import Any  # noqa: E402
 
 
 def _hand_over() -> None:
-    """Put the rbtool that is installed in the place of this one, if this is a clone beside a script.
+    """Replace this module by the installed rbtool, if this one is a clone that happens to lie beside a script.
 
-    Python looks first into the folder of the script, or for `-c` and `-m` into the current one: whatever folder named
-    `rbtool` lies there would be imported. A clone stays where nothing else is installed, or the path names its place.
+    Python searches the folder of the script first, or for `-c` and `-m` the current one, and would import any folder
+    named `rbtool` there. The clone is used if no other rbtool is installed, or if `sys.path` also lists its parent.
     """
     above, argument = os.path.dirname(__path__[0]), sys.argv[0] if sys.argv else ""  # noqa: PTH120
     beside = (os.getcwd(), os.path.dirname(os.path.realpath(argument)))  # noqa: PTH109, PTH120
@@ -256,7 +256,7 @@ def __dir__() -> Iterable[str]:
 
 
 def _own_module(inner: str) -> Any:
-    """The spec of a module of `rbtool.converters`; None if this installation lacks it."""
+    """Return the spec of a module of `rbtool.converters`; None if this installation lacks it."""
     from importlib.util import find_spec
 
     try:
@@ -268,9 +268,9 @@ def _own_module(inner: str) -> Any:
 class _DeepPaths:
     """Finds TorchRL's modules, such as `rbtool.data.replay_buffers.samplers`; each offers all names of rbtool.
 
-    So code that imports from TorchRL's deep paths changes one word. Type checkers do not see these modules:
-    `rbtool migrate` makes `from rbtool import …` of such imports. `rbtool.adapters` and the modules in it are those of
-    `rbtool.converters.adapters`.
+    Code that imports from TorchRL's deep paths then only changes the name of the package. Type checkers do not see
+    these modules: `rbtool migrate` turns such imports into `from rbtool import …`. `rbtool.adapters` and its modules
+    are those of `rbtool.converters.adapters`.
     """
 
     @staticmethod
@@ -289,11 +289,11 @@ class _DeepPaths:
 
     @staticmethod
     def create_module(spec: Any) -> None:
-        """Leave it to Python."""
+        """Let Python create the module."""
 
     @staticmethod
     def exec_module(module: Any) -> None:
-        """Give a module what it offers."""
+        """Give the module the names of rbtool, or those of the adapters."""
         inner = module.__name__.removeprefix(f"{__name__}.")
         if inner.startswith("adapters."):
             sys.modules[module.__name__] = importlib.import_module(f".converters.{inner}", __name__)

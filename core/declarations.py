@@ -29,13 +29,13 @@ LEAVES: dict[str, str] = {
     "spec_of_space": "rbtool.core.specs.interop:spec_of_space",
     "thresholds": "rbtool.core.doctor.rules:Thresholds",
 }
-"""What the trunk of rbtool calls of its leaves: a part that is not installed has no line here."""
+"""The functions and classes of leaves that the trunk calls, as `module:attribute`; removed leaves have no entry."""
 
 
 def from_leaf(name: str) -> Any:
-    """Import and return what `LEAVES` names, when it is needed and not before.
+    """Import an object of a leaf when it is first needed, and return it; `name` is its key in `LEAVES`.
 
-    So the trunk does not import what it can work without. ModuleNotFoundError where that part is not installed.
+    So the trunk imports no leaf. ModuleNotFoundError if the leaf is not installed.
     """
     if name not in LEAVES:
         raise ModuleNotFoundError(f"this installation of rbtool lacks the part that offers {name!r}")
@@ -190,8 +190,8 @@ OPERATION_OPTIONS = (
     ),
     OperationOption(
         "filter", "Filter", list[str], "CONDITION",
-        "Only episodes of which it holds: length, return, terminated, truncated, done, episode, seed, compared with "
-        "numbers and joined by and, or, not.",
+        "Only episodes that meet a condition: length, return, terminated, truncated, done, episode or seed, compared "
+        "with numbers and joined by and, or, not.",
     ),
     OperationOption(
         "task", "rbtool.core.robots.episodes:SetTask", list[str], "A:B=TEXT",
@@ -207,8 +207,8 @@ OPERATION_OPTIONS = (
     ),
     OperationOption(
         "where", "Where", list[str], "CONDITION",
-        "Only rows of which it holds: fields such as reward, truncated (those under next) or observation[3]. An "
-        "episode falls into pieces at gaps; the row before a gap becomes truncated.",
+        "Only rows that meet a condition on fields such as reward, truncated (those under next) or observation[3]. An "
+        "episode is split at gaps; the row before a gap becomes truncated.",
     ),
     OperationOption(
         "trim-idle", "rbtool.core.robots.episodes:TrimIdle", str, "MADS[:KEEP]",
@@ -217,8 +217,8 @@ OPERATION_OPTIONS = (
     ),
     OperationOption(
         "resample", "rbtool.core.robots.episodes:Resample", str, "FPS[,FIELD=HOW]",
-        "Another number of steps a second. HOW: nearest, linear, hold or sum, like action=sum for deltas; from=50 "
-        "states the rate of a dataset that does not.",
+        "Resample to FPS steps a second. HOW: nearest, linear, hold or sum, like action=sum for deltas; from=50 "
+        "gives the rate of a dataset that does not state it.",
     ),
     OperationOption(
         "action-space", "rbtool.core.robots.action_space:ChangeActionSpace", list[str], "PLACE=KIND,…",
@@ -261,7 +261,7 @@ OPERATION_OPTIONS = (
     ),
     OperationOption(
         "mc-return", "AddMcReturn", bool, None,
-        "Add mc_return, the same sum as what values are calibrated with: discounted, so it needs --gamma.",
+        "Add mc_return, the discounted return from each step on, to calibrate value functions with; needs --gamma.",
         discounted=True,
     ),
     OperationOption(
@@ -270,12 +270,12 @@ OPERATION_OPTIONS = (
     ),
     OperationOption(
         "normalize", "NormalizeFields", list[str], "FIELD[:HOW]",
-        "Bring to a common scale: mean-std (default), min-max or quantile, the last two to -1 and 1. Its statistics "
-        "are of the rows that reach it; of observations, of all T+1 of an episode. The result stores the constants.",
+        "Normalize by mean-std (default), min-max or quantile, the last two to -1 and 1. The statistics cover the "
+        "rows that reach it, and all T+1 observations of an episode. The result stores the constants.",
     ),
     OperationOption(
         "select", "Select", list[str], "FIELD,FIELD",
-        "Keep these fields, and besides reward, end flags, episode, and what n-step and returns added.",
+        "Keep only these fields, besides reward, end flags, episode, and what n-step and returns added.",
     ),
     OperationOption(
         "exclude", "Exclude", list[str], "FIELD,FIELD", "Remove these fields; the end flags under next stay."

@@ -181,9 +181,9 @@ class MissingKeyError(RbtoolError, KeyError):
 def not_installed(
     needs: str, extra: str, error: ImportError, kind: type[RbtoolError] = UsageError, hint: str = ""
 ) -> RbtoolError:
-    """Make the error for a library that cannot be imported; `needs` begins it: "video needs PyAV".
+    """Return the error for a library that cannot be imported; `needs` is its start, like "video needs PyAV".
 
-    The hint is to install the extra, if there is one for the library.
+    The hint is how to install `extra`, unless another `hint` is given.
     """
     return kind(f"{needs}, which is not installed here ({error})", hint=hint or f"pip install 'rbtool[{extra}]'")
 
@@ -197,7 +197,7 @@ def require_flags(**flags: object) -> None:
 
 
 def require_number(name: str, value: Any, least: int, of: str = "") -> int:
-    """Return an argument that is an int of at least `least`, a number `of` what is named; UsageError for others."""
+    """Return an argument that is an int from `least` on; UsageError for others, in which `of` says what it counts."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name} is {value!r}, expected a number {of and f'of {of} '}from {least}")
     return value
@@ -222,11 +222,11 @@ def quiet() -> bool:
 
 
 _BETWEEN = {"rbtool", "torch", "tensordict", "concurrent", "contextlib", "functools", "threading"}
-"""The packages whose code may be between a line of a user's and a warning."""
+"""Packages whose frames `warn_caller` skips while it looks for the user's line."""
 
 
 def warn_caller(message: str) -> None:
-    """Warn (UserWarning) with the place of the line outside of rbtool that led here, however deep the call is."""
+    """Issue a UserWarning that points to the user's line, the nearest one on the call stack outside of rbtool."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
@@ -292,7 +292,7 @@ def suggests_keywords(*more: str) -> Callable[[_Function], _Function]:
             if value is None and kinds[name] == "bool | None":
                 return None
             require_flags(**{name: value})
-            return bool(value)  # of NumPy's, no JSON can be written
+            return bool(value)  # `json` cannot write a NumPy bool
 
         @functools.wraps(function)
         def call(*arguments: Any, **given: Any) -> Any:
@@ -320,8 +320,8 @@ def require_keywords(name: str, given: Iterable[str], known: Collection[str]) ->
 def refuse_misspelt(function: Callable[..., Any], given: Iterable[str], elsewhere: Collection[str]) -> None:
     """Raise TypeError for an argument that looks like a misspelling of one of the function's own.
 
-    The function passes its other arguments on to something that accepts those in `elsewhere`. Arguments that resemble
-    nothing are left for that to judge: it may accept more than its signature names.
+    The function passes its remaining arguments on to another one, which accepts those in `elsewhere`. Arguments that
+    resemble nothing are left to that function: it may accept more than its signature names.
     """
     known = keywords_of(function)
     for argument in given:

@@ -47,7 +47,7 @@ _STORE = ".rbtool-store"
 class SourceFolder:
     """The folder with the datasets of `source`: the dataset `<id>` is at `<folder>/<id>`.
 
-    With `trusted` pickles are read, as `trust_pickle` of `download` does.
+    With `trusted`, pickles are read, as with `trust_pickle` of `download`.
     """
 
     source: str
@@ -56,16 +56,17 @@ class SourceFolder:
 
     @classmethod
     def below(cls, source: str, root: PathLike | None, *, trusted: bool = False) -> SourceFolder:
-        """Take the folder `root`; None is the source's own below the storage root."""
+        """Return the folder `root`, by default the one of the source below the storage root."""
         return cls(source, fs.expanded(root).absolute() if root is not None else storage_root() / source, trusted)
 
     @property
     def _store(self) -> Path:
-        """The storage root to download into: there, datasets of the source go to `<store>/<source>/<id>`.
+        """The storage root to download into: `download` writes datasets to `<store>/<source>/<id>`.
 
-        A folder with the source's name is that place itself, unless it is a link: a store contains none. For any other
-        folder the store is a hidden one inside it, on the same file system, and what was downloaded is moved out of it.
-        UsageError if that one is a link: what it leads to would be written to, and removed.
+        If the folder has the source's name, the store is its parent, and downloads are in place at once; a link is
+        excepted, since a store contains none. For any other folder the store is hidden inside it, on the same file
+        system, and finished downloads are moved out. UsageError if the hidden store is a link: downloads would change
+        and remove files at its target.
         """
         if self.folder.name == self.source and not self.folder.is_symlink():
             return self.folder.parent
@@ -73,7 +74,7 @@ class SourceFolder:
         return self.folder / _STORE
 
     def find(self, asked: str) -> Path | None:
-        """Return where the dataset is, by its id or by words that were found to mean it; None if it is not there."""
+        """Return the path of a stored dataset, by its id or by search words that led to it before; None without one."""
         known = KnownNames(self._store, self.source).get(asked)
         for dataset_id in (safe_id(asked), known.id if known is not None else None):
             if dataset_id is not None:
@@ -83,9 +84,9 @@ class SourceFolder:
         return None
 
     def fetch(self, asked: str, *, force: bool = False) -> Path:
-        """Download the dataset and return where it is; report it if another name was taken for what was asked.
+        """Download the dataset and return its path; warn if search words were replaced by another name.
 
-        `force` replaces what is there. Raises what `download` does.
+        `force` replaces a stored dataset. Raises what `download` raises.
         """
         result = from_leaf("download")(self.source, asked, root=self._store, force=force, trust_pickle=self.trusted)
         if result.resolved == "words":
@@ -93,7 +94,7 @@ class SourceFolder:
         return self._placed(result, replace=force)
 
     def rebuild(self, asked: str) -> Path:
-        """Make the dataset again from the source's own local cache, unless it is what that holds already."""
+        """Convert the dataset from the source's own local cache, unless an equal one is stored, and return its path."""
         there, download = self._store / self.source / safe_id(asked), from_leaf("download")
         try:
             result = download(self.source, asked, local=True, root=self._store, trust_pickle=self.trusted)
@@ -105,7 +106,7 @@ class SourceFolder:
         return self._placed(result, replace=True)
 
     def _placed(self, result: Any, *, replace: bool) -> Path:
-        """Move the dataset of a `DownloadResult` to its place, where it is not there yet."""
+        """Move the dataset of a `DownloadResult` out of the hidden store, if it was downloaded there."""
         place: Path = self.folder / result.id
         if result.path == place:
             return place
@@ -126,7 +127,7 @@ class SourceFolder:
 
 
 class NotStoredError(DatasetNotFoundError, RuntimeError):
-    """A dataset is not there and may not be downloaded; TorchRL's classes raise RuntimeError."""
+    """A dataset is not stored and may not be downloaded; also a RuntimeError, which TorchRL's classes raise."""
 
 
 class BaseDatasetExperienceReplay(DatasetReplayBuffer, ABC):
@@ -150,7 +151,7 @@ class BaseDatasetExperienceReplay(DatasetReplayBuffer, ABC):
     @property
     @abstractmethod
     def data_path(self) -> Path:
-        """The folder of the dataset, or of that form of it which is in use."""
+        """The folder of the form of the dataset that is in use."""
 
     @property
     @abstractmethod
@@ -159,13 +160,15 @@ class BaseDatasetExperienceReplay(DatasetReplayBuffer, ABC):
 
     @abstractmethod
     def _is_downloaded(self) -> bool:
-        """Return whether the dataset is there, whole."""
+        """Return whether the complete dataset is stored."""
 
     def delete(self) -> None:
         """Remove the dataset from the disk, for good; a process that has it open can continue to read.
 
-        DatasetNotFoundError (a FileNotFoundError) if it is not there; UsageError (a ValueError), with nothing removed,
-        if somebody keeps files of their own in it, or another process is just replacing it.
+        Raises:
+            DatasetNotFoundError: (a FileNotFoundError) it is not there.
+            UsageError: (a ValueError) it contains files that rbtool did not write, or another process is replacing it;
+                nothing is removed.
         """
         mend(self.data_path)
         if not has_manifest(self.data_path):
@@ -174,7 +177,7 @@ class BaseDatasetExperienceReplay(DatasetReplayBuffer, ABC):
 
 
 class _AvailableDatasets:
-    """An attribute of the class that requests the ids from the remote when it is read, and not before."""
+    """A class attribute that requests the ids from the remote when it is read."""
 
     def __get__(self, instance: object, owner: type[SourceExperienceReplay]) -> list[str]:
         listed = from_leaf("list_remote")(owner.source)
@@ -184,7 +187,7 @@ class _AvailableDatasets:
 
 
 class BufferArguments(TypedDict, total=False):
-    """What classes of datasets pass on to their buffer: `ReplayBuffer` documents it."""
+    """Arguments that classes of datasets pass on to their buffer; `ReplayBuffer` documents them."""
 
     sampler: Any
     sample_unit: SampleUnit | None
@@ -196,10 +199,9 @@ class BufferArguments(TypedDict, total=False):
 
 
 def refuse_env_kwargs(kind: type[Any], arguments: Mapping[str, Any], read: str) -> None:
-    """Raise UsageError for arguments that buffers do not take: they would be for an environment.
+    """Raise UsageError for arguments that buffers do not take: TorchRL passes them to an environment.
 
-    `kind` is the class, of which the nearest argument is named. `read` is what is read instead: "file is" or "files
-    are".
+    `kind` is the class whose nearest argument is suggested; `read` is "file is" or "files are", for the hint.
     """
     others = sorted(arguments.keys() - BufferArguments.__annotations__.keys())
     if others:
@@ -213,8 +215,8 @@ def refuse_env_kwargs(kind: type[Any], arguments: Mapping[str, Any], read: str) 
 class SourceExperienceReplay(BaseDatasetExperienceReplay):
     """A dataset of one source as a buffer of TED steps; one that is not stored yet is downloaded first.
 
-    A subclass sets `source`, and `local_option`, which names the argument that it passes on as `local`. Arguments
-    that are not named here go to `DatasetReplayBuffer`.
+    A subclass sets `source`, and `local_option` if it has an argument that it passes on as `local`. All other arguments
+    go to `DatasetReplayBuffer`.
     """
 
     source: ClassVar[str]
@@ -223,13 +225,13 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
     """Sentence on how to take a dataset from the source's own cache, for the hint of an error."""
 
     trusted: ClassVar[bool] = False
-    """Whether the pickles of the source are read, by the restricted reader of pickles."""
+    """Whether pickles of the source are read, by the restricted unpickler."""
 
     storage_class: ClassVar[type[DatasetStorage]] = DatasetStorage
-    """What holds the rows."""
+    """The class of the storage."""
 
     available_datasets = _AvailableDatasets()
-    """Ids of all datasets that can be downloaded. The remote is asked once a day."""
+    """Ids of all datasets that can be downloaded; the list is cached for a day."""
 
     def __init__(
         self,
@@ -260,7 +262,7 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
         super().__init__(storage=storage, **arguments)
 
     def transform_for(self, reader: StepReader, transform: Any) -> Any:
-        """Return the transform of the buffer: one that decodes the videos that the dataset keeps, and `transform`."""
+        """Return the transform of the buffer: one that decodes kept videos, if the dataset has any, and `transform`."""
         return with_frames(reader, transform)
 
     def _opened(self, split_trajs: bool) -> Storage:
@@ -270,10 +272,10 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
         return self.storage_class(self._folder, split_trajs=split_trajs)
 
     def _provided(self, place: SourceFolder) -> Path:
-        """Return the folder of the dataset, which is fetched first if need be."""
+        """Return the folder of the dataset, which is downloaded first if necessary and allowed."""
         found = None if self.download == "force" else place.find(self.dataset_id)
         if found is not None:
-            return find_dataset(found, place.folder.parent)  # which counts as a use of it
+            return find_dataset(found, place.folder.parent)  # also records the time of this use
         if not self.download:
             raise NotStoredError(
                 f"{self.dataset_id} is not in {place.folder}, and download is False",
@@ -304,7 +306,7 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
 
 
 def episode_of_steps(path: Path) -> torch.Tensor:
-    """Return the number of the episode of each step of the dataset at `path`: int64 `[steps]`."""
+    """Return the episode number of each step of the dataset at `path`, int64 `[steps]`."""
     with open_steps(path) as reader:
         table = reader.episodes
     return torch.from_numpy(np.repeat(table.episode, table.length))
@@ -316,11 +318,10 @@ _SOURCE_DOCUMENT = "metadata.json"
 def environment_metadata(path: Path) -> dict[str, Any]:
     """Return the metadata of the dataset at `path`.
 
-    `observation_space` and `action_space` are specs, None where the source does not state them, and Unbounded where no
-    bound is finite; `total_steps` and
-    `total_episodes` count what is stored. The rest is what the source wrote, in the words of `env_metadata.json` as
-    TorchRL has it (`env_spec` is a dictionary there), or where there is none, of the source itself. FormatError for
-    spaces that have no spec.
+    `observation_space` and `action_space` are specs: None where the source does not state them, Unbounded where no
+    bound is finite. `total_steps` and `total_episodes` count the stored rows and episodes. All other entries are the
+    source's: those of `env_metadata.json`, in which `env_spec` is a dictionary as in TorchRL, else those of its
+    `metadata.json`. FormatError for spaces that have no spec.
     """
     with open_steps(path) as reader:
         manifest, documents = reader.manifest, reader.documents()
@@ -334,7 +335,7 @@ def environment_metadata(path: Path) -> dict[str, Any]:
 
 
 def _read(documents: Mapping[str, bytes]) -> dict[str, Any]:
-    """Read the document that states most."""
+    """Read `env_metadata.json`, or else the source's `metadata.json`, with `env_spec` as a dictionary."""
     if ENV_METADATA in documents:
         return decode(dict[str, Any], parse_json(documents[ENV_METADATA], ENV_METADATA), ENV_METADATA)
     text = documents.get(_SOURCE_DOCUMENT, b"{}")

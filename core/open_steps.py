@@ -32,15 +32,17 @@ from .ted.episodes import EndReason
 from .ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key
 
 SOURCE = "buffer"
-"""What a dataset that was made of a buffer's checkpoint names as its source."""
+"""The source in the request of a dataset that was made from a buffer's checkpoint."""
 
 
 class BufferSteps(PassedSteps):
-    """The rows of the checkpoint of a buffer, or of a TED tree, with what a dataset has and they need not have.
+    """The rows of a buffer's checkpoint or of a TED tree, completed to the rows of a dataset.
 
-    The last step of an episode that was not finished becomes `truncated` and `done`, as in every dataset; its end
-    reason is the end of the recording. Where `terminated` or `truncated` is missing it follows from `done`,
-    and where `done` is missing from the ends of the episodes; where `episode` is missing it is taken from the table.
+    Such rows may lack end flags and episode numbers, and the last episode may be unfinished:
+
+    - the last step of an unfinished episode becomes `truncated` and `done`, with the end reason "end of file";
+    - a missing `terminated` or `truncated` follows from `done`, a missing `done` from the ends of the episodes;
+    - a missing `episode` is taken from the episode table.
     """
 
     def __init__(self, rows: StepReader) -> None:
@@ -60,7 +62,7 @@ class BufferSteps(PassedSteps):
 
     @cached_property
     def episodes(self) -> EpisodeTable:
-        """The episodes of the buffer, with the numbers that the rows name where each has one of its own."""
+        """The episode table; the numbers are those in the rows, if they are unique."""
         columns = self.source.episodes.columns() | {"episode": self._numbers}
         for key in (NEXT_TERMINATED, NEXT_TRUNCATED):
             if key not in self._known:
@@ -70,7 +72,7 @@ class BufferSteps(PassedSteps):
 
     @property
     def planned(self) -> Manifest:
-        """The manifest with a note on the episodes that were not finished, for which all flags are looked at."""
+        """The manifest with a note on unfinished episodes, for which all flags have to be read."""
         count = len(self._unfinished)
         if not count:
             return self.manifest
@@ -88,12 +90,15 @@ class BufferSteps(PassedSteps):
             rows = self._made_flags(key, start, stop).reshape(stop - start, *leaf.shape)
         low, high = np.searchsorted(self._unfinished, (start, stop))
         if key in {NEXT_DONE, NEXT_TRUNCATED} and low < high:
-            rows = rows.copy()  # what was read may be the memory of the storage itself
+            rows = rows.copy()  # the array may be the memory of the storage itself
             rows[self._unfinished[low:high] - start] = True
         return rows
 
     def _made_flags(self, key: Key, start: int, stop: int) -> Array:
-        """Make a flag that is missing: what ends an episode terminates it, unless another flag is set."""
+        """Compute a missing flag: where `done` is set, an episode is terminated unless it is truncated, and vice versa.
+
+        If both are missing, every end is a termination.
+        """
         if NEXT_DONE in self._known:
             done: Array = self.source.read(NEXT_DONE, start, stop) != 0
         else:
@@ -106,7 +111,7 @@ class BufferSteps(PassedSteps):
         other = NEXT_TRUNCATED if key == NEXT_TERMINATED else NEXT_TERMINATED
         if other in self._known:
             flags: Array = self.source.read(other, start, stop) != 0
-            if flags.size != done.size:  # one flag for each agent, and one `done` for all
+            if flags.size != done.size:  # a flag for each agent, but a single `done`
                 flags = flags.reshape(len(flags), -1).any(1).reshape(-1, *[1] * (done.ndim - 1))
             else:
                 flags = flags.reshape(done.shape)
@@ -130,7 +135,7 @@ class BufferSteps(PassedSteps):
 
     @cached_property
     def _numbers(self) -> Array:
-        """What the rows call the episodes; what the table calls them if that is not one number for each."""
+        """The episode numbers in the rows; those of the table if the rows have none, or two episodes have the same."""
         table = self.source.episodes
         field = next((field for field in self.source.fields if field.key == EPISODE), None)
         if field is None or field.shape not in {(), (1,)} or "int" not in field.dtype:
@@ -141,16 +146,16 @@ class BufferSteps(PassedSteps):
 
 
 def whole_episodes(reader: StepReader) -> StepReader:
-    """Rows that may lack flags, of a buffer or of a TED tree that another program wrote, as a dataset has them.
+    """Complete the rows of a buffer, or of a TED tree that another program wrote, to those of a dataset.
 
-    So that what is made of them is a dataset: `reader` itself where it is one, or the checkpoint of one.
+    Returns `reader` itself if it is a dataset, or the checkpoint of one.
     """
     of_buffer = reader.manifest.kind == "checkpoint" and reader.manifest.request.source == STORAGE
     return BufferSteps(reader) if of_buffer or isinstance(reader, PlainReader) else reader
 
 
 class ForeignSteps(BufferSteps):
-    """The rows of a `ForeignReader`, opened without root flags, as a dataset has them."""
+    """The rows of a `ForeignReader`, opened without root flags, completed to those of a dataset."""
 
     def __init__(self, rows: ForeignReader) -> None:
         self._theirs = rows
@@ -168,9 +173,9 @@ _TREE = "meta.json"
 
 
 def is_steps(path: PathLike, format: str | None = None) -> bool:
-    """Whether `path` is a dataset, a recording, a checkpoint, ours or TorchRL's, an export, or a tensordict folder.
+    """Whether `path` is a dataset, a recording, a checkpoint of rbtool or TorchRL, an export, or a tensordict folder.
 
-    It need not be whole. An export for which a user names a `format`, such as `table`, is to be read in that.
+    It may be damaged. If the user names a `format`, such as `table`, exports do not count: that format reads them.
     """
     path = Path(path)
     mend(path)
@@ -187,9 +192,16 @@ def open_steps(path: PathLike, *, damaged: bool = False) -> StepReader:
     """Open a dataset, a checkpoint or an export, or a tensordict folder of one row a step that has no manifest.
 
     TorchRL's flat, nested and H5 layouts are opened, too, by the folder or file of a storage or the folder of a buffer.
-    Raises DatasetNotFoundError where nothing is, FormatError for what others wrote and for newer versions, and
-    CorruptDataError for files that are missing, cut or contradict the manifest. With `damaged` the files of rows
-    may be cut or missing, and only reading what is lost raises it.
+
+    Args:
+        path: a file or folder.
+        damaged: also open data whose files of rows are cut or missing; then only reading lost rows raises
+            CorruptDataError.
+
+    Raises:
+        DatasetNotFoundError: there is nothing at `path`.
+        FormatError: rbtool and TorchRL did not write it, or a newer version did.
+        CorruptDataError: files are missing, cut, or contradict the manifest.
     """
     path = Path(path)
     return one_generation(path, lambda: _open(path, damaged))
@@ -227,7 +239,7 @@ def _open(path: Path, damaged: bool) -> StepReader:
 
 
 def refuse_several(path: Path) -> None:
-    """Raise UsageError for what is several datasets: the folder of a split, and a mixture file."""
+    """Raise UsageError for several datasets: the folder of a split, or a mixture file."""
     refuse_mixture(path)
     if (path / PARTS_FILE).is_file() and not has_manifest(path):
         parts = ", ".join(sorted(part.name for part in path.iterdir() if has_manifest(part)))
@@ -287,9 +299,9 @@ def _is_plain_tree(path: Path) -> bool:
 
 
 WRITER_FOLDER = "writer"
-"""The folder of a saved buffer for its writer, there for a writer without state, too."""
+"""The folder of the writer in a saved buffer; it exists even if the writer has no state."""
 DIGESTS_NOTED = "digests"
-"""The entry of a saved buffer's metadata by which its digests are required: TorchRL notes none."""
+"""The entry of a saved buffer's metadata that says that there must be digests; buffers of TorchRL have none."""
 PICKLED = "prefetch.pkl"
 """A file of TorchRL's that is never read."""
 
@@ -328,9 +340,9 @@ def _refuse_unnoted(folder: Path, noted: frozenset[str]) -> None:
 
 
 def finished_manifest(path: PathLike) -> Manifest | None:
-    """Return the manifest of the dataset or checkpoint at `path` if all its files are there in full length.
+    """Return the manifest of the dataset or checkpoint at `path` if all its files exist in full length.
 
-    None if nothing of rbtool is there, or if it is damaged: that must not be taken for a finished result.
+    None if rbtool wrote nothing there, or if it is damaged: neither is a finished result.
     """
     path = Path(path)
     mend(path)

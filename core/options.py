@@ -1,8 +1,8 @@
 """The arguments of verbs, each defined once: for the function, the command line, the request and the provenance.
 
-A verb has a frozen dataclass of its arguments. `takes` makes the verb of a function of such an object: its arguments
-have the names, types and defaults of the fields, and the help page is made of what `option` adds. To add an option to a
-verb, add a field to its class and use it in the verb.
+Each verb has a frozen dataclass of its arguments. `takes` turns a function of such an object into the verb, whose
+arguments have the names, types and defaults of the fields. The help page is made from the texts that `option` adds. To
+add an option to a verb, add a field to its class and use it in the verb.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is known of an option beyond its type and default.
+    """Describes an option beyond its type and default.
 
     Attributes:
         help: the text of the help page.
@@ -35,13 +35,13 @@ class Option:
         flag: its names on the command line, separated by spaces; by default the name of the field with dashes.
         panel: the heading it stands under.
         values: the type of what is typed, if it differs from the type of the field.
-        choices: all values of an option that has few.
-        least: numbers are at least this.
-        unset: the command line shows no default: the help text says what happens without the option.
-        sets: a switch that sets this value.
-        recorded: changes the resulting data and has no entry of its own in a request: it is among the `options` of the
-            request and in the provenance, and `report` repeats it.
-        raw: only raw datasets of other libraries have it.
+        choices: all values, if there are few.
+        least: the smallest number allowed.
+        unset: the command line shows no default; the help text says what happens without the option.
+        sets: for a switch, the value that it sets.
+        recorded: the option changes the resulting data and has no entry of its own in a request. It is then among the
+            `options` of the request and in the provenance, and `report` repeats it.
+        raw: the option applies only to raw datasets of other libraries.
     """
 
     help: str
@@ -69,11 +69,11 @@ def required(help: str, metavar: str | None = None, **more: Any) -> dict[str, An
 
 @dataclass(frozen=True)
 class VerbOptions:
-    """Base of the classes of arguments."""
+    """Base of the dataclasses of arguments."""
 
     @classmethod
     def described(cls) -> dict[str, Option]:
-        """Return what is known of each option, by the name of its field, base classes last."""
+        """Return the descriptions of the options, by the names of their fields; those of base classes come last."""
         return {one.name: one.metadata["option"] for one in ordered_fields(cls) if "option" in one.metadata}
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class VerbOptions:
         return {name: value for name, value in self._set().items() if self.described()[name].recorded}
 
     def raw(self) -> dict[str, Any]:
-        """Return the options that only raw datasets have, those that are set."""
+        """Return the options that are set and apply only to raw datasets."""
         return {name: value for name, value in self._set().items() if self.described()[name].raw}
 
     @property
@@ -101,7 +101,7 @@ class VerbOptions:
 
 
 def ordered_fields(options: type[Any]) -> list[dataclasses.Field[Any]]:
-    """Return the fields of a dataclass: positional arguments first, and own ones before inherited ones."""
+    """Return the fields of a dataclass, positional arguments first, and its own before those of its bases."""
     own = {name: place for place, name in enumerate(vars(options).get("__annotations__", ()))}
     return sorted(dataclasses.fields(options), key=lambda one: (bool(one.kw_only), own.get(one.name, len(own))))
 
@@ -109,7 +109,7 @@ def ordered_fields(options: type[Any]) -> list[dataclasses.Field[Any]]:
 def takes(
     options: Callable[_Arguments, _Asked],
 ) -> Callable[[Callable[[_Asked], _Result]], Callable[_Arguments, _Result]]:
-    """Decorate a function of an options object, so that it is called with the fields of the object as arguments.
+    """Decorate a function of an options object, so that callers pass the fields of the object as arguments.
 
     A misspelt argument raises a TypeError with a suggestion, and a flag that is not True or False a UsageError, as
     with `suggests_keywords`.
@@ -137,7 +137,7 @@ def takes(
             for name in flags & given.keys():
                 if given[name] is not None or types[name] is bool:
                     require_flags(**{name: given[name]})
-                    given[name] = bool(given[name])  # of NumPy's, no JSON can be written
+                    given[name] = bool(given[name])  # `json` cannot write a NumPy bool
             try:
                 found = signature.bind(*arguments, **given).arguments
             except TypeError as error:
@@ -157,7 +157,7 @@ def takes(
 
 
 def compress_option(default: tuple[str, ...] | None = ()) -> Any:
-    """Return the field of the option that compresses fields of layout `packed`."""
+    """Return the field for `--compress`, which compresses fields in layout `packed`."""
     return option(default, "For packed: observation.image=zstd:3, or lz4. Repeatable.", "FIELD=HOW", values=list[str])
 
 
@@ -207,7 +207,7 @@ def _reader_option(help: str, metavar: str | None = None, default: Any = None, *
 
 @dataclass(frozen=True, kw_only=True)
 class RawOptions(VerbOptions):
-    """The options for reading datasets of other libraries; a reader lists those that it supports in `option_names`."""
+    """Options for reading datasets of other libraries; a reader lists those that it supports in `option_names`."""
 
     horizon: int | None = _reader_option("Time limit of episodes in steps, for D4RL files without timeouts.", "N")
     ends: str | None = _reader_option(
@@ -273,7 +273,7 @@ class RawOptions(VerbOptions):
     )
 
     def of_reader(self) -> dict[str, Any]:
-        """Return the values of these options, and of no others."""
+        """Return the values of the options of `RawOptions` only, by name."""
         return {one.name: getattr(self, one.name) for one in dataclasses.fields(RawOptions)}
 
 

@@ -33,7 +33,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetsResult(Result):
-    """What `inspect` or `check` (`verb`) of several datasets found: by the name of each its document, or its error."""
+    """The results of `inspect` or `check` (`verb`) for several datasets: the document or the error of each, by name."""
 
     kind: ClassVar[str] = "datasets"
     verb: str
@@ -45,9 +45,9 @@ class Published(Result):
     """A dataset or checkpoint that a verb wrote to `path`, or would write there (`dry_run`).
 
     `already_there` is True if an equal one existed and nothing was written. `bytes` is the size of all files;
-    `shared_bytes` count files that take no room of their own, since a source has the same files. `notes`,
-    `renamed_keys` and `dropped_keys` list only what this step added; the manifest, which `inspect` shows, also has the
-    entries of the datasets that were read.
+    `shared_bytes` is the part that takes no disk space of its own, because those files are shared with a source.
+    `notes`, `renamed_keys` and `dropped_keys` list only what this step added; the manifest, which `inspect` shows, also
+    has the entries of the datasets that were read.
     """
 
     kind: ClassVar[str] = "published"
@@ -71,7 +71,7 @@ class Published(Result):
 def published_entries(manifest: Manifest, path: Path, started: float, *readers: StepReader) -> dict[str, Any]:
     """Return the entries of a `Published` from a manifest; `started` is the start of the verb (perf_counter).
 
-    `readers` are of the datasets that it was made from, whose notes and keys are not told again.
+    `readers` read the datasets that it was made from; their notes and keys are not repeated.
     """
     told = _told(readers)
     renamed = {pair for one in told for pair in one.renamed_keys.items()}
@@ -93,13 +93,13 @@ def published_entries(manifest: Manifest, path: Path, started: float, *readers: 
 
 
 def new_notes(notes: Sequence[str], *readers: StepReader) -> tuple[str, ...]:
-    """Return the notes that none of the datasets being read has in its manifest: those were told when it was made."""
+    """Return the notes that are in no manifest of the datasets that were read: those were shown when they were made."""
     told = {note for manifest in _told(readers) for note in manifest.notes}
     return tuple(note for note in notes if note not in told)
 
 
 def _told(readers: Sequence[StepReader]) -> list[Manifest]:
-    """Return the manifests of stored datasets, whose contents were told when they were made; none for saved buffers."""
+    """Return the manifests of stored datasets, whose notes were shown when they were made; none of saved buffers."""
     stored = [reader.source if isinstance(reader, SoundSteps) else reader for reader in readers]
     return [reader.manifest for reader in stored if not isinstance(reader, BufferSteps)]
 
@@ -190,9 +190,10 @@ def final_step_arguments(final_step: str) -> dict[str, Any]:
 
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a reader that are given; {} for none.
+    """Return the reader's options that are given, without those that are None or False.
 
-    A map of columns is in its normal form, with what its files have: UsageError for one that makes no sense.
+    A map of columns is brought to its normal form, in which files are replaced by their contents; UsageError for one
+    that is invalid.
     """
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     texts = options.get("map")
@@ -205,7 +206,7 @@ PICKLED = "its files are pickles, which can run anything"
 
 
 def content_options(source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that make a dataset of a source another one: trust does not, where nothing is read without."""
+    """Return the options that change the dataset; `trust_pickle` does not if the source cannot be read without it."""
     return {name: value for name, value in options.items() if not (source.pickled and name == "trust_pickle")}
 
 
@@ -216,10 +217,10 @@ def refuse_map_alone(path: Path, options: Mapping[str, Any]) -> None:
 
 
 def refuse_raw_options(path: Path, options: Mapping[str, Any], instead: Mapping[str, str] | None = None) -> None:
-    """Raise UsageError if options for raw datasets of other libraries are given for what rbtool wrote.
+    """Raise UsageError if options for raw datasets of other libraries are given for data that rbtool wrote.
 
-    `options` are by their name in Python; those that are not given are None or not there. `instead` maps an option to
-    the hint that says what does the same for a TED dataset.
+    `options` has the values by Python name, None for an option that is not given. `instead` maps an option to a hint
+    that says what has the same effect on a TED dataset.
     """
     refuse_map_alone(path, options)
     for name, value in options.items():
@@ -230,7 +231,7 @@ def refuse_raw_options(path: Path, options: Mapping[str, Any], instead: Mapping[
 
 
 def require_workers(number: int, *, resume: bool = False) -> int:
-    """Return a number of worker processes, or raise UsageError; `resume` needs one."""
+    """Return the number of worker processes; UsageError if it is negative, or 0 with `resume`."""
     if number < 0:
         raise UsageError(f"--num-workers is {number}, expected 0 (no other process) or more")
     if resume and not number:
@@ -239,7 +240,7 @@ def require_workers(number: int, *, resume: bool = False) -> int:
 
 
 def require_engine(engine: str, workers: int | None = None) -> str:
-    """Return where worker processes are, or raise UsageError: for another name, and for a cluster without workers."""
+    """Return the engine that runs worker processes; UsageError for an unknown one, and for Ray without workers."""
     if engine not in {"local", "ray"}:
         raise UsageError(f"engine {engine!r} is unknown; known: local, ray")
     if engine == "ray" and workers == 0:

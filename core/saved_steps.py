@@ -38,17 +38,24 @@ from .open_steps import (
 )
 
 _DEEPEST = 4
-"""How many folders up the folder of a dataset is looked for: the leaves of nested observations are deep."""
+"""How many levels up the folder of a dataset is searched for: files of nested observations lie deep."""
 
 
 def has_steps(path: Path, *, raw: bool = False, format: str | None = None) -> bool:
     """Return whether `path` is to be opened as a dataset or a checkpoint of steps; False for a raw dataset.
 
-    True also for damaged data and for a file in an unknown format: opening it gives the best error message. `format`
-    names the format of a raw dataset that need not be recognised in it.
+    True also for damaged data and for a file in an unknown format: opening it gives the best error message.
 
-    Raises UsageError for a mixture, the folder of a split, a raw dataset unless `raw` is set, a single file of one, and
-    the checkpoint of a buffer without steps of its own; DatasetNotFoundError for an empty folder; else FormatError.
+    Args:
+        path: a file or folder.
+        raw: whether the caller accepts raw datasets.
+        format: the format of a raw dataset; it is then not detected.
+
+    Raises:
+        UsageError: it is a mixture, the folder of a split, a raw dataset without `raw`, a single file of a raw dataset,
+            or the checkpoint of a buffer without steps of its own.
+        DatasetNotFoundError: it is an empty folder.
+        FormatError: it is anything else.
     """
     _refuse_part_of_ours(path)
     found = is_steps(path, format)
@@ -73,7 +80,7 @@ def has_steps(path: Path, *, raw: bool = False, format: str | None = None) -> bo
 
 
 def is_unknown(path: Path) -> bool:
-    """Return whether nothing at `path` is known; UsageError for a part of a buffer or of a raw dataset."""
+    """Return whether `path` is in no known format; UsageError for a part of a buffer or of a raw dataset."""
     _refuse_part_of_ours(path)
     if is_steps(path) or (path / HIDDEN).is_dir() or recognised(path) is not None:
         return False
@@ -92,7 +99,7 @@ def _refuse_part_of_raw(path: Path) -> None:
 
 
 def _refuse_part_of_ours(path: Path) -> None:
-    """Raise UsageError for what is in the folder of a dataset, other than a dataset."""
+    """Raise UsageError for a path inside the folder of a dataset, unless it is a dataset itself."""
     full = path.absolute()
     around = next((folder for folder in list(full.parents)[:_DEEPEST] if has_manifest(folder)), None)
     if around is not None and (HIDDEN in full.relative_to(around).parts or not is_ours(path)):
@@ -172,10 +179,10 @@ def is_of_buffer(path: Path) -> bool:
 
 
 def open_saved(path: Path, *, damaged: bool = False) -> StepReader:
-    """Open a dataset or a checkpoint like `open_steps`; open a saved buffer or storage as the steps of a dataset.
+    """Open a dataset or a checkpoint like `open_steps`, and a saved buffer or storage as the steps of a dataset.
 
-    `path` may be the folder of a buffer in any layout, if its storage holds steps of episodes. Raises UsageError if it
-    does not, and if its rows are ranked and therefore not in temporal order.
+    `path` may be the folder of a buffer in any layout. UsageError if its storage does not hold steps of episodes, or if
+    its rows are ranked and therefore not in temporal order.
     """
     return one_generation(path, lambda: _open(path, damaged))
 
@@ -201,7 +208,7 @@ def _open(path: Path, damaged: bool) -> StepReader:
 
 
 def _refuse_ensemble(path: Path) -> None:
-    """Raise UsageError for the checkpoint of an ensemble, which names the members with rows."""
+    """Raise UsageError for the checkpoint of an ensemble; the hint names its members that have rows."""
     folder = path / STORAGE_FOLDER if (path / BUFFER).is_file() else path
     if not (folder / ENSEMBLE_FILE).is_file():
         return
@@ -215,7 +222,7 @@ def _refuse_ensemble(path: Path) -> None:
 
 
 def require_verified(reader: StepReader) -> None:
-    """Compare all files with their digests; UsageError where there are none, CorruptDataError where one differs."""
+    """Compare all files with their digests; UsageError if there are none, CorruptDataError if one differs."""
     if not reader.has_digests:
         hint = "leave verifying out, or convert it: a dataset has digests"
         raise UsageError(f"{reader.path} has no digests to compare its files with", hint=hint)
@@ -226,7 +233,8 @@ def require_verified(reader: StepReader) -> None:
 def verified_steps(reader: StepReader) -> Iterator[StepReader]:
     """Yield a reader of the same steps with verified digests; CorruptDataError if one does not match.
 
-    Layout `ted` is verified while it is read, and at the end, which saves a second read; anything else before.
+    Layout `ted` is verified while it is read, which saves a second pass; unread files at the end. Other layouts are
+    verified before.
     """
     if isinstance(reader, TedReader):
         checked = VerifyingReader(reader)
@@ -238,7 +246,7 @@ def verified_steps(reader: StepReader) -> Iterator[StepReader]:
 
 
 def own_steps(path: Path) -> Path | None:
-    """Return the path of whole episodes in one of rbtool's own forms in the folder of a buffer or of a storage."""
+    """Return the checkpoint of whole episodes inside the folder of a buffer or storage; None if it holds none."""
     if not path.is_dir() or has_manifest(path):
         return None
     folder = path / STORAGE_FOLDER if (path / BUFFER).is_file() else path
@@ -249,7 +257,7 @@ def own_steps(path: Path) -> Path | None:
 
 
 def _tensors(path: Path) -> Path | None:
-    """Return the folder of a storage of tensors, whose rows are stored in memory order."""
+    """Return the folder of a saved storage of tensors, whose rows are in memory order; None for anything else."""
     if not path.is_dir() or foreign_form().find(path) is not None:
         return None
     folder = path / STORAGE_FOLDER if (path / BUFFER).is_file() else path
@@ -260,7 +268,7 @@ def _tensors(path: Path) -> Path | None:
 def _writer_of(folder: Path) -> dict[str, Any]:
     """Return the metadata of the writer that was saved with a storage; {} if there is none."""
     buffer, member = folder.parent, Path()
-    while (buffer / ENSEMBLE_FILE).is_file():  # the storage is that of a member
+    while (buffer / ENSEMBLE_FILE).is_file():  # the storage belongs to a member of an ensemble
         buffer, member, folder = buffer.parent, Path(folder.name) / member, buffer
     file = buffer / _WRITER / member / _WRITER_FILE
     try:
@@ -273,6 +281,6 @@ def _writer_of(folder: Path) -> dict[str, Any]:
 def _refuse_ranked(place: Path, writer: dict[str, Any]) -> None:
     if "rank_key" in writer:
         raise UsageError(
-            f"{place} holds the rows that rank highest, in no order of time: they make up no episodes",
+            f"{place} holds the highest-ranking rows, in no temporal order: they make up no episodes",
             hint="load them into a buffer with a TensorDictMaxValueWriter",
         )

@@ -33,8 +33,8 @@ _NOTHING = {
 def write_values(folder: Path, state: Mapping[str, Any]) -> None:
     """Write tensors, numbers, bools and None to a folder, replacing an earlier state.
 
-    Each file is replaced atomically, the description last; a buffer that saves itself replaces the whole folder.
-    UsageError, before anything is written, for values of other types.
+    Each file is replaced atomically, `meta.json` last. The folder as a whole is not: a buffer that saves itself stages
+    all of it. UsageError, before anything is written, for values of other types.
     """
     tensors = {name: _tensor(name, value) for name, value in state.items()}
     fs.make_folder(folder)
@@ -88,7 +88,7 @@ def read_values(folder: Path) -> dict[str, Any]:
 
 
 def module_state_bytes(state: Any) -> bytes:
-    """Return a state, of transforms or a sampler, in torch's format.
+    """Serialise the state of transforms or of a sampler in torch's format.
 
     Raises:
         UsageError: it could not be loaded with `weights_only=True`.

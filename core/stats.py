@@ -387,7 +387,7 @@ _BLOCK_BYTES = 8 << 20
 _BLOCK_VALUES = 2 << 20
 """Values per block; each takes several words while moments and quantiles are computed, even if it is a byte."""
 _WIDEST = 1024
-"""Leaves with more numbers per row, such as images, are pooled: a mean for each pixel is of little use."""
+"""Leaves with more numbers per row, such as images, are pooled, since a mean for each pixel is of little use."""
 
 _NOT_DESCRIBED = frozenset({"id", "text"})
 
@@ -398,7 +398,7 @@ class FieldStats:
 
     - `count`: finite values; NaN and infinite values are counted separately.
     - `std`: the population standard deviation.
-    - `constant`: the dimensions that never vary, by whose deviation nothing should be divided.
+    - `constant`: the dimensions that never vary, whose deviation of 0 must not be a divisor.
     - `quantiles`: for each requested fraction, one number per dimension, see `QuantileSketch.quantiles`.
 
     Extremes and quantiles of integers are ints of any size, extremes exact. Numbers are None without a finite value.
@@ -423,7 +423,7 @@ class FieldStats:
 def described_fields(fields: Sequence[Field]) -> tuple[Field, ...]:
     """Return the leaves that have statistics, which excludes text, ids and complex numbers.
 
-    An observation is described at the root only, and not again under `next`: most rows would count twice.
+    An observation is described only at the root and not again under `next`, where most rows would count twice.
     """
     twins = {(NEXT, *key) for key in state_keys(fields)}
     return tuple(
@@ -504,9 +504,9 @@ class StatsStore:
     """Caches the statistics of datasets in `<storage root>/.stats`, one file for each content and way to read it.
 
     A file that is unreadable or has another version counts as missing, and nothing is stored in a read-only folder:
-    both only cost another pass over the data. So does any change of the dataset's files: statistics are cached with the
-    state of the files they were computed from (`StepReader.files_state`), and a copy has another state, too. The digest
-    in the manifest alone does not show that rows were changed later.
+    both only cost another pass over the data. So does any change of the dataset's files, and copying them: statistics
+    are cached with the state of the files from which they were computed (`StepReader.files_state`), because the digest
+    in the manifest does not show that rows were changed later.
     """
 
     def __init__(self, root: Path) -> None:

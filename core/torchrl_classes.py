@@ -1,12 +1,16 @@
-"""TorchRL's classes beside ours: where TorchRL asks whether an object is of one of its classes, ours count as well.
+"""TorchRL's classes beside ours: rbtool's objects pass TorchRL's `isinstance` checks, though they inherit nothing.
 
-rbtool never imports TorchRL. When a program does, before or after it loads a class of ours, that class becomes a
-subclass of TorchRL's class of the same name. An abstract base class of TorchRL, such as `Sampler`, registers ours. A
-plain class, such as `Storage` or `ReplayBuffer`, becomes a base of ours, behind a wall that hides what it defines: ours
-inherits nothing. So nothing depends on which library was imported first, and objects that are older than the import of
-TorchRL count as well. Objects of ours keep their type, so that pickles, copies and dispatch by type stay as they are.
+rbtool never imports TorchRL. If a program does, before or after it loads a class of rbtool, that class becomes a
+subclass of TorchRL's class of the same name:
 
-At the end are the modules that TorchRL has its classes in, and those of their names that rbtool lacks for good.
+- An abstract base class of TorchRL, such as `Sampler`, registers rbtool's class.
+- A plain class, such as `Storage` or `ReplayBuffer`, becomes a base of rbtool's class, behind a "wall": a class placed
+  before it in the method resolution order, which hides everything that TorchRL's class defines.
+
+The order of the imports therefore makes no difference, and objects that were created before TorchRL was imported count,
+too. Objects keep their type, so that pickles, copies and dispatch by type are not affected.
+
+The end of the module lists the modules in which TorchRL has its classes, and the names that rbtool leaves out.
 """
 
 from __future__ import annotations
@@ -35,13 +39,16 @@ _waiting: list[Callable[[], None]] = []
 
 
 class Rebased:
-    """The first base of classes that get more bases when TorchRL is imported: Python asks that the first one stays."""
+    """The first base of classes that get more bases when TorchRL is imported.
+
+    Python only lets `__bases__` be assigned if the layout of the first base stays the same.
+    """
 
     __slots__ = ()
 
 
 def counterpart(ours: _Class) -> _Class:
-    """Let a class count as TorchRL's class of the same name, once a program imports TorchRL; a decorator."""
+    """Decorate a class so that it is a subclass of TorchRL's class of the same name once TorchRL is imported."""
     when_imported(partial(_introduce, ours))
     return ours
 
@@ -64,7 +71,10 @@ def join(ours: type, peer: type) -> None:
 
 
 def _wall(ours: type, peer: type) -> type:
-    """Return a base that answers for a class of TorchRL what ours finds without it, in object or in torch's module."""
+    """Return a base class that hides what a class of TorchRL defines.
+
+    Each of its names leads to what `ours` would find without TorchRL, in `object` or in a class of torch, or is absent.
+    """
     others = [kind for kind in ours.__mro__ if _library(kind) not in (_library(ours), _library(peer))]
     names = {name for kind in peer.__mro__ if _library(kind) == _library(peer) for name in vars(kind)}
     hidden = {
@@ -78,11 +88,11 @@ _OF_EACH_CLASS = {
     "__annotations__", "__dict__", "__doc__", "__firstlineno__", "__module__", "__slots__", "__static_attributes__",
     "__weakref__",
 }  # fmt: skip
-"""What Python does not look for in bases."""
+"""Attributes that every class has for itself, so that Python does not look for them in bases."""
 
 
 class _Hidden:
-    """An attribute that does not exist."""
+    """A descriptor for an attribute that is to look as if it did not exist."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -101,7 +111,7 @@ def is_torchrl(part: object) -> bool:
 
 
 def described(part: object, expected: str) -> str:
-    """Return the end of a message about an object of a wrong type: for one of TorchRL, what to use instead."""
+    """Return the end of a message about an object of a wrong type; for one of TorchRL it says what to use instead."""
     libraries = (_library(_Hidden), _LIBRARY_OF_PEER)
     known = next((kind for kind in type(part).__mro__ if _library(kind) in libraries), type(part))
     name = known.__name__
@@ -127,14 +137,14 @@ def _act() -> None:
 
 
 class _Watch:
-    """A finder of modules that finds one only, with the help of the others: what follows when TorchRL is imported."""
+    """A module finder that notices the import of TorchRL: the other finders find it, and its loader is wrapped."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name != PEER:
             return None
-        others = sys.meta_path[sys.meta_path.index(_WATCH) + 1 :]  # those before have been asked
+        others = sys.meta_path[sys.meta_path.index(_WATCH) + 1 :]  # Python has called the finders before this one
         found = next((spec for finder in others if (spec := finder.find_spec(name, path, target))), None)
         if found is not None and found.loader is not None:
             execute = found.loader.exec_module
@@ -184,4 +194,4 @@ MISSING: Mapping[str, str] = {
     "tree_iter": "an internal of TorchRL",
     "unravel_index": "torch has it, as `torch.unravel_index`",
 }
-"""What rbtool leaves to TorchRL, and why, or what there is instead."""
+"""Names of TorchRL that rbtool does not have, each with the reason or the replacement."""

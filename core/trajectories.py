@@ -46,7 +46,7 @@ def step_ends(
     """
     path = key_path(done_key)
     family = dict.fromkeys(("next", *path[:-1], name) for name in (path[-1], *flags))
-    # with a dimension of its own behind it, a flag of one value a step is flattened like any other, without steps too
+    # The extra dimension lets `flatten` treat flags `[..., T]` like flags `[..., T, n]`, also if there are no steps.
     found = [
         value.bool().unsqueeze(-1).flatten(td.batch_dims).any(-1)
         for key in family

@@ -112,7 +112,7 @@ class EpisodeTableRule(Rule):
         self._bad.add(rows, wrong, index)
 
     def findings(self) -> list[Finding]:
-        """Report the shape of the table first, then the first disagreement with the rows."""
+        """Report faults of the table itself first, then the first disagreement with the rows."""
         table, problems = self.table, [self._problem] * bool(self._problem)
         lengths = np.concatenate(([0], np.cumsum(table.length)))
         if empty := int((table.length < 1).sum()):
@@ -139,7 +139,7 @@ def rows_of(reader: StepReader, start: int, stop: int) -> Rows:
 
 
 def readable_rows(reader: StepReader, start: int, stop: int, bad: Array) -> Iterator[Rows]:
-    """Yield rows `[start, stop)`, without unreadable episodes, which are marked in `bad`."""
+    """Yield rows `[start, stop)` without those of unreadable episodes, which are marked in `bad`."""
     try:
         yield rows_of(reader, start, stop)
     except CorruptDataError:
@@ -154,10 +154,10 @@ def readable_rows(reader: StepReader, start: int, stop: int, bad: Array) -> Iter
 
 
 class FolderRule(NamedTuple):
-    """A rule about files: `problems` describes each problem in one sentence.
+    """A rule about files: `problems` returns a sentence for each problem.
 
-    `listed`, if given, does so for a folder of which possibly only the manifest can be read; `places` returns the steps
-    and episodes that the problems concern.
+    `listed`, if given, does the same for a folder of which perhaps only the manifest can be read; `places` returns the
+    steps and episodes that the problems concern.
     """
 
     rule_id: str
@@ -187,7 +187,7 @@ def file_problems(reader: StepReader) -> list[str]:
 
 
 def _length_problems(reader: StepReader, skipped: Collection[str] = ()) -> list[str]:
-    """Compare the rows, types and shapes in the `meta.json` files with the manifest, and with files but for some."""
+    """Compare rows, types and shapes in the `meta.json` files with the manifest and with all files but `skipped`."""
     try:
         if isinstance(reader, TedReader):
             reader.check_tree(skipped)
@@ -202,7 +202,7 @@ def size_problems(reader: StepReader) -> list[str]:
 
 
 def _cut_steps(reader: StepReader) -> dict[str, Any]:
-    """The steps of which some leaf has lost its row, and their episodes."""
+    """Return the steps for which the row of some leaf is lost, and their episodes."""
     steps = reader.manifest.steps
     kept = reader.kept_steps if isinstance(reader, FolderReader) else steps
     if kept == steps:
@@ -244,14 +244,13 @@ UNVERIFIED = (
     "the episodes taken break no rule, but no digest verifies them one by one: values of the damaged files that no "
     "rule checks, such as actions, may be wrong in them"
 )
-"""What is noted of episodes out of files that are damaged."""
+"""The note in the manifest of a dataset whose episodes come from damaged files."""
 
 
 class SoundSteps(PassedSteps):
     """Some episodes of a dataset or checkpoint, one after another: those in the rows `rows` of its episode table.
 
-    Its files have no digests with which the rows could be compared. `damage` describes what is wrong with them, and
-    which episodes are left out.
+    No digest covers these rows alone. `damage` describes the damaged files and the episodes that are left out.
     """
 
     def __init__(self, source: StepReader, rows: Array, notes: Sequence[str] = ()) -> None:
@@ -291,7 +290,7 @@ class SoundSteps(PassedSteps):
         return np.concatenate(parts)
 
     def verify_files(self) -> None:
-        """The files are known to be damaged: the rules have been tried on the rows instead."""
+        """Do nothing: the files are known to be damaged, and the rows were checked by the rules of TED instead."""
 
     def again(self) -> SoundSteps:
         return type(self)(self.source.again(), self.rows, self.damage)
@@ -299,7 +298,7 @@ class SoundSteps(PassedSteps):
 
 @contextlib.contextmanager
 def damage_explained(path: Path, *, can_skip: bool) -> Iterator[None]:
-    """Add to errors about damaged files how to see what is damaged and, with `can_skip`, how to take the rest."""
+    """Add a hint to errors about damaged files: how to see the damage and, with `can_skip`, how to take the rest."""
     try:
         yield
     except CorruptDataError as error:
@@ -344,7 +343,7 @@ def sound_steps(reader: StepReader) -> StepReader:
 
 
 def _bad_episodes(reader: StepReader) -> Array:
-    """Of each episode, whether rows of it are lost or break a rule."""
+    """Return for each episode whether rows of it are lost or break a rule, bool `[episodes]`."""
     table, steps = reader.episodes, reader.manifest.steps
     bad: Array = np.zeros(len(table), bool)
     table_rule = EpisodeTableRule(reader.fields, steps, table, return_field_of(reader.manifest))
@@ -362,13 +361,12 @@ def _bad_episodes(reader: StepReader) -> Array:
 
 _MOST_ROWS = 1 << 14
 _MOST_BYTES = 16 << 20
-_MOST_NAMED = 20
 
 
 def sound_episodes(reader: Reader, numbers: Sequence[int], progress: Progress) -> tuple[list[int], list[str]]:
-    """Return the episodes among these that can be read and break no rule as an error, and notes on the others.
+    """Return those of these episodes that can be read and violate no rule of TED as an error, and notes on the others.
 
-    CorruptDataError where no episode is sound.
+    CorruptDataError if no episode is sound.
     """
     run = SourcePass(reader, numbers, progress)
     unread = {number: (text, hint.removesuffix(LEAVES_OUT)) for number, (text, hint) in run.unread.items()}
@@ -382,7 +380,7 @@ def sound_episodes(reader: Reader, numbers: Sequence[int], progress: Progress) -
         errors = {number: (text, "") for number, text in why.items()} | unread
         hinted = [number for number, (_, hint) in errors.items() if hint]
         named, hint = "", ""
-        for number in [*hinted, *errors][:1]:  # an episode for which there is something to do, if there is one
+        for number in [*hinted, *errors][:1]:  # preferably an episode whose error has a hint
             text, hint = errors[number]
             named = f": episode {number}: {text}"
         raise CorruptDataError(f"{reader.path} has no episode that is sound{named}", hint=hint)
@@ -396,16 +394,17 @@ def sound_episodes(reader: Reader, numbers: Sequence[int], progress: Progress) -
 
 
 def _as_ranges(numbers: Sequence[int]) -> str:
-    """Write ascending numbers, those that follow each other as `first..last`."""
+    """Format ascending numbers, consecutive ones as `first..last`."""
     runs = (list(run) for _, run in itertools.groupby(enumerate(numbers), lambda at: at[1] - at[0]))
     ends = ((run[0][1], run[-1][1]) for run in runs)
     return ", ".join(str(first) if first == last else f"{first}..{last}" for first, last in ends)
 
 
 class SourcePass:
-    """A pass over all episodes: their `table` and `text`, the `rules`, and the errors of episodes that cannot be read.
+    """One pass over the episodes of a source, which applies the rules of TED to their rows.
 
-    `unread` has, by the number of the episode, the message and the hint.
+    Afterwards `table` and `text` describe the episodes, `rules` have seen their rows, and `unread` has the message and
+    the hint of each episode that cannot be read, by its number.
     """
 
     def __init__(self, reader: Reader, numbers: Sequence[int] | None, progress: Progress, *more: Rule) -> None:
@@ -437,7 +436,7 @@ def with_hint(message: str, hint: str) -> str:
 
 @dataclass
 class _Feeder:
-    """Gives rows to the rules, some thousands at a time: episodes may be short."""
+    """Gathers rows and passes some thousands at a time to the rules, because episodes may be short."""
 
     rules: Sequence[Rule]
     bytes_a_row: int
@@ -459,7 +458,7 @@ class _Feeder:
             self.flush()
 
     def break_off(self) -> None:
-        """End the episode that could not be read to its end, so that the next one is not taken for its continuation."""
+        """End an episode that could not be read further, so that rules do not join it with the next one."""
         if self._pending:
             columns, last, first, explicit = self._pending[-1]
             self._pending[-1] = columns, np.append(last[:-1], True), first, explicit
@@ -470,7 +469,7 @@ class _Feeder:
         return [number for _, number in self._episodes[low - 1 : high]]
 
     def flush(self) -> None:
-        """Give what is pending to the rules."""
+        """Pass the pending rows to the rules."""
         if not self._pending:
             return
         parts, self._pending = self._pending, []

@@ -33,15 +33,20 @@ from .memmap.tree import Rows, RowSpans, as_array
 class SourceFacts:
     """What a reader states about its source before it reads any step.
 
-    `fields` pairs each source field, under its root key, with when it is known. `spaces` holds the observation
-    and action spaces as strict JSON. `documents` are the source's own metadata files, kept verbatim, and
-    `videos` the files of videos that rows refer to, by their names in the dataset (`format.videos`).
-    `episode_numbers` are the source's ids of all its episodes in storage order; `steps` is their total length, and
-    `lengths` the length of each where it is known: as in the source from `Reader.stated`, after the choice of
-    `final_step` from `Reader.facts`. `final_missing` states that the source may have no observation after
-    the last step of an episode: then each last piece states whether it has. A source that never has one, and states the
-    `lengths`, may state in `last_terminated` which last steps are terminated: then no row is read for the facts.
-    `keeps_last` states that `auto` keeps all last steps: where there are no rewards, no target bootstraps from them.
+    Attributes:
+        fields: each source field, under its root key, with its timing: when its value is known.
+        episode_numbers: the source's ids of all its episodes in storage order.
+        steps: the total length of these episodes.
+        spaces: the observation and action spaces as strict JSON.
+        documents: the source's own metadata files, kept verbatim.
+        videos: the files of videos that rows refer to, by their names in the dataset (`format.videos`).
+        lengths: the length of each episode, if known: as in the source from `Reader.stated`, after the choice of
+            `final_step` from `Reader.facts`.
+        final_missing: whether the source may lack the observation after the last step of an episode; then the last
+            piece of each episode states whether it has one.
+        last_terminated: which last steps are terminated, for a source that never has an observation after them and
+            states the `lengths`; then the facts are known without reading rows.
+        keeps_last: whether `auto` keeps all last steps, since without rewards no target bootstraps from them.
     """
 
     source: str
@@ -64,17 +69,17 @@ class SourceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceMetadata:
-    """What the metadata of a source state about its episodes, without a look at rows.
+    """What the metadata of a source state about its episodes; no rows are read for it.
 
     Args:
-        lengths: the steps of each episode by its number; None where they are not stated.
+        lengths: the number of steps of each episode, by its number; None where it is not stated.
         texts: the texts of each episode by its number, named as conversions name them.
         tasks: the texts of all tasks by number, used or not.
         documents: the metadata files that are checked, by name.
         files: the paths of the metadata, and of the files that episodes refer to.
-        contradictions: what metadata state that cannot be true, each with the numbers of the episodes.
-        problems: what is wrong with the files of rows and videos, each with the numbers of the episodes.
-        statistics: of single episodes: the number of each, and its measures by the names of features.
+        contradictions: statements of the metadata that cannot be true, each with the numbers of its episodes.
+        problems: faults of the files of rows and videos, each with the numbers of its episodes.
+        statistics: the statistics of single episodes: its number, and its measures by the names of features.
     """
 
     lengths: Mapping[int, int | None]
@@ -89,7 +94,7 @@ class SourceMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`n` consecutive steps of one episode, at least one. The arrays must stay as they are once the piece was given.
+    """`n` consecutive steps of one episode, `n >= 1`. The arrays must not change once a reader has yielded the piece.
 
     Attributes:
         episode: the source's number of the episode.
@@ -102,9 +107,9 @@ class Piece:
         next: for a source that stores next states separately, arrays `[n, *shape]` by the root key of a `state`.
             `columns` then has `[n, *shape]` for that state, and a next row need not equal the row before the next step.
         final: only used if `last` is set. `MISSING` means that the source has no observation after the last step;
-            `columns` then has `[n, *shape]` for every state that is not in `next`. In the pieces of `Reader.pieces` it
-            is already decided what becomes of it.
-        inferred: only used if `last` is set and neither flag is: a discontinuity showed the end of the episode.
+            `columns` then has `[n, *shape]` for every state that is not in `next`. `Reader.pieces` never yields
+            `MISSING`: it repeats the observation or leaves the step out.
+        inferred: only used if `last` is set and neither flag is: a discontinuity in the data marks the episode's end.
     """
 
     episode: int
@@ -125,16 +130,16 @@ class Piece:
         return self.last and self.final is Final.MISSING
 
     def rows_of(self, key: Key, timing: Timing) -> int:
-        """How many rows `columns` has of a field."""
+        """Return how many rows of a field `columns` has to have."""
         more = timing == "state" and key not in self.next and not self.is_unfinished
         return len(self) + more
 
     def rows_after(self, key: Key) -> Array:
-        """What came after every step, `[n, *shape]`, of a state."""
+        """Return a state after every step, `[n, *shape]`."""
         return self.next[key] if key in self.next else self.columns[key][1:]
 
     def rows_before(self, key: Key) -> Array:
-        """What was there before every step, `[n, *shape]`, of a state."""
+        """Return a state before every step, `[n, *shape]`."""
         return self.columns[key][: len(self)]
 
     def __len__(self) -> int:
@@ -145,7 +150,7 @@ class Closing:
     """Something that holds files open; also a context manager."""
 
     def close(self) -> None:
-        """Give back what is held open; harmless when done twice."""
+        """Close everything; harmless when called twice."""
 
     def __enter__(self) -> Self:
         return self
@@ -155,7 +160,7 @@ class Closing:
 
 
 class StepReader(Closing, ABC):
-    """Gives the TED rows of what rbtool wrote, from any layout. Safe to fork and to open many times."""
+    """Reads TED rows that rbtool wrote, from any layout. Safe to fork and to open many times."""
 
     manifest: Manifest
     path: Path
@@ -169,7 +174,7 @@ class StepReader(Closing, ABC):
 
     @property
     def has_digests(self) -> bool:
-        """Whether digests were recorded, with which `verify_files` compares."""
+        """Whether digests were recorded that `verify_files` can compare the files with."""
         return bool(self.manifest.files)
 
     @property
@@ -187,11 +192,11 @@ class StepReader(Closing, ABC):
         """Read rows `[start, stop)` of one leaf as a fresh array `[stop - start, *shape]`."""
 
     def view(self, key: Key, start: int, stop: int) -> Array:
-        """Return the rows that `read` returns in an array that need not be fresh: look at it, and change nothing."""
+        """Return the rows that `read` returns, perhaps as a view of a file: the array must not be changed."""
         return self.read(key, start, stop)
 
     def pieces(self, key: Key, start: int, stop: int) -> Iterator[Array]:
-        """Yield the rows that `read` returns in pieces that need not be fresh: look at them, and change nothing."""
+        """Yield the rows that `read` returns in pieces, perhaps views of a file: they must not be changed."""
         yield self.read(key, start, stop)
 
     @abstractmethod
@@ -203,7 +208,7 @@ class StepReader(Closing, ABC):
         return {}
 
     def again(self) -> StepReader:
-        """Return a reader of the same steps, for another thread or process; of the very same files where it can."""
+        """Return another reader of the same steps for a thread or process, if possible of the same open files."""
         return copy.copy(self)
 
     def files_state(self) -> str:
@@ -215,11 +220,11 @@ class StepReader(Closing, ABC):
         """Raise CorruptDataError for the first file whose bytes differ from the recorded digest."""
 
     def verify_leaves(self, keys: Collection[Key]) -> None:
-        """Verify files as far as these leaves need it, for a caller that reads no others; by default all files."""
+        """Verify the files of these leaves, for a caller that reads no others; by default all files."""
         self.verify_files()
 
     def proven_episodes(self) -> Array | None:
-        """Whether the bytes of each episode have the digest recorded of it; None where single episodes have none."""
+        """Return for each episode whether its bytes match its own digest, bool `[episodes]`; None without digests."""
         return None
 
     def chunks(self, chunk_bytes: int = 16 << 20) -> Iterator[tuple[int, int]]:
@@ -239,9 +244,9 @@ class StepReader(Closing, ABC):
 
 
 class FoundSteps(StepReader):
-    """The steps in a file or folder that is not a dataset folder, recognised by its content; the `steps` of a format.
+    """Reads TED steps from a file or folder that is not a dataset folder, such as an export; detected by its content.
 
-    The constructor takes the path.
+    A format declares such a class as `steps`. The constructor takes the path.
     """
 
     @abstractmethod
@@ -250,11 +255,11 @@ class FoundSteps(StepReader):
     @classmethod
     @abstractmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether this reads what is at a path; of files in other formats only a little is read."""
+        """Return whether this class can read `path`; little is read of files in other formats."""
 
 
 class PassedSteps(StepReader):
-    """The steps of another reader, `source`, which this closes; a subclass changes some of what it gives."""
+    """A wrapper around another reader, `source`, which it closes; a subclass changes some of the results."""
 
     def __init__(self, source: StepReader) -> None:
         self.source = source
@@ -300,7 +305,7 @@ class FinalMethodError(UsageError, TypeError):
 
 
 def own_attributes(cls: type, contract: type) -> dict[str, Any]:
-    """Return what `cls` adds to the classes of the contract that it derives from: its own body, and plain mixins."""
+    """Return the attributes that `cls` and its plain mixins define, without those inherited from the contract."""
     inherited = {parent for base in cls.__bases__ if issubclass(base, contract) for parent in base.__mro__}
     own: dict[str, Any] = {}
     for parent in reversed(cls.__mro__):
@@ -310,7 +315,10 @@ def own_attributes(cls: type, contract: type) -> dict[str, Any]:
 
 
 def refuse_overrides(cls: type, own: Mapping[str, Any], finals: Mapping[str, str]) -> None:
-    """Raise FinalMethodError (a TypeError) if a class overrides one of `finals`; those name what to implement."""
+    """Raise FinalMethodError (a TypeError) if a class overrides a final method.
+
+    `finals` maps the final methods to the methods that a subclass implements instead.
+    """
     for name, instead in finals.items():
         if name in own:
             raise FinalMethodError(
@@ -320,10 +328,10 @@ def refuse_overrides(cls: type, own: Mapping[str, Any], finals: Mapping[str, str
 
 
 def delegate(cls: type, name: str) -> None:
-    """Let `cls` have a method `name` that calls the next one in the method resolution order.
+    """Give `cls` a method `name` that calls the next one in the method resolution order.
 
-    For an abstract method that a class has no use for, because it overrides the public method that calls it. A class
-    that derives from this one and from one that implements the method still reaches the implementation.
+    For an abstract method that a class does not need, because it overrides the public method that calls it. A class
+    that also derives from a class with an implementation still reaches that one.
     """
 
     def passed_on(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -347,12 +355,12 @@ class EpisodeBlock:
       every episode is `MISSING`: then the next row of `columns` is what came after a step that is not the last.
     - `inferred`: bool `[k]`, as in `Piece`.
     - `text`: the texts of each episode, as in `Piece`; empty where none has any.
-    - `following`: the states of `next` that the core has made of the rows of `columns`; a reader leaves it empty.
+    - `following`: the states of `next` that `completed_block` has derived from `columns`; a reader leaves it empty.
 
-    A reader gives arrays; of those, the core may take rows whose copy it puts off (`RowRuns`).
+    A reader provides arrays. The core may replace them by runs of their rows that are copied later (`RowRuns`).
 
-    Seeds have no place here: episodes that have them come as pieces. The arrays must stay as they are once the
-    block was given.
+    A block has no seeds: episodes with seeds come as pieces. The arrays must not change once a reader has yielded the
+    block.
     """
 
     episodes: Array
@@ -382,7 +390,7 @@ class EpisodeBlock:
         return found
 
     def explicit_episodes(self) -> Array:
-        """Whether what came after a step is not the row before the next one, for each episode; bool `[k]`."""
+        """Return for each episode whether some next row differs from the row before the following step, bool `[k]`."""
         found = np.zeros(len(self.episodes), bool)
         for key in self.next.keys() - self.following:
             apart = ~rows_equal(as_array(self.next[key])[:-1], as_array(self.columns[key])[1:])
@@ -392,10 +400,14 @@ class EpisodeBlock:
 
 
 def completed_block(block: EpisodeBlock, keep: Array, fields: Sequence[tuple[Field, Timing]]) -> EpisodeBlock | None:
-    """Decide about last steps without an observation after them, and give every state its `next`.
+    """Keep or drop last steps without an observation after them, and give every state its `next`.
 
-    `keep`, bool `[k]`, states for each episode whether such a step is kept, with the last observation repeated; else
-    it is left out, and the step before it is the truncated end. None where no step is left.
+    `keep`, bool `[k]`, states for each episode whether such a step is kept, with the last observation repeated.
+    Otherwise it is left out, and the step before it becomes the truncated end. None if no step is left.
+
+        rows of a block    a0 a1 a2 | b0 b1      neither episode has an observation after its last step
+        keep = [1, 0]      a0 a1 a2 | b0         columns: b1 is left out, b0 becomes truncated
+                           a1 a2 a2 | b1         next: a2 is repeated, b1 is the observation after b0
     """
     missing = block.final == Final.MISSING
     left_out = missing & ~keep
@@ -404,7 +416,7 @@ def completed_block(block: EpisodeBlock, keep: Array, fields: Sequence[tuple[Fie
     rows = RowSpans(starts, stops) if left_out.any() else None
     if rows is not None and not len(rows):
         return None
-    # What came after the steps of an episode: its rows from the second on, and the last one again where that is kept.
+    # The next rows of an episode: its rows from the second on, and the last one again if the last step is kept.
     after = RowSpans(*np.stack((starts + 1, block.stops, block.stops - 1, stops), axis=1).reshape(-1, 2).T)
 
     def kept(array: Rows) -> Rows:
@@ -424,7 +436,7 @@ def completed_block(block: EpisodeBlock, keep: Array, fields: Sequence[tuple[Fie
 
 
 def _cut(block: EpisodeBlock, lengths: Array, left_out: Array) -> EpisodeBlock:
-    """Count the steps that are left, without the episodes that have none; `left_out` marks new, truncated ends."""
+    """Adjust a block to the remaining `lengths`, without empty episodes; `left_out` marks those with a new end."""
     there = lengths > 0
     stops, truncated = np.cumsum(lengths[there]), block.truncated.copy()
     truncated[stops[left_out[there]] - 1] = True
@@ -440,7 +452,7 @@ def _cut(block: EpisodeBlock, lengths: Array, left_out: Array) -> EpisodeBlock:
 
 
 def require_block(block: EpisodeBlock, numbers: Sequence[int], whole: SourceFacts, what: str) -> None:
-    """Raise FormatError for a block of other episodes than `numbers`, or that is not what the facts announce.
+    """Raise FormatError for a block of other episodes than `numbers`, or that contradicts the facts of the source.
 
     `what` names the source in messages.
     """

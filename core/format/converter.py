@@ -1,9 +1,9 @@
 """The contracts that a converter implements: `Reader`, `Source` and `Sink`.
 
 A `Reader` turns a path in a foreign format into episodes; final steps without a next observation are handled here. A
-`Source` is a remote catalogue: what datasets there are, what files make up one, and how to get them; it hands a folder
-of fetched files to the `Reader` of the same name, and talks to the network only in `ids`, `catalogue`, `describe` and
-`fetch`. A `Sink` writes the chosen episodes of a dataset in another format.
+`Source` is a remote catalogue: which datasets exist, of which files they consist, and how to get them. It passes a
+folder of fetched files to the `Reader` of the same name, and uses the network only in `ids`, `catalogue`, `describe`
+and `fetch`. A `Sink` writes the chosen episodes of a dataset in another format.
 """
 
 from __future__ import annotations
@@ -50,12 +50,14 @@ from .videos import refuse_videos
 
 
 def completed(pieces: Iterable[Piece], choice: str, fields: Sequence[tuple[Field, Timing]]) -> Iterator[Piece]:
-    """Decide about a last step without an observation after it.
+    """Keep or drop the last step of each episode that has no observation after it, according to `--final-step`.
 
-    It is kept with the last observation repeated, or left out; then the step before it is the truncated end. An
-    episode without any other step has no pieces. `completed_block` is the same rule for many episodes.
+    A step that is kept gets the last observation again as its next one. If it is left out, the step before it becomes
+    the truncated end, and an episode of that single step has no pieces at all. `completed_block` applies the same rule
+    to many episodes at once.
 
-    One piece is held back, since the one after it may vanish. Pieces may lack columns.
+    One piece is held back: if the next piece consists of a single step that is left out, the held one is the end.
+    Pieces may lack columns.
     """
     held: Piece | None = None
     for piece in pieces:
@@ -103,7 +105,7 @@ def _completed(piece: Piece, choice: str, fields: Sequence[tuple[Field, Timing]]
 
 
 def _ended(piece: Piece) -> Piece:
-    """The same piece as the truncated end of its episode."""
+    """Return the piece as the truncated end of its episode."""
     truncated = piece.truncated.copy()
     truncated[-1] = True
     return replace(piece, truncated=truncated, last=True, final=Final.DROPPED)
@@ -123,9 +125,9 @@ def rest_of_episode(piece: Piece, following: Iterator[EpisodeBlock | Piece]) -> 
 
 
 def require_piece(piece: Piece, whole: SourceFacts, what: str, *, complete: bool) -> None:
-    """Raise FormatError for a piece that is not what the facts announce.
+    """Raise FormatError for a piece that contradicts the facts of the source.
 
-    `complete` states that it has all fields; `what` names it in messages.
+    `complete` states that it has to have all fields; `what` names it in messages.
     """
     steps = len(piece)
     if not steps:
@@ -175,7 +177,7 @@ def require_final_step(name: str) -> FinalStep:
 class ReaderRecipe:
     """How to open a reader again, in any process.
 
-    `facts` and `state` are what a survey found, None where unknown; `files` have the state of each file.
+    `facts` and `state` are the results of a survey, None if unknown; `files` has the state of each file.
     """
 
     kind: type[Reader]
@@ -191,9 +193,9 @@ class ReaderRecipe:
         return self.kind.of_recipe(self)
 
     def require_unchanged(self) -> None:
-        """Raise CorruptDataError where a file is another one by now."""
+        """Raise CorruptDataError if a file was changed or replaced since."""
         for file, state in self.files.items():
-            if file_state(file)[1:] != state[1:]:  # a shared folder is another device on another machine
+            if file_state(file)[1:] != state[1:]:  # without the device, whose number differs between machines
                 raise CorruptDataError(f"{file} was changed or replaced while it was read", hint="run it again")
 
 
@@ -202,14 +204,14 @@ _FINAL_OF_READERS = {
     "blocks": "read_episodes", "recipe": "survey_state", "of_recipe": "take_survey",
     "episode_table": "read_outcomes", "digests": "files", "size": "files", "close": "on_close",
 }  # fmt: skip
-"""The methods that a reader has for its users, and what it implements in place of each."""
+"""The final methods of a reader, each with the method that a subclass implements instead."""
 
 
 class Reader(Closing, ABC):
     """Reads one dataset in a foreign format; memory is bounded by a piece.
 
-    The public methods are final: they open once, validate every piece, decide about last steps without an observation
-    after them (`final_step`), raise what libraries raise for damaged files as CorruptDataError, and close. A subclass
+    The public methods are final: they open once, validate every piece, apply `final_step` to last steps without an
+    observation after them, turn errors of libraries about damaged files into CorruptDataError, and close. A subclass
     implements these:
 
     - `recognises(path)`: whether a path has this format, by content and not by name.
@@ -219,11 +221,16 @@ class Reader(Closing, ABC):
     - `files()`: the files of the source below `self.folder`.
     - `on_close()`: close what `on_open` opened; optional.
 
-    and may implement `read_episodes`, where many short episodes can be read together, `read_outcomes`, where rewards
-    and flags can be read without the rest, `notes_on`, `videos_of` and `require_sound`, where they depend on the
-    episodes chosen, `verify_read`, where the files have checksums, `stated_metadata`, where there are files of them.
-    Options that a format needs are named in `option_names` and found in `self.options`. `core.testing.readers` has the
-    tests of the contract.
+    and may implement
+
+    - `read_episodes`, if many short episodes can be read together;
+    - `read_outcomes`, if rewards and flags can be read without the other fields;
+    - `notes_on`, `videos_of` and `require_sound`, if they depend on the chosen episodes;
+    - `verify_read`, if the files have checksums;
+    - `stated_metadata`, if the source has files of metadata.
+
+    `option_names` has the names of the options that a format takes, and `self.options` their values.
+    `core.testing.readers` has the tests of the contract.
     """
 
     path: Path
@@ -247,7 +254,8 @@ class Reader(Closing, ABC):
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """Return the facts of all episodes from a pass over structure and text, not over the arrays.
 
-        Called once. `progress` takes how many more episodes were looked at; `survey_workers` threads may help."""
+        Called once. `progress` is called with the number of episodes examined since its last call; `survey_workers`
+        threads may help."""
 
     @abstractmethod
     def read_episode(self, number: int) -> Iterator[Piece]:
@@ -256,7 +264,8 @@ class Reader(Closing, ABC):
     def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock | Piece]:
         """Yield the steps of these episodes in this order: blocks of whole episodes, or the pieces of one episode.
 
-        Both of bounded size. For formats of one table: a block of thousands of episodes costs as much as one of a few.
+        Both have bounded size. For formats that store all episodes in one table, where reading thousands of episodes
+        together takes as long as reading a few.
         """
         for number in numbers:
             yield from self.read_episode(number)
@@ -264,7 +273,7 @@ class Reader(Closing, ABC):
     def read_outcomes(self, number: int) -> Iterator[Piece]:
         """Yield pieces of one episode whose columns may lack all fields but the reward, for the episode table.
 
-        Not for sources with `Piece.next`: whether next rows follow needs all of them.
+        Not for sources with `Piece.next`, where all next rows are needed to find out whether they are explicit.
         """
         yield from self.read_episode(number)
 
@@ -281,16 +290,16 @@ class Reader(Closing, ABC):
         return {}
 
     def stated_metadata(self, *, files: bool = False) -> SourceMetadata | None:
-        """Return what the metadata state, in the time that these take to read; None where there are none beside rows.
+        """Return the contents of the metadata files, without reading rows; None for a source that has no such files.
 
-        With `files`, also look whether all files are there, and are as long as stated.
+        With `files`, also check that all files exist and have the stated length.
         """
         return None
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
         """Raise FormatError or CorruptDataError if one of these episodes cannot be read.
 
-        `everything` says that all episodes were requested: then the source also has to agree with its own totals.
+        With `everything` all episodes were requested, and the source also has to agree with its own totals.
         """
 
     def verify_read(self) -> None:
@@ -303,11 +312,11 @@ class Reader(Closing, ABC):
         """Close what `on_open` opened."""
 
     def survey_state(self) -> Any:
-        """Return what `survey` left in this reader, to be pickled for another; None: that one surveys again."""
+        """Return the attributes that `survey` set, to be pickled for another reader; None if that one has to survey."""
         return None
 
     def take_survey(self, state: Any) -> None:
-        """Take over the `survey_state` of another reader of the same source, in place of a survey."""
+        """Set the attributes that `survey` would set, from the `survey_state` of another reader of the same source."""
 
     @property
     def folder(self) -> Path:
@@ -318,7 +327,7 @@ class Reader(Closing, ABC):
     def __init__(self, path: Path, *, final_step: str = "auto", options: Mapping[str, Any] | None = None) -> None:
         """Open the dataset at `path`, or raise FormatError or DatasetNotFoundError.
 
-        `final_step` (`auto`, `drop`, `repeat`) is what becomes of last steps without an observation after them.
+        `final_step` (`auto`, `drop`, `repeat`) chooses how last steps without an observation after them are treated.
         UsageError for `options` that the format does not have.
         """
         self.final_step: FinalStep = require_final_step(final_step)
@@ -343,8 +352,9 @@ class Reader(Closing, ABC):
         """Return what is known about the source before any step is read.
 
         With a selection, `episode_numbers`, `steps`, `lengths` and `notes` describe the selected episodes, and only
-        these have to be sound; the fields are the whole source's. Without one, the source must agree with its totals.
-        `progress` gets how many more episodes were examined. UsageError for episodes that do not exist.
+        these have to be sound; the fields are those of the whole source. Without one, the source must agree with its
+        totals. `progress` is called with the number of episodes examined since its last call. UsageError for episodes
+        that do not exist.
         """
         whole = self.__survey(progress)
         numbers = whole.episode_numbers if selection is None else select_episodes(selection, whole.episode_numbers)
@@ -362,7 +372,7 @@ class Reader(Closing, ABC):
 
     @final
     def stated(self, *, progress: Callable[[int], None] | None = None) -> SourceFacts:
-        """Return what the source states about all its episodes, whether they can be read or not."""
+        """Return the facts of all episodes of the source, whether they can be read or not."""
         return self.__survey(progress)
 
     @final
@@ -429,7 +439,7 @@ class Reader(Closing, ABC):
 
     @final
     def recipe(self) -> ReaderRecipe:
-        """Return how to open another reader of this source, in another process."""
+        """Return a recipe to open another reader of this source, in any process."""
         state = self.survey_state()
         facts = None if state is None else self.__facts
         files = {file: file_state(file) for file in self.files()}
@@ -440,9 +450,9 @@ class Reader(Closing, ABC):
     @final
     @classmethod
     def of_recipe(cls, recipe: ReaderRecipe) -> Self:
-        """Open the source of a recipe, without another survey where that has what the first one found.
+        """Open the source of a recipe, without another survey if the recipe has the results of the first one.
 
-        CorruptDataError where a file is another one by now.
+        CorruptDataError if a file was changed or replaced since.
         """
         found = cls(recipe.path, final_step=recipe.final_step, options=recipe.options)
         try:
@@ -499,7 +509,7 @@ class Reader(Closing, ABC):
         return [by_number[number] for number in numbers]
 
     def __without_last_steps(self, whole: SourceFacts, numbers: Sequence[int]) -> dict[int, int]:
-        """Return the lengths of these episodes, by number, once it is decided about their last steps."""
+        """Return the lengths of these episodes, by number, after `final_step` was applied; empty ones are left out."""
         if whole.last_terminated is None or whole.lengths is None:
             table = self.__table(whole, numbers)
             return dict(zip(table.episode.tolist(), table.length.tolist(), strict=True))
@@ -528,7 +538,7 @@ class Reader(Closing, ABC):
     def __validated(
         self, whole: SourceFacts, number: int, pieces: Iterator[Piece], *, complete: bool
     ) -> Iterator[Piece]:
-        """Refuse pieces that are not what the facts announce; `complete` states that they have all fields."""
+        """Raise FormatError for pieces that contradict the facts; `complete` states that they have all fields."""
         last: Piece | None = None
         for piece in _with_damage_named(self.path, pieces):
             what = f"{self.path}: episode {number}"
@@ -544,14 +554,14 @@ class Reader(Closing, ABC):
 
 
 def refuse_damaged(numbers: Iterable[int], damaged: Mapping[int, RbtoolError]) -> None:
-    """Raise what is wrong with the first of these episodes that cannot be read; `damaged` has it by their numbers."""
+    """Raise the error of the first of these episodes that cannot be read; `damaged` has errors by episode number."""
     for number in numbers if damaged else ():
         if number in damaged:
             raise damaged[number]
 
 
 def _kept_ends(block: EpisodeBlock, final_step: FinalStep) -> Array:
-    """Whether the last step of each episode is kept where no observation follows it."""
+    """Return for each episode whether its last step is kept although no observation follows it."""
     if final_step == "auto":
         return np.asarray(block.terminated[block.stops - 1])
     return np.full(len(block.episodes), final_step == "repeat")
@@ -569,13 +579,13 @@ def _vanished(numbers: Sequence[int]) -> str:
 
 
 class PartsReader(Reader, ABC):
-    """A reader of a source of which a stream reads one part after the other.
+    """A reader of a source that a stream reads part by part.
 
     A subclass may implement `shard_starts`, `evidence` and `settled`, with `settled_names`.
     """
 
     settled_names: ClassVar[frozenset[str]] = frozenset()
-    """Names of the options whose default, `auto`, is decided by all episodes: parts of a dataset could differ."""
+    """Options whose default, `auto`, depends on all episodes, so that single parts could decide differently."""
 
     def shard_starts(self) -> Sequence[int] | None:
         """Return the first episode of each part in which a stream reads the source; None if it has no parts.
@@ -585,22 +595,22 @@ class PartsReader(Reader, ABC):
         return None
 
     def evidence(self) -> Mapping[str, int]:
-        """Return counts that decide about the options of `settled_names`; the counts of several parts are added."""
+        """Return counts that decide the options of `settled_names`; the counts of several parts are added."""
         return {}
 
     @classmethod
     def settled(cls, evidence: Mapping[str, int]) -> tuple[dict[str, str], bool]:
-        """Return the options that such counts decide for, and whether more of them would hardly change that."""
+        """Return the options that such counts decide, and whether the counts of more parts would hardly change them."""
         return {}, True
 
 
 Advance: TypeAlias = Callable[[int], None]
-"""Receives how many more bytes there are; negative where bytes turn out to be wrong."""
+"""Is called with the number of additional bytes; negative if bytes turn out to be wrong."""
 Note: TypeAlias = Callable[[str], None]
-"""Receives a sentence on what went wrong and is tried again."""
+"""Is called with a sentence about a failure after which something is tried again."""
 
 
-_LONGEST_ID = 200  # with room for what is added to make a file name of it
+_LONGEST_ID = 200  # leaves room for the parts that file names add
 _ODD = re.compile("[\0\ud800-\udfff]")
 
 
@@ -618,7 +628,7 @@ def safe_id(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LocalCache:
-    """A source's cache: the environment variable that names it, and where it is without."""
+    """A source's cache: the environment variable that names its folder, and the folder if that is not set."""
 
     source: str
     variable: str
@@ -666,11 +676,11 @@ _FINAL_OF_SOURCES = {
     "ids": "list_ids", "catalogue": "list_catalogue", "describe": "look_up", "needed": "choose_files",
     "fetch": "download", "close": "on_close",
 }  # fmt: skip
-"""The methods that a source has for its users, and what it implements in place of each."""
+"""The final methods of a source, each with the method that a subclass implements instead."""
 
 
 class StaleListing(DatasetNotFoundError):
-    """The remote no longer has a file that it listed: a caller that asks for the dataset has to describe it again."""
+    """The remote no longer has a file that it listed; the caller has to describe the dataset again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -679,12 +689,12 @@ class RemoteFile:
 
     Attributes:
         path: relative to the dataset's folder, with `/` between its parts.
-        checksum: what the remote states about the bytes: `sha256:…`, `git-sha1:…` (of the git blob), `md5:…` or
-            `crc32c:…` in lower-case hex. None if it states nothing, as for plain URLs: then the size decides, and the
-            manifest records that the file is not verified by the remote.
-        size: in bytes; None if the remote does not give it, which is only possible without a checksum.
+        checksum: the remote's checksum of the bytes: `sha256:…`, `git-sha1:…` (of the git blob), `md5:…` or `crc32c:…`
+            in lower-case hex. None if there is none, as for plain URLs; then the file is only verified by its size, and
+            the manifest records that.
+        size: in bytes; None if the remote does not state it, which is only allowed without a checksum.
         addresses: from where it can be fetched, in the order in which to try them.
-        version: any text that changes with the bytes, such as an ETag; None if there is none, or the checksum serves.
+        version: a text that changes with the bytes, such as an ETag; None if there is none, or a checksum instead.
     """
 
     path: str
@@ -763,7 +773,7 @@ class RemoteShard:
 class Ids:
     """Ids of all datasets of a remote, sorted; `problems` has a sentence for each part that could not be read.
 
-    `unreachable` states that some of those may be readable another time: what is not listed may exist.
+    `unreachable` states that some of these parts may be readable another time, so that an unlisted dataset may exist.
     """
 
     ids: tuple[str, ...]
@@ -773,9 +783,9 @@ class Ids:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """What a catalogue states about one dataset; None where the remote does not state.
+    """What a catalogue states about one dataset; None for what the remote does not state.
 
-    `state` is any text that changes when the dataset does: with it a later listing need not ask again.
+    `state` is a text that changes when the dataset does; if it is unchanged, a later listing can reuse the entry.
     """
 
     id: str
@@ -810,27 +820,27 @@ class Source(Closing, ABC):
     - `download(files, folder, progress, note)`: bring files to a folder; `core.remote.fetch_files` does that.
 
     and may implement `key`, `list_catalogue`, `choose_files`, `files_read`, `episode_numbers`, `reader_options`,
-    `on_close`, and for streams `shards`, `lacking`, `fetch_part`, `episode_number`. `core.remote.HttpSource` is a
-    source of plain URLs with less to implement; `core.testing.sources` holds the tests of the contract.
+    `on_close`, and for streams `shards`, `lacking`, `fetch_part`, `episode_number`. `core.remote.HttpSource` is a base
+    class for sources of plain URLs, with less to implement; `core.testing.sources` has the tests of the contract.
 
     Every method that talks to the network raises NetworkError (also where the network is forbidden),
     AuthorisationError, DatasetNotFoundError, or FormatError for answers that make no sense.
     """
 
     name: ClassVar[str]
-    """Name of the source, and of the reader of what it fetches."""
+    """Name of the source, and of the reader for the files that it fetches."""
 
     local_cache: ClassVar[LocalCache | None] = None
-    """Where the source's own tools keep what they fetched."""
+    """The cache of the source's own tools."""
 
     namespaced: ClassVar[bool] = True
-    """Whether ids have a namespace, as `D4RL/door/human-v2` has: one without may be the older name of another."""
+    """Whether ids have a namespace, like `D4RL/door/human-v2`; an id without one may be an older name."""
 
     open_ended: ClassVar[bool] = False
-    """Whether an id with an owner, `OWNER/NAME`, is taken as it is: no list has all datasets."""
+    """Whether an id with an owner, `OWNER/NAME`, need not be listed, because no list has all datasets."""
 
     pickled: ClassVar[bool] = False
-    """Whether its files hold pickles without which there is nothing to read: downloads then need `trust_pickle`."""
+    """Whether nothing can be read without unpickling; then downloads need `trust_pickle`."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -839,11 +849,11 @@ class Source(Closing, ABC):
     @property
     @abstractmethod
     def remote(self) -> str:
-        """The remote that is used, as the environment states: `hf://ORGANISATION`."""
+        """The remote in use, which the environment may choose: `hf://ORGANISATION`."""
 
     @property
     def key(self) -> str:
-        """Text that no other remote has, whatever host serves it: names the cached catalogue. Default: `remote`."""
+        """A text that identifies the remote including its host, and names the cached catalogue. Default: `remote`."""
         return self.remote
 
     @abstractmethod
@@ -853,8 +863,8 @@ class Source(Closing, ABC):
     def list_catalogue(self, known: Catalogue | None, progress: Callable[[int, int], None]) -> Catalogue:
         """Return all datasets with what the remote states about them; the default only gives their ids.
 
-        Entries of `known` whose state is unchanged need not be requested again. `progress` gets how many datasets are
-        done, and how many there are.
+        Entries of `known` whose state is unchanged need not be requested again. `progress` is called with the number of
+        datasets that are done, and their total number.
         """
         found = self.ids()
         entries = tuple(CatalogueEntry(one) for one in found.ids)
@@ -879,23 +889,23 @@ class Source(Closing, ABC):
     def shards(self, dataset: RemoteDataset, folder: Path) -> Sequence[RemoteShard]:
         """Return the parts of a dataset that a stream reads one after another; by default a single part.
 
-        Files that are fetched to find them are put into `folder`, and are not fetched again for each shard.
+        Files that have to be fetched to find the shards are put into `folder`, and not fetched again for each shard.
         """
         return [RemoteShard(dataset.files)]
 
     def lacking(self, dataset: RemoteDataset) -> Sequence[RbtoolError]:
-        """Return errors about files that the dataset should have, and the remote does not; none by default."""
+        """Return errors about files that the dataset should have and the remote does not have; none by default."""
         return ()
 
     def episode_number(self, text: Mapping[str, str]) -> int | None:
-        """Return the number of an episode of the whole dataset by its text; None where that does not state it.
+        """Return an episode's number in the whole dataset, given its texts; None if they do not state it.
 
         For sources whose `shards` number their episodes from 0.
         """
         return None
 
     def fetch_part(self, shard: RemoteShard, folder: Path) -> bool:
-        """Bring a shard with a `span` to `folder`, as a file of its own; return whether any episode begins in it.
+        """Fetch a shard with a `span` into `folder`, as a file of its own; return whether any episode begins in it.
 
         Raises what `fetch` raises. For sources whose `shards` have such parts.
         """
@@ -903,7 +913,7 @@ class Source(Closing, ABC):
 
     @abstractmethod
     def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:
-        """Bring the files to `folder`, as `fetch` promises."""
+        """Fetch the files into `folder`, as `fetch` promises."""
 
     def episode_numbers(self, dataset: RemoteDataset) -> Sequence[int] | None:
         """Return the numbers of its episodes, ascending, where the names of its files give them; else None."""
@@ -934,7 +944,7 @@ class Source(Closing, ABC):
 
     @final
     def describe(self, dataset_id: str, revision: str | None = None, *, totals: bool = False) -> RemoteDataset:
-        """Find the files of exactly this dataset; FormatError where the remote answers with another one."""
+        """Find the files of exactly this dataset; FormatError if the remote answers with another one."""
         found = self.look_up(dataset_id, revision, totals)
         if found.id != dataset_id:
             raise FormatError(f"{self.remote} answered with {found.id!r}, expected {dataset_id!r}")
@@ -965,8 +975,8 @@ class Source(Closing, ABC):
     ) -> None:
         """Fetch the files to `folder` and verify each; files that already exist and are sound are not fetched again.
 
-        `progress` gets how many more bytes are sound, including existing ones; `note` gets what went wrong and is tried
-        again. An interrupted fetch keeps what it has, and the next one resumes it.
+        `progress` is called with the number of additional sound bytes, including existing ones; `note` is called with a
+        sentence about each failure that is retried. An interrupted fetch keeps its files, and the next one resumes.
 
         Raises:
             OutOfSpaceError: the disk is full.
@@ -1018,13 +1028,13 @@ class Chosen:
         return None if texts is None else [texts[row] for row in self.rows.tolist()]
 
     def episode(self, position: int) -> tuple[int, int]:
-        """Return where the steps of the episode at `position` are in the whole dataset, half-open."""
+        """Return the half-open range of steps, in the whole dataset, of the episode at `position`."""
         table, row = self.reader.episodes, int(self.rows[position])
         start = int(table.start[row])
         return start, start + int(table.length[row])
 
     def spans(self) -> Iterator[tuple[int, int]]:
-        """Yield half-open ranges of the whole dataset's steps, as long as can be, that hold these episodes."""
+        """Yield the half-open ranges of steps of these episodes in the whole dataset, adjacent ones merged."""
         first = last = 0
         for position in range(len(self.rows)):
             start, stop = self.episode(position)
@@ -1037,7 +1047,7 @@ class Chosen:
             yield first, last
 
     def chunks(self, key: Key, row_bytes: int) -> Iterator[Array]:
-        """Yield all rows of a leaf in chunks of about 4 MB; `row_bytes` is what a row takes."""
+        """Yield all rows of a leaf in chunks of about 4 MB; `row_bytes` is the size of a row."""
         size = max(1, _CHUNK_BYTES // max(1, row_bytes))
         for first, last in self.spans():
             for start in range(first, last, size):
@@ -1047,15 +1057,15 @@ class Chosen:
 class Sink(ABC):
     """Writes episodes in one format.
 
-    `keeps_videos` states that it can hold videos that a dataset keeps; others refuse such a dataset. `keeps_scores`
-    states that scores of episodes are read back. Options that a format takes are named in `option_names` and found in
-    `self.options`: `fps` is `--fps` of the command line.
+    `keeps_videos` states that the format can hold kept videos; other formats refuse a dataset with them. `keeps_scores`
+    states that the format can hold the scores of episodes. `option_names` has the names of the options that the format
+    takes, such as `fps` for `--fps`, and `self.options` their values.
 
-    The public methods are final. A subclass implements `made(path)`; `prepare()`, which refuses what the format cannot
-    hold; and `write_rows(target, progress)`. It may implement `size`.
+    The public methods are final. A subclass implements `made(path)`; `prepare()`, which refuses data that the format
+    cannot hold; and `write_rows(target, progress)`. It may implement `size`.
 
-    `notes` are sentences on what is different there, `dropped` the keys left out; both are known once `check` has
-    returned.
+    `notes` has sentences on how the export differs from the dataset, `dropped` the keys left out; both are known once
+    `check` has returned.
     """
 
     keeps_videos: ClassVar[bool] = False
@@ -1080,11 +1090,11 @@ class Sink(ABC):
     @classmethod
     @abstractmethod
     def made(cls, path: Path) -> bool:
-        """Return whether `path` is an export in this format, with nothing of others in it; must not raise."""
+        """Return whether `path` is an export in this format without other files in it; must not raise."""
 
     @classmethod
     def statistics_of(cls, path: Path) -> tuple[int, int, dict[str, Any]]:
-        """Return the steps and episodes of a dataset, ours or in this format, and the statistics that the format has.
+        """Return the steps, the episodes and the statistics of a dataset, which is rbtool's or in this format.
 
         UsageError for a format without statistics.
         """
@@ -1092,7 +1102,7 @@ class Sink(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Raise SchemaError where the format cannot hold the data, and fill `notes` and `dropped`; called once."""
+        """Raise SchemaError if the format cannot hold the data, and fill `notes` and `dropped`; called once."""
 
     def size(self) -> int:
         """Bytes that the rows take before compression."""
@@ -1100,11 +1110,14 @@ class Sink(ABC):
 
     @abstractmethod
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
-        """Write all to the new file or folder `target`, synced; `progress` takes bytes of rows, up to `size`."""
+        """Write everything to the new file or folder `target` and sync it.
+
+        `progress` is called with the number of additional bytes of rows, `size` in total.
+        """
 
     @final
     def check(self) -> None:
-        """Raise SchemaError where the format cannot hold the data, before anything is written."""
+        """Raise SchemaError if the format cannot hold the data, before anything is written."""
         if not self._prepared:
             if not self.keeps_videos:
                 refuse_videos(self.chosen.reader, "an export in this format")
@@ -1113,7 +1126,7 @@ class Sink(ABC):
 
     @final
     def write(self, target: Path, progress: Callable[[int], None]) -> None:
-        """Check, and write all to `target`, which must be free; SchemaError for a format that did not write it."""
+        """Check, then write everything to `target`, which must not exist; SchemaError if the format wrote nothing."""
         self.check()
         if target.exists():
             raise UsageError(f"{target} already exists")
@@ -1135,7 +1148,7 @@ class Sink(ABC):
 
 
 def require_trust(path: Path, trusted: object, why: str = "it is a pickle, which can run anything") -> None:
-    """Raise UsageError unless the user trusts a file; `why` is why that is necessary."""
+    """Raise UsageError unless the user trusts a file; `why` states why that is necessary."""
     if not trusted:
         raise UsageError(
             f"{path} is not read: {why}",
