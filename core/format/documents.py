@@ -24,7 +24,7 @@ _DEPTH = 100
 
 
 def plain(value: Any) -> Any:
-    """Return `value` made of what strict JSON has: finite numbers, strings, lists, string-keyed objects."""
+    """Convert `value` to the types of strict JSON: finite numbers, strings, lists, string-keyed objects."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
@@ -78,7 +78,7 @@ def toml_value(value: Any) -> str:
 
 
 def newer_version(origin: str, version: object, known: int, what: str = "version") -> FormatError:
-    """The error for a document of a version that is not known here; `known` is the newest that is."""
+    """Return the error for a document of an unknown version; `known` is the newest known one."""
     return FormatError(
         f"{origin} has {what} {version}, this rbtool reads up to {known}",
         hint="upgrade with: pip install --upgrade rbtool",
@@ -86,13 +86,13 @@ def newer_version(origin: str, version: object, known: int, what: str = "version
 
 
 def document_digest(document: Mapping[str, Any], entry: str) -> str:
-    """Digest of a document, of which the entry that holds the digest is left out."""
+    """Return the digest of a document without the entry that holds the digest."""
     rest = {key: value for key, value in document.items() if key != entry}
     return digest_bytes(dump_json(rest, sort_keys=True).encode())
 
 
 def dump_with_digest(document: Mapping[str, Any]) -> tuple[str, str]:
-    """Write a document with its `document_digest` as the entry `digest`, which it does not have yet; return both."""
+    """Write a document and add its digest as the entry `digest`; return the text and the digest."""
     text = dump_json(document, sort_keys=True)
     digest = digest_bytes(text.encode())
     return f'{text[:-1]}, "digest": "{digest}"}}', digest
@@ -117,14 +117,14 @@ def parse_json(data: bytes | str, origin: str) -> Any:
         raise FormatError(f"{origin} is not JSON: {error}") from error
     except RecursionError:
         raise _too_deep(origin) from None
-    # Nothing can nest deeper than there are brackets; most documents are done with a count.
+    # A document cannot nest deeper than it has brackets, so that counting them suffices for most.
     if text.count("[") + text.count("{") > _DEPTH:
         _require_shallow(value, origin)
     return value
 
 
 def _require_shallow(value: Any, origin: str) -> None:
-    """Raise FormatError for a document that would exhaust the stack of what walks it."""
+    """Raise FormatError for a document that nests so deeply that recursive functions would exhaust the stack."""
     level: list[Any] = [value]
     for _ in range(_DEPTH):
         level = [
@@ -147,18 +147,18 @@ T = TypeVar("T")
 _Decoder: TypeAlias = Callable[[Any], Any]
 
 NOT_IN_JSON = {"json": False}
-"""Metadata of a dataclass field that the document does not have."""
+"""Metadata of a dataclass field that is not an entry of the document."""
 
 _LARGEST = 1 << 63
 _DIMENSIONS = 60
-"""NumPy has 64 at most; rows, batches and lanes come on top."""
+"""The most dimensions of a row: NumPy allows 64, of which rows, batches and lanes take some."""
 _PARTS = 50
-"""More parts of a key than any path of folders has."""
+"""The most parts of a key, since each of them is a folder."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Check:
-    """A condition beyond the type, in `Annotated[type, Check(...)]`, and what it expects, in words."""
+    """A condition beyond the type, in `Annotated[type, Check(...)]`; `expected` describes it in error messages."""
 
     expected: str
     holds: Callable[[Any], bool]
@@ -173,11 +173,11 @@ class _Mismatch(Exception):
 
 
 def decode(kind: type[T], document: Any, origin: str, error: type[FormatError] = FormatError) -> T:
-    """Make a `kind`, a dataclass or a named tuple, of what JSON holds; entries that it does not declare are ignored.
+    """Create a dataclass or a named tuple, `kind`, from a parsed JSON document; undeclared entries are ignored.
 
-    Understands numbers, text, booleans, None, `Any`, `Literal`, unions, tuples, mappings with text as keys, and nested
-    dataclasses and named tuples. Floats are numbers, or the words `nan`, `inf` and `-inf`. Raises `error`, which names
-    `origin`, the place and what is expected there.
+    Field types may be numbers, text, booleans, None, `Any`, `Literal`, unions, tuples, mappings with text as keys, and
+    nested dataclasses and named tuples. Floats are numbers, or the words `nan`, `inf` and `-inf`. Raises `error` for a
+    document that does not match; it names `origin`, the place in the document and the expected value.
     """
     wanted: Any = kind
     try:
@@ -346,7 +346,7 @@ def _placed(decoder: _Decoder, value: Any, place: str) -> Any:
 
 
 def is_sound_array(dtype: str, shape: tuple[int, ...]) -> bool:
-    """Return whether there can be such an array: of a known type, and of a shape that memory can address."""
+    """Return whether an array can have this type, which has to be known, and this shape, which has to fit in memory."""
     try:
         size = numpy_dtype(dtype).itemsize * math.prod(max(1, length) for length in shape)
     except SchemaError:
@@ -355,13 +355,13 @@ def is_sound_array(dtype: str, shape: tuple[int, ...]) -> bool:
 
 
 def is_sound_field(field: Field) -> bool:
-    """Return whether a dataset can have such a leaf: the parts of its key are text, and not empty or too many."""
+    """Return whether a dataset can have this leaf: its array is possible, and its key has 1 to 50 non-empty parts."""
     known = is_sound_array(field.dtype, field.shape)
     return known and 0 < len(field.key) <= _PARTS and field.key != (NEXT,) and all(map(_is_text, field.key))
 
 
 def _is_text(part: str) -> bool:
-    """Return whether this is Unicode text, which names of files and of tensors have to be."""
+    """Return whether this is non-empty Unicode text, as names of files and of tensors have to be."""
     try:
         return len(part.encode()) > 0
     except UnicodeEncodeError:

@@ -20,7 +20,7 @@ from .manifest import HIDDEN, SCORES
 from .memmap.tree import TreeWriter, leaf_path, parse_node, write_listed
 
 EpisodeRanges: TypeAlias = Sequence[tuple[int, int | None]]
-"""Half-open ranges of the source's episode numbers; an open end is None, and a range of one asks for that episode."""
+"""Half-open ranges of the source's episode numbers; an open end is None. A range of one requires that episode."""
 
 _PART = re.compile(r"\s*(?:(\d+)|(\d*):(\d*))\s*")
 
@@ -65,8 +65,8 @@ def _merge(ranges: Iterable[tuple[int, int | None]]) -> list[tuple[int, int | No
 def normal_form(selection: str | EpisodeRanges) -> str | None:
     """Write a selection in its normal form; None means everything.
 
-    Selections that take the same episodes, if all exist, have the same normal form. It identifies a request, and is not
-    used to select.
+    Selections of the same episodes have the same normal form, provided that all these episodes exist. It identifies a
+    request, and is not used to select.
     """
     parts = _merge(sorted(parse_episodes(selection) if isinstance(selection, str) else selection, key=_first))
     if parts == [(0, None)]:
@@ -98,9 +98,9 @@ def select_episodes(ranges: EpisodeRanges, numbers: Sequence[int]) -> list[int]:
 
 
 def expected_episodes(ranges: EpisodeRanges, count: int) -> int:
-    """Estimate how many of `count` episodes are chosen while their numbers are not known, as if they had no gaps.
+    """Estimate how many of `count` episodes are chosen before their numbers are known, as if these had no gaps.
 
-    UsageError for what is wrong whatever the numbers are: more single episodes than there are, or no episode at all.
+    UsageError if the selection is wrong for any numbers: more single episodes than exist, or no episode at all.
     """
     singles = sum(_is_single(part) for part in ranges)
     if singles > count or not count:
@@ -125,18 +125,18 @@ COLUMNS: dict[str, str] = {
 """Columns of the table and their element types."""
 
 FINAL = "final"
-"""The column that is stored only where the source of some episode has no observation after the last step."""
+"""The column that is stored only if the source has no observation after the last step of some episode."""
 _LATER = {FINAL: "uint8"}
 ALL_COLUMNS = COLUMNS | _LATER
 SCORE = "score."
-"""What the names of scores begin with: columns of float64 that `score` adds, NaN where an episode has none.
+"""Prefix of the names of scores: columns of float64 that `score` adds, NaN for an episode without the score.
 
-They describe the content and are no part of it: they are stored in a folder of their own, outside the content digest.
+Scores describe the content but do not belong to it: they are stored in a separate folder, outside the content digest.
 """
 
 
 def column_types(table: EpisodeTable) -> dict[str, str]:
-    """Columns that a table is stored with, but for its scores, and their element types."""
+    """Return the names and element types of the columns that are stored for a table, without its scores."""
     return COLUMNS | (_LATER if table.final.any() else {})
 
 
@@ -157,10 +157,10 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeTable:
-    """The columns as arrays `[episodes]`; `start` and `length` count rows of the storage.
+    """The episode table: its columns as arrays `[episodes]`.
 
-    `final` holds numbers of `Final`, what is known of the observation after the last step. `scores` are further columns
-    by their names.
+    `start` and `length` count rows of the storage. `final` has the numbers of `Final`, which state where the
+    observation after the last step comes from. `scores` are further columns by their names.
     """
 
     episode: Array
@@ -228,7 +228,7 @@ class EpisodeTable:
         }
 
     def columns(self) -> dict[str, Array]:
-        """The columns under their names on disk; `final` where not all ends are observed."""
+        """Return the columns under their names on disk, including `final` if not all ends are observed."""
         arrays = {part.name: getattr(self, part.name) for part in fields(self)}
         stored = {name: arrays["total_reward" if name == "return" else name] for name in column_types(self)}
         return stored | dict(self.scores)
@@ -264,7 +264,7 @@ class EpisodeTable:
         return int(self.length.sum())
 
     def covers(self, steps: int) -> bool:
-        """Whether the episodes follow one another over this many steps, each with at least one."""
+        """Return whether the episodes cover this many steps without gaps, each with at least one step."""
         in_order = np.array_equal(self.start, np.cumsum(self.length) - self.length)
         return in_order and self.steps == steps and not (self.length < 1).any()
 
@@ -281,7 +281,7 @@ class EpisodeTable:
         )
 
     def index_of_step(self, steps: Array) -> Array:
-        """Row numbers in this table of the episodes that hold these steps."""
+        """Return the rows of this table that hold these steps, int64 `[n]`."""
         return np.searchsorted(self.start, steps, side="right") - 1
 
     def save(self, root: Path) -> list[FileRecord]:
@@ -297,9 +297,9 @@ class EpisodeTable:
 
     @classmethod
     def load(cls, read: Callable[[str], bytes], origin: str, *, scored: bool = False) -> EpisodeTable:
-        """Read the table of the dataset folder `origin`; `read` returns the bytes of a file by its path there.
+        """Read the table of the dataset folder `origin`, with its scores if `scored`.
 
-        `scored`: whether there are scores.
+        `read` returns the bytes of a file, given its path inside the folder.
         """
         columns = _read_columns(read, origin, EPISODES, ALL_COLUMNS)
         if scored:
@@ -351,12 +351,12 @@ def _read_columns(
 
 
 def column_fields(table: EpisodeTable) -> list[Field]:
-    """The columns of a table as fields, but for its scores."""
+    """Return the columns of a table, without its scores, as fields."""
     return [Field((name,), dtype, (), "id") for name, dtype in column_types(table).items()]
 
 
 def episode_text_bytes(rows: Iterable[Mapping[str, str]]) -> bytes:
-    """Write the text that belongs to episodes, one JSON object a line in table order; no text, no bytes."""
+    """Write the texts of episodes, one JSON object a line in table order; no bytes if no episode has a text."""
     lines = [dump_json(dict(row), sort_keys=True) if row else "{}" for row in rows]
     return ("\n".join(lines) + "\n").encode() if any(line != "{}" for line in lines) else b""
 
@@ -364,7 +364,7 @@ def episode_text_bytes(rows: Iterable[Mapping[str, str]]) -> bytes:
 def parse_episode_text(data: bytes, origin: str) -> list[dict[str, str]]:
     """Undo `episode_text_bytes`; `origin` names the bytes in errors."""
     try:
-        # Not splitlines(): it takes U+2028 and its like inside a text for the end of a line.
+        # Not splitlines(), which also splits at U+2028 and similar characters inside a text.
         lines = [line for line in data.decode().split("\n") if line]
         return [decode(dict[str, str], parse_json(line, origin), origin) for line in lines]
     except ValueError as error:  # a FormatError is one
@@ -372,6 +372,6 @@ def parse_episode_text(data: bytes, origin: str) -> list[dict[str, str]]:
 
 
 def write_episode_text(root: Path, rows: Iterable[Mapping[str, str]]) -> list[FileRecord]:
-    """Write the text that belongs to episodes into the dataset folder `root`; no text, no file."""
+    """Write the texts of episodes into the dataset folder `root`; no file if no episode has a text."""
     data = episode_text_bytes(rows)
     return [write_listed(root, EPISODES_TEXT, data)] if data else []

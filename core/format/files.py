@@ -3,7 +3,7 @@
 The last component of a path is opened without following links and without blocking: a FIFO or a device in a dataset
 folder is an error, not a hang. xxh3-128 is fast enough to digest everything that is written.
 
-An error of a disk or a file server does not count as damage. What libraries raise for damaged files becomes
+An error of a disk or a file server does not count as damage. Errors that libraries raise for damaged files become
 CorruptDataError (`understood`).
 """
 
@@ -28,12 +28,12 @@ from ..errors import CorruptDataError, FormatError, RbtoolError
 from ..options import PathLike
 
 _FAILED = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO})
-"""Errors that are not about the file: it may be read well in a minute, or from another machine."""
+"""Errors of the disk or the server, not of the file: a later attempt, or another machine, may read it."""
 
 FETCH_AGAIN = "copy or fetch the dataset again, whole"
-"""The hint for a file that is damaged in itself."""
+"""The hint for a damaged file."""
 LEAVES_OUT = ", --skip-bad leaves out such episodes"
-"""The end of a hint on an error of some episodes; `convert` drops it where it was given --skip-bad."""
+"""The end of a hint about damaged episodes; `convert` drops it when called with --skip-bad."""
 
 
 def disk_failed(error: BaseException) -> bool:
@@ -42,7 +42,7 @@ def disk_failed(error: BaseException) -> bool:
 
 
 def located(error: OSError, path: PathLike) -> OSError:
-    """Give an error of the system the path of the file: calls with a descriptor do not name it."""
+    """Add the path of the file to an error of the operating system; calls with a descriptor do not name it."""
     if error.errno is not None and error.filename is None:
         error.filename = os.fspath(path)
     return error
@@ -50,7 +50,7 @@ def located(error: OSError, path: PathLike) -> OSError:
 
 @contextlib.contextmanager
 def reading_from(path: PathLike) -> Iterator[None]:
-    """Have errors of the system name this file, as `located` does."""
+    """Add the path of this file to errors of the operating system, as `located` does."""
     try:
         yield
     except OSError as error:
@@ -59,7 +59,7 @@ def reading_from(path: PathLike) -> Iterator[None]:
 
 
 def no_match(error: BaseException) -> Literal[False]:
-    """Return that a file is in another format, which `error` shows; an error of the disk is raised again."""
+    """Return False for an error that shows that a file is in another format; raise an error of the disk again."""
     if disk_failed(error):
         raise error
     return False
@@ -68,22 +68,22 @@ def no_match(error: BaseException) -> Literal[False]:
 _DAMAGED = (
     ValueError, LookupError, EOFError, RuntimeError, ArithmeticError, zipfile.BadZipFile, zlib.error, struct.error,
 )  # fmt: skip
-"""What libraries raise for damaged files."""
+"""Errors that libraries raise for damaged files."""
 
 
 @contextlib.contextmanager
 def understood(path: Path) -> Iterator[None]:
-    """Raise what libraries raise for damaged files as CorruptDataError; their causes stay chained."""
+    """Turn errors that libraries raise for damaged files into CorruptDataError, with the original as the cause."""
     try:
         yield
     except RbtoolError:
         raise
     except OSError as error:
-        if error.errno is not None:  # the system's own; a library that cannot read a file gives none
+        if error.errno is not None:  # of the operating system; libraries set no errno for files they cannot read
             raise
         raise _unreadable(path, error) from error
     except _DAMAGED as error:
-        if type(error) is NotImplementedError:  # from a reader; pyarrow's own, for odd types, derives from it
+        if type(error) is NotImplementedError:  # a bug of a reader; pyarrow raises a subclass for unsupported types
             raise
         raise _unreadable(path, error) from error
 
@@ -101,7 +101,7 @@ def open_regular(path: PathLike, *, within: int | None = None, relative_to: int 
     """Open a file and return its descriptor; FormatError, without waiting, if it is not a regular file.
 
     Args:
-        within: the descriptor of the parent folder; CorruptDataError if the last name is then a symbolic link.
+        within: the descriptor of the parent folder; then CorruptDataError for a symbolic link.
         relative_to: the descriptor of the folder against which a relative path is resolved; links are followed.
     """
     try:
@@ -111,7 +111,7 @@ def open_regular(path: PathLike, *, within: int | None = None, relative_to: int 
             descriptor = os.open(Path(path).name, _FLAGS | getattr(os, "O_NOFOLLOW", 0), dir_fd=within)
     except OSError as error:
         if within is not None:
-            error.filename = os.fspath(path)  # not only the name in that folder
+            error.filename = os.fspath(path)  # the system only reports the name inside the folder
             if error.errno == errno.ELOOP:
                 raise CorruptDataError(
                     f"{error.filename} is a symbolic link, expected a regular file", hint="put the file itself there"
@@ -128,7 +128,7 @@ def open_regular(path: PathLike, *, within: int | None = None, relative_to: int 
 
 
 def open_folder(path: PathLike, *, follow_links: bool = True) -> int:
-    """Open a folder and return its descriptor, by which its files are found also where another takes its place."""
+    """Open a folder and return its descriptor, which refers to this folder even if another one replaces it."""
     flags = _FLAGS | getattr(os, "O_DIRECTORY", 0)
     return os.open(path, flags if follow_links else flags | getattr(os, "O_NOFOLLOW", 0))
 
@@ -140,8 +140,8 @@ def read_regular(path: PathLike) -> bytes:
 
 
 def require_regular(path: PathLike) -> None:
-    """Raise FormatError if a FIFO, a socket or a device is at `path`, where a library is about to open a file."""
-    with contextlib.suppress(OSError):  # the library explains best what else is wrong
+    """Raise FormatError for a FIFO, a socket or a device, before a library opens `path` as a file."""
+    with contextlib.suppress(OSError):  # the library reports other problems best
         _require(path, Path(path).stat().st_mode)
 
 
@@ -156,7 +156,7 @@ _LONGEST_POINTER = 1024
 
 
 def refuse_pointer(path: Path) -> None:
-    """Raise CorruptDataError for a file that git-lfs left in place of the one that it points to."""
+    """Raise CorruptDataError for a pointer of git-lfs, which stands for a file that was not fetched."""
     if path.stat().st_size > _LONGEST_POINTER:
         return
     if read_regular(path).startswith(_POINTER):
@@ -179,7 +179,7 @@ class FileRecord(NamedTuple):
 
 
 class Hasher:
-    """Takes bytes as they are written and gives their digest."""
+    """Computes the digest of bytes as they are written."""
 
     def __init__(self) -> None:
         self._state = xxhash.xxh3_128()
@@ -232,7 +232,7 @@ def digest_descriptor(descriptor: int, start: int = 0, stop: int | None = None) 
 
 
 def file_state(file: Path) -> tuple[int, ...]:
-    """Return what changes where a file is written to or replaced."""
+    """Return device, inode, size and time of change of a file, which differ after it was changed or replaced."""
     found = file.stat()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -251,6 +251,6 @@ def digest_of_stats(path: Path) -> str:
 
 
 def digest_files(files: Iterable[FileRecord]) -> str:
-    """One digest over the sorted (path, size, digest) of many files."""
+    """Return one digest over the sorted (path, size, digest) of many files."""
     lines = sorted(f"{file.path}\0{file.size}\0{file.digest}\n" for file in files)
     return digest_text("".join(lines))

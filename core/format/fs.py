@@ -38,14 +38,14 @@ def _libc() -> ctypes.CDLL:
 
 
 def _fallocate(descriptor: int, size: int) -> None:
-    """Let the system find room for `size` bytes of a file, which keeps its size, where it can."""
+    """Allocate disk space for `size` bytes of a file, if the system supports it; the file keeps its size."""
     libc = _libc()
     if sys.platform == "linux" and sys.maxsize > 1 << 32 and hasattr(libc, "fallocate"):
         libc.fallocate(descriptor, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size))
 
 
 def _sync_range(descriptor: int, start: int, size: int, flag: int) -> None:
-    """Start to write a range of a file, or wait for what was started; nothing where the system cannot."""
+    """Start to write a range of a file to the disk, or wait for writes that were started; does nothing elsewhere."""
     libc = _libc()
     if sys.platform != "linux" or not hasattr(libc, "sync_file_range"):
         return
@@ -56,9 +56,9 @@ def _sync_range(descriptor: int, start: int, size: int, flag: int) -> None:
 
 
 def _rename_with(flag: int, one: str, other: str, within: int | None, into: int | None) -> bool:
-    """Call renameat2 (Linux) or renameatx_np (macOS); False, with nothing changed, where that cannot be had.
+    """Call renameat2 (Linux) or renameatx_np (macOS); False, with nothing changed, if it is not supported.
 
-    The names count from the folders with the descriptors `within` and `into`, None for the current one.
+    The names are relative to the folders with the descriptors `within` and `into`, None for the current folder.
     """
     libc, here = _libc(), _CURRENT_FOLDER.get(sys.platform, 0)
     first, second = os.fsencode(one), os.fsencode(other)
@@ -81,8 +81,8 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL})
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CLOEXEC, _DIRECTORY = getattr(os, "O_CLOEXEC", 0), getattr(os, "O_DIRECTORY", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
-_OURS = _NOFOLLOW | getattr(os, "O_NONBLOCK", 0) | _CLOEXEC  # a FIFO in the place of a file must not keep us waiting
-_PIECE = 1 << 19  # bytes a call: where some MB come at once, Linux may look for large free pages for four times as long
+_OURS = _NOFOLLOW | getattr(os, "O_NONBLOCK", 0) | _CLOEXEC  # opening a FIFO in place of a file must not block
+_PIECE = 1 << 19  # bytes a call: for several MB, Linux searches for large free pages, which can take four times as long
 
 
 @contextlib.contextmanager
@@ -96,7 +96,7 @@ def announced(operation: str, path: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named(path: str | Path) -> Iterator[None]:
-    """Name a full disk for what it is, and give other errors of the system the path that they are about."""
+    """Turn errors about a full disk into OutOfSpaceError, and add the path to other errors of the system."""
     try:
         yield
     except OSError as error:
@@ -105,17 +105,17 @@ def _named(path: str | Path) -> Iterator[None]:
         if out_of_space(error):
             raise _no_room(Path(path), error) from error
         if not isinstance(error.filename, str) or not os.path.isabs(error.filename):
-            error.filename = str(path)  # calls with descriptors name nothing, or a name in some folder
+            error.filename = str(path)  # calls with descriptors report no path, or only a name
         raise
 
 
 def out_of_space(error: OSError) -> bool:
-    """Return whether the system refused for want of space: a full disk, a quota, or a limit on file size."""
+    """Return whether an error means lack of space: a full disk, a quota, or a limit on file size."""
     return error.errno in _NO_SPACE
 
 
 def _no_room(path: Path, error: OSError) -> OutOfSpaceError:
-    """Describe what stopped the write, and what is left there."""
+    """Return the error for a write that failed for lack of space, with the number of free bytes."""
     if error.errno == errno.EFBIG:
         return OutOfSpaceError(f"{path} may not grow further: the limit on file size is reached (ulimit -f)")
     cause = "the disk quota is used up" if error.errno == errno.EDQUOT else "no space is left"
@@ -133,7 +133,7 @@ def free_space(path: Path) -> int:
 
 
 def require_space(folder: Path, needed: int) -> None:
-    """Refuse, before anything is written, what cannot fit into the file system of `folder`."""
+    """Raise OutOfSpaceError if the file system of `folder` has fewer than `needed` bytes free."""
     free = free_space(folder)
     if needed > free:
         raise OutOfSpaceError(
@@ -144,7 +144,7 @@ def require_space(folder: Path, needed: int) -> None:
 def create(path: Path, *, within: int | None = None, mode: int = 0o666) -> int:
     """Create a file that must not exist yet and return its descriptor, open for writing and reading.
 
-    Here and below, `within` is the descriptor of the parent folder, which then cannot be replaced.
+    Here and below, `within` is the descriptor of the parent folder, so that no other folder can take its place.
     """
     with announced("create", path):
         name = path if within is None else path.name
@@ -161,7 +161,7 @@ def created(path: Path) -> Iterator[BinaryIO]:
 def open_to_fill(path: Path) -> int:
     """Open for writing a file that `create` made, perhaps in another process, and return its descriptor.
 
-    A symbolic link is refused, here and below, so that the bytes end up in no other file.
+    Here and below, a symbolic link is refused, so that no other file is written to.
     """
     with announced("open", path):
         return os.open(path, os.O_WRONLY | _OURS)
@@ -203,7 +203,7 @@ def write_parts(descriptor: int, parts: list[memoryview], path: Path, offset: in
 def pwrite(descriptor: int, data: memoryview, offset: int, path: Path) -> None:
     """Write all of `data` (bytes) at `offset`, leaving the descriptor's position alone.
 
-    Pieces begin at multiples of their size, as far as they can: the system keeps those in fewer parts.
+    Pieces begin at multiples of their size where possible, which leaves the file less fragmented.
     """
     with announced("write", path):
         while data:
@@ -218,8 +218,7 @@ def truncate(descriptor: int, size: int, path: Path) -> None:
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Let the system allocate space for a file that will have `size` bytes, if it can, which halves the time of
-    writing.
+    """Allocate disk space for a file that will have `size` bytes, if the system supports it; writes take half as long.
 
     The file keeps its size. If there is not enough space, the writes fail.
     """
@@ -233,22 +232,22 @@ def fsync(descriptor: int, path: Path) -> None:
 
 
 def start_syncing(descriptor: int, start: int = 0, size: int = 0) -> None:
-    """Let the system begin to bring these bytes of a file to the disk, where it can: `fsync` then waits for less.
+    """Start to write these bytes of a file to the disk, if the system supports it, so that `fsync` waits less.
 
     A `size` of 0 means all from `start` on.
     """
-    with contextlib.suppress(OSError):  # it shows when the file is synced
+    with contextlib.suppress(OSError):  # `fsync` reports the error
         _sync_range(descriptor, start, size, _SYNC_WRITE)
 
 
 def wait_for_writes(descriptor: int, path: Path) -> None:
-    """Wait for what was started of a file. It is safe only after `fsync`, which then often has nothing left to do."""
-    with announced("fsync", path):  # an error is reported once: `fsync` of this descriptor would not fail any more
+    """Wait for the writes that `start_syncing` started. The file is safe only after `fsync`, which is then quick."""
+    with announced("fsync", path):  # the system reports an error once, so that a later `fsync` would succeed
         _sync_range(descriptor, 0, 0, _SYNC_WAIT)
 
 
 def close(descriptor: int, path: Path) -> None:
-    """Close a file that was written: network file systems and quotas may find only then that they cannot keep it."""
+    """Close a file that was written; network file systems and quotas may only now report that they cannot store it."""
     with _named(path):
         os.close(descriptor)
 
@@ -281,7 +280,7 @@ def write_file(path: Path, data: bytes, *, within: int | None = None, synced: bo
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Put the home folder in the place of `~`; UsageError where the user has none."""
+    """Replace `~` by the home folder; UsageError if the user has none."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -294,9 +293,10 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 def replace_file(
     path: Path, data: bytes, *, within: int | None = None, mode: int | None = None, synced: bool = True
 ) -> None:
-    """Put these bytes at `path` at once: readers see the old file or the new one.
+    """Replace the file at `path` atomically: readers see the old contents or the new ones.
 
-    `mode`: its permissions. Without `synced`, it is not waited for the disk, and a power failure may lose both.
+    `mode` has its permissions. Without `synced` the function does not wait for the disk, and a power failure may lose
+    the old and the new contents.
     """
     staged = path.with_name(f".{path.name}.{os.getpid()}.new")
     with contextlib.suppress(FileNotFoundError):
@@ -315,7 +315,7 @@ def replace_file(
 
 
 def replace_file_below(root: Path, path: Path, data: bytes) -> None:
-    """Put a file in place as `replace_file` does, in a folder that is reached and made as by `folder_below`."""
+    """Replace a file as `replace_file` does, in a folder that is opened and created as by `folder_below`."""
     with folder_below(root, path.parent, make=True) as within:
         replace_file(path, data, within=within)
 
@@ -399,7 +399,7 @@ def sync_folder(path: Path) -> None:
 
 
 class _Names(NamedTuple):
-    """Two names and the descriptors of the folders that they count from, None for the current one."""
+    """Two names and the descriptors of the folders to which they are relative, None for the current folder."""
 
     one: str
     other: str
@@ -429,7 +429,7 @@ def rename_new(source: Path, target: Path, *, within: int | None = None, into: i
     names = _Names.of(source, target, within, into)
     with announced("rename", target):
         done = _rename_with(_NO_REPLACE, *names)
-        if not done:  # the best that is left: a link never replaces, and a folder never replaces one that has content
+        if not done:  # second best: a link never replaces anything, and a folder replaces only an empty one
             if stat.S_ISDIR(os.stat(names.one, dir_fd=names.within, follow_symlinks=False).st_mode):
                 os.rename(names.one, names.other, src_dir_fd=names.within, dst_dir_fd=names.into)
             else:
@@ -452,13 +452,13 @@ def remove(path: Path, *, within: int | None = None) -> None:
 
 
 def remove_below(root: Path, path: Path) -> None:
-    """Like `remove`, in a folder opened as by `folder_below`; does nothing if that does not exist."""
+    """Remove a path as `remove` does, in a folder opened as by `folder_below`; do nothing if that does not exist."""
     with contextlib.suppress(FileNotFoundError), folder_below(root, path.parent) as within:
         remove(path, within=within)
 
 
 def link_to(target: Path, path: Path, *, among: int | None = None) -> None:
-    """Make a symbolic link at `path` to `target`, or a hard link if that is in the folder with descriptor `among`."""
+    """Create a symbolic link at `path` to `target`; a hard link with `among`, the descriptor of the target's folder."""
     with announced("link", path):
         path.symlink_to(target) if among is None else os.link(target, path, src_dir_fd=among, follow_symlinks=False)
 

@@ -1,12 +1,12 @@
-"""Texts of episodes, in JSON, of which each row has a part: tasks, and LeRobot's language.
+"""Texts of episodes that differ from row to row, in JSON: tasks, and LeRobot's language.
 
     language_instructions  {"0": "pick", "3": "place"}  the tasks of an episode that has several, by `task_index`
-    language_persistent    [...]                        what all rows of an episode have
-    language_events        {"12": [...]}                what single rows have, by `frame`
+    language_persistent    [...]                        language of all rows of an episode
+    language_events        {"12": [...]}                language of single rows, by `frame`
                            {"0.3s:0.4s": [...]}         by `timestamp`, after a change of rate: after 0.3 s up to 0.4 s
 
-What is said is a list of objects with `role`, `content`, `style`, `camera` and `tool_calls`; persistent language has
-the `timestamp` from which it holds.
+Language is a list of objects with `role`, `content`, `style`, `camera` and `tool_calls`; persistent language also has
+the `timestamp` from which it applies.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def tasks_of(text: Mapping[str, str]) -> list[str]:
 
 
 Said: TypeAlias = Mapping[int | tuple[float, float] | None, list[Any]]
-"""What is said by frame, by time stamps (after the first up to the second), or in all rows (None)."""
+"""Language by frame, by a range of time stamps (after the first, up to the second), or for all rows (None)."""
 
 
 def parse_said(text: str, name: str) -> Said:
-    """Read the text of that name; CorruptDataError for what is not language."""
+    """Parse the text of that name; CorruptDataError if it is not in the form of LeRobot's language."""
     found: Any = parse_json(text, name)
     if isinstance(found, list):
         return {None: found}
@@ -56,7 +56,7 @@ def _rows_of(key: str) -> int | tuple[float, float]:
 
 
 def said_in_rows(said: Said, frames: Array, times: Array) -> list[list[Any]]:
-    """Return what is said in each of some rows of an episode, given their `frame` and their `timestamp`, `[n]`."""
+    """Return the language of each of some rows of an episode, given their `frame` and their `timestamp`, `[n]`."""
     if None in said:
         return [said[None]] * len(frames)
     found, times = [said.get(frame, []) for frame in frames.tolist()], np.asarray(times, np.float64)

@@ -1,6 +1,6 @@
 """Finds datasets by name or path, and readers, sources and export formats by name.
 
-A file in which no format is recognised can often be converted all the same: `Overview` is what is in it, and how.
+A file of unknown format can often be converted all the same: `Overview` describes its columns and proposes options.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ from .manifest import HIDDEN, Manifest, Request, has_manifest
 from .staging import mend
 
 _QUICK_BYTES, _MOST_FILES = 64 << 20, 10_000
-"""What a hint may look at."""
+"""The most bytes and files that are examined for a hint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnView:
-    """A column: `rows` of `shape`; `key` is what it is proposed as, `why` why it cannot be mapped, both may be ""."""
+    """A column of a table: `rows` of `shape`.
+
+    `key` is the TED key that is proposed for it, and `why` the reason why it cannot be mapped; both may be "".
+    """
 
     name: str
     dtype: str
@@ -51,10 +54,10 @@ class ColumnView:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The columns of a file: `file` is its kind in words, `format` the format that reads it with `options`.
+    """The columns of a file and a proposal to convert it: `format` reads it with `options`; `file` describes its kind.
 
-    `options`, fields of `ReaderOptions`, are proposed from common names. `doubts` are sentences about what the names do
-    not show; parts of options to be filled in are in capitals. `bytes` is the size of all its files.
+    `options`, fields of `ReaderOptions`, are guessed from common names; parts to be filled in are in capitals. `doubts`
+    are sentences about points that the names leave open. `bytes` is the size of all files.
     """
 
     file: str
@@ -66,23 +69,22 @@ class Overview:
 
 
 class OptionNeededError(FormatError):
-    """A file of `format` does not state something that `options`, with parts to fill in, would."""
+    """A file of `format` lacks information that the user has to give by `options`, which have parts to fill in."""
 
     def __init__(self, file: Path, what: str, *, hint: str, format: str, options: Mapping[str, Any]) -> None:
         super().__init__(f"{file} {what}", hint=hint)
         self._file, self._format, self._options = file, format, options
 
     def overview(self) -> Overview | None:
-        """The columns of the file, and what is missing; None for a file that no table is seen in."""
+        """Return the columns of the file, with the missing information as a doubt; None for a file without a table."""
         found = overview_of(self._file)
         return found and replace(found, format=self._format, options=self._options, doubts=(self.message,))
 
 
 def overview_of(path: Path, files: str | None = None) -> Overview | None:
-    """Look at a file with the formats that are never detected; None for one that they do not read either.
+    """Examine a file with the formats that are never detected, such as `table`; None if they cannot read it either.
 
-    `files` is the pattern of those files of a folder that are looked at. Raises FormatError and CorruptDataError for a
-    file that is damaged.
+    `files` is a pattern for the files of a folder. Raises FormatError and CorruptDataError for a damaged file.
     """
     for one in declared():
         if one.overview is None:
@@ -96,7 +98,7 @@ def overview_of(path: Path, files: str | None = None) -> Overview | None:
 
 
 def convert_command(path: PathLike, overview: Overview) -> str:
-    """The command line that an overview proposes."""
+    """Return the command line that an overview proposes."""
     words = ["rbtool", "convert", os.fspath(path), "DEST", "--from", overview.format]
     for name, value in overview.options.items():
         values: Sequence[Any] = value if isinstance(value, list) else [value]
@@ -106,7 +108,7 @@ def convert_command(path: PathLike, overview: Overview) -> str:
 
 
 def conversion_hint(path: Path) -> str:
-    """How a file could be converted in which no format is recognised; "" where nothing is known. Never raises."""
+    """Return a hint on how to convert a file of unknown format; "" without an idea. Never raises."""
     try:
         files = [path] if path.is_file() else itertools.islice(path.rglob("*"), _MOST_FILES + 1)
         sizes = [file.stat().st_size for file in files]
@@ -122,7 +124,7 @@ def conversion_hint(path: Path) -> str:
 
 
 HUB = "hf"
-"""The folder below the storage root, and the first part of the names, of datasets that were downloaded as they are."""
+"""The folder in the storage root, and the prefix of the names, of datasets that were downloaded from a hub."""
 _WILD = frozenset("*?[")
 _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_-]*):(?P<id>[^:\\].*)")
 
@@ -152,7 +154,7 @@ def streams_folder(root: PathLike | None = None) -> Path:
 
 
 def known_root(root: PathLike | None = None) -> Path | None:
-    """The storage root for those who can do without: None for a user without a home folder."""
+    """Return the storage root, or None for a user without a home folder, for callers that can do without it."""
     try:
         return storage_root(root)
     except UsageError:
@@ -160,13 +162,13 @@ def known_root(root: PathLike | None = None) -> Path | None:
 
 
 def dataset_folder(request: Request, root: Path) -> Path:
-    """Folder of a request below the root: the bare id for all of the latest, `<id>@<8 hex>` for anything else."""
+    """Return the folder of a request: its bare id for the whole, latest dataset, `<id>@<8 hex>` for anything else."""
     name = safe_id(request.id) if request.whole else f"{safe_id(request.id)}@{request.identity().split(':')[1][:8]}"
     return root / request.source / name
 
 
 def require_apart(source: Path, destination: Path) -> None:
-    """Refuse a destination that is the source, is inside it or contains it: what is read is never edited."""
+    """Raise UsageError for a destination that is the source, is inside it or contains it: sources are never edited."""
     one, other = source.resolve(), destination.resolve()
     if one.is_relative_to(other) or other.is_relative_to(one):
         raise UsageError(
@@ -181,9 +183,9 @@ def is_hub_address(name: str) -> bool:
 
 
 def find_dataset(name: PathLike, root: PathLike | None = None) -> Path:
-    """Turn what a user types into a path: an existing one, `source:id`, or `hf://OWNER/NAME` of what was downloaded.
+    """Find a dataset by what a user types: an existing path, `source:id`, or `hf://OWNER/NAME` of a downloaded one.
 
-    This counts as a use of a dataset that is stored below the root. Raises DatasetNotFoundError.
+    Records the time of use of a dataset in the storage root. Raises DatasetNotFoundError.
     """
     if isinstance(name, str) and is_hub_address(name):
         return _downloaded(from_leaf("hub_address").parse(name), root)
@@ -218,7 +220,7 @@ def find_dataset(name: PathLike, root: PathLike | None = None) -> Path:
 
 
 def find_source(name: PathLike, root: PathLike | None, format: str | None) -> tuple[Path, dict[str, str]]:
-    """Find what `find_dataset` finds; of a pattern, for a format that reads several files, the folder and the pattern.
+    """Find a source as `find_dataset` does, or by a pattern if `format` reads several files; return path and options.
 
     `runs/*.csv` is the folder `runs` with the option `files` set to `*.csv`.
     """
@@ -251,7 +253,7 @@ def last_use(folder: Path) -> float | None:
 
 
 def _mark_use(path: Path, root: PathLike | None) -> None:
-    """Leave the time on the folder that is ours: nothing else changes it afterwards, and no digest covers it."""
+    """Record the time of use as the modification time of the folder `.rbtool`, which no digest covers."""
     store = known_root(root)
     if store is not None and has_manifest(path) and store.resolve() in path.resolve().parents:
         with contextlib.suppress(OSError):  # a disk that cannot be written to
@@ -259,7 +261,7 @@ def _mark_use(path: Path, root: PathLike | None) -> None:
 
 
 def _parts_of(folder: Path, source: str, name: str) -> str:
-    """Name the datasets of chosen episodes, or in another layout, that are stored of one that is not."""
+    """Return a hint with the stored variants (chosen episodes, other layouts) of a dataset that is not stored whole."""
     parts = sorted(path.name for path in folder.parent.glob("*@*") if path.name.startswith(f"{folder.name}@"))
     inside = f"{source}:{name.rpartition('/')[0]}/" if "/" in name else f"{source}:"
     return "parts of it are: " + ", ".join(f"{inside}{part}" for part in parts) if parts else ""
@@ -275,8 +277,7 @@ def _how_to_get(name: str, root: Path) -> str:
 
 
 def _stored_like(name: str, root: Path | None, *, alike: bool = True) -> str:
-    """Return a hint with the stored dataset whose name ends with `name`, or is another version of it; "" if there is
-    none.
+    """Return a hint with a stored dataset whose name ends with `name`, or with another version of it; "" without one.
 
     With `alike`, similar names are suggested if no source is given, or if they are nearly equal; paths never are.
     """
@@ -294,7 +295,7 @@ def _stored_like(name: str, root: Path | None, *, alike: bool = True) -> str:
 
 
 def _path_like(path: Path) -> str:
-    """Offer the entry of the same folder whose name is nearest; "" where none comes near."""
+    """Return a hint with the entry of the same folder whose name is nearest; "" if none is similar."""
     if not _WILD.isdisjoint(str(path)):
         return "patterns are for inspect and check, and, with --from table, for files of one table; name one dataset"
     with contextlib.suppress(OSError):
@@ -309,7 +310,7 @@ def _family(name: str) -> str:
 
 
 def _near_id(words: str, stored: Iterable[str]) -> str:
-    """Find the nearest id; the source, which many have in common, makes none alike."""
+    """Find the nearest id; the source, which many names share, is not compared."""
     sources = {one.partition("/")[0] for one in stored}
     source, _, rest = words.partition("/")
     return nearest(rest if source in sources and rest else words, [one.partition("/")[2] for one in stored])
@@ -325,7 +326,7 @@ def _dataset_folders(root: Path) -> Iterator[Path]:
 
 
 def stored_datasets(root: Path) -> Iterator[tuple[Path, Manifest | Exception]]:
-    """Yield every dataset below the root with its manifest, or with what is wrong with it."""
+    """Yield every dataset below the root with its manifest, or with the error of reading it."""
     for here in _dataset_folders(root):
         try:
             yield here, Manifest.load(here)
@@ -335,17 +336,17 @@ def stored_datasets(root: Path) -> Iterator[tuple[Path, Manifest | Exception]]:
 
 _Contract = TypeVar("_Contract")
 _LOOKED_AT = 64
-"""How many entries of a folder in no known format are looked at."""
+"""How many entries of a folder of unknown format are examined."""
 _DEPTH = 3
-"""How deep datasets are looked for in it: ids like D4RL/door/human-v2 have as many parts."""
+"""How deep datasets are searched for in such a folder: ids like D4RL/door/human-v2 have three parts."""
 _SHOWN = 3
 _NAMES_COMPARED = 4096
 _SLIP = 0.9
-"""The least similarity, from 0 to 1, of the names of one dataset: other tasks of a source have similar names."""
+"""The least similarity, from 0 to 1, of a misspelt name; high, since other tasks of a source have similar names."""
 
 
 def _targets(kind: Literal["reader", "source", "sink", "steps"]) -> dict[str, str]:
-    from importlib.metadata import entry_points  # 10 ms that a command which converts nothing need not wait for
+    from importlib.metadata import entry_points  # takes 10 ms, which other commands need not wait for
 
     built_in = {one.name: target for one in declared() if (target := one.target(kind)) is not None}
     plugged = _plugged(entry_points, f"rbtool.{kind.removesuffix('s')}s", tuple(sys.path))
@@ -354,7 +355,7 @@ def _targets(kind: Literal["reader", "source", "sink", "steps"]) -> dict[str, st
 
 @functools.lru_cache(maxsize=8)
 def _plugged(find: Callable[..., Any], group: str, path: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return the names and targets that installed packages declare; to read their metadata takes 20 ms."""
+    """Return the names and targets that installed packages declare; cached, since it takes 20 ms to read."""
     return sorted({entry.name: entry.value for entry in find(group=group)}.items())
 
 
@@ -367,7 +368,7 @@ def _load(target: str, contract: type[_Contract]) -> type[_Contract]:
 
 
 def reader_names() -> list[str]:
-    """Names of all formats that can be read: ours first, then those that installed packages add."""
+    """Return the names of all formats that can be read: rbtool's first, then those that installed packages add."""
     return list(_targets("reader"))
 
 
@@ -380,12 +381,12 @@ def reader_class(name: str) -> type[Reader]:
 
 
 def source_names() -> list[str]:
-    """Names of all sources that datasets can be fetched from: ours first, then those that installed packages add."""
+    """Return the names of all sources: rbtool's first, then those that installed packages add."""
     return list(_targets("source"))
 
 
 def source_class(name: str) -> type[Source]:
-    """Load the source of that name; raise UsageError for one that is not known."""
+    """Load the source of that name; UsageError for an unknown one."""
     targets = _targets("source")
     if name not in targets:
         meant = did_you_mean(name, targets)
@@ -394,12 +395,12 @@ def source_class(name: str) -> type[Source]:
 
 
 def sink_names() -> list[str]:
-    """Names of all formats that can be written: ours first, then those that installed packages add."""
+    """Return the names of all formats that can be written: rbtool's first, then those that installed packages add."""
     return list(_targets("sink"))
 
 
 def sink_class(name: str) -> type[Sink]:
-    """Load what writes one format; raise UsageError for one that is not known."""
+    """Load the sink of an export format; UsageError for an unknown one."""
     targets = _targets("sink")
     if name not in targets:
         raise UsageError(f"there is no format {name!r} to export to", hint=f"choose from {', '.join(targets)}")
@@ -407,9 +408,7 @@ def sink_class(name: str) -> type[Sink]:
 
 
 def find_steps(path: Path) -> type[FoundSteps] | None:
-    """Return the reader of the steps in a file or folder that is not a dataset folder, such as an export; None
-    elsewhere.
-    """
+    """Return the class that reads the TED steps at `path`, such as an export; None for other files and folders."""
     classes = (_load(target, FoundSteps) for target in dict.fromkeys(_targets("steps").values()))  # type: ignore[type-abstract]
     return next((one for one in classes if one.recognises(path)), None)
 
@@ -422,7 +421,7 @@ def open_source(
 ) -> Reader:
     """Open a dataset in whatever known format is at `path`, recognised by its content unless `format` names it.
 
-    The rest as for `Reader`. UsageError for a format that is not known.
+    The other arguments are those of `Reader`. UsageError for an unknown format.
     """
     if not path.exists():
         raise DatasetNotFoundError(f"{path} not found")
@@ -450,13 +449,13 @@ def open_source(
 
 
 def _named_hint(options: Mapping[str, Any]) -> str:
-    """State which format has to be named for options that only formats have which are never detected."""
+    """Return the hint to name a format, if options are given that belong to a format that is never detected."""
     given = options.keys() & {"map", "episode_key", "files"}
     return "add --from table: what the columns of a table mean cannot be detected" if given else ""
 
 
 def recognised(path: Path) -> str | None:
-    """Return the format that is at `path`, by its content; None where it is in none that is known."""
+    """Return the format of the file or folder at `path`, by its content; None if it is unknown."""
     return next((name for name in reader_names() if reader_class(name).recognises(path)), None)
 
 
@@ -473,10 +472,10 @@ def _require_readable(path: Path) -> None:
 
 
 def refuse_empty(path: Path) -> None:
-    """Refuse what has nothing in it.
+    """Raise an error for an empty path.
 
-    CorruptDataError for a file without a byte, after a download or a copy that failed; DatasetNotFoundError for an
-    empty folder.
+    CorruptDataError for an empty file, which a failed download or copy may leave; DatasetNotFoundError for an empty
+    folder.
     """
     if path.is_dir() and not any(path.iterdir()):
         raise DatasetNotFoundError(f"{path} is an empty folder, expected a dataset or a checkpoint")
@@ -485,7 +484,7 @@ def refuse_empty(path: Path) -> None:
 
 
 def refuse_pointers(path: Path) -> None:
-    """Raise CorruptDataError for a file that git-lfs left in place of another one, or a folder with such files."""
+    """Raise CorruptDataError for a pointer of git-lfs, or a folder with such files."""
     with contextlib.suppress(OSError):
         files = [path] if path.is_file() else itertools.islice(sorted(path.iterdir()), _LOOKED_AT)
         for file in files:
@@ -494,9 +493,9 @@ def refuse_pointers(path: Path) -> None:
 
 
 def dataset_around(file: Path) -> tuple[str, Path] | None:
-    """Return format and folder of the raw dataset that a file is a part of: its parent or grandparent; None for none.
+    """Return the format and the folder of the raw dataset to which a file belongs; None if it belongs to none.
 
-    The reader of the format has to read the file: not every file next to a dataset is part of it.
+    The folder is the parent or the grandparent, and its reader has to list the file: other files may lie there, too.
     """
     for folder in reversed(file.parents[:2]):
         if (name := recognised(folder)) is not None:
@@ -507,7 +506,7 @@ def dataset_around(file: Path) -> tuple[str, Path] | None:
 
 
 def inside_hint(folder: Path) -> str:
-    """Name datasets, or one in a known format, in a folder or its folders; "" for a file, and where none is found."""
+    """Return a hint with datasets inside a folder, or a raw dataset in a known format; "" if there is none."""
     level = [folder]
     with contextlib.suppress(OSError):
         for _ in range(_DEPTH):
@@ -524,9 +523,9 @@ def inside_hint(folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Which dataset the words `asked` mean, and how that was found.
+    """The dataset that the words `asked` mean, and how it was found.
 
-    `latest`: only the version was filled in. `words`: the name is another one, with the same words in it.
+    `exact`: they are its id. `latest`: they lack only the version. `words`: its name is another with the same words.
     """
 
     asked: str
@@ -535,7 +534,7 @@ class Resolution:
 
 
 def substitution_text(asked: str, taken: str, *, before: bool = False) -> str:
-    """Report that a dataset of another name is taken, or was when it was fetched, for words that name none."""
+    """Return the note that a dataset with another name is used, or was used `before` when it was fetched."""
     return f"{asked} not found; {'used' if before else 'using'} {taken}"
 
 
@@ -545,14 +544,14 @@ class _Known(NamedTuple):
 
 
 class KnownNames:
-    """What words were found to mean, in `<root>/<source>/.names.json`. A damaged file is taken as empty."""
+    """Remembers to which datasets words led, in `<root>/<source>/.names.json`. A damaged file counts as empty."""
 
     def __init__(self, root: Path, source: str) -> None:
         self._root = root
         self.path = root / source / ".names.json"
 
     def get(self, asked: str) -> Resolution | None:
-        """Return what `asked` was found to mean, if it was."""
+        """Return the dataset to which `asked` led before; None if it is not known."""
         try:
             found = decode(_Known, self._read().get(asked), str(self.path))
             return Resolution(asked, safe_id(found.id), found.how)
@@ -560,7 +559,7 @@ class KnownNames:
             return None
 
     def put(self, found: Resolution) -> None:
-        """Remember what words mean."""
+        """Remember to which dataset words led."""
         if self.get(found.asked) != found:
             names = dict(sorted({**self._read(), found.asked: {"id": found.id, "how": found.how}}.items()))
             fs.replace_file_below(self._root, self.path, json_file(names))
@@ -574,13 +573,13 @@ class KnownNames:
 
 
 def stored_name(path: Path, root: Path) -> str:
-    """Return the name of a path below the root: `source:id`, or the path itself if it has one part only."""
+    """Return the name of a path below the root: `source:id`, or the path itself if it has only one part."""
     source, *rest = path.relative_to(root).parts or ("",)
     return f"{source}:{'/'.join(rest)}" if rest else str(path)
 
 
 def fits(name: str, pattern: str | None) -> bool:
-    """Return whether `source:id` matches a pattern: a shell pattern if it contains one of `*?[`, else a part of it.
+    """Return whether `source:id` matches a pattern: a shell pattern if it contains one of `*?[`, else a substring.
 
     A pattern may omit the source. Case is ignored.
     """

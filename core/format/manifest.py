@@ -35,11 +35,11 @@ from .memmap.tree import FieldRange, require_own_files
 from .syncing import write_file
 
 _ELEMENTS = 1 << 31
-"""No row of a dataset is larger."""
+"""Limit on the number of elements of a row."""
 
 
 def _is_bound(value: Any) -> bool:
-    """Return whether this is a number, or lists of numbers that nest evenly; infinities may be words."""
+    """Return whether this is a number or a rectangular nested list of numbers; infinities may be strings."""
     try:
         array = np.asarray(value)
         return array.dtype.kind in "biuf" or len(list(_numbers(value))) == array.size
@@ -82,7 +82,7 @@ _Wholes: TypeAlias = Annotated[Any, Check("a whole number, or lists of them", _a
 
 @dataclass(frozen=True, slots=True)
 class _Space:
-    """The entries of all types of spaces; which of them a type needs is known where the space is used."""
+    """The entries of all types of spaces; code that uses a space checks that its type has the entries it needs."""
 
     type: str
     dtype: _Type | None = None
@@ -98,10 +98,7 @@ class _Space:
 
 
 def require_space(document: Any, origin: str) -> None:
-    """Raise FormatError, which mentions `origin`, unless a document describes a space: one schema for all readers.
-
-    A subspace may be null.
-    """
+    """Raise FormatError, which names `origin`, unless a document describes a space; its subspaces may be null."""
     space = decode(_Space, document, origin)
     for name in ("low", "high"):
         bound = np.shape(document.get(name) or 0)
@@ -163,10 +160,10 @@ def _bounds(space: Mapping[str, Any]) -> str:
 
 FORMAT_VERSION = 1
 HIDDEN = ".rbtool"
-"""Folder inside a dataset for what is ours; tensordict and TorchRL ignore it."""
+"""The folder for rbtool's own files inside a dataset; tensordict and TorchRL ignore it."""
 MANIFEST = f"{HIDDEN}/manifest.json"
 TRANSFERS = f"{HIDDEN}/transfers.jsonl"
-"""What is recorded of uploads and downloads: the one file in a dataset that its manifest never lists."""
+"""The record of uploads and downloads: the one file in a dataset that its manifest never lists."""
 
 VIDEOS = f"{HIDDEN}/videos/"
 """Prefix of the paths of videos that are kept, and of their indexes."""
@@ -186,9 +183,9 @@ _NAME_BYTES = 255
 
 
 def is_inside(path: str) -> bool:
-    """Return whether a relative path with `/` between its parts stays below the folder it is taken from.
+    """Return whether a relative path, with `/` between its parts, stays inside its folder.
 
-    One that no file system takes does not: with a NUL, a lone surrogate, or parts too long or too many.
+    False also for paths that no file system accepts: with a NUL, a lone surrogate, or parts too long or too many.
     """
     parts = path.split("/")
     if len(parts) > _PATH_PARTS or {"", ".", ".."} & set(parts) or "\0" in path:
@@ -218,7 +215,7 @@ SpaceDocument: TypeAlias = Annotated[Any, Check("the document of a space", is_sp
 
 
 class _Bounds(NamedTuple):
-    """What the entry of a leaf states about its values."""
+    """The smallest and the largest value in the entry of a leaf."""
 
     min: int | float | None
     max: int | float | None
@@ -230,10 +227,10 @@ class _Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was requested. Two requests are equal if everything except `asked` and `origin` is.
+    """What a verb was asked for. Two requests are equal if everything except `asked` and `origin` is.
 
-    `final_step` decides about last steps that have no observation after them. `options` holds the options of the format
-    that were given, and options of the verb that choose episodes, such as `skip_bad`.
+    `final_step` is the choice for last steps without an observation after them. `options` holds the given options of
+    the format, and options of the verb that choose episodes, such as `skip_bad`.
     """
 
     source: str
@@ -247,12 +244,12 @@ class Request:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry in a manifest; `final_step` and `options` where they are not the default."""
+        """Return the entry in a manifest; `final_step` and `options` only if they are not the default."""
         defaults = {"final_step": "auto", "options": {}}
         return {key: value for key, value in asdict(self).items() if key not in defaults or value != defaults[key]}
 
     def identity(self) -> str:
-        """Digest of what makes two requests the same one."""
+        """Return a digest that is the same for equal requests."""
         parts = {key: value for key, value in self.to_dict().items() if key not in {"asked", "origin"}}
         return digest_bytes(dump_json(dict(sorted(parts.items()))).encode())
 
@@ -273,7 +270,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """One step of how the data came to be: `inputs` maps what was read to its digest."""
+    """One step in the history of the data: a verb with its arguments; `inputs` maps what was read to its digest."""
 
     verb: str
     arguments: Mapping[str, Any]
@@ -286,8 +283,8 @@ class Provenance:
 class Manifest:
     """Everything that the folder records about itself; the documentation of the format describes each entry.
 
-    `ranges` holds (min, max) of each numeric leaf without NaN; None if it has no values. `parts` are the small parts
-    of a checkpoint in one file, each with a digest of its own, so that it can be trusted before everything is read.
+    `ranges` holds (min, max) of each numeric leaf, ignoring NaN; None if it has no values. `parts` lists the small
+    parts of a checkpoint that is a single file, each with a digest, so that they can be verified before the rest.
     """
 
     kind: Kind
@@ -317,7 +314,7 @@ class Manifest:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """What a result made from this dataset names as its inputs: digests of the contents, and of scores if any."""
+        """The inputs of a result made from this dataset: the digest of the content, and that of the scores if any."""
         scores = [file for file in self.files if file.path.startswith(SCORES)]
         return {"content_digest": self.content_digest} | ({"scores": digest_files(scores)} if scores else {})
 
@@ -378,10 +375,10 @@ class Manifest:
         return json_file(self.to_dict())
 
     def save(self, folder: Path, *, at_once: bool = False) -> None:
-        """Write the manifest of the dataset in `folder`: the last file to be written there.
+        """Write the manifest of the dataset in `folder`, after all other files.
 
-        With `at_once`, for a folder that is seen already, there is never half of it. SchemaError for a field with which
-        the manifest could not be read again, such as one whose name is empty.
+        With `at_once` it is written atomically, for a folder that others can already see. SchemaError for a field with
+        which the manifest could not be read again, such as one with an empty name.
         """
         odd = next((field for field in self.fields if not is_sound_field(field)), None)
         if odd is not None:
@@ -406,19 +403,19 @@ def has_manifest(folder: Path) -> bool:
 
 
 def is_canonical(data: bytes) -> bool:
-    """Return whether a manifest is byte for byte as it was written; its own digest sees through white space."""
+    """Return whether a manifest is byte for byte as it was written; its own digest ignores white space."""
     return json_file(parse_json(data, MANIFEST)) == data
 
 
 def content_digest(files: tuple[FileRecord, ...]) -> str:
-    """Digest of the data and episode files, on which every promise of identity rests."""
+    """Return the content digest: the digest of the data and episode files, which identifies a dataset."""
     return digest_files(content_files(files))
 
 
 def content_files(files: Iterable[FileRecord]) -> list[FileRecord]:
-    """Choose the data and episode files: all but the source's own metadata, `env_metadata.json`, videos and scores.
+    """Return the data and episode files: all but the source's own metadata, `env_metadata.json`, videos and scores.
 
-    The rows have the ids of videos, which are parts of their digests.
+    Videos are covered all the same, because rows contain their ids, which are parts of their digests.
     """
     return [file for file in files if not (is_source_document(file.path) or file.path.startswith((VIDEOS, SCORES)))]
 

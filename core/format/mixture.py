@@ -1,4 +1,4 @@
-"""Mixture files: TOML that names several datasets, their weights, and what is done about fields that differ.
+"""Mixture files: TOML that names several datasets, their weights, and the policy for fields that differ.
 
 `field_differences` finds these fields, for mixtures and for merged datasets.
 """
@@ -31,7 +31,7 @@ BY_SIZE = "size"
 _FORMAT = "rbtool mix"
 _VERSION = 1
 _LARGEST = 1 << 20
-"""Bytes of the largest file that is read: enough for a thousand datasets."""
+"""Size limit of a mixture file in bytes: enough for a thousand datasets."""
 _ID = re.compile(r"[a-z][a-z0-9_-]*:[^:\\\0][^\0]*")
 
 _Weight: TypeAlias = Annotated[float, Check("a number from 0", lambda weight: weight >= 0 and math.isfinite(weight))]
@@ -61,7 +61,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """What the file calls the dataset."""
+        """The name of the dataset in the file."""
         return self.path or self.id or ""
 
     def place(self, file: Path, root: str | os.PathLike[str] | None = None) -> Path:
@@ -75,7 +75,7 @@ class Member:
             raise type(error)(f"{file}: {error.message}", hint=hint) from error
 
     def _path_from(self, folder: Path) -> Path:
-        """Resolve the path, from a folder without links above it, which need not exist yet."""
+        """Resolve a relative path; `folder` must not contain links, so that `..` leads to its real parent."""
         path = fs.expanded(self.path or "")
         ups = next((number for number, part in enumerate(path.parts) if part != ".."), len(path.parts))
         for _ in range(ups):
@@ -85,11 +85,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """What a mixture file states: the datasets, how often each is drawn, and what is done about fields that differ.
+    """The contents of a mixture file: the datasets, how often each is drawn, and the policy for fields that differ.
 
-    `weights` is `"size"` to weight each dataset by its number of steps, or the name of a score to weight it by the sum
-    of that over its steps; None takes the weights of the members, which are equal if none has one. Weights are raised
-    to `1 / temperature`.
+    `weights` is `"size"` to weight each dataset by its number of steps, or the name of a score to weight it by the
+    sum of the score over its steps; with None the members have their own weights, equal ones if none has a weight.
+    Weights are raised to `1 / temperature`.
     """
 
     dataset: tuple[Member, ...]
@@ -98,14 +98,14 @@ class Mixture:
     temperature: _Temperature = 1.0
 
     def p(self, sums: Sequence[float]) -> list[float] | str | None:
-        """Return the weights as `ReplayBufferEnsemble` takes them, given what `weights` weights each dataset by."""
+        """Return the weights for `ReplayBufferEnsemble`; `sums` are the sizes or sums of scores of the datasets."""
         if self.weights is not None:
             return self.weights if self.weights == BY_SIZE else list(sums)
         found = [member.weight for member in self.dataset if member.weight is not None]
         return found or None
 
     def shares(self, sums: Sequence[float]) -> list[float]:
-        """Return the probability of each dataset, given what `weights` weights it by; the sum is 1."""
+        """Return the probability of each dataset; `sums` are the sizes or sums of scores of the datasets."""
         p = self.p(sums)
         weights = np.array(sums if p == BY_SIZE else p or [1.0] * len(sums), np.float64)
         logs = np.log(weights, out=np.full(len(weights), -np.inf), where=weights > 0) / self.temperature
@@ -113,7 +113,7 @@ class Mixture:
         return [float(share) for share in found / found.sum()]
 
     def text(self) -> str:
-        """The mixture as a file; `read_mixture` reads the same mixture. UsageError for a path that is not UTF-8."""
+        """Return the text of the mixture file, which `read_mixture` reads. UsageError for a path that is not UTF-8."""
         head = {"format": _FORMAT, "version": _VERSION, "schema": self.schema, "weights": self.weights}
         head |= {"temperature": self.temperature} if self.temperature != 1.0 else {}
         tables = [_lines(head)]
@@ -184,7 +184,7 @@ def _require_known(entries: Iterable[str], known: Sequence[str], origin: str) ->
 
 
 def _require_weights(mixture: Mixture, origin: str) -> None:
-    """Raise FormatError for weights of some datasets only, for weights by size too, and for weights that are all 0."""
+    """Raise FormatError for weights of some datasets only, in addition to `weights`, or all 0."""
     given = [member.weight for member in mixture.dataset if member.weight is not None]
     if given and mixture.weights is not None:
         raise FormatError(
@@ -198,7 +198,7 @@ def _require_weights(mixture: Mixture, origin: str) -> None:
 
 
 def refuse_mixture(path: Path) -> None:
-    """Raise UsageError if `path` is a mixture file, for what takes one dataset; FormatError for another TOML file."""
+    """Raise UsageError if `path` is a mixture file, where a single dataset is needed; FormatError for other TOML."""
     if is_mixture(path):
         _refuse(path, read_mixture(path))
 
@@ -216,7 +216,7 @@ def _refuse(path: Path, mixture: Mixture) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """A field that the datasets do not have alike: what each has, in their order, `nothing` where it is missing."""
+    """A field whose type or shape differs between datasets: those of each dataset, `nothing` where it is missing."""
 
     key: str
     found: tuple[str, ...]

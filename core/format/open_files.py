@@ -1,13 +1,19 @@
 """Files of a folder that are opened once, so that all reads see one generation of the folder.
 
-The files that a manifest lists are compared with it; small ones are digested on every read. Cached files are read
-through short-lived read-only maps.
+If the folder is replaced meanwhile, open descriptors still lead to the old files. Files that a manifest lists are
+compared with it: their sizes, and on every read of a small file its digest. Large files can be read through short-lived
+read-only maps.
 
 `PrivateMemory` makes one array of several files, mapped copy-on-write: edits stay in this process. Python's `mmap`
-chooses the place of a map itself, so each file is mapped with the system's own `mmap` and MAP_FIXED into a range that
-was taken before. A file that is cut while it is mapped kills the process that reads there (SIGBUS). So only files that
-nobody changes are to be mapped, after a look at their size, and only where the file system is of this machine:
-elsewhere another machine can remove them.
+chooses the address of a map itself, so each file is mapped by the system's `mmap` with MAP_FIXED into an address range
+that was reserved before:
+
+    reserved range   |     zeros      |
+    after map_file   | file A | file B | zeros |
+
+If a mapped file is shortened, a process that reads beyond its new end is killed (SIGBUS). Therefore only files that
+nobody changes may be mapped, after their size was checked, and only on file systems of this machine, since another
+machine could shorten files of a shared one.
 """
 
 from __future__ import annotations
@@ -44,12 +50,12 @@ from .files import (
 from .manifest import MANIFEST, Manifest, is_canonical
 
 _PART = 8 << 20
-"""Maps begin and end at multiples of this. Only what is looked at is brought into them, so that two maps of which one
-reaches into the other cost little more than one."""
+"""Maps begin and end at multiples of this number of bytes. Pages are only loaded when they are touched, so that
+overlapping maps cost little."""
 
 
 class MappedWindow(threading.local):
-    """The part of a file that a thread looked at last: what it asks for next is often in it, too."""
+    """A map of the part of a file that a thread read last, kept because the next read is often in the same part."""
 
     def __init__(self) -> None:
         self._descriptor = -1
@@ -57,9 +63,9 @@ class MappedWindow(threading.local):
         self._bytes = np.empty(0, np.uint8)
 
     def rows(self, file: tuple[int, int], path: Path, leaf: Field, start: int, stop: int) -> Array:
-        """View rows `[start, stop)` of a leaf; the array cannot be written.
+        """Return a read-only view of rows `[start, stop)` of a leaf.
 
-        `file` is a descriptor and the byte at which the rows begin. CorruptDataError for one that ends before.
+        `file` is a descriptor and the offset in bytes of row 0. CorruptDataError if the file ends before the rows.
         """
         if not leaf.row_bytes or start == stop:
             return np.empty((stop - start, *leaf.shape), leaf.numpy)
@@ -73,12 +79,12 @@ class MappedWindow(threading.local):
         return data.view(leaf.numpy).reshape(stop - start, *leaf.shape)
 
     def close(self) -> None:
-        """Forget the map, which is then freed with the last array that views it."""
+        """Drop the map, which is freed with the last array that views it."""
         self._descriptor, self._bytes = -1, np.empty(0, np.uint8)
 
 
 def digest_mapped(descriptor: int, path: Path, start: int = 0) -> str:
-    """Digest of the bytes from `start` to the end of a file that is open; `path` names it in errors."""
+    """Return the digest of the bytes from `start` to the end of an open file; `path` names it in errors."""
     hasher, size = Hasher(), os.fstat(descriptor).st_size
     while start < size:
         stop = min(start - start % _PART + _PART, size)
@@ -89,9 +95,9 @@ def digest_mapped(descriptor: int, path: Path, start: int = 0) -> str:
 
 
 def _mapped(descriptor: int, path: Path, begin: int, end: int) -> tuple[int, Array]:
-    """View the parts of a file in which these bytes lie; return where the first one begins, too.
+    """Map the whole parts of a file that contain the bytes `[begin, end)`; return their offset and a view of them.
 
-    The size is looked at before: to touch a map beyond the end of its file ends the process.
+    The size is checked first, because reading a map beyond the end of its file kills the process.
     """
     size = os.fstat(descriptor).st_size
     if size < end:
@@ -102,18 +108,19 @@ def _mapped(descriptor: int, path: Path, begin: int, end: int) -> tuple[int, Arr
 
 
 _MAPPED = 8 << 20
-"""Files of more bytes are looked at through maps; for fewer, setting those up takes longer than a copy."""
+"""Files larger than this are digested through maps; for smaller ones a map takes longer than a copy."""
 
 
 _MISSING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
-"""Errors of files that are not there; all others must not be taken for that."""
+"""Errors that mean that a file does not exist."""
 _Opened = TypeVar("_Opened", bound=Closing)
 
 
 def one_generation(path: Path, make: Callable[[], _Opened]) -> _Opened:
-    """Return what `make` opens at `path`, all of it of the one folder or file that was there all the while.
+    """Call `make`, which opens files at `path`, until the folder or file there stays the same during the call.
 
-    `make` must open all that it will ever read. Where something else took the place meanwhile, it is called again.
+    `make` must open everything that it will ever read. If `path` is replaced meanwhile, it is called again, so that all
+    its files belong to one generation.
     """
     while True:
         before = _identity(path)
@@ -137,10 +144,11 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 class OpenFiles(Closing):
-    """Files of the folder `root`, each opened at its first use and kept open until `close`; no position is shared.
+    """Files of the folder `root`, each opened at its first use and kept open until `close`.
 
-    `opened` are descriptors by name that are open already, which this takes over; it then opens no others. A pickle
-    leads to the very same files as long as this process has them open, else to those that are at the path.
+    All reads give a position, so that threads can share a file. `opened` are open descriptors by name, of which this
+    object becomes the owner; it then opens no other files. A pickle leads to the same open files as long as this
+    process has them open, else to the files at the path.
     """
 
     _missing = ""
@@ -166,14 +174,14 @@ class OpenFiles(Closing):
         return descriptor
 
     def place(self, name: str) -> Path:
-        """Where a library can open the very same file: the system's link to what is open, where it has such."""
+        """Return a path by which a library can open the same file: `/proc/self/fd/N` if the system has it."""
         link = Path(f"/proc/self/fd/{self.descriptor(name)}")
         return link if link.exists() else self.root / name
 
     def read(self, name: str) -> bytes:
         """Read all bytes of a file."""
         descriptor, parts, offset = self.descriptor(name), [], 0
-        # pread allocates the size requested, 16 MB even for the smallest file if that is the size of a piece
+        # `pread` allocates the requested size, so that pieces of 16 MB would be wasteful for small files.
         piece = min(os.fstat(descriptor).st_size + 1, 1 << 24)
         with reading_from(self.root / name):
             while part := os.pread(descriptor, piece, offset):
@@ -182,7 +190,7 @@ class OpenFiles(Closing):
         return b"".join(parts)
 
     def rows(self, name: str, leaf: Field, start: int, stop: int) -> Array:
-        """Read rows `[start, stop)` of a headerless file into a fresh array; one without elements need not be there."""
+        """Read rows `[start, stop)` of a headerless file into a fresh array; an empty leaf needs no file."""
         if not leaf.row_bytes or start == stop:
             return np.empty((stop - start, *leaf.shape), leaf.numpy)
         return pread_rows(self.descriptor(name), self.root / name, leaf, start, stop)
@@ -220,7 +228,7 @@ class OpenFiles(Closing):
             self._folder = -1
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # It may never have been opened; and at the end of the process, which closes all files, modules are gone.
+        # `__init__` may have failed; and when the interpreter exits, modules are gone, and the system closes files.
         if "_folder" in self.__dict__ and not is_finalizing():
             self.close()
 
@@ -230,7 +238,7 @@ class OpenFiles(Closing):
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """Open what is at the path now."""
+        """Open the files that are at the path now, all of one generation."""
         return one_generation(path, lambda: cls(path))
 
     def _opened(self, name: str) -> int:
@@ -258,12 +266,12 @@ class OpenFiles(Closing):
 
 
 class OpenedReader(StepReader):
-    """Reads `files`, which were opened once and which this closes: what is put at `path` later is never read."""
+    """A reader of `files`, which are opened once, and closed with it; files put at `path` later are never read."""
 
     files: OpenFiles
 
     def _arguments(self, files: OpenFiles) -> tuple[object, ...]:
-        """What the class is called with to read `files`."""
+        """Return the constructor's arguments for a reader of `files`."""
         return self.path, files
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -286,13 +294,13 @@ def _inode(descriptor: int) -> tuple[int, int]:
 
 
 def _reopened(kind: type[OpenFiles], root: Path, process: int, held: Mapping[str, tuple[int, int, int]]) -> OpenFiles:
-    """Open files that another process of this machine has open, whatever their names lead to by now."""
+    """Open the files that a process of this machine has open, by `/proc`; if that fails, the files at the path now."""
     opened: dict[str, int] = {}
     try:
         for name, (descriptor, *inode) in held.items():
             opened[name] = open_regular(f"/proc/{process}/fd/{descriptor}")
             if [*_inode(opened[name])] != inode:
-                raise FileNotFoundError(name)  # that process has another file under the number by now
+                raise FileNotFoundError(name)  # the process has reused the number for another file
     except (OSError, RbtoolError):
         for one in opened.values():
             os.close(one)
@@ -370,20 +378,20 @@ class ListedFiles(OpenFiles):
         return data
 
     def size_problem(self, file: FileRecord) -> str:
-        """Describe what is wrong with the size of a listed file; nothing where it is right."""
+        """Describe a wrong size of a listed file; "" if it is right."""
         path, found = self.root / file.path, self.size(file.path)
         if found is None:
             return f"{path} is missing; the manifest lists it"
         return f"{path} has {found:,} bytes, the manifest states {file.size:,}" if found != file.size else ""
 
     def problem(self, file: FileRecord) -> str:
-        """Describe what is wrong with a listed file, of which all bytes are read; nothing where it is unchanged."""
+        """Read all bytes of a listed file and describe what is wrong with it; "" if it is unchanged."""
         if found := self.size_problem(file):
             return found
         return "" if self.digest(file.path) == file.digest else str(changed(self.root / file.path))
 
     def manifest_problem(self) -> str:
-        """Return whether the manifest is not byte for byte as it was written."""
+        """Describe the problem that the manifest is not byte for byte as it was written; "" if it is."""
         return "" if is_canonical(super().read(MANIFEST)) else str(changed(self.root / MANIFEST))
 
     def check_sizes(self) -> None:
@@ -400,7 +408,7 @@ class ListedFiles(OpenFiles):
 
 
 def changed(path: Path) -> CorruptDataError:
-    """The error for a file whose bytes are not those that were written."""
+    """Return the error for a file whose bytes differ from those that were written."""
     return CorruptDataError(f"{path} was changed after it was written: its digest does not match the manifest")
 
 
@@ -409,16 +417,16 @@ _FILE = mmap.MAP_PRIVATE | 0x10  # MAP_FIXED, which Python does not name
 _LOCAL = frozenset({
     0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x2FC12FC1, 0xF2F52010, 0x794C7630, 0x858458F6, 0xCA451A4E,
 })  # fmt: skip
-"""What statfs calls ext2 to ext4, XFS, Btrfs, tmpfs, ZFS, F2FS, overlayfs, ramfs and bcachefs."""
+"""The types in `statfs` of ext2 to ext4, XFS, Btrfs, tmpfs, ZFS, F2FS, overlayfs, ramfs and bcachefs."""
 _MOST_MAPS = 1 << 14
 """Maps of files in this process; Linux allows a process 65,530 maps of all kinds."""
 _maps = 0
 
 
 class PrivateMemory:
-    """`size` bytes, zeros at first, in `array`, uint8, and in `bytes`.
+    """`size` bytes of memory, initially zeros, as `array` (uint8) and as `bytes`, into which files can be mapped.
 
-    The system has them back when nobody refers to them any more.
+    The memory is freed when nothing refers to it any more.
     """
 
     def __init__(self, size: int) -> None:
@@ -432,9 +440,9 @@ class PrivateMemory:
         self._address = self.array.ctypes.data
 
     def map_file(self, start: int, size: int, descriptor: int, offset: int) -> bool:
-        """Map bytes of an open file, which has them, at `start`; False, with zeros there, where that cannot be had.
+        """Map bytes of an open file at `start`; the file must be long enough, and `can_map` true for it.
 
-        It needs a file for which `can_map` is true, and multiples of a page.
+        Returns False, and leaves zeros there, if the numbers are not multiples of a page or the system refuses.
         """
         global _maps
         if _maps >= _MOST_MAPS or (start | size | offset) % mmap.PAGESIZE:

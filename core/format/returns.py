@@ -1,4 +1,4 @@
-"""Episodes out of a reader's pieces: their TED rows, flags and ends, and their returns, which rows give as well."""
+"""Turns a reader's pieces and blocks into TED rows and the episode table; computes the returns of episodes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def running_return(total: float, rewards: Array) -> float:
 
 
 class EpisodeSummary:
-    """Takes the pieces of one episode in order; `row` is the row of the episode table once the last was added."""
+    """Summarises the pieces of one episode, added in order, to its row of the episode table."""
 
     def __init__(self, first: Piece) -> None:
         self.text = dict(first.text)
@@ -63,7 +63,7 @@ class EpisodeSummary:
         self._length += len(piece)
 
     def _follow(self, piece: Piece, key: Key) -> None:
-        """Compare what came after each step with what was there before the next, bit for bit."""
+        """Compare the rows of a state after each step with the rows before the next step, bit for bit."""
         before, after = piece.rows_before(key), piece.rows_after(key)
         last = self._after.get(key)
         joined = last is None or bool(rows_equal(last, before[:1]).all())
@@ -77,7 +77,7 @@ class EpisodeSummary:
             )
 
     def row(self, last: Piece) -> EpisodeRow:
-        """The row of the table, when the last piece was added."""
+        """Return the row of the table, after the last piece was added."""
         terminated, truncated = bool(last.terminated[-1]), bool(last.truncated[-1])
         reason, unflagged = end_reason(terminated, truncated), not (terminated or truncated)
         if unflagged and last.inferred:
@@ -89,7 +89,7 @@ class EpisodeSummary:
 
 
 class RowTarget(Protocol):
-    """Something to which TED rows are appended, as `RowBuilder` describes; to `append_fresh` if it exists."""
+    """An object to which TED rows are appended, like `RowBuilder`; by `append_fresh` if it has that method."""
 
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         """Append the same number of rows to every leaf; `last`, bool `[n]`, marks those that end an episode."""
@@ -98,9 +98,9 @@ class RowTarget(Protocol):
 class Ingest:
     """Feeds pieces and blocks to a builder and gathers the episode `table` and the `text` of the episodes.
 
-    An episode whose last step bears neither flag is kept whole; that step becomes `truncated` and `done`, and
-    its end reason states that the recording stops there. Flags in mid-episode stay as they are. Where a piece gives its
-    own next rows, those are what is under `next`, and the table marks an episode in which they do not follow.
+    An episode whose last step has neither flag is kept whole; that step becomes `truncated` and `done`, with the end
+    reason "end of file". Flags inside an episode stay as they are. If a piece has its own next rows, they are stored
+    under `next`, and the table marks episodes in which they differ from the following rows (`explicit_next`).
     """
 
     def __init__(self, builder: RowTarget, source: Sequence[tuple[Field, Timing]]) -> None:
@@ -126,7 +126,7 @@ class Ingest:
             progress(len(part))
 
     def add_block(self, block: EpisodeBlock) -> None:
-        """Take a block, every state of which has its `next`. FormatError for one that comes inside an episode."""
+        """Add a block in which every state has its `next`. FormatError if it arrives inside an episode."""
         if self._open is not None:
             raise FormatError(f"a block came before the last piece of the episode before {block.episodes[0]}")
         ends, truncated = block.stops - 1, block.truncated
@@ -145,7 +145,7 @@ class Ingest:
         self.text.extend(map(dict, block.text or [{}] * len(ends)))
 
     def add(self, piece: Piece) -> None:
-        """Take one piece. FormatError if it does not continue the previous one, or has other rows than steps."""
+        """Add one piece. FormatError if it does not continue the previous one, or has a wrong number of rows."""
         summary = EpisodeSummary(piece) if piece.first else self._open
         if summary is None:
             raise FormatError(f"episode {piece.episode} came without its first piece")
@@ -196,7 +196,7 @@ class Ingest:
     def _ted_columns(
         self, flags: tuple[Array, Array], before: Mapping[Key, Rows], after: Mapping[Key, Rows]
     ) -> dict[Key, Rows]:
-        """Lay columns out as TED, without the numbers of episodes; `flags` are terminated and truncated."""
+        """Arrange columns as TED, without the episode numbers; `flags` are terminated and truncated."""
         terminated, truncated = flags
         columns: dict[Key, Rows] = {
             NEXT_TERMINATED: terminated[:, None],
@@ -214,7 +214,7 @@ class Ingest:
 
 
 def _table_of(block: EpisodeBlock, truncated: Array, unflagged: Array) -> EpisodeTable:
-    """The table of the episodes of a block; `unflagged` marks those whose last step had neither flag in the source."""
+    """Return the episode table of a block; `unflagged` marks episodes whose last step has no flag in the source."""
     ends, count = block.stops - 1, len(block.episodes)
     terminated, by_limit = block.terminated[ends], block.truncated[ends]
     reasons = np.where(terminated, np.where(by_limit, EndReason.BOTH, EndReason.TERMINATED), EndReason.TRUNCATED)
@@ -238,11 +238,11 @@ _STEPS_TO_NEXT: Key = ("steps_to_next_obs",)
 _ONE_STEP: Key = (NEXT, "original_reward")
 _N_STEP = "n-step"
 _MOST_STEPS = 1 << 20
-"""Of how many steps the rewards are in memory at once."""
+"""The number of steps whose rewards are in memory at once."""
 
 
 def return_field(fields: Iterable[Field], made_by: Iterable[Mapping[str, Any]] = ()) -> Field | None:
-    """The leaf that adds up to the return of an episode; None where no leaf has one real reward a step."""
+    """Return the leaf that adds up to the return of an episode; None if no leaf has one real reward a step."""
     field = one_step_reward(fields, made_by)
     return field if field is not None and _is_number(field) else None
 
@@ -264,7 +264,7 @@ def _is_number(field: Field) -> bool:
 
 
 def return_field_of(manifest: Manifest) -> Field | None:
-    """`return_field` of the rows that a manifest describes."""
+    """Return the `return_field` of the rows that a manifest describes."""
     return return_field(manifest.fields, (step.arguments for step in manifest.provenance))
 
 
@@ -275,10 +275,10 @@ def _sums_rewards(arguments: Mapping[str, Any]) -> bool:
 
 
 def table_with_returns(reader: StepReader) -> EpisodeTable:
-    """The episode table of a dataset or checkpoint with the returns that its rows have: NaN where they are not known.
+    """Return the episode table of a dataset or checkpoint with the returns of its rows, NaN where they are unknown.
 
-    The tables of n-step data that rbtool 0.1 wrote hold sums of overlapping rewards, so those returns are added up
-    again, in bounded memory; all other tables are taken as they are.
+    The tables of n-step data that rbtool 0.1 wrote hold sums of overlapping rewards; these returns are computed again,
+    in bounded memory. All other tables are returned as they are.
     """
     table, field = reader.episodes, return_field_of(reader.manifest)
     if returns_are_known(reader.manifest) and (field is None or field.key == NEXT_REWARD):
@@ -287,14 +287,14 @@ def table_with_returns(reader: StepReader) -> EpisodeTable:
 
 
 def returns_are_known(manifest: Manifest) -> bool:
-    """Whether episodes have returns: not if rewards are sums over n steps and the rewards of single steps are gone."""
+    """Return whether returns are known: not if rewards are sums over n steps and those of single steps are missing."""
     return return_field_of(manifest) is not None or not any(
         field.key == NEXT_REWARD and _is_number(field) for field in manifest.fields
     )
 
 
 def episode_return(columns: Mapping[Key, Array], fields: Iterable[Field]) -> float:
-    """The return of an episode, given the rows of its leaves: 0 without rewards, NaN where `sum_rewards` gives it."""
+    """Return the return of an episode, given the rows of its leaves: 0 without rewards, NaN as by `sum_rewards`."""
     field = one_step_reward(fields)
     if field is not None and field.key in columns:
         return running_return(0.0, as_numbers(columns[field.key], field.dtype))
@@ -302,9 +302,9 @@ def episode_return(columns: Mapping[Key, Array], fields: Iterable[Field]) -> flo
 
 
 def sum_rewards(reader: StepReader, starts: Array, lengths: Array) -> Array:
-    """The return of each run of steps, ascending, in bounded memory.
+    """Return the sum of the rewards in each run of steps, float64 `[runs]`, in bounded memory; runs are in order.
 
-    Zeros where no step has a single real reward; NaN where its rewards are sums over n steps and nothing else is kept.
+    Zeros if steps do not have a single real reward; NaN if rewards are only stored as sums over n steps.
     """
     totals = np.zeros(len(starts))
     field = return_field_of(reader.manifest)
@@ -333,7 +333,9 @@ def sum_rewards(reader: StepReader, starts: Array, lengths: Array) -> Array:
 def episode_returns(rewards: Array, starts: Array, lengths: Array) -> Array:
     """Add the rewards of each episode strictly one after another, as `running_return` does for one episode.
 
-    A few long episodes are added one by one, many short ones step by step all at once.
+    If there are few long episodes, each is summed by itself. Many short ones are summed together: first their first
+    rewards, then their second ones, and so on, the longest episodes first, so that those that still have a reward are
+    always the first `count`.
     """
     with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data, and their sum may be NaN
         if len(starts) <= int(lengths.max()):
@@ -348,16 +350,22 @@ def episode_returns(rewards: Array, starts: Array, lengths: Array) -> Array:
 
 
 _TOGETHER = 48
-"""So many trajectories at once are worth an operation of numpy a step (7 µs, where a row alone takes 0.13 µs)."""
+"""From this number of trajectories on, a NumPy operation a step (7 µs) is faster than a Python loop (0.13 µs a row)."""
 
 
 def add_rewards_to_go(totals: Any, ends: NDArray[np.bool_], gamma: float) -> None:
-    """Add to each of `totals` `[rows, …]`, in place, what follows it up to the end of its trajectory, discounted.
+    """Turn rewards into discounted rewards-to-go, in place: each row is added `gamma` times the row after it.
 
-    `totals` is an array or a tensor of the rewards, of whole numbers for `gamma` 1 only; the last row of each
-    trajectory is set in `ends`, `[rows]`, and so is the very last row. Sums are made from the end on, in one order
-    whatever the shape: many trajectories are processed together, the longest first, a step backwards in all of them
-    at once; few of them one by one.
+        trajectory   r0 r1 r2 | r3 r4          ends = [0, 0, 1, 0, 1]
+        result       r0 + γ (r1 + γ r2),  r1 + γ r2,  r2  |  r3 + γ r4,  r4
+
+    Each trajectory is summed from its end backwards, in the same order whatever the shape. Many trajectories are
+    processed together, one step back in all of them at once, the longest first; a few are processed one by one.
+
+    Args:
+        totals: the rewards, an array or a tensor `[rows, …]`; integers only for `gamma` 1.
+        ends: the last rows of trajectories, bool `[rows]`; the very last row has to be one.
+        gamma: the discount.
     """
     last = np.flatnonzero(ends)
     lengths = np.diff(last, prepend=-1)

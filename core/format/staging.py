@@ -1,7 +1,11 @@
 """Atomic publishing: a result is built in a hidden, locked folder next to its destination and swapped in.
 
-At every instant the destination is either missing, the old result or the new one. A folder left behind by a killed
-process is no longer locked; the next publication at the same place removes it.
+    data/walks                         the destination: missing, the old result or the new one at every instant
+    data/.walks.rbtool-new-1f0c…       the staging folder; locked while its process lives
+    data/.walks.rbtool-old-92ab…       the old result, moved aside where two folders cannot be exchanged at once
+
+The lock of a killed process is gone, so that the next publication at the same place finds its folder unlocked and
+removes it.
 
 Files of a new dataset that equal files of its source can share their disk blocks. On file systems that share blocks
 (Btrfs, XFS), the kernel compares the two files and lets them share what is equal; either can be written later without
@@ -9,15 +13,14 @@ changing the other. Elsewhere a file becomes a hard link, if nobody writes to th
 permission for anybody, and belongs to the user of this process. A file that may be written is never linked, since both
 datasets would change. If neither is possible, the file stays a copy.
 
-`Publication` is what verbs do around their work, so that a destination is the old one or the new one, and nothing is
-made twice:
+`Publication` has the steps that verbs perform around their work, so that nothing is made twice:
 
-    existing    a swap that was cut in half is finished; an equal result at the destination is the answer
-    refuse      anything else there stays, unless it may be replaced
-    space       there has to be as much as the result needs
-    dry run     ends here, with a plan
-    build       in a hidden folder next to the destination; after an error it goes, or is kept to resume from
-    publish     in one step; if another process was faster, its result is the answer, if it is an equal one
+    existing    finish a swap that was interrupted; return an equal result that is at the destination
+    refuse      raise an error if anything else is there, unless it may be replaced
+    space       raise an error if the result does not fit on the disk
+    dry run     return a plan
+    build       in a staging folder; after an error it is removed, or kept to resume from
+    publish     in one step; if another process was faster, return its result if that is equal
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ from .memmap.tree import tree_files
 from .open_files import OpenFiles
 from .syncing import Durable, Unsynced, require_durable, unsynced_around
 
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a FIFO there would keep us waiting
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # opening a FIFO must not block
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -83,16 +86,22 @@ _LEFTOVER = re.compile(rf"\.(?P<name>.+)\.(?P<mark>{_MARK}|{_ASIDE})-[0-9a-f]{{8
 
 
 class Staging:
-    """A context that gives a fresh locked folder `path` and, on `publish`, puts it at `destination`.
+    """A context manager with a fresh, locked folder `path`, which `publish` moves to `destination`.
 
-    Leaving the context without `publish` removes what was built. `replace` allows an rbtool dataset or
-    checkpoint at the destination to be replaced; anything else there is refused, except an empty folder, and so
-    is a dataset that contains other files. A symbolic link means the place it leads to; `below`
-    a storage root no link on the way to the destination is followed, but UsageError is raised.
+    Leaving the context without `publish` removes the folder.
 
-    `durable` states what `publish` waits for; inside the folder of another `Staging`, which syncs all of it, nothing.
-    Setting `kept` leaves what was built behind, unlocked, for a later run to take up: a folder of an earlier one that
-    `takes` accepts is resumed instead of a fresh one, and `taken_up` states so; `unusable` is one that it does not.
+    Args:
+        destination: where the result goes. A symbolic link stands for its target, except below a storage root.
+        replace: whether an rbtool dataset or checkpoint at the destination may be replaced. Anything else but an empty
+            folder is refused, and so is a dataset that contains other files.
+        takes: decides whether the staging folder of an earlier run is resumed instead of a fresh one.
+        below: a storage root; then UsageError for a link on the way from it to the destination.
+        durable: what `publish` waits for. Inside the folder of another `Staging`, which syncs everything, nothing.
+
+    Attributes:
+        kept: set it to leave the folder behind, unlocked, for a later run to resume.
+        taken_up: whether the folder of an earlier run is resumed.
+        unusable: a folder of an earlier run that `takes` rejected.
     """
 
     def __init__(
@@ -203,10 +212,10 @@ class Staging:
         _refuse_foreign_files(self.destination, "replaced")
 
     def publish(self, name: str | None = None) -> bool:
-        """Put the folder, or the file or folder `name` inside it, at the destination; the old one, if any, goes.
+        """Move the folder, or the file or folder `name` inside it, to the destination; an old result is removed.
 
-        All of it is on the disk before, as far as `durable` asks. Returns False, and publishes nothing, if another
-        process put something there in the meantime and `replace` is off.
+        Before that everything is synced to the disk, to the degree of `durable`. Returns False, and publishes nothing,
+        if another process put something there in the meantime and `replace` is off.
         """
         built = self.path / name if name else self.path
         if self._unsynced is not None:
@@ -216,8 +225,8 @@ class Staging:
         published = self._place_folder(built) if built.is_dir() else self._place_file(built)
         if published and self._unsynced is not None:
             self._unsynced.sync_name(self._parent, self.destination)
-        with contextlib.suppress(OSError):  # what is in place stays there; the next run sweeps
-            sweep(self.destination, below=self._root)  # also of workers that outlived a killed process with its lock
+        with contextlib.suppress(OSError):  # the result is in place; the next run sweeps
+            sweep(self.destination, below=self._root)  # also folders whose lock was held by workers of a killed process
         return published
 
     def _folder_of(self, built: Path) -> int:
@@ -237,7 +246,7 @@ class Staging:
 
     def _place_folder(self, built: Path) -> bool:
         try:
-            # It takes an absent place, or an empty folder's.
+            # A rename succeeds if the destination is missing or an empty folder.
             fs.rename(built, self.destination, within=self._folder_of(built), into=self._parent)
         except OSError as error:
             if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
@@ -261,12 +270,12 @@ class Staging:
 
 
 def new_sibling(destination: Path, *, aside: bool = False) -> Path:
-    """Return a new hidden path next to a destination, for what will be put there or, `aside`, what was there."""
+    """Return a new hidden path next to a destination, for a new result or, with `aside`, for the old one."""
     return _sibling(destination, _ASIDE if aside else _MARK)
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether rbtool made what is at `path`: a folder with a manifest, or one of our HDF5 files."""
+    """Return whether rbtool wrote `path`: a folder with a manifest, or a checkpoint in an HDF5 file."""
     if path.is_dir():
         return has_manifest(path)
     if not path.is_file():
@@ -276,7 +285,7 @@ def is_ours(path: Path) -> bool:
 
 
 def _refuse_foreign_files(path: Path, deed: str) -> None:
-    """Raise UsageError for a file in a dataset's folder that is not one of its own, lest it is lost with the rest."""
+    """Raise UsageError if the folder of a dataset contains a file of the user, which would be lost with the rest."""
     if not path.is_dir():
         return
     if not has_manifest(path) and (path / PARTS_FILE).is_file():
@@ -301,14 +310,14 @@ def _foreign(file: Path, path: Path, deed: str, hint: str = "") -> UsageError:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yield all files in a folder, and links whatever they lead to."""
+    """Yield all files below a folder, and all links, also those to folders."""
     return (file for file in folder.rglob("*") if file.is_symlink() or not file.is_dir())
 
 
 def named_files(folder: Path) -> set[Path]:
-    """The files that the `meta.json` files of a memory-map directory name, and those that always have one name.
+    """Return the files that belong to a memory-map directory according to its `meta.json` files.
 
-    It goes no further than those files can be read.
+    Also files that always have the same name. Files named by an unreadable `meta.json` are missing.
     """
     found = {folder / ENV_METADATA, folder / "storage_metadata.json"}
     with contextlib.suppress(RbtoolError, OSError), OpenFiles(folder) as files:
@@ -324,9 +333,9 @@ _WRITTEN_HERE = (
 
 
 def _hidden_files(folder: Path) -> set[Path]:
-    """The files in the hidden folder of a dataset whose manifest is damaged, as far as it is known that they are ours.
+    """Return the files in the hidden folder of a dataset with a damaged manifest that are certainly rbtool's.
 
-    Kept videos and others have to be named in what is left of the manifest.
+    Kept videos and files with variable names count if the remains of the manifest contain their paths.
     """
     found = {folder / HIDDEN / name for name in _WRITTEN_HERE} | named_files(folder / HIDDEN / "episodes")
     found |= {*(folder / SOURCE_DOCUMENTS).glob("*.json"), *(folder / SOURCE_DOCUMENTS).glob("*.jsonl")}
@@ -338,11 +347,14 @@ def _hidden_files(folder: Path) -> set[Path]:
 
 
 FILE_MAGIC = b'{\n "format_version": '
-"""How a checkpoint in one file begins: the manifest precedes the data."""
+"""The first bytes of a checkpoint in one file: the manifest precedes the data."""
 
 
 def mend(destination: Path) -> None:
-    """Finish a swap that was cut between its two renames, on systems that cannot exchange folders."""
+    """Undo a swap that was interrupted between its two renames: move the old result back to its destination.
+
+    Only systems that cannot exchange two folders at once need it.
+    """
     destination = Path(os.path.realpath(destination))
     if destination.exists() or not destination.parent.is_dir():
         return
@@ -355,7 +367,7 @@ def mend(destination: Path) -> None:
                 fs.rename(aside, destination, within=within)
                 return
             except FileExistsError:
-                return  # somebody else mended it, or published something newer
+                return  # another process did it, or published something newer
             finally:
                 os.close(lock)
 
@@ -363,7 +375,7 @@ def mend(destination: Path) -> None:
 def sweep(destination: Path, *, below: Path | None = None) -> None:
     """Remove the unlocked leftovers of processes that died while publishing at this destination.
 
-    Here and below, no link is followed on the way from the storage root `below` to what is removed; UsageError for one.
+    Here and below, UsageError for a link on the way from the storage root `below` to the removed path.
     """
     for mark in (_MARK, _ASIDE):
         for leftover in destination.parent.glob(_pattern(destination, mark)):
@@ -371,7 +383,7 @@ def sweep(destination: Path, *, below: Path | None = None) -> None:
 
 
 def _folder_around(path: Path, below: Path | None = None) -> contextlib.AbstractContextManager[int]:
-    """The descriptor of the folder that contains a path, reached by no link below a storage root."""
+    """Open the folder that contains a path; UsageError for a link on the way from the storage root `below`."""
     return fs.folder_below(path.parent if below is None else below, path.parent)
 
 
@@ -385,7 +397,7 @@ class Leftover(NamedTuple):
 def leftovers(root: Path) -> Iterator[Leftover]:
     """Yield all staging folders and files below the root, also those in use; follow no links.
 
-    A swap that was cut is mended first: what it moved aside is a dataset, and no leftover.
+    An interrupted swap is undone first, since the folder that it moved aside is a dataset and not a leftover.
     """
     for folder, names, files in os.walk(root):
         here = Path(folder)
@@ -418,7 +430,7 @@ def remove_leftover(path: Path, *, below: Path | None = None) -> bool:
 
 
 def require_removable(path: Path) -> None:
-    """Raise UsageError unless `path` is a dataset or checkpoint, with nothing of others in it, that nobody replaces."""
+    """Raise UsageError unless `path` is a dataset or checkpoint without other files that no process is replacing."""
     if path.is_symlink() or not is_ours(path):
         raise UsageError(f"{path} is not an rbtool dataset or checkpoint; left unchanged")
     _refuse_foreign_files(path, "removed")
@@ -429,7 +441,7 @@ def require_removable(path: Path) -> None:
 
 
 def remove_dataset(path: Path, *, below: Path | None = None) -> None:
-    """Remove what `require_removable` allows; cut short, it leaves the whole dataset, or a leftover."""
+    """Remove a dataset that `require_removable` allows; if interrupted, the whole dataset or a leftover remains."""
     require_removable(path)
     sweep(path, below=below)  # otherwise a folder left by a swap would be mistaken for the dataset and restored
     if any(path.parent.glob(_pattern(path, _ASIDE))) or not remove_at_once(path, below=below):
@@ -437,8 +449,7 @@ def remove_dataset(path: Path, *, below: Path | None = None) -> None:
 
 
 def remove_at_once(folder: Path, *, near: Path | None = None, below: Path | None = None) -> bool:
-    """Remove a folder so that nobody sees half of it: it is first renamed to a leftover next to `near`, by default
-    itself.
+    """Remove a folder so that nobody sees half of it: first rename it to a leftover, next to `near` or to itself.
 
     Returns:
         False, with nothing changed, if it does not exist or another process has it locked.
@@ -459,7 +470,7 @@ def remove_at_once(folder: Path, *, near: Path | None = None, below: Path | None
 
 def remove_aside(folder: Path, near: Path, *, below: Path | None = None) -> None:
     """Remove a folder that this process has locked, as `remove_at_once` does."""
-    aside = _sibling(near, _MARK)  # with this mark nobody ever puts it back
+    aside = _sibling(near, _MARK)  # `mend` never moves a folder with this mark back
     with _folder_around(folder, below) as within, _folder_around(aside, below) as into:
         fs.rename(folder, aside, within=within, into=into)
         fs.fsync(into, aside.parent)
@@ -481,8 +492,8 @@ def _pattern(destination: Path, mark: str) -> str:
 
 
 _LEAST = 4096
-"""The bytes of a block. Smaller files are not worth it: they take one in any case."""
-_AT_ONCE = 16 << 20  # file systems share no more at a time
+"""The size of a block in bytes. A smaller file takes one block in any case."""
+_AT_ONCE = 16 << 20  # the most bytes that file systems share in one call
 _FIDEDUPERANGE = 0xC0189436
 _RANGE = struct.Struct("=QQHHIqQQiI")  # struct file_dedupe_range, with one struct file_dedupe_range_info
 
@@ -490,10 +501,10 @@ _RANGE = struct.Struct("=QQHHIqQQiI")  # struct file_dedupe_range, with one stru
 def share_files(folder: Path, made: Manifest, sources: Iterable[StepReader], *, links: bool = False) -> int:
     """Let the files of a complete, unpublished dataset share disk blocks with equal files of its sources.
 
-    Files are equal if their sizes and digests are; their bytes are compared again before they are shared. The first
-    blocks of a file without an equal may be shared with the file of the same name in the first source, as after a
-    merge. `links` allows hard links, for kept videos and between datasets in layout `ted`; rows in other layouts may be
-    continued in place. What cannot be shared stays as it is, without an error.
+    Files are equal if their sizes and digests are; the kernel compares their bytes again. A file without an equal may
+    share its first blocks with the file of the same name in the first source, as after a merge. `links` allows hard
+    links, for kept videos and between datasets in layout `ted`; files of other layouts may be appended to later. Files
+    that cannot be shared stay copies, without an error.
 
     Returns:
         The number of bytes shared.
@@ -521,7 +532,7 @@ def share_files(folder: Path, made: Manifest, sources: Iterable[StepReader], *, 
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Whether both are one file, by hard links."""
+    """Return whether both paths are hard links to the same file."""
     try:
         return os.path.samestat(one.lstat(), other.lstat())
     except OSError:
@@ -529,9 +540,9 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def share_blocks(source: Path, file: Path) -> int:
-    """Let a file share its blocks with another one of the same bytes; return how many bytes do.
+    """Let a file share its blocks with another one of the same bytes; return the number of bytes shared.
 
-    The kernel compares both while nobody can change them, and shares nothing of a range that differs anywhere.
+    The kernel compares both files while they cannot change, and does not share a range that differs anywhere.
     """
     shared = 0
     if sys.platform == "linux":
@@ -578,7 +589,7 @@ def link_to_read_only(source: Path, path: Path) -> bool:
             fs.link_to(Path(source.name), path, among=folder)
         finally:
             os.close(folder)
-        if is_read_only(path.lstat()):  # what was linked decides, not what had the name before
+        if is_read_only(path.lstat()):  # check the linked file itself: the name may have led to another file before
             return True
         fs.remove(path)
     except (OSError, RbtoolError):  # another file system, too many links, none at all there
@@ -587,7 +598,7 @@ def link_to_read_only(source: Path, path: Path) -> bool:
 
 
 def _link(place: Path, file: Path, listed: FileRecord) -> bool:
-    """Put a hard link to `place` where `file` is, if that is read-only and has the listed bytes."""
+    """Replace `file` by a hard link to `place`, if that is read-only and has the listed bytes."""
     aside = file.with_name(f".{file.name}.shared")
     try:
         equal = link_to_read_only(place, aside) and digest_file(aside) == listed.digest
@@ -601,11 +612,11 @@ def _link(place: Path, file: Path, listed: FileRecord) -> bool:
 
 
 Content = TypeVar("Content")
-_SMALL_FILES = 64 << 10  # what metadata and block sizes take, roughly
+_SMALL_FILES = 64 << 10  # roughly the size of metadata and of partly used blocks
 
 
 class Outcome(NamedTuple, Generic[Content]):
-    """What is at the destination, or would be, and the entries of a verb's result that it does not state itself."""
+    """The content at the destination, or of a plan, and further entries of a verb's result."""
 
     content: Content
     entries: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
@@ -613,11 +624,11 @@ class Outcome(NamedTuple, Generic[Content]):
 
 @dataclass(frozen=True, kw_only=True)
 class Publication(Generic[Content]):
-    """One result on its way to the destination of `staging`.
+    """The steps that build one result and publish it at the destination of `staging`.
 
-    `find` returns an equal result that is there and None for anything else, or raises UsageError where it can say what
-    is there instead. `needed` returns the bytes that the result takes, None where they are not known. `name` is the
-    file or folder inside the staging folder that is published, by default all of it.
+    `find` returns an equal result at the destination and None for anything else, or raises UsageError if it can say
+    what is there instead. `needed` returns the size of the result in bytes, None if it is not known. `name` is the file
+    or folder inside the staging folder that is published, by default all of it.
     """
 
     staging: Staging
@@ -637,7 +648,7 @@ class Publication(Generic[Content]):
         return self.prepare(plan) or self.publish(build)
 
     def prepare(self, plan: Callable[[], Outcome[Content]]) -> Outcome[Content] | None:
-        """Do all that precedes building; return the result if nothing is to be built."""
+        """Perform all steps before building; return the result if nothing has to be built."""
         if (there := self.existing()) is not None:
             return there
         self.staging.refuse_if_taken()
@@ -649,7 +660,7 @@ class Publication(Generic[Content]):
         return Outcome(planned.content, {**planned.entries, "dry_run": True})
 
     def existing(self) -> Outcome[Content] | None:
-        """Return an equal result at the destination; None without one, and where the destination is to be replaced."""
+        """Return an equal result at the destination; None if there is none, or if it is to be replaced."""
         mend(self.staging.destination)
         there = None if self.staging.replace else self.find()
         return None if there is None else Outcome(there, {"already_there": True, "dry_run": self.dry_run})
@@ -659,9 +670,9 @@ class Publication(Generic[Content]):
         build: Callable[[Staging], Outcome[Content]],
         keeping: Callable[[Staging], AbstractContextManager[None]] | None = None,
     ) -> Outcome[Content]:
-        """Build and publish; return what another process has published meanwhile, if that is the same.
+        """Build and publish; return the result of another process that was faster, if it is equal.
 
-        `keeping` surrounds both: it decides what becomes of the staging folder after an error.
+        `keeping` is a context around both, which decides whether the staging folder is kept after an error.
         """
         with contextlib.ExitStack() as stack:
             try:
@@ -696,7 +707,7 @@ _BEGINNINGS: dict[str, tuple[bytes, ...]] = {
     ".mp4": (b"ftyp",),
 }
 _LONGEST = 16
-_SKIPPED = {".mp4": 4}  # bytes before the beginning that is compared
+_SKIPPED = {".mp4": 4}  # the offset of the bytes that are compared
 
 
 def require_suffix(path: Path, suffixes: tuple[str, ...]) -> str:
@@ -708,7 +719,7 @@ def require_suffix(path: Path, suffixes: tuple[str, ...]) -> str:
 
 
 class FileStaging(Staging):
-    """A staging folder whose publication can replace a file of the same kind, going by its suffix, and nothing else."""
+    """A staging folder for a single file, which may only replace a file of the same kind, according to its suffix."""
 
     def refuse_if_taken(self) -> None:
         path = self.destination
@@ -726,7 +737,7 @@ class FileStaging(Staging):
             )
 
     def publish_file(self, name: str) -> None:
-        """Put the file `name` of the staging folder at the destination; UsageError if another one is there by now."""
+        """Move the file `name` to the destination; UsageError if another process put something there meanwhile."""
         if not self.publish(name):
             raise UsageError(f"another process put something at {self.destination}", hint="add --force to replace it")
 

@@ -1,6 +1,6 @@
-"""New files, and syncs that wait: all files of a staged folder come to the disk together, before it is published.
+"""New files, and delayed syncs: all files of a staged folder are synced together, before the folder is published.
 
-A file system with a journal writes that once for all of them, where a sync after each file has it written each time.
+A file system with a journal then writes the journal once for all files, and not once for each.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from .files import FileRecord, Hasher, open_regular
 from .threads import run_together
 
 _MOST_HELD = 128
-"""Descriptors that are held, as far as a quarter of the process's limit allows; files beyond are synced at once."""
+"""The most descriptors that stay open for a later sync, also at most a quarter of the process's limit; further files
+are synced at once."""
 _AT_ONCE = 16
-"""Syncs that wait at a time: each has the disk empty its cache, and the system joins those that come together."""
+"""Threads that sync: each sync flushes the disk's cache, and the system combines simultaneous flushes."""
 _CHUNK = 1 << 20
 _LUMP = 4 << 20
-"""After so many bytes of a file the disk is asked to begin."""
+"""The number of bytes after which writing to the disk is started."""
 _RESERVED_FROM = 1 << 19
-"""Bytes from which on the system finds room for a file at once: for small ones the call costs more than it saves."""
+"""The size in bytes from which on disk space is reserved: for smaller files the call costs more than it saves."""
 _staged: list[Unsynced] = []
 
 Durable: TypeAlias = Literal["none", "data", "full"]
-"""What is on the disk when a result is in place, in case the machine itself stops.
+"""What publishing waits for, which matters only if the machine itself stops.
 
-`none`: nothing is waited for; `data`: the bytes of all files; `full`: also the folders and the name. A process that is
-killed, at any of the three, leaves the old result or the new one, whole.
+`none`: nothing; `data`: the bytes of all files are on the disk; `full`: also the folders and the name. If only the
+process is killed, the old or the new result is complete at each level.
 """
 
 
@@ -50,20 +51,20 @@ def _most_held() -> int:
 
 
 def unsynced_around(path: Path) -> Unsynced | None:
-    """The innermost `Unsynced` whose folder a path is below; None if there is none."""
+    """Return the innermost `Unsynced` whose folder contains a path; None if there is none."""
     around = (one for one in tuple(_staged) if one.contains(path))
     return max(around, key=lambda one: len(one.prefix), default=None)
 
 
 def sync_file(descriptor: int, path: Path) -> None:
-    """Bring a file to the disk: at once, or, below the folder of an `Unsynced`, when that is synced."""
+    """Sync a file to the disk: at once, or, inside the folder of an `Unsynced`, together with that folder."""
     around = unsynced_around(path)
     if around is None or not around.hold(descriptor):
         fs.fsync(descriptor, path)
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put these bytes at `path` at once; below the folder of an `Unsynced`, which nobody reads yet, without syncs."""
+    """Replace a file atomically; inside the folder of an `Unsynced`, which nobody reads yet, simply write it anew."""
     if unsynced_around(path) is None:
         fs.replace_file(path, data)
     else:
@@ -72,13 +73,13 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def skip_sync(path: Path, found: os.stat_result) -> None:
-    """Record that the bytes of a file at `path` are on the disk, as of a hard link to one that was published."""
+    """Record that a file at `path` is on the disk already, such as a hard link to a published file."""
     if (around := unsynced_around(path)) is not None:
         around.skip(found)
 
 
 def published_place(path: Path) -> Path:
-    """Return where a path below folders that are being staged will be once these are published."""
+    """Return the path that a file in a staging folder will have after publication; other paths are unchanged."""
     for staged in sorted(_staged, key=lambda one: len(one.prefix), reverse=True):
         if staged.contains(path):
             path = staged.destination / os.path.relpath(path, staged.prefix)
@@ -96,20 +97,23 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 class NewFile:
-    """A new file, in folders that are created if necessary, written from its beginning; `size` is what was written.
+    """A new file that is written from its beginning; missing folders are created.
+
+    `size` is the number of bytes written so far.
 
     Args:
-        mode: its permissions.
-        expected: the number of bytes, if known, for which the system allocates space at once.
-        resumed: the record of the existing beginning of the file, after which writing continues; CorruptDataError if
-            the file's first bytes do not match it.
+        path: where the file is.
+        resumed: the size and digest of an existing beginning of the file, after which writing continues;
+            CorruptDataError if the file's first bytes do not match.
+        expected: the final number of bytes, if known; disk space is reserved for it.
+        mode: the permissions.
     """
 
     def __init__(self, path: Path, resumed: FileRecord | None = None, *, expected: int = 0, mode: int = 0o666) -> None:
         fs.make_folder(path.parent)
         self.path = path
         self.size = 0
-        self._started = 0  # up to which byte the disk was asked to begin
+        self._started = 0  # writing to the disk was started up to this byte
         self._hasher = Hasher()
         self._reserved = expected if expected > _RESERVED_FROM else 0
         self.descriptor = fs.create(path, mode=mode) if resumed is None else fs.open_to_change(path)
@@ -126,7 +130,7 @@ class NewFile:
         if os.fstat(self.descriptor).st_size < resumed.size:
             raise CorruptDataError(f"{self.path} is shorter than the {resumed.size:,} bytes that were written")
         fs.truncate(self.descriptor, resumed.size, self.path)
-        while data := os.read(self.descriptor, _CHUNK):  # the position is at the end then
+        while data := os.read(self.descriptor, _CHUNK):  # leaves the position at the end
             self._hasher.update(data)
             self.size += len(data)
         if (self.size, self.digest) != resumed[1:]:
@@ -145,7 +149,7 @@ class NewFile:
         self.start_syncing(_LUMP)
 
     def start_syncing(self, lump: int = 1) -> None:
-        """Let the disk begin with what was written, if that is `lump` bytes or more and anybody is to wait for them."""
+        """Start writing new bytes to the disk, if there are at least `lump` of them and a sync is to follow."""
         if self.size - self._started < lump:
             return
         around = unsynced_around(self.path)
@@ -154,12 +158,12 @@ class NewFile:
         self._started = self.size
 
     def sync(self) -> None:
-        """Bring all of it to the disk, as `sync_file` does; a file closed by `complete` already is there."""
+        """Sync the file as `sync_file` does; `complete` has done so already."""
         if self.descriptor >= 0:
             sync_file(self.descriptor, self.path)
 
     def complete(self) -> None:
-        """Give back room that was not needed, sync the file and close it; harmless when done twice."""
+        """Free reserved space that was not needed, sync the file and close it; harmless when done twice."""
         if self._reserved > self.size and self.descriptor >= 0:
             fs.truncate(self.descriptor, self.size, self.path)
         self.sync()
@@ -173,11 +177,11 @@ class NewFile:
 
 
 class Unsynced:
-    """The files in a folder whose syncs wait until `sync`. A context manager: after it, nothing waits any more.
+    """A folder whose files are synced together by `sync`, and not one by one. A context manager.
 
-    A file stays open from the first write to the sync, since a failure to write it to the disk is only reported to
-    those that have it open. `destination` is where the folder will be published, `durable` states what `sync` waits
-    for.
+    A file stays open from the first write to the sync, because the system reports a failed write to the disk only to
+    descriptors that were open at that time. `destination` is where the folder will be published, `durable` states what
+    `sync` waits for.
     """
 
     def __init__(self, folder: Path, destination: Path | None = None, durable: Durable = "full") -> None:
@@ -192,11 +196,11 @@ class Unsynced:
         return str(path).startswith(self.prefix)
 
     def skip(self, found: os.stat_result) -> None:
-        """Leave out a file that is on the disk already."""
+        """Record that a file is on the disk already and needs no sync."""
         self._done.add((found.st_dev, found.st_ino))
 
     def hold(self, descriptor: int) -> bool:
-        """Let the system begin with a file; False where too many wait already."""
+        """Keep a file open until `sync` and start writing it to the disk; False if too many are open already."""
         self._done.discard(_identity(descriptor))
         if self.durable == "none":
             return True
@@ -213,7 +217,7 @@ class Unsynced:
         return True
 
     def sync(self, built: Path) -> None:
-        """Wait until all that is at `built`, a file or a folder below this one, is on the disk, with its folders."""
+        """Wait until the file or folder `built` inside this one is on the disk, with all its files and folders."""
         if self.durable == "none":
             return
         if built.is_dir():
@@ -221,7 +225,7 @@ class Unsynced:
         else:
             place = built.lstat()
             folders, found = [], {str(built): (place.st_dev, place.st_ino)}
-        # Descriptors kept open are closed to make room for the other files'.
+        # First the files that are open, since their descriptors are then closed.
         waiting = sorted(
             (path for path in found if found[path] not in self._done), key=lambda path: found[path] not in self._held
         )
@@ -232,7 +236,7 @@ class Unsynced:
             run_together([partial(fs.sync_folder, Path(folder)) for folder in folders], _AT_ONCE)
 
     def sync_name(self, parent: int, path: Path) -> None:
-        """Wait until the name at which the folder was put is on the disk; `parent` is the descriptor around it."""
+        """Wait until the name of the published folder is on the disk; `parent` is the descriptor of its parent."""
         if self.durable == "full":
             fs.fsync(parent, path.parent)
 
@@ -268,9 +272,9 @@ class Unsynced:
 
 
 def _all_below(folder: Path) -> tuple[list[str], dict[str, tuple[int, int]]]:
-    """Return a folder and those in it, and the device and inode of each file."""
+    """Return a folder with all folders below it, and the device and inode of each file below it."""
     folders, files = [str(folder)], dict[str, tuple[int, int]]()
-    for around in folders:  # which grows meanwhile
+    for around in folders:  # the loop also visits folders that it appends
         with os.scandir(around) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):

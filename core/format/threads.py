@@ -1,4 +1,4 @@
-"""Calls that several threads make together, how many threads are worth their start, and the memory there is."""
+"""Runs calls in several threads; determines useful numbers of threads, and the available memory."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_for_memory() -> int:
-    """How many threads are worth their start where bytes move in memory or are hashed: more find the memory busy."""
+    """Return how many threads to use to copy or hash bytes: at most 4, as memory bandwidth limits more of them."""
     return min(usable_cores(), 4)
 
 
 def available_memory() -> int | None:
-    """Return the bytes that this process and its page cache may use: the machine's, or its control group's if that is
-    less.
+    """Return the bytes that this process and its page cache may use; None if the system does not say.
 
-    None if the system does not say.
+    That is the available memory of the machine, or the limit of a control group if it is lower.
     """
     found = [limit for limit in (_system(), *_groups()) if limit is not None]
     return min(found) if found else None
@@ -61,7 +60,7 @@ def _groups() -> Iterable[int]:
 
 
 def started(work: Callable[[], None], name: str) -> Thread | None:
-    """A thread at work; None where a limit on threads, or on memory, which counts their stacks, allows no more."""
+    """Start a daemon thread and return it; None if a limit on threads, or on memory for their stacks, is reached."""
     thread = Thread(target=work, name=name, daemon=True)
     try:
         thread.start()
@@ -71,9 +70,10 @@ def started(work: Callable[[], None], name: str) -> Thread | None:
 
 
 def run_together(calls: Sequence[Callable[[], None]], at_once: int) -> None:
-    """Make all calls in this thread and up to `at_once` - 1 others, where they can be started; raise what one raises.
+    """Run all calls in this thread and up to `at_once` - 1 others; raise the first error.
 
-    No call is under way afterwards. Interrupted, or after an error, it makes no more of them.
+    After an error or an interruption no further calls are started. All calls have ended when the function returns.
+    Fewer threads are used if the system does not allow as many.
     """
     waiting, errors, threads = deque(calls), list[BaseException](), list[Thread]()
 
@@ -93,7 +93,7 @@ def run_together(calls: Sequence[Callable[[], None]], at_once: int) -> None:
             thread = Thread(target=work, name="rbtool-together")
             try:
                 thread.start()
-            except (RuntimeError, MemoryError):  # a limit on threads, or on memory, which counts their stacks
+            except (RuntimeError, MemoryError):  # a limit on threads, or on memory for their stacks
                 break
             threads.append(thread)
         work()

@@ -1,8 +1,8 @@
 """Videos that are kept in a dataset: files in `.rbtool/videos`, and the fields whose rows refer to their frames.
 
-A file is named after its content, `ID.mp4`, next to `ID.index`, where its frames are. A row of the field
-`video.observation.image.top` has two numbers: the id of the file and the number of the frame, which is the row of
-`observation.image.top`. Equal ids are equal files, so that rows of several datasets can be joined as they are.
+A file is named after its content, `ID.mp4`; next to it, `ID.index` lists the positions of its frames. A row of the
+field `video.observation.image.top` stands for a row of `observation.image.top`. It has two numbers: the id of the file
+and the number of the frame. Files with equal ids are equal, so that rows of several datasets can be joined unchanged.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .syncing import NewFile
 
 VIDEO = "video"
 VideoContents: TypeAlias = Mapping[str, Path | bytes]
-"""Files of videos and their indexes by name: where their bytes are, or the bytes."""
+"""Files of videos and their indexes by name: the path of each, or its bytes."""
 UNDECODED = "frames of kept videos were not decoded: rbtool check decodes some of them, --full all"
-"""What is noted of videos that were copied as they are."""
+"""The note on videos that were copied without being decoded."""
 VIDEOS_KEPT = "videos are kept, and frames decoded when batches are read"
-"""What a note begins with that names the videos which a dataset refers to."""
+"""The beginning of the note that names the kept videos of a dataset."""
 _PIECE = 1 << 20
 _ID_DIGITS = 15
 """Hexadecimal digits of the digest in an id: 60 bits, which int64 holds."""
 
 
 def video_id(digest: str) -> int:
-    """Return the id of a file with that digest: 0 is the id of no file."""
+    """Return the id of a file with that digest; the id 0 stands for no file."""
     return int(digest.removeprefix(PREFIX)[:_ID_DIGITS], 16)
 
 
@@ -46,7 +46,7 @@ VIDEO_SUFFIX = ".mp4"
 
 
 def video_name(number: int) -> str:
-    """Name the file of a video."""
+    """Return the file name of a video, given its id."""
     return f"{number:0{_ID_DIGITS}x}{VIDEO_SUFFIX}"
 
 
@@ -54,7 +54,7 @@ _INDEX_SUFFIX = ".index"
 
 
 def index_name(number: int) -> str:
-    """Name the file that holds where the frames of a video are."""
+    """Return the file name of the index of a video, which lists the positions of its frames."""
     return f"{number:0{_ID_DIGITS}x}{_INDEX_SUFFIX}"
 
 
@@ -100,7 +100,7 @@ def fps_of(documents: Mapping[str, bytes]) -> float | None:
 
 
 def at_rate(documents: Mapping[str, bytes], fps: float) -> dict[str, bytes]:
-    """Return documents that state another rate, where one is stated, as it is read by `stated_fps`."""
+    """Return the documents with another rate in those that state one, so that `stated_fps` reads it."""
     found = dict(documents)
     for name, data in documents.items():
         about: Any = parse_json(data, name) if name.endswith("info.json") else None
@@ -125,9 +125,9 @@ def ids_of_episodes(reader: StepReader, rows: Array) -> set[int]:
 
 
 def videos_of_leaves(folder: Path, fields: Iterable[Field], videos: VideoContents) -> dict[str, Path | bytes]:
-    """Return the `videos` that are referred to by rows whose leaf files are in a folder.
+    """Return those of `videos` to which rows refer whose leaf files are in a folder.
 
-    Fields that refer to frames under another name count, so that no row loses its file.
+    Also fields count that look like references but have another name, so that no row loses its file.
     """
     numbers: set[int] = set()
     for field in fields if videos else ():
@@ -150,9 +150,9 @@ def size_of_videos(videos: VideoContents) -> int:
 
 
 def write_videos(folder: Path, videos: VideoContents) -> list[FileRecord]:
-    """Put files of videos into the folder of a dataset; CorruptDataError for a file that changed since.
+    """Put files of videos into the folder of a dataset; CorruptDataError for a file that was changed.
 
-    A file of another dataset gets a hard link, where that is possible, and nothing is written.
+    For a file of another dataset a hard link is made if possible, so that nothing is written.
     """
     found = []
     for name, content in videos.items():
@@ -178,7 +178,7 @@ def write_videos(folder: Path, videos: VideoContents) -> list[FileRecord]:
 
 def _linked(source: Path, path: Path) -> tuple[int, str] | None:
     """Make a hard link to a kept video, and return its size and digest; None where that is not possible."""
-    place = Path(os.path.realpath(source))  # a reader gives the system's link to the file that it has opened
+    place = Path(os.path.realpath(source))  # readers return `/proc/self/fd/N`, a link to the open file
     fs.make_folder(path.parent)
     if place.name != path.name or not link_to_read_only(place, path):
         return None
