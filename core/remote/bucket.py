@@ -37,12 +37,12 @@ _OBJECTS = 1_000_000
 _BUSY = frozenset({408, 429})
 _FIRST_ERROR = 400
 _NONSENSE = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
-"""What the client raises on answers in another form than it expects."""
+"""Errors that the client raises for answers of an unexpected form."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketObject:
-    """An object of a bucket, at the generation that the listing saw, with its `md5:` or `crc32c:`."""
+    """An object of a bucket at the generation in the listing, with its checksum, `md5:…` or `crc32c:…`."""
 
     name: str
     size: int
@@ -53,8 +53,8 @@ class BucketObject:
 class Bucket(Transport):
     """One bucket, and a transport for the objects in it. `STORAGE_EMULATOR_HOST` names another server.
 
-    The client retries nothing here: what may pass becomes Transient, and is retried as everywhere. UsageError explains
-    that the client is not installed.
+    Retries of the client are off: its temporary failures become `Transient`, which `retrying` repeats as for other
+    transports. UsageError if the client is not installed.
     """
 
     def __init__(self, name: str) -> None:
@@ -63,7 +63,7 @@ class Bucket(Transport):
         self._lock = threading.Lock()
 
     def objects(self, prefix: str = "") -> list[BucketObject]:
-        """List all objects whose names begin so: a request for every 1,000 or so."""
+        """List all objects whose names begin with `prefix`, in one request for about 1,000 objects."""
         what = f"the list of gs://{self.name}/{prefix}"
         return retrying(lambda: self._list(prefix, what))
 
@@ -91,7 +91,7 @@ class Bucket(Transport):
         with _as_network_errors(what):
             pages = client.list_blobs(self.name, prefix=prefix, retry=None, timeout=_timeout()).pages
             for number, page in enumerate(pages):
-                found += [self._object(blob) for blob in page if is_inside(blob.name)]  # not so: a folder's own object
+                found += [self._object(blob) for blob in page if is_inside(blob.name)]  # skips objects of folders, `a/`
                 if number >= PAGES or len(found) > _OBJECTS:
                     raise FormatError(f"{what} has no end: {number + 1:,} pages and {len(found):,} objects came")
         return found
@@ -116,7 +116,7 @@ class Bucket(Transport):
                         hint="pip install 'rbtool[gcp]'",
                     ) from error
                 self._client = storage.Client.create_anonymous_client()
-                self._client._bucket_metadata_cache = None  # would ask for the bucket too, in a thread of its own
+                self._client._bucket_metadata_cache = None  # it would also request the bucket's metadata, in a thread
                 adapter = _bounded_adapter()
                 for scheme in ("https://", "http://"):
                     self._client._http.mount(scheme, adapter)
@@ -124,7 +124,7 @@ class Bucket(Transport):
 
 
 class _AnswerError(Exception):
-    """An answer that states an error, and for how long the server asks to wait."""
+    """An answer with an error status, and the seconds to wait if the server states them."""
 
     def __init__(self, status: int, wait: float | None = None) -> None:
         super().__init__(status)
@@ -133,10 +133,10 @@ class _AnswerError(Exception):
 
 
 def _bounded_adapter() -> Any:
-    """Make what sends the client's requests: the client reads every answer whole, whatever its length.
+    """Create the adapter that sends the client's requests, and limits the size of answers, which the client does not.
 
-    Answers that state an error are raised as _AnswerError before the client looks at them, which needs a body in a form
-    that what is on the way to the server does not send.
+    Answers with an error status are raised as _AnswerError before the client parses their body: it expects a form that
+    proxies and gateways do not send.
     """
     from requests.adapters import HTTPAdapter
     from urllib3 import ProxyManager
@@ -150,7 +150,7 @@ def _bounded_adapter() -> Any:
 
         def proxy_manager_for(self, *arguments: Any, **named: Any) -> Any:
             manager = super().proxy_manager_for(*arguments, **named)
-            if isinstance(manager, ProxyManager):  # not of a SOCKS proxy, which has connections of its own
+            if isinstance(manager, ProxyManager):  # a SOCKS proxy has other classes of connections
                 manager.pool_classes_by_scheme = pools
             return manager
 
@@ -166,7 +166,7 @@ def _bounded_adapter() -> Any:
 
 
 def _timely_pools() -> dict[str, Any]:
-    """Make urllib3's pools of connections, by scheme, on which the head of an answer comes in time or not at all."""
+    """Return classes of urllib3's connection pools, by scheme, that limit the time until the headers have arrived."""
     from urllib3.connection import HTTPConnection, HTTPSConnection
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
@@ -182,7 +182,7 @@ def _timely_pools() -> dict[str, Any]:
 
                 with head_in_time(break_off):
                     response = super().getresponse()
-                if late.is_set():  # what had come until then may look like a whole head
+                if late.is_set():  # the part that arrived may look complete
                     raise TimeoutError("the head of the answer came too slowly")
                 return response
 
@@ -192,7 +192,7 @@ def _timely_pools() -> dict[str, Any]:
 
 
 class _BoundedBody:
-    """A body of urllib3 of a limited size, counted when it is unpacked; what should be `whole` is refused if larger."""
+    """A body of urllib3 with a limit on its unpacked size; a longer one is an error if `whole`, and cut otherwise."""
 
     def __init__(self, body: Any, *, whole: bool) -> None:
         self._body = body
@@ -208,7 +208,7 @@ class _BoundedBody:
         if decode_content and encoding not in {"", "identity", "gzip", "deflate"}:
             raise FormatError(f"a server's answer is compressed by {encoding!r:.40}, expected no compression")
         total = 0
-        # Not the body's own `stream`, which waits until it has a whole block.
+        # Not `stream` of the body itself, which waits until a block is full.
         blocks = iter(lambda: self._body.read1(amount, decode_content), b"")
         try:
             for block in paced(blocks, "a server's answer"):
@@ -220,10 +220,10 @@ class _BoundedBody:
                 else:
                     return
         finally:
-            self._body.close()  # what ends in the middle of it is not closed by the client
+            self._body.close()  # the client does not close a body that it has not read to its end
 
     def read(self, *arguments: Any, **named: Any) -> bytes:
-        """Read what the caller drops anyway: nothing."""
+        """Return nothing: the caller would discard the bytes."""
         return b""
 
 
@@ -256,7 +256,7 @@ def _hex(text: str | None, length: int) -> str | None:
 
 @contextlib.contextmanager
 def _as_network_errors(what: str) -> Iterator[None]:
-    """Raise the errors of the client as what they mean."""
+    """Translate errors of the client into rbtool's."""
     import google.auth.exceptions
     import requests
     import urllib3
@@ -268,11 +268,11 @@ def _as_network_errors(what: str) -> Iterator[None]:
         raise
     except _AnswerError as error:
         raise _answered(error, what) from error
-    except exceptions.GoogleAPICallError as error:  # a status below 400 that is none of success
+    except exceptions.GoogleAPICallError as error:  # a status below 400 other than success
         raise _answered(_AnswerError(int(error.code or 0)), what) from error
     except requests.exceptions.SSLError as error:
         raise _insecure(error, what) from error
-    except requests.exceptions.InvalidURL:  # also of a proxy, which the reason would show
+    except requests.exceptions.InvalidURL:  # without the cause, which would show the address of a proxy
         said = f"{what} could not be fetched: the address of the server, or that of the proxy, cannot be used"
         raise NetworkError(said, hint="check STORAGE_EMULATOR_HOST, HTTPS_PROXY and HTTP_PROXY") from None
     except requests.exceptions.ProxyError as error:
@@ -282,13 +282,13 @@ def _as_network_errors(what: str) -> Iterator[None]:
         raise Transient(NetworkError(said)) from error
     except (OSError, urllib3.exceptions.HTTPError, google.auth.exceptions.TransportError) as error:
         raise Transient(NetworkError(f"{what} could not be fetched: the connection broke off")) from error
-    except _NONSENSE as error:  # what comes from a server that is ill, or from one on the way to it
+    except _NONSENSE as error:  # an answer of a faulty server, or of a proxy on the way to it
         said = f"the server's answer about {what} makes no sense: {type(error).__name__}"
         raise Transient(FormatError(said)) from error
 
 
 def _insecure(error: BaseException, what: str) -> Exception:
-    """Describe why no TLS connection was made: a certificate that is not trusted will not be the next time."""
+    """Return the error for a failed TLS connection; an untrusted certificate is not retried."""
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes_of(error)):
         return NetworkError(
             f"{what} could not be fetched: the server's certificate is not trusted",
@@ -298,7 +298,7 @@ def _insecure(error: BaseException, what: str) -> Exception:
 
 
 def _answered(error: _AnswerError, what: str) -> Exception:
-    """Describe what an answer without the object means."""
+    """Return the error for an answer without the object."""
     status = error.status
     if status in (401, 403):
         return _refused(what, status)

@@ -27,7 +27,7 @@ def _has_version(name: str) -> bool:
 
 
 def is_complete(name: str, *, namespaced: bool = True) -> bool:
-    """Return whether a name has a version and, where ids have one, a namespace: it is never taken for another."""
+    """Return whether a name has a version and, if the ids have namespaces, a namespace; it is then taken literally."""
     return ("/" in name or not namespaced) and _has_version(name)
 
 
@@ -39,9 +39,9 @@ def _bare_name(name: str) -> str:
 def resolve(asked: str, ids: Sequence[str], source: str) -> Resolution:
     """Find the one dataset that `asked` means among the ids of a source's catalogue.
 
-    In this order: the very id; the latest version, if `asked` has none; the dataset that has the same words, such
-    as `D4RL/door/human-v2` for `door-human-v1`, in the version asked for if there is one, else in the latest.
-    Raises UsageError if several fit, and DatasetNotFoundError with the nearest names if none does.
+    The first of these that exists: the same id; the latest version, if `asked` has none; the dataset with the same
+    words, such as `D4RL/door/human-v2` for `door-human-v1`, in the requested version or else the latest. UsageError if
+    several datasets fit, DatasetNotFoundError with the nearest names if none does.
     """
     if asked in ids:
         return Resolution(asked, asked, "exact")
@@ -64,7 +64,7 @@ def resolve(asked: str, ids: Sequence[str], source: str) -> Resolution:
 
 
 def _nearest(asked: str, ids: Sequence[str]) -> list[str]:
-    """Return the names that `asked` may have been meant to be: its other versions, else similar ones."""
+    """Return names to suggest instead of `asked`: its other versions, or else similar names."""
     versions = [name for name in ids if _bare_name(name) == _bare_name(asked)]
     if versions:
         return sorted(versions, key=_version)
@@ -76,7 +76,7 @@ def _nearest(asked: str, ids: Sequence[str]) -> list[str]:
 
 
 def not_found(asked: str, ids: Sequence[str], source: str) -> DatasetNotFoundError:
-    """Make the error that states there is no such dataset, with the nearest names."""
+    """Return the error for a dataset that does not exist, with the nearest names."""
     near = _nearest(asked, ids)
     message = f"{source} has no dataset {asked!r}, among {len(ids):,}"
     hint = f"nearest: {_listed(near)}" if near else f"see what there is: rbtool list --remote {source}"
@@ -84,10 +84,10 @@ def not_found(asked: str, ids: Sequence[str], source: str) -> DatasetNotFoundErr
 
 
 def _same_words(asked: str, ids: Iterable[str]) -> list[str]:
-    """Return the families (names without version) whose words fit `asked` best; several only if they fit alike.
+    """Return the families (names without version) whose words fit `asked` best; several if they fit equally well.
 
-    Best are the same words but for the first part of the namespace, which older names lack; then the same words
-    with it; last, names that have all words asked for and others too.
+    Best are the same words without the first part of the namespace, which older names lack; then the same words with
+    it; last, names with all words of `asked` and further ones.
     """
     wanted = Counter(_words(_bare_name(asked)))
     ranked: dict[int, set[str]] = {}
@@ -127,14 +127,14 @@ class CatalogueFile:
         self.path = root / source / ".catalogue" / f"{name}.json"
 
     def load(self) -> Catalogue | None:
-        """Read it; None where there is none that can be read."""
+        """Read the catalogue; None if the file is missing or unreadable."""
         try:
             return decode(Catalogue, load_json(self.path), str(self.path))
         except (OSError, FormatError):
             return None
 
     def save(self, catalogue: Catalogue) -> None:
-        """Put it in place of the older one."""
+        """Replace the older catalogue."""
         text = dump_json({"format_version": 1, **asdict(catalogue)}, indent=1) + "\n"
         fs.replace_file_below(self._root, self.path, text.encode())
 

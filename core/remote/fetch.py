@@ -1,8 +1,8 @@
-"""Bringing files to a folder: resumed after a cut, verified before they get their name, from mirrors in order.
+"""Fetches files into a folder: resumed after an interruption, verified before they get their name, with mirrors.
 
-A file that bears its own name is whole and matched its checksum once, or its size where the remote gives no checksum.
-What is not yet whole is next to it as `<name>.part` and holds the first bytes of the file; after any crash,
-the next fetch continues from there.
+A file under its own name is complete, and has matched its checksum, or its size if the remote gives no checksum. An
+incomplete file is next to it as `<name>.part`, with the first bytes of the file; after any crash the next fetch
+continues from there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .threads import Job, Watch, ignore, run_together
 from .transport import Answer, Transient, Transport, blocks_of, hasher, matches, retrying
 
 RECORD = ".json"
-"""Suffix of the file that records where a part without a checksum comes from, after the name of the part."""
+"""Suffix, after the name of a part without a checksum, of the file that records where the part comes from."""
 
 _WRITTEN_AT_ONCE = 256 << 10
 _RECORDED_AT_ONCE = 64 << 20
@@ -38,10 +38,10 @@ _RECORD_BYTES = 64 << 10
 
 
 class PartialFile(Closing, ABC):
-    """Appends a file's bytes to its part and hashes them.
+    """The part of a file, to which bytes are appended while they are hashed.
 
-    `within` is the descriptor of the parent folder. Opening hashes what an earlier run left. `watch.progress` is called
-    with the number of bytes added to the part, negative when bytes are discarded; `watch.check` between blocks.
+    `within` is the descriptor of the parent folder. Opening hashes the bytes that an earlier run left. `watch.progress`
+    is called with the number of bytes added to the part, negative if bytes are discarded; `watch.check` between blocks.
     """
 
     size: int | None
@@ -67,7 +67,7 @@ class PartialFile(Closing, ABC):
 
     @abstractmethod
     def _take_over(self, size: int) -> None:
-        """Keep what can be kept of the `size` bytes that an earlier run left."""
+        """Keep the usable ones of the `size` bytes that an earlier run left."""
 
     def _hash_written(self, count: Callable[[int], None]) -> None:
         os.lseek(self._descriptor, 0, os.SEEK_SET)
@@ -79,12 +79,12 @@ class PartialFile(Closing, ABC):
 
     @property
     def received(self) -> int:
-        """How many bytes of the file there are, written or buffered."""
+        """The number of bytes of the file that have arrived, written or buffered."""
         return self._written + len(self._buffer)
 
     @property
     def can_resume(self) -> bool:
-        """Whether a later request can continue from the bytes that there are."""
+        """Whether a later request can continue after the bytes that have arrived."""
         return True
 
     def append(self, block: bytes | memoryview) -> None:
@@ -95,7 +95,7 @@ class PartialFile(Closing, ABC):
 
     def flush(self) -> None:
         """Write the buffered bytes."""
-        data, self._buffer = self._buffer, bytearray()  # first: after a failed write nothing may follow
+        data, self._buffer = self._buffer, bytearray()  # before the write: after a failure nothing may be written
         if data:
             fs.write(self._descriptor, memoryview(data), self._path)
             self._hasher.update(data)
@@ -124,7 +124,7 @@ class PartialFile(Closing, ABC):
 
     def close(self) -> None:
         if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1  # it is gone even where closing it fails
+            descriptor, self._descriptor = self._descriptor, -1  # it is invalid even if closing it fails
             fs.close(descriptor, self._path)
 
     def _count(self, more: int) -> None:
@@ -155,7 +155,7 @@ class VerifiedPart(PartialFile):
 
     @property
     def whole(self) -> bool:
-        """Whether there are as many bytes as the file has."""
+        """Whether as many bytes have arrived as the file has."""
         return self.received == self.size
 
     @property
@@ -171,7 +171,7 @@ class VerifiedPart(PartialFile):
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """The source of a part: its first `bytes` bytes have the digest `sha256` and are of `version` at `address`."""
+    """The origin of a part: its first `bytes` bytes have the digest `sha256` and come from `version` at `address`."""
 
     address: str
     version: str
@@ -184,7 +184,7 @@ class VersionedPart(PartialFile):
     """The part of a file without a checksum, in one version of the file.
 
     `version` is the validator of these bytes at `address`, None if unknown. `<name>.part.json` records both and the
-    digest of the bytes, so that no two versions are joined and no bytes that a crash damaged are kept.
+    digest of the bytes, so that parts of two versions are never joined, and bytes damaged by a crash are discarded.
     """
 
     def __init__(self, path: Path, within: int, watch: Watch) -> None:
@@ -202,7 +202,7 @@ class VersionedPart(PartialFile):
         return hashlib.sha256()
 
     def _take_over(self, size: int) -> None:
-        """Keep those bytes of an earlier run that are recorded, and no others."""
+        """Keep the recorded bytes of an earlier run, if they match their digest."""
         record = self._read_record()
         if record is None or size < record.bytes:
             fs.truncate(self._descriptor, 0, self._path)
@@ -228,15 +228,15 @@ class VersionedPart(PartialFile):
 
     @property
     def resumed_at(self) -> int:
-        """The byte to request next; the last one again if all are there, because an answer has at least one."""
+        """The byte to request next; the last one again if all have arrived, since a range cannot be empty."""
         return self.received if self.size is None else min(self.received, max(0, self.size - 1))
 
     def version_at(self, address: str) -> str | None:
-        """The validator with which the part can be resumed from an address; None if it has to start again there."""
+        """Return the validator to resume the part from an address; None if it has to start again there."""
         return self.version if self.received and self.address == address else None
 
     def begin(self, address: str, answer: Answer) -> None:
-        """Start the file again, in the version that the answer has."""
+        """Start the file again, in the version of the answer."""
         if self.received:
             self.restart()
         self.address, self.version, self.size = address, answer.version, answer.size
@@ -248,7 +248,7 @@ class VersionedPart(PartialFile):
             self.record()
 
     def record(self) -> None:
-        """Record how many bytes there are, once they are on the disk; the next run resumes there."""
+        """Sync the bytes and record their number; the next run resumes there."""
         if self.version is None or self._written == self._recorded:
             return
         self.sync()
@@ -271,7 +271,7 @@ class VersionedPart(PartialFile):
     def read_again(self, name: str) -> None:
         """Compare the bytes on the disk with those received; CorruptDataError, with nothing kept, if they differ."""
         self.sync()
-        with contextlib.suppress(AttributeError, OSError):  # not everywhere; then the page cache may answer
+        with contextlib.suppress(AttributeError, OSError):  # if it is not supported, the page cache may be read
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         received, self._hasher = self._hasher.digest(), self._new_hasher()
         self._hash_written(lambda size: None)
@@ -306,12 +306,12 @@ class VersionedPart(PartialFile):
 
 _Part = TypeVar("_Part", bound=PartialFile)
 _PART = ".part"
-_FAIR_BYTES = 1 << 20  # a cut after so many bytes, or this part of the file, was bad luck and not a bad server
+_FAIR_BYTES = 1 << 20  # an interruption after this many bytes, or 1/64 of the file, does not count as a failed attempt
 _FAIR_PARTS = 64
 
 
 class _Different(Exception):
-    """The bytes are not those that were announced."""
+    """The bytes do not match the announced checksum."""
 
 
 def fetch_files(
@@ -323,30 +323,38 @@ def fetch_files(
     note: Note | None = None,
     workers: int = 4,
 ) -> None:
-    """Bring files to `folder`, each below its path, verified; several at a time.
+    """Fetch files into `folder`, each to its path, and verify them; several at a time.
 
-    A file that is there with the right bytes is not fetched; one with other bytes is removed and fetched. A cut is
-    resumed, and counts as a failed attempt only if it brought nothing. Bytes that do not match are thrown away and
-    fetched once more from each address in turn.
+    An existing file with the right bytes is not fetched; one with other bytes is removed and fetched. An interrupted
+    transfer is resumed, and counts as a failed attempt only if hardly any bytes arrived. Bytes that do not match the
+    checksum are discarded and fetched once more, from each address in turn.
 
-    A file without a checksum must have the size that is listed, or else the answer's size, and is read again from the
-    disk. It is resumed only in the same version, by the remote's own word. One that is there is taken as it is if it
-    has the size that is listed, and fetched again if none is.
+    A file without a checksum must have the listed size, or else the size in the answer, and is read back from the disk
+    once. It is resumed only if the remote confirms that it still has the same version. An existing one is kept if it
+    has the listed size, and fetched again if no size is listed.
 
-    `progress` receives how many more bytes are there and may be right, also those that were there before; negative
-    when some turn out to be wrong. At the end the sum is the size of all files. `note` receives what went wrong and is
-    tried again. Both are called in the calling thread.
+    Args:
+        files: the files, with sizes and checksums as far as they are known.
+        folder: where they go.
+        transport: reads them.
+        progress: called with the number of additional bytes, including those of existing files; negative if bytes turn
+            out to be wrong. In the end the sum is the size of all files.
+        note: called with a sentence about each failure that is retried. Both are called in the calling thread.
+        workers: how many files are fetched at a time.
 
-    Raises what the first failure was: FormatError before anything is done for files that make no sense together,
-    CorruptDataError for bytes that never match, OutOfSpaceError, or the NetworkError, AuthorisationError or
-    DatasetNotFoundError of the file's first address. Parts stay, to be resumed.
+    Raises:
+        FormatError: the list of files is contradictory; nothing was done.
+        CorruptDataError: bytes never match.
+        OutOfSpaceError: the disk is full.
+        NetworkError, AuthorisationError, DatasetNotFoundError: the error of the first address of a file. Parts are
+            kept, to be resumed.
     """
     watch = Watch(progress or ignore, note or ignore)
     run_together(fetching(files, folder, transport), watch, workers=workers, interrupt=transport.interrupt)
 
 
 def fetching(files: Sequence[RemoteFile], folder: Path, transport: Transport) -> list[Job]:
-    """Return what `fetch_files` does, a job for each file, to run it together with other jobs."""
+    """Return a job for each file, as `fetch_files` runs them, to run them together with other jobs."""
     parts = _parts(files, folder)
     return [
         functools.partial(_fetch_file, file, folder, part, transport) for file, part in zip(files, parts, strict=True)
@@ -354,7 +362,7 @@ def fetching(files: Sequence[RemoteFile], folder: Path, transport: Transport) ->
 
 
 def _parts(files: Sequence[RemoteFile], folder: Path) -> list[Path]:
-    """Check what the remote states about its files and choose the name of each one's part."""
+    """Check the list of files, and return the path of the part of each file."""
     names = {file.path for file in files}
     if len(names) < len(files):
         raise FormatError("the remote lists a file twice")
@@ -369,7 +377,7 @@ def _parts(files: Sequence[RemoteFile], folder: Path) -> list[Path]:
         if file.checksum is not None:
             hasher(file.checksum, file.known_size)
         part = file.path + _PART
-        while part in names or part + RECORD in names:  # the dataset has a file of that very name
+        while part in names or part + RECORD in names:  # the dataset has a file with the name of the part
             part += _PART
         parts.append(folder / part)
     return parts
@@ -382,7 +390,7 @@ def _folders_of(path: str) -> Iterator[str]:
 
 
 def _fetch_file(file: RemoteFile, folder: Path, part_path: Path, transport: Transport, watch: Watch) -> None:
-    """Bring one file to its place, from the first address that has it; into no folder that a link leads to."""
+    """Fetch one file from the first address that has it; UsageError for a link on the way to its folder."""
     target = folder / file.path
     with fs.folder_below(folder, target.parent, make=True) as within:
         if _is_there(file, target, within, watch):
@@ -410,10 +418,10 @@ def _fetch_verified(
 def _fetch_unverified(
     file: RemoteFile, target: Path, part_path: Path, within: int, transport: Transport, watch: Watch
 ) -> None:
-    """Bring a file without a checksum to `target`: sizes, versions and a second reading decide.
+    """Fetch a file without a checksum to `target`, and verify it by its size and by reading it back.
 
     A part is resumed only if the remote confirms, with a strong validator, that it still serves the same bytes.
-    CorruptDataError if the disk gives back other bytes than those received.
+    CorruptDataError if the disk returns other bytes than those received.
     """
     with VersionedPart(part_path, within, watch) as part:
         failures = _failed_addresses(_UnverifiedFetch(file, part, transport, watch))
@@ -442,7 +450,7 @@ def _failed_addresses(fetch: _FileFetch[Any]) -> list[RbtoolError]:
 
 
 def _is_there(file: RemoteFile, target: Path, within: int, watch: Watch) -> bool:
-    """Return whether the file is there and right; one that is wrong is removed."""
+    """Return whether the file exists with the right bytes; remove one with other bytes."""
     try:
         kind = os.stat(target.name, dir_fd=within, follow_symlinks=False).st_mode
     except FileNotFoundError:
@@ -467,7 +475,7 @@ def _is_as_listed(file: RemoteFile, target: Path, within: int) -> bool:
 
 
 def _first_of(failures: Sequence[RbtoolError]) -> RbtoolError:
-    """The failure of the first address, which names how many others were tried."""
+    """Return the failure of the first address, with the number of addresses that were tried."""
     first = failures[0]
     if len(failures) == 1:
         return first
@@ -479,7 +487,7 @@ def _first_of(failures: Sequence[RbtoolError]) -> RbtoolError:
 
 
 class _FileFetch(ABC, Generic[_Part]):
-    """Fetches what is missing of one file, from one address at a time."""
+    """Fetches the missing bytes of one file, from one address at a time."""
 
     def __init__(self, file: RemoteFile, part: _Part, transport: Transport, watch: Watch) -> None:
         self.file = file
@@ -499,14 +507,14 @@ class _FileFetch(ABC, Generic[_Part]):
 
     @abstractmethod
     def _read(self) -> None:
-        """Make one request and add what it brings to the part."""
+        """Make one request and add the bytes of its answer to the part."""
 
     @property
     def host(self) -> str:
         return urlsplit(self.address).hostname or "its source"
 
     def too_short(self, size: int) -> Transient:
-        """Make the failure of an answer that ends before the file does."""
+        """Return the failure for an answer that ends before the file does."""
         ended = f"it ended after {self.part.received:,} of {size:,} bytes"
         return Transient(NetworkError(f"{self.file.path} could not be fetched from {self.host}: {ended}"))
 
@@ -515,7 +523,7 @@ class _FileFetch(ABC, Generic[_Part]):
             retrying(self._attempt, note=self.watch.note, sleep=self.watch.sleep)
 
     def _attempt(self) -> None:
-        """Make one request; a failure after a fair part of the file is reported and does not count as an attempt."""
+        """Make one request; a failure after a good part of the file is reported and does not count as an attempt."""
         self.watch.check()
         before = self.part.received
         try:
@@ -528,7 +536,7 @@ class _FileFetch(ABC, Generic[_Part]):
                 raise
             self.watch.note(f"{failure}; resuming at byte {self.part.received:,}")
             if failure.retry_after is not None:
-                raise  # the wait that the server asks for has priority
+                raise  # `retrying` waits as long as the server asks
 
 
 class _VerifiedFetch(_FileFetch[VerifiedPart]):
@@ -588,7 +596,7 @@ class _UnverifiedFetch(_FileFetch[VersionedPart]):
         self._read_until_complete()
 
     def _read(self) -> None:
-        """Resume the version that the part holds, or start again with the version that the remote has now."""
+        """Resume the version of the part, or start again with the current version of the remote."""
         version = self.part.version_at(self.address)
         if version is not None:
             with self.transport.open_version(self.address, self.part.resumed_at, version) as answer:
@@ -603,11 +611,11 @@ class _UnverifiedFetch(_FileFetch[VersionedPart]):
             self._receive(answer, skip=0)
 
     def _continues(self, answer: Answer, version: str) -> bool:
-        """Return whether an answer is certainly of the bytes that the part begins with."""
+        """Return whether an answer certainly continues the bytes of the part."""
         return answer.version == version and answer.size == self.part.size and answer.start <= self.part.received
 
     def _receive(self, answer: Answer, skip: int) -> None:
-        """Append the bytes of an answer after its first `skip`; whatever ends it, what came is written."""
+        """Append the bytes of an answer after its first `skip`; also after an error, received bytes are written."""
         expected = answer.size if answer.size is not None else self.file.size
         self._require_size(answer)
         try:

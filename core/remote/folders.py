@@ -1,7 +1,7 @@
 """Folders of datasets that streams read: at a commit of a hub, in a bucket of S3 or Google Cloud, or on a web server.
 
-Web servers and buckets need not list their files: the manifest names them. All are read over http by `HttpTransport`.
-Credentials are found by botocore and google-auth, in every process anew, and are in no address, message or pickle.
+Web servers and buckets need not list their files, since the manifest does. All are read over http by `HttpTransport`.
+Credentials are found by botocore and google-auth in every process anew; no address, message or pickle contains them.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]+)?", re.ASCII)
 
 
 class RemoteFolder(Closing):
-    """The files of a dataset at a remote, in the state in which they were when it was opened.
+    """The files of a dataset at a remote, in the state that they had when the folder was opened.
 
-    A file has a checksum of the remote, or the version that it had. `key` is another one for every folder and state.
-    A pickle has the state, and makes connections of its own, as a process does that was forked.
+    Each file has the remote's checksum or a version. `key` is a text that differs for every folder and state. A pickle
+    contains the state; its copy, like a forked process, makes connections of its own.
     """
 
     def __init__(
@@ -73,9 +73,10 @@ class RemoteFolder(Closing):
         self._own = {os.getpid(): (transport, threading.Lock(), threading.Lock())}
 
     def _of_process(self) -> tuple[HttpTransport, threading.Lock, threading.Lock]:
-        """What this process has: a fork copies connections that are in use, and locks that nobody will release.
+        """Return the transport and the locks of this process.
 
-        Threads that ask at the same time get the same: `setdefault` is one step.
+        A forked process needs new ones: it inherits connections that its parent uses, and locks that nobody releases.
+        `setdefault` is atomic, so that all threads get the same ones.
         """
         own = self._own.get(os.getpid())
         return own or self._own.setdefault(os.getpid(), (self._kind(), threading.Lock(), threading.Lock()))
@@ -87,28 +88,28 @@ class RemoteFolder(Closing):
 
     @property
     def alone(self) -> threading.Lock:
-        """A lock for threads of this process that fetch files for each other."""
+        """A lock for threads of this process whose files several shards share, so that only one fetches at a time."""
         return self._of_process()[1]
 
     @property
     def turn(self) -> threading.Lock:
-        """A lock of the thread of this process that fetches what is needed first."""
+        """A lock of the thread of this process whose shard is fetched first."""
         return self._of_process()[2]
 
     def fetch(self, names: Sequence[str], folder: Path, *, pinned: Sequence[str] = (), workers: int = 4) -> None:
-        """Bring whole files to a folder, where they are not there; they are compared with checksums of the remote.
+        """Fetch whole files into a folder, unless they exist there, and compare them with the remote's checksums.
 
-        At the same time find out which versions of the files `pinned` there are, which are not fetched.
+        At the same time request the versions of the files `pinned`, without fetching them.
         """
         jobs = self._jobs(names, folder, pinned)
         run_together(jobs, Watch(), workers=workers, interrupt=self.transport.interrupt)
 
     def _jobs(self, names: Sequence[str], folder: Path, pinned: Sequence[str]) -> list[Job]:
-        """Return the jobs of `fetch`. Of what a hub's commit has there is one version."""
+        """Return the jobs of `fetch`. At a commit of a hub, files have only one version, so that none is pinned."""
         return fetching([self.files[name] for name in names], folder, self.transport)
 
     def read(self, name: str, start: int, stop: int, write: Callable[[memoryview, int], None]) -> None:
-        """Pass bytes of a file to `write`; ChangedMeanwhileError if the remote has another version of it by now."""
+        """Pass bytes of a file to `write`; ChangedMeanwhileError if the remote now has another version of the file."""
         file, what = self.files[name], f"{name} of {self.address}"
         read_range(self.transport, file.addresses[0], start, stop, write, what=what, version=file.version)
 
@@ -149,15 +150,15 @@ def _closed_on_failure(transport: HttpTransport) -> Iterator[None]:
 
 
 def is_web_address(text: str) -> bool:
-    """Return whether a text begins like the address of a folder in a bucket or on a web server."""
+    """Return whether a text starts like the address of a folder in a bucket or on a web server."""
     return text.partition("://")[0].lower() in _SCHEMES and "://" in text
 
 
 def web_folder(text: str) -> RemoteFolder:
     """Open a folder in a bucket or on a web server: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `http(s)://…`.
 
-    The manifest and the digests of shards are read, at the same time. UsageError for another address, also for one with
-    a password or a query, DatasetNotFoundError where no manifest is, and what a transport raises.
+    Reads the manifest and the digests of shards, in parallel. UsageError for other addresses, and for one with a
+    password or a query; DatasetNotFoundError if there is no manifest; the errors of transports.
     """
     address = _web_address(text)
     scheme, _, rest = address.partition("://")
@@ -179,14 +180,14 @@ def web_folder(text: str) -> RemoteFolder:
 
 
 class _WebFolder(RemoteFolder):
-    """A folder of which `documents` were read when it was opened, and all else is what the manifest lists.
+    """A folder whose files are those that its manifest lists; `documents` were read when it was opened.
 
-    CorruptDataError where files that it lists are missing or have other sizes.
+    CorruptDataError if listed files are missing or have other sizes.
     """
 
     def _begin(self, transport: HttpTransport) -> None:
         super()._begin(transport)
-        self.documents: dict[str, bytes] = {}  # until they are in a file
+        self.documents: dict[str, bytes] = {}  # until `fetch` writes them to files
         self._whole: list[str] = []
 
     def fetch(self, names: Sequence[str], folder: Path, *, pinned: Sequence[str] = (), workers: int = 4) -> None:
@@ -211,7 +212,7 @@ class _WebFolder(RemoteFolder):
         return [functools.partial(self._expect, name, job) for name, job in zip((*names, *asked), jobs, strict=True)]
 
     def _pin(self, name: str, watch: Watch) -> None:
-        """Ask for the size and the version of a file."""
+        """Request the size and the version of a file."""
         file = self.files[name]
         size, version, ranged = retrying(lambda: self.transport.look_up(*file.addresses), sleep=watch.sleep)
         if size not in (None, file.size):
@@ -221,11 +222,11 @@ class _WebFolder(RemoteFolder):
         self.files[name] = replace(file, version=version)
 
     def _expect(self, name: str, job: Job, watch: Watch) -> None:
-        """Run the job of a file."""
+        """Run the job of a file; CorruptDataError if the file is missing although the manifest lists it."""
         try:
             job(watch)
         except DatasetNotFoundError as error:
-            if self.files[name].checksum is not None:  # a document: it is not listed
+            if self.files[name].checksum is not None:  # a document, which the manifest does not list
                 raise
             raise CorruptDataError(f"{self.address} has no {name}, which its manifest lists") from error
 
@@ -235,14 +236,14 @@ def _place(address: str, name: str) -> tuple[str]:
 
 
 def _documents(address: str, transport: WebTransport) -> dict[str, bytes]:
-    """Read the manifest and, where they are, the digests of shards."""
+    """Read the manifest and, if they exist, the digests of shards."""
     names = (MANIFEST, SHARD_DIGESTS)
 
     def read(name: str, watch: Watch) -> bytes:
         return read_small(transport, *_place(address, name), limit=_DOCUMENT_BYTES, sleep=watch.sleep)
 
     manifest, digests = ask_all([functools.partial(read, name) for name in names], transport)
-    if isinstance(manifest, DatasetNotFoundError) and not manifest.hint:  # with one there is not even a bucket
+    if isinstance(manifest, DatasetNotFoundError) and not manifest.hint:  # with a hint, the bucket itself is missing
         raise DatasetNotFoundError(f"{address} is not an rbtool dataset: it has no {MANIFEST}") from manifest
     if isinstance(manifest, RbtoolError):
         raise manifest
@@ -258,7 +259,7 @@ def _documents(address: str, transport: WebTransport) -> dict[str, bytes]:
 
 
 def _web_address(text: str) -> str:
-    """Read an address, without a slash at its end; messages do not repeat what may be secret in it."""
+    """Parse an address and return it without a slash at its end; messages do not repeat parts that may be secret."""
     scheme, _, rest = text.partition("://")
     scheme, rest = scheme.lower(), rest.rstrip("/")
     host, _, path = rest.partition("/")
@@ -283,7 +284,7 @@ class WebTransport(HttpTransport):
     """Files on web servers, unless the environment forbids the network."""
 
     def named(self, address: str) -> str:
-        """The address itself, which has no secrets: a bucket is not the host that answers."""
+        """Return the address itself, which has no secrets, and which names the bucket, unlike the host."""
         return address
 
     @contextmanager
@@ -315,8 +316,8 @@ class S3Transport(WebTransport):
     """Objects of S3, or of a server that speaks its protocol: the extra `s3`.
 
     botocore finds endpoint, region and credentials as the AWS command line does (`AWS_ENDPOINT_URL`, `AWS_PROFILE`, a
-    role of the machine). Where there are no credentials, requests are not signed. A bucket of another region than the
-    configured one is asked for there.
+    role of the machine). Without credentials, requests are not signed. A bucket in another region than the configured
+    one is requested from its own region.
     """
 
     def __init__(self) -> None:
@@ -336,7 +337,7 @@ class S3Transport(WebTransport):
     def url(self, address: str) -> str:
         bucket, key = _object_at(address)
         with _as_refusals(bucket):
-            client = self._s3(bucket)  # unsigned: the address alone
+            client = self._s3(bucket)  # the client does not sign: this only builds the address
             found: str = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key})
         return found
 
@@ -347,7 +348,7 @@ class S3Transport(WebTransport):
         from botocore.awsrequest import AWSRequest
 
         with _as_refusals(bucket):
-            with self._making:  # finds and renews them
+            with self._making:  # the first call searches for credentials, later ones renew them
                 credentials = self._session.get_credentials()
                 frozen = credentials and credentials.get_frozen_credentials()
             if not frozen:
@@ -358,8 +359,8 @@ class S3Transport(WebTransport):
 
     def refusal(self, response: httpx2.Response, address: str) -> Exception:
         bucket, region = _object_at(address)[0], response.headers.get("x-amz-bucket-region", "")
-        # Requests that were made at the same time as the one that found the region out are made again, too: they went
-        # to another host, or are signed for another region.
+        # Several requests may be under way when the first answer tells the region. All are repeated that went to
+        # another host or were signed for another region.
         asked = (response.history or [response])[0].request
         signature = asked.headers.get("authorization", "")
         meant = asked.url.host == urlsplit(self.url(address)).hostname and (not signature or f"/{region}/" in signature)
@@ -400,20 +401,20 @@ class S3Transport(WebTransport):
 
 
 def _without_token_elsewhere(request: httpx2.Request) -> None:
-    """Send no session token to where a redirection leads: the client leaves out only the signature."""
+    """Remove the session token from a redirected request, from which the client removes only the signature."""
     if "authorization" not in request.headers:
         request.headers.pop("x-amz-security-token", None)
 
 
 def _without_tokens(record: logging.LogRecord) -> bool:
-    """Hide session tokens in what botocore logs of signatures at level DEBUG."""
+    """Hide session tokens in botocore's log of signatures at level DEBUG."""
     record.msg, record.args = re.sub(r"(?i)(security-token:)\S+", r"\1***", record.getMessage()), ()
     return True
 
 
 @contextmanager
 def _as_refusals(bucket: str) -> Iterator[None]:
-    """Raise what botocore raises about profiles, regions and credentials as what it means."""
+    """Translate botocore's errors about profiles, regions and credentials into rbtool's."""
     try:
         yield
     except RbtoolError:
@@ -431,7 +432,7 @@ def _as_refusals(bucket: str) -> Iterator[None]:
 
 
 def _code_of(response: httpx2.Response) -> str:
-    """The code of an error in the body of an answer, "" without one."""
+    """Return the error code in the body of an answer; "" if there is none."""
     import httpx2
 
     with suppress(httpx2.HTTPError, Transient):
@@ -444,7 +445,8 @@ def _code_of(response: httpx2.Response) -> str:
 class GcsTransport(WebTransport):
     """Objects of Google Cloud Storage, by its XML API: public ones, and others with credentials of the extra `gcp`.
 
-    Credentials are looked for once the bucket is refused without them. `STORAGE_EMULATOR_HOST` names another server.
+    Credentials are searched for only after a request without them was refused. `STORAGE_EMULATOR_HOST` names another
+    server.
     """
 
     def __init__(self) -> None:
@@ -474,7 +476,7 @@ class GcsTransport(WebTransport):
         return failure(response, self.named(address), hint=self.hint)
 
     def _found_credentials(self, address: str, response: httpx2.Response) -> bool:
-        """Look for credentials once; return whether the request was made without them, and can be made with them."""
+        """Search for credentials once; return whether the refused request was made without them and can be repeated."""
         with self._finding:
             if not self._looked:
                 try:
@@ -487,7 +489,7 @@ class GcsTransport(WebTransport):
                     ) from error
                 with _as_google_refusals(address), suppress(DefaultCredentialsError):
                     self._credentials, _ = google.auth.default(scopes=[_READ_ONLY])
-                self._looked = True  # only now: another thread that asks meanwhile has to get the same error
+                self._looked = True  # only after success, so that waiting threads get the same error
         return self._credentials is not None and "authorization" not in response.request.headers
 
 
@@ -503,6 +505,6 @@ def _as_google_refusals(address: str) -> Iterator[None]:
 
 
 def _object_at(address: str) -> tuple[str, str]:
-    """The bucket and the key that an address names."""
+    """Return the bucket and the key in an address."""
     bucket, _, key = address.partition("://")[2].partition("/")
     return bucket, unquote(key)

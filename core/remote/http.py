@@ -1,6 +1,6 @@
-"""Files over http: a transport for many threads, failures explained, and base classes of sources of plain URLs.
+"""Files over http: a thread-safe transport with explained failures, and base classes for sources of plain URLs.
 
-Sources may have mirrors: base URLs that the environment names, tried in order.
+Sources may have mirrors: base URLs in an environment variable, which are tried in order.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _PROXY_HINT = "a proxy is set in the environment: check HTTPS_PROXY and HTTP_PRO
 class HttpTransport(Transport):
     """Reads files over http and https; the client is made at the first request and shared by all threads.
 
-    Proxies and certificates come from the environment, `RBTOOL_TIMEOUT` gives for how many seconds a server may be
-    silent (30). `hint` is what to do when access is refused.
+    Proxies and certificates come from the environment; `RBTOOL_TIMEOUT` is the number of seconds for which a server may
+    be silent (30). `hint` is what to do when access is refused.
     """
 
     def __init__(self, *, hint: str = "") -> None:
@@ -74,24 +74,25 @@ class HttpTransport(Transport):
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     def headers(self, address: str, url: str) -> Mapping[str, str]:
-        """Headers to send to this address, or to its `url`: a token for instance; Authorization does not follow to
-        another host.
+        """Return headers for requests of this address, whose `url` is given: a token, for instance.
+
+        Authorization is not sent on to another host by redirections.
         """
         return {}
 
     def url(self, address: str) -> str:
-        """Where an address is requested: addresses of http are what they are."""
+        """Return the URL from which an address is requested; for addresses of http the address itself."""
         return address
 
     def named(self, address: str) -> str:
-        """What messages call the file at an address: the last part of its path, which is what people call it."""
+        """Return the name of the file at an address for messages: the last part of its path."""
         try:
             return PurePosixPath(unquote(urlsplit(address).path)).name or "the file"
         except ValueError:
             return "the file"
 
     def refusal(self, response: httpx2.Response, address: str) -> Exception:
-        """Describe an answer without the file at an address, as `failure` does."""
+        """Return the error for an answer without the file at an address, as `failure` does."""
         return failure(response, self.named(address), hint=self.hint)
 
     @contextlib.contextmanager
@@ -109,12 +110,12 @@ class HttpTransport(Transport):
             if found is not None:
                 blocks = self._blocks(response, what)
                 yield found, blocks
-                # Who has what it asked for may not have asked whether that is the end. A server that has not said how
-                # much it sends may let wait for the end as long as it is allowed to be silent.
+                # A caller that has all bytes may not have read to the end of the body, which is needed to reuse the
+                # connection. Without a Content-Length that could wait until the time-out, so it is left out then.
                 if response.status_code == 206 and "Content-Length" in response.headers:
                     next(blocks, None)
                 return
-        # The range was refused, or is not the one asked for.
+        # The range was refused, or the answer has another one.
         with self._get(address, 0, what, match=version) as response:
             if _start_of(response, 0) is None:
                 raise NetworkError(f"{_host(response)} sends another part of {what} than requested")
@@ -141,7 +142,7 @@ class HttpTransport(Transport):
         what = self.named(address)
         with self._get(address, 0, what, stop=1) as response:
             ranged = response.status_code == 206
-            if ranged:  # the connection can be used again once it is read
+            if ranged:  # the connection can be reused only after its body is read
                 collections.deque(self._blocks(response, what), 0)
             return _size_of(response), _version_of(response), ranged
 
@@ -150,8 +151,8 @@ class HttpTransport(Transport):
             sockets = list(self._sockets)
         for connection in sockets:
             with contextlib.suppress(OSError):
-                # Closing a socket wakes nobody who reads from it. The plain method, for a TLS socket's own would
-                # take the encryption from under the reader.
+                # Closing a socket does not wake its readers, but shutting it down does. The method of the plain socket
+                # is used because the one of a TLS socket would discard the TLS state while another thread reads.
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -165,11 +166,11 @@ class HttpTransport(Transport):
         self, address: str, offset: int, what: str, version: str | None = None, stop: int | None = None,
         match: str | None = None,
     ) -> Iterator[httpx2.Response]:  # fmt: skip
-        """Ask for an address from `offset` on, to `stop` or to its end; 200, 206 and, for a range, 416 come back as
-        they are.
+        """Request the bytes `[offset, stop)` of an address, by default to its end.
 
-        With a `version` the range is asked for only of that one, and with `match` anything is: then another one raises
-        ChangedMeanwhileError.
+        Answers with the status 200, 206 and, for a range, 416 are yielded; any other raises an error. With `version`
+        the server sends the whole file instead of the range if it has another version (If-Range). With `match` another
+        version raises ChangedMeanwhileError.
         """
         url = self.url(address)
         headers = {"Accept-Encoding": "identity", **self.headers(address, url)}
@@ -200,7 +201,7 @@ class HttpTransport(Transport):
             yield from paced(response.iter_raw(), what)
 
     def _connected(self) -> httpx2.Client:
-        import httpx2  # only when something is fetched: it would slow every start of the command line
+        import httpx2  # not at the top: the import would slow down every start of the command line
 
         with self._lock:
             if self._client is None:
@@ -209,14 +210,14 @@ class HttpTransport(Transport):
                 try:
                     self._client = httpx2.Client(timeout=timeout, headers=agent)
                 except (ImportError, ValueError, httpx2.InvalidURL):
-                    # The reason would show the proxy's address.
+                    # Without the cause, which would show the proxy's address.
                     raise NetworkError(
                         "the proxy that the environment names cannot be used", hint=_PROXY_HINT
                     ) from None
             return self._client
 
     def _watch(self, event: str, info: Mapping[str, Any]) -> None:
-        """Remember each connection when it is made, so that another thread can break it off."""
+        """Remember each new connection, so that `interrupt` can shut it down from another thread."""
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
             connection = info["return_value"].get_extra_info("socket")
             if isinstance(connection, socket.socket):
@@ -225,11 +226,11 @@ class HttpTransport(Transport):
 
 
 def failure(cause: Exception | httpx2.Response, what: str, *, hint: str = "", done: str = "fetched from") -> Exception:
-    """Describe what an exception of the http client or a response without the file means.
+    """Return the error for an exception of the http client or for a response without the file.
 
-    Returns a `Transient` for what may pass, an RbtoolError for what will not, and an exception that is not the
-    client's as it is. Sentences name `what` was fetched and the host: no query, no user, no proxy. `hint` is what
-    to do about refused access, and `done` what was to be done with a host in a request that failed.
+    Returns a `Transient` for a temporary failure, an RbtoolError for a permanent one, and exceptions of other origin
+    unchanged. Messages contain `what` was fetched and the host, but no query, user or proxy. `hint` is what to do about
+    refused access; `done` is the verb in messages about failed requests, such as "sent to".
     """
     import httpx2
 
@@ -268,7 +269,7 @@ def _failed_answer(response: httpx2.Response, what: str, hint: str) -> Exception
 
 
 def asked_wait(response: httpx2.Response) -> float | None:
-    """Seconds the server asks to wait: by Retry-After, else by its limit of requests, as in `"api";r=0;t=55`."""
+    """Return the seconds that the server asks to wait: by Retry-After, or by its rate limit, as in `"api";r=0;t=55`."""
     asked = retry_after(response.headers.get("Retry-After"))
     window = re.search(r";\s*r=0\s*;\s*t=([0-9]{1,9})", response.headers.get("RateLimit", ""))
     return float(window[1]) if asked is None and window and response.status_code == 429 else asked
@@ -328,7 +329,7 @@ def _refused_by_proxy(failed: str) -> NetworkError:
 
 @contextlib.contextmanager
 def _as_network_errors(what: str, hint: str) -> Iterator[None]:
-    """Raise failures of the http client as what they mean."""
+    """Translate errors of the http client into rbtool's."""
     import httpx2
 
     try:
@@ -338,9 +339,9 @@ def _as_network_errors(what: str, hint: str) -> Iterator[None]:
 
 
 def _start_of(response: httpx2.Response, offset: int, stop: int | None = None) -> int | None:
-    """At which byte of the file the body starts; None where that is not known or is after what was asked for.
+    """Return the byte of the file at which the body starts; None if it is unknown or after `offset`.
 
-    Up to a `stop`, it has to start there: what starts before may be the late answer to another request on a connection.
+    With a `stop` it has to start exactly at `offset`: an earlier start may be the late answer to another request.
     """
     if response.status_code == 200:
         return 0
@@ -352,7 +353,7 @@ def _start_of(response: httpx2.Response, offset: int, stop: int | None = None) -
 
 
 def _answer(response: httpx2.Response, start: int, blocks: Iterator[bytes], what: str) -> Answer:
-    """What a response states about the file; NetworkError for one in an encoding that nobody asked for."""
+    """Return the answer of a response; NetworkError if it is encoded although no encoding was requested."""
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise NetworkError(f"{_host(response)} sends {what} in the encoding {encoding}, expected none")
@@ -362,7 +363,7 @@ def _answer(response: httpx2.Response, start: int, blocks: Iterator[bytes], what
 
 
 def _size_of(response: httpx2.Response) -> int | None:
-    """The size of the whole file, None where the response does not give it."""
+    """Return the size of the whole file; None if the response does not state it."""
     if response.status_code in (206, _RANGE_NOT_SATISFIABLE):
         found = re.fullmatch(
             r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]{1,18})", response.headers.get("Content-Range", "").strip()
@@ -373,7 +374,7 @@ def _size_of(response: httpx2.Response) -> int | None:
 
 
 def _version_of(response: httpx2.Response) -> str | None:
-    """A strong validator: an ETag that is not weak; else the date of modification, if it is a second old or more."""
+    """Return a strong validator: an ETag that is not weak, or a date of modification at least a second ago."""
     tag = response.headers.get("ETag", "").strip()
     if tag:
         return tag if re.fullmatch(r'"[\x21\x23-\x7e]*"', tag) else None
@@ -393,7 +394,7 @@ def _host(cause: httpx2.Response | httpx2.RequestError) -> str:
 
 
 def phrase_of(status: int) -> str:
-    """The usual words for a status, "" for one that has none."""
+    """Return the standard phrase of a status; "" for an unknown one."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:
@@ -401,7 +402,7 @@ def phrase_of(status: int) -> str:
 
 
 def causes_of(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what it came from, the last one first."""
+    """Yield an error and its causes, the most recent first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -414,12 +415,12 @@ def _has_proxy() -> bool:
 class HttpSource(Source):
     """Datasets whose files are behind http or https addresses, with or without checksums.
 
-    A subclass implements `remote`, `list_ids` and `addresses`, and `checksums` where they are known. A file without
-    a checksum is compared with the size that its server gives, and the manifest states that it is not verified by the
+    A subclass implements `remote`, `list_ids` and `addresses`, and `checksums` if they are known. A file without a
+    checksum is compared with the size that its server states, and the manifest records that it is not verified by the
     remote. Such a source has no revisions.
 
-    `look_up` calls `list_ids`: keep a list that was requested. What is requested directly, without `probe`, comes after
-    `require_network`, since the transport does not look at `RBTOOL_OFFLINE`.
+    `look_up` calls `list_ids`, which should therefore cache a list that it requests. A request that does not go through
+    `probe` has to call `require_network` first, since the transport ignores `RBTOOL_OFFLINE`.
     """
 
     def __init__(self) -> None:
@@ -434,7 +435,7 @@ class HttpSource(Source):
         return {}
 
     def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
-        """Ask the server of each file for its size and version."""
+        """Request the size and version of each file from its server."""
         if revision is not None:
             raise UsageError(f"{self.remote} keeps no revisions", hint="leave out --revision")
         if dataset_id not in self.ids().ids:
@@ -446,7 +447,7 @@ class HttpSource(Source):
         return RemoteDataset(dataset_id, f"{self.remote.rstrip('/')}/{dataset_id}", None, tuple(files))
 
     def probe(self, path: str, addresses: Sequence[str], checksum: str | None = None) -> RemoteFile:
-        """Describe a file as the first of its servers that answers has it; the failure of the first, if none does."""
+        """Request size and version of a file from the first server that answers; raise the first failure if none."""
         failures: list[RbtoolError] = []
         for address in addresses:
             require_network(f"asking {urlsplit(address).hostname}")
@@ -466,7 +467,7 @@ class HttpSource(Source):
             return answer.size, answer.version
 
     def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:
-        """Bring the files to `folder`, a few at a time."""
+        """Fetch the files into `folder`, a few at a time."""
         for host in {urlsplit(address).hostname for file in files for address in file.addresses}:
             require_network(f"fetching from {host}")
         fetch_files(files, folder, self.transport, progress=progress, note=note)
@@ -476,12 +477,12 @@ class HttpSource(Source):
         self.transport.close()
 
 
-_ADDRESS = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", re.ASCII)  # no password: addresses are recorded
+_ADDRESS = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", re.ASCII)  # without passwords, since addresses are recorded
 
 
 @contextlib.contextmanager
 def hint_on_failure(hint: str) -> Iterator[None]:
-    """Add a hint to errors of the network that have none."""
+    """Add a hint to network errors that have none."""
     try:
         yield
     except (NetworkError, AuthorisationError, DatasetNotFoundError) as error:
@@ -490,27 +491,27 @@ def hint_on_failure(hint: str) -> Iterator[None]:
 
 
 class MirrorSource(HttpSource):
-    """Files below base URLs (http or https), those that an environment variable names or the default ones.
+    """A source of files below base URLs (http or https), which an environment variable can replace by mirrors.
 
-    A file with a checksum must have it. Any other has to begin as its format does and to be readable, which
-    `require_readable` decides, before it is taken; the next mirror is asked where it is not.
+    A file with a checksum must match it. Any other file must begin with a signature of the format and pass
+    `require_readable`; otherwise the next mirror is tried.
     """
 
     namespaced = False
     title: ClassVar[str]
     """The name of the format in sentences."""
     bases_variable: ClassVar[str]
-    """The environment variable that names base URLs, separated by blanks or commas, in the order to try them."""
+    """The environment variable with base URLs, separated by blanks or commas, in the order in which to try them."""
     defaults: ClassVar[tuple[str, ...]]
-    """The base URLs without that variable."""
+    """The base URLs if that variable is not set."""
     signatures: ClassVar[tuple[bytes, ...]]
-    """What files begin with: one of these, which have the same length."""
+    """The possible first bytes of files, all of the same length."""
     server_hint: ClassVar[str] = ""
-    """What a user can do where the servers fail: the hint of errors of the network that have none."""
+    """What a user can do if the servers fail: the hint of network errors that have none."""
 
     @abstractmethod
     def require_readable(self, path: Path) -> None:
-        """Open a file that came; FormatError if it is not in the format."""
+        """Open a fetched file; FormatError if it is not in the format."""
 
     def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
         """Describe the files of a dataset; UsageError for a revision, which mirrors do not keep."""
@@ -520,17 +521,17 @@ class MirrorSource(HttpSource):
         return RemoteDataset(dataset_id, files[0].addresses[0], None, tuple(files))
 
     def find_files(self, dataset_id: str) -> Sequence[RemoteFile]:
-        """Ask for size and version of the files of a dataset; DatasetNotFoundError for one that is not published."""
+        """Request size and version of the files of a dataset; DatasetNotFoundError if it is not published."""
         addresses = self.addresses(dataset_id)
         with self.explained():
             return [self.described(path, places) for path, places in addresses.items()]
 
     def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
-        """Return the id, since the names of files do not state it in full."""
+        """Return the id, which the names of the files do not contain in full."""
         return {"id": dataset_id}
 
     def explained(self, file: RemoteFile | None = None) -> AbstractContextManager[None]:
-        """Return a context that adds `server_hint` to errors of the network, those about `file` if it is known."""
+        """Return a context that adds `server_hint` to network errors; they concern `file`, if it is known."""
         return hint_on_failure(self.server_hint)
 
     @property
@@ -552,7 +553,7 @@ class MirrorSource(HttpSource):
         return self.bases[0]
 
     def described(self, path: str, addresses: Sequence[str]) -> RemoteFile:
-        """Describe a file as the first mirror has it that sends the format, with that mirror and those after it."""
+        """Describe a file by the first mirror that sends the right format; the later mirrors stay as alternatives."""
         failures: list[RbtoolError] = []
         for count, address in enumerate(addresses):
             require_network(f"asking {urlsplit(address).hostname}")
@@ -574,7 +575,7 @@ class MirrorSource(HttpSource):
             return answer.size, answer.version
 
     def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:
-        """Bring the files to `folder`."""
+        """Fetch the files into `folder`."""
         for file in files:
             with self.explained(file):
                 if file.checksum is not None:
@@ -583,7 +584,7 @@ class MirrorSource(HttpSource):
                     self._download_unverified(file, folder, progress, note)
 
     def _download_unverified(self, file: RemoteFile, folder: Path, progress: Advance, note: Note) -> None:
-        """Bring a file whose checksum is not known from the first mirror that has it in the format."""
+        """Fetch a file without a checksum from the first mirror that has it in the right format."""
         failures: list[RbtoolError] = []
         for address in file.addresses:
             received = 0
@@ -606,7 +607,7 @@ class MirrorSource(HttpSource):
         raise failures[0]
 
     def _require_readable(self, path: Path, address: str) -> None:
-        """Open what came, and remove it if it is not in the format."""
+        """Open a fetched file, and remove it if it is not in the format."""
         try:
             self.require_readable(path)
         except FormatError as error:

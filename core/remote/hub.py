@@ -1,13 +1,13 @@
 """Dataset repositories on a Hugging Face hub: listing and reading them, sources that download them, and uploads.
 
-Token, endpoint, session and errors come from huggingface_hub, which reads its variables when it is imported:
-that is when a hub is first asked. Pages of a listing are turned here. Its own way of doing that waits for a silent
-server without end, regardless of the session, and repeats failed requests six times, each time that we do.
+Token, endpoint, session and errors come from huggingface_hub, which reads its environment variables when it is
+imported; it is imported at the first request. Pages of a listing are requested by this module, because huggingface_hub
+waits without a limit for a silent server, and repeats each failed request six times.
 
-An upload sends objects first, each once, and then everything in one commit. huggingface_hub makes its requests. It has
-one session for the process, without a limit of time, and repeats requests by rules of its own. Here its requests pass
-through a gate: in a context that has one, each is sent, bounded and repeated as our own requests are; all others pass
-as they were.
+An upload sends the objects first, each once, and then everything in one commit. huggingface_hub makes these requests.
+It has one session for the process, without a time limit, and retries by rules of its own. Therefore its requests pass
+through a `Gate`: in a context with a gate, they are sent, limited and retried like rbtool's own requests; all others
+are not changed.
 """
 
 from __future__ import annotations
@@ -87,17 +87,17 @@ _WHAT = "the token for the hub"
 _LONGEST_REASON = 300
 _SESSION = threading.Lock()  # huggingface_hub has one session for the process
 _SENSELESS = (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""What huggingface_hub raises for answers of another shape than it expects, next to its own errors."""
+"""Errors that huggingface_hub raises for answers of an unexpected form, in addition to its own."""
 
 Trace = Callable[[str, Mapping[str, Any]], None]
 
 
 def hub_token(timeout: httpx2.Timeout, watch: Trace, interrupt: Callable[[], None]) -> str | None:
-    """Return the token that huggingface_hub finds, None where there is none or it may not be sent.
+    """Return the token that huggingface_hub finds; None if there is none, or if it must not be sent implicitly.
 
-    Answers of up to 64 kB are read for it, each read within `timeout`, and all of them within four times the
-    time-out of a read: then `interrupt` breaks off the connections that `watch` was called with. Raises
-    AuthorisationError where the token is refused or makes no sense, and what `failure` returns where no server answers.
+    huggingface_hub may request a token from a server. Its answers are limited to 64 kB, each read to `timeout`, and all
+    together to four times the time-out of a read; then `interrupt` shuts down the connections reported to `watch`.
+    Raises AuthorisationError if the token is refused or invalid, and the error of `failure` if no server answers.
     """
     import httpx2
     from huggingface_hub import constants, get_token
@@ -107,7 +107,7 @@ def hub_token(timeout: httpx2.Timeout, watch: Trace, interrupt: Callable[[], Non
         return None
     try:
         with _bounded_session(timeout, watch), _plain_logs(), head_in_time(interrupt):
-            token: object = get_token()  # a server may have stated what it is
+            token: object = get_token()  # it may come from a server, so its type is not certain
     except httpx2.RequestError as error:
         raise failure(error, _WHAT, hint=TOKEN_HINT) from error
     except (OIDCError, DeviceCodeError, httpx2.InvalidURL, *_SENSELESS) as error:
@@ -122,7 +122,7 @@ def hub_token(timeout: httpx2.Timeout, watch: Trace, interrupt: Callable[[], Non
 
 @contextlib.contextmanager
 def _bounded_session(timeout: httpx2.Timeout, watch: Trace) -> Iterator[None]:
-    """Bound what requests of this thread over huggingface_hub's session read and how long they wait."""
+    """Limit the size of answers and the waiting time of this thread's requests over huggingface_hub's session."""
     import httpx2
     from huggingface_hub import get_session
 
@@ -161,7 +161,7 @@ def _bounded_session(timeout: httpx2.Timeout, watch: Trace) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_logs() -> Iterator[None]:
-    """Let huggingface_hub print no control characters and no secrets of an answer: it logs what a server states."""
+    """Remove control characters and secrets from huggingface_hub's log, which repeats texts of the server."""
     handlers = logging.getLogger("huggingface_hub").handlers
     for handler in handlers:
         handler.addFilter(_plain)
@@ -188,7 +188,7 @@ _OWNER = re.compile(r"/datasets/([^/]+/[^/]+)/")
 
 @dataclass(frozen=True, slots=True)
 class HubRepository:
-    """A dataset repository, `name` with its owner; `commit` is its newest, None where the listing does not state."""
+    """A dataset repository, `OWNER/NAME`, and its newest commit; None if the listing does not state it."""
 
     name: str
     commit: str | None
@@ -204,7 +204,7 @@ class HubFile:
 
 
 def hub_endpoint() -> str:
-    """Return the address of the hub, as huggingface_hub sees it, without importing that."""
+    """Return the address of the hub as huggingface_hub determines it, without importing huggingface_hub."""
     constants = sys.modules.get("huggingface_hub.constants")
     found = constants.ENDPOINT if constants else os.environ.get("HF_ENDPOINT", _DEFAULT_ENDPOINT)
     return str(found).rstrip("/")
@@ -213,8 +213,8 @@ def hub_endpoint() -> str:
 class Hub(HttpTransport):
     """The hub that the environment names, and a transport for addresses on it. Safe to use from many threads.
 
-    Everything raises NetworkError (at once under `RBTOOL_OFFLINE` and `HF_HUB_OFFLINE`), AuthorisationError or
-    DatasetNotFoundError, and FormatError for answers that make no sense.
+    All methods raise NetworkError (at once under `RBTOOL_OFFLINE` and `HF_HUB_OFFLINE`), AuthorisationError or
+    DatasetNotFoundError, and FormatError for invalid answers.
     """
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ class Hub(HttpTransport):
         return [found[name] for name in sorted(found) if name.startswith(f"{owner}/")]
 
     def commit(self, repository: str, revision: str | None = None) -> str:
-        """Find the commit that a branch, a tag or a commit names: `main` by default."""
+        """Return the commit of a branch, a tag or a commit; by default the newest of `main`."""
         path = f"/api/datasets/{quote(repository)}/revision/{quote(revision or 'main', safe='')}"
         what = f"the repository {repository}" + (f" at revision {revision}" if revision else "")
         try:
@@ -247,7 +247,7 @@ class Hub(HttpTransport):
         return commit
 
     def tree(self, repository: str, commit: str, folder: str = "") -> list[HubFile]:
-        """List all files of a repository at a commit, or those below one folder: a request for every 1,000 or so."""
+        """List the files of a repository at a commit, or below one folder; one request for about 1,000 files."""
         path = f"/api/datasets/{quote(repository)}/tree/{commit}" + (f"/{quote(folder, safe='')}" if folder else "")
         what = f"{folder or 'the files'} in the repository {repository} at {commit[:7]}"
         entries = self._pages(path, "recursive=true&expand=false", what)
@@ -255,13 +255,13 @@ class Hub(HttpTransport):
         return [_file(entry, prefix, what) for entry in entries if entry.get("type") == "file"]
 
     def address(self, repository: str, revision: str, path: str) -> str:
-        """Where the bytes of a file are."""
+        """Return the address of the bytes of a file."""
         from huggingface_hub import hf_hub_url
 
         return hf_hub_url(repository, path, repo_type="dataset", revision=revision)
 
     def headers(self, address: str, url: str) -> Mapping[str, str]:
-        """The token, for the hub alone."""
+        """Return the token for addresses on the hub, and nothing for others."""
         return self._headers if address.startswith(f"{self._endpoint}/") else {}
 
     @contextlib.contextmanager
@@ -284,15 +284,15 @@ class Hub(HttpTransport):
 
     @cached_property
     def _headers(self) -> dict[str, str]:
-        # Not build_hf_headers: it asks the hub which coding agents there are, and reads any answer whole.
+        # Not build_hf_headers, which requests a list of coding agents from the hub, and reads an answer of any size.
         token = hub_token(self._connected().timeout, self._watch, self.interrupt)
         authorization = {"authorization": f"Bearer {token}"} if token else {}
         return {"user-agent": f"rbtool/{__version__}", **authorization}
 
     def _require_listed(self, repository: str) -> None:
-        """Raise DatasetNotFoundError if the owner's list, which can be seen, does not have the repository.
+        """Raise DatasetNotFoundError if the public list of the owner's repositories does not contain the repository.
 
-        The hub answers 401 for one that is not there as for one that is private.
+        The hub answers 401 both for a missing repository and for a private one.
         """
         owner = repository.partition("/")[0]
         if all(found.name != repository for found in self.repositories(owner)):
@@ -316,12 +316,12 @@ class Hub(HttpTransport):
                 return
             if not page:
                 raise FormatError(f"{what} has no end: an empty page of it is followed by another")
-            # Only the query: a mirror hands out links to the real hub, and the token must go nowhere else.
+            # Only the query: a mirror returns links to the real hub, and the token must not be sent to another host.
             following = _query_of(link, what)
         raise FormatError(f"{what} has no end: a page of it is followed by itself")
 
     def _ask(self, path: str, query: str, what: str) -> tuple[Any, str | None, int]:
-        """Get one JSON document, the address of the page after it, and its size in bytes."""
+        """Request one JSON document; return it, the address of the next page, and its size in bytes."""
         require_network(f"asking the hub for {what}", "HF_HUB_OFFLINE")
         import httpx2
         from huggingface_hub import get_session
@@ -344,7 +344,7 @@ class Hub(HttpTransport):
         return parse_json(body, said), link, len(body)
 
     def _failure(self, error: Exception, what: str) -> Exception:
-        """Describe what an error of huggingface_hub or its http client means."""
+        """Return the error for an exception of huggingface_hub or of its http client."""
         from huggingface_hub import errors
 
         if isinstance(error, errors.OfflineModeIsEnabled):
@@ -372,24 +372,24 @@ def _query_of(link: str, what: str) -> str:
 
 
 def _raise_for_status(response: httpx2.Response, what: str) -> None:
-    """Raise the error of huggingface_hub that the status and the hub's own headers give."""
+    """Raise the error of huggingface_hub that follows from the status and the hub's own headers."""
     import httpx2
     from huggingface_hub import hf_raise_for_status
 
-    # Of the body, it would read and unpack any length; of the warnings, it would log each to stderr.
+    # Without the body, which it would read at any size, and without warnings, which it would log to stderr.
     headers = [(name, value) for name, value in response.headers.raw if name.lower() not in _OF_BODIES]
     bare = httpx2.Response(response.status_code, headers=headers, request=response.request)
     try:
         hf_raise_for_status(bare)
     except httpx2.HTTPError:
         raise
-    except (AttributeError, TypeError, ValueError, RecursionError) as error:  # the body is not what a hub states
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:  # the answer is not in the form of a hub
         raise failure(response, what, hint=TOKEN_HINT) from error
 
 
 @contextlib.contextmanager
 def _asked(address: str) -> Iterator[None]:
-    """Refuse to ask where the network is forbidden, and raise what the hub's refusals mean."""
+    """Raise NetworkError if the network is forbidden, and add hints to the hub's refusals."""
     require_network(f"fetching from {urlsplit(address).hostname}", "HF_HUB_OFFLINE")
     try:
         yield
@@ -402,20 +402,20 @@ def _asked(address: str) -> Iterator[None]:
 
 
 def _conditions(address: str) -> str:
-    """What to do about a repository that may be gated."""
+    """Return a hint on what to do about a repository that may be gated."""
     found = _OWNER.search(urlsplit(address).path + "/")
     page = f"accept its terms at {hub_endpoint()}/datasets/{found[1]} if it is gated; " if found else ""
     return page + TOKEN_HINT
 
 
 def _commit(document: Any) -> str | None:
-    """The commit in what the hub states about a repository."""
+    """Return the commit in a document of the hub about a repository; None if it has none."""
     sha = document.get("sha") if isinstance(document, dict) else None
     return sha if isinstance(sha, str) and re.fullmatch(r"[0-9a-f]{40}", sha) else None
 
 
 def _file(entry: Mapping[str, Any], prefix: str, what: str) -> HubFile:
-    """Read one entry of a tree; a large file is kept by git LFS under its SHA-256, a small one is a git blob."""
+    """Parse one entry of a tree: a large file is stored by git LFS under its SHA-256, a small one as a git blob."""
     lfs = entry.get("lfs")
     kind, digits, oid = ("sha256", 64, lfs.get("oid")) if isinstance(lfs, dict) else ("git-sha1", 40, entry.get("oid"))
     path, size = entry.get("path"), entry.get("size")
@@ -432,16 +432,16 @@ class HubSource(Source):
     @property
     @abstractmethod
     def listed(self) -> str:
-        """What the datasets are listed from: an owner or a repository."""
+        """The owner or the repository whose datasets are listed."""
 
     @property
     def remote(self) -> str:
-        """The address of what is listed."""
+        """The address of the owner or the repository."""
         return f"hf://{self.listed}"
 
     @property
     def key(self) -> str:
-        """The address of what is listed, with the host of the hub."""
+        """The address of the owner or the repository, with the host of the hub."""
         return f"{hub_endpoint()}/{self.listed}"
 
     @cached_property
@@ -450,7 +450,7 @@ class HubSource(Source):
         return Hub()
 
     def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:
-        """Bring the files to `folder`, a few at a time."""
+        """Fetch the files into `folder`, a few at a time."""
         fetch_files(files, folder, self.hub, progress=progress, note=note)
 
     def on_close(self) -> None:
@@ -460,7 +460,7 @@ class HubSource(Source):
 
 
 class HubRepositorySource(HubSource):
-    """Any dataset repository, by its `OWNER/NAME`, which is taken as it is; the repositories of one owner are listed.
+    """A source of dataset repositories: any one by its `OWNER/NAME`; those of one owner are listed.
 
     A subclass sets `name` and `owner`, and implements `look_up` with `described`.
     """
@@ -479,11 +479,11 @@ class HubRepositorySource(HubSource):
         return Ids(tuple(one.name for one in self.hub.repositories(self.owner)))
 
     def reader_options(self, dataset_id: str) -> Mapping[str, str]:
-        """The id, which the files do not state."""
+        """Return the id, which the files do not contain."""
         return {"id": dataset_id}
 
     def described(self, dataset_id: str, repository: str, commit: str, files: Iterable[HubFile]) -> RemoteDataset:
-        """Describe a dataset that is made of these files of a repository."""
+        """Describe a dataset that consists of these files of a repository."""
         remote = (
             RemoteFile(file.path, file.size, file.checksum, (self.hub.address(repository, commit, file.path),))
             for file in files
@@ -493,20 +493,20 @@ class HubRepositorySource(HubSource):
 
 
 class HubFolderSource(HubSource):
-    """The datasets in one dataset repository.
+    """A source of datasets in the folders of one dataset repository.
 
-    A subclass sets `name`, `repository` and `suffixes`. By default every folder that has files of these suffixes in it
-    is a dataset of those files, without those in folders inside it. Its id is its path below `folder`, and names that
-    very folder. A source with another rule overrides `datasets_among` and `place_of`.
+    A subclass sets `name`, `repository` and `suffixes`. By default every folder that directly contains files with these
+    suffixes is a dataset of these files, and its id is its path below `folder`. A source with another rule overrides
+    `datasets_among` and `place_of`.
 
-    The revision of a dataset is the commit that its files are taken from. Sizes and checksums come from the hub.
+    The revision of a dataset is the commit of the repository. Sizes and checksums come from the hub.
     """
 
     namespaced = False
     repository: ClassVar[str]
     """The repository with its owner: `OWNER/NAME`."""
     folder: ClassVar[str] = ""
-    """The folder of the repository that ids begin below."""
+    """The folder of the repository to which ids are relative."""
     suffixes: ClassVar[tuple[str, ...]]
     """The ends of the names of data files, in lower case."""
 
@@ -516,7 +516,7 @@ class HubFolderSource(HubSource):
         return self.repository
 
     def datasets_among(self, files: Sequence[HubFile]) -> Mapping[str, Sequence[HubFile]]:
-        """Return the ids of all datasets, each with its files, by a listing of the whole repository."""
+        """Return the files of each dataset, by id, given a listing of the whole repository."""
         start = f"{self.folder}/" if self.folder else ""
         found: dict[str, list[HubFile]] = {}
         for file in self.data_files(files):
@@ -526,11 +526,11 @@ class HubFolderSource(HubSource):
         return found
 
     def place_of(self, dataset_id: str) -> str | None:
-        """Return the folder whose files make up a dataset; None where only a listing of the repository shows them."""
+        """Return the folder with the files of a dataset; None if they can only be found in the whole listing."""
         return f"{self.folder}/{dataset_id}" if self.folder else dataset_id
 
     def data_files(self, files: Iterable[HubFile]) -> list[HubFile]:
-        """Return the data files, by their suffixes; hidden ones are none."""
+        """Return the data files, by their suffixes, without hidden ones."""
         return [
             file
             for file in files
@@ -539,18 +539,18 @@ class HubFolderSource(HubSource):
         ]
 
     def list_ids(self) -> Ids:
-        """List the ids: a request for the commit, and one for every 1,000 files or so."""
+        """List the ids, with one request for the commit and one for about every 1,000 files."""
         return Ids(tuple(sorted(self._all())))
 
     def list_catalogue(self, known: Catalogue | None, progress: Callable[[int, int], None]) -> Catalogue:
-        """List all datasets with their sizes, by the same requests."""
+        """List all datasets with their sizes, with the same requests as `list_ids`."""
         found = self._all()
         entries = tuple(CatalogueEntry(one, sum(file.size for file in found[one])) for one in sorted(found))
         progress(len(entries), len(entries))
         return Catalogue(self.remote, written_time(), entries)
 
     def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
-        """Find the files of a dataset: a request for the commit, and one or more for the files."""
+        """Find the files of a dataset, with one request for the commit and one or more for the files."""
         place = self.place_of(safe_id(dataset_id))
         commit = self.hub.commit(self.repository, revision)
         try:
@@ -571,7 +571,7 @@ class HubFolderSource(HubSource):
         return RemoteDataset(dataset_id, where, commit, tuple(sorted(remote, key=lambda file: file.path)))
 
     def _all(self) -> Mapping[str, Sequence[HubFile]]:
-        """All datasets at the newest commit; DatasetNotFoundError for a repository without any."""
+        """Return the files of all datasets at the newest commit; DatasetNotFoundError if there are none."""
         commit = self.hub.commit(self.repository)
         found = self.datasets_among(self.hub.tree(self.repository, commit))
         if not found:
@@ -592,20 +592,24 @@ _ANSWER_BYTES = 1 << 20
 _BUSY = frozenset({408, 425, 429})
 _CHANGED = frozenset({409, 412})
 _OCCUPIED = b"another conflicting operation is in progress"
-"""For this the client asks again without end and without a pause."""
+"""The text of an answer after which huggingface_hub retries forever and without a pause."""
 _CONNECT_SECONDS = 10.0
 _COMMIT_TIMES = 10
-"""A hub takes its time for a commit of many files: so many times what it may be silent otherwise."""
+"""The factor by which the time-out for a commit is longer, as a hub takes long to commit many files."""
 _LOGGER = "huggingface_hub"
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """How the requests of huggingface_hub are sent in a context.
+    """Sends the requests of huggingface_hub in a context.
 
-    `what` is sent to the hub at `endpoint`, as sentences name it; other hosts get no token. `trace` learns of
-    connections. `file` is what is sent from, if anything: a request that is repeated sends it from the same place
-    again. `hint` is what to do about refused access.
+    Attributes:
+        what: what is sent, for messages.
+        endpoint: the address of the hub; other hosts get no token.
+        trace: is called for each new connection.
+        hint: what to do about refused access.
+        watch: the functions of the job that makes the requests.
+        file: the file that is sent, if any; a repeated request sends it from the same position again.
     """
 
     what: str
@@ -616,8 +620,8 @@ class Gate:
     file: io.BufferedIOBase | None = None
 
     def send(self, send: Callable[..., httpx2.Response], request: httpx2.Request, **given: Any) -> httpx2.Response:
-        """Send a request by `send`; repeat it after what may pass, unless it must not be done twice."""
-        if request.url.path.endswith("/agent-harnesses"):  # the client reports to the hub who calls it
+        """Send a request by `send`; retry it after temporary failures, unless it must not be made twice."""
+        if request.url.path.endswith("/agent-harnesses"):  # the client's report to the hub on who calls it
             raise NetworkError("nothing needs the list of harnesses")
         start = None if self.file is None else self.file.seek(0, io.SEEK_CUR)
         is_commit = "/commit/" in request.url.path
@@ -637,7 +641,7 @@ class Gate:
         import httpx2
 
         self.watch.check()
-        if not str(request.url).startswith(f"{self.endpoint}/"):  # a hub states where objects go, and who verifies them
+        if not str(request.url).startswith(f"{self.endpoint}/"):  # the hub may send objects to another host
             request.headers.pop("authorization", None)
         if self.file is not None and start is not None:
             self.file.seek(start)
@@ -664,9 +668,9 @@ _GATE: contextvars.ContextVar[Gate | None] = contextvars.ContextVar("_GATE", def
 
 @contextlib.contextmanager
 def through(gate: Gate) -> Iterator[None]:
-    """Let what huggingface_hub requests in this context pass the gate; raise its errors as what they mean.
+    """Send huggingface_hub's requests in this context through a gate, and translate its errors into rbtool's.
 
-    Raises NetworkError at once where the network is forbidden.
+    Raises NetworkError at once if the network is forbidden.
     """
     require_network(f"sending {gate.what}", "HF_HUB_OFFLINE")
     _put_gate()
@@ -676,21 +680,21 @@ def through(gate: Gate) -> Iterator[None]:
     except Exception as error:
         known = _known(error)
         if known is not None:
-            raise known from known.__cause__  # it is the cause of what the client makes of it
+            raise known from known.__cause__  # the client's error, which wraps it, would be shown otherwise
         raise _meaning(error, gate) from error
     finally:
         _GATE.reset(before)
 
 
 def _put_gate() -> None:
-    """Put the gate in the way of the client's session, which is another one after each that the client closed."""
+    """Wrap `send` of the client's session, which the client replaces after it has closed one."""
     from huggingface_hub import get_session
 
     session = get_session()
     if "send" not in vars(session):
         session.send = functools.partial(_pass, session.send)  # type: ignore[method-assign]
     for handler in logging.getLogger(_LOGGER).handlers:
-        handler.addFilter(_is_heard)  # again and again is once
+        handler.addFilter(_is_heard)  # adding a filter twice has no effect
 
 
 def _pass(send: Callable[..., httpx2.Response], request: httpx2.Request, **given: Any) -> httpx2.Response:
@@ -699,12 +703,12 @@ def _pass(send: Callable[..., httpx2.Response], request: httpx2.Request, **given
 
 
 def _is_heard(record: logging.LogRecord) -> bool:
-    """Whether the client's log is for the user: not where we report what happens."""
+    """Return whether a record of the client's log is shown: not inside a gate, which reports failures itself."""
     return _GATE.get() is None
 
 
 def _known(error: BaseException) -> Exception | None:
-    """Find the error of ours, or of the file that is sent, that an error of the client is about."""
+    """Return the error of rbtool or of the sent file that an error of the client wraps; None if there is none."""
     import httpx2
 
     found: BaseException | None = error
@@ -718,11 +722,11 @@ def _known(error: BaseException) -> Exception | None:
 
 
 def _meaning(error: Exception, gate: Gate) -> Exception:
-    """Describe what an error of huggingface_hub means."""
+    """Return the error for an exception of huggingface_hub in a gate."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     found: BaseException | None = error
-    while found is not None:  # what the storage of objects answers is the cause of a RuntimeError
+    while found is not None:  # an answer of the object storage is the cause of a RuntimeError
         response: httpx2.Response | None = getattr(found, "response", None)
         if response is not None:
             return refusal(response, gate.what, hint=gate.hint)
@@ -734,7 +738,7 @@ def _meaning(error: Exception, gate: Gate) -> Exception:
 
 
 def refusal(response: httpx2.Response, what: str, *, hint: str) -> Exception:
-    """Describe what it means that a hub did not take something: a `Transient`, or an RbtoolError."""
+    """Return the error for an upload that a hub refused: a `Transient`, or an RbtoolError."""
     status, host = response.status_code, response.request.url.host
     answer = f"{status} {phrase_of(status)}".strip()
     if status == 401:
@@ -753,7 +757,7 @@ def refusal(response: httpx2.Response, what: str, *, hint: str) -> Exception:
 
 
 def _said(response: httpx2.Response) -> str:
-    """What the hub gives as the reason, "" for nothing."""
+    """Return the reason that the hub states, as the end of a sentence; "" without one."""
     said = response.headers.get("X-Error-Message", "")
     with contextlib.suppress(FormatError, AttributeError):
         said = said or parse_json(response.content, "the hub's answer").get("error", "")
@@ -762,14 +766,14 @@ def _said(response: httpx2.Response) -> str:
 
 MAIN = "main"
 _WORKERS = 4
-_SMALL = 32 << 20  # what a hub may keep in git itself, and names by its git blob
+_SMALL = 32 << 20  # smaller files may be stored in git itself, and are identified by their git blob
 
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file to upload: its path in the repository, its bytes or where they are, and their checksums.
+    """A file to upload: its path in the repository, its bytes or their path on disk, and their checksums.
 
-    `git_sha1` is None for a large file, which no hub keeps in git.
+    `git_sha1` is None for a large file, which no hub stores in git.
     """
 
     path: str
@@ -780,14 +784,14 @@ class LocalFile:
 
     @classmethod
     def of(cls, path: str, data: bytes) -> LocalFile:
-        """Make one of bytes."""
+        """Return a file with these bytes."""
         git = hasher("git-sha1:" + "0" * 40, len(data))
         git.update(data)
         return cls(path, data, len(data), f"sha256:{hashlib.sha256(data).hexdigest()}", git.found)
 
     @classmethod
     def read(cls, record: FileRecord, source: Path, advance: Advance) -> LocalFile:
-        """Read a listed file; CorruptDataError if its bytes are not those that the manifest lists."""
+        """Read a listed file and compute its checksums; CorruptDataError if its bytes do not match the manifest."""
         digest, sha256 = Hasher(), hashlib.sha256()
         git = hasher("git-sha1:" + "0" * 40, record.size) if record.size <= _SMALL else None
         size = 0
@@ -813,18 +817,18 @@ class LocalFile:
 
 
 class HubWriter(Hub):
-    """A hub whose dataset repositories are written to, by huggingface_hub; the token has to allow that.
+    """A hub whose dataset repositories are written to, through huggingface_hub; the token has to allow that.
 
-    Raises what `Hub` does, and ChangedMeanwhileError where somebody else commits at the same time.
+    Raises the errors of `Hub`, and ChangedMeanwhileError if somebody else commits at the same time.
     """
 
     def require_token(self, address: str) -> None:
-        """Raise AuthorisationError where no token is found."""
+        """Raise AuthorisationError if no token is found."""
         if "authorization" not in self._headers:
             raise AuthorisationError(f"an upload to {address} needs a token, and none is found", hint=TOKEN_HINT)
 
     def is_private(self, repository: str) -> bool | None:
-        """Whether a repository is private; None where the hub shows none of that name."""
+        """Return whether a repository is private; None if the hub shows none of that name."""
         what = f"the repository {repository}"
         try:
             try:
@@ -839,7 +843,7 @@ class HubWriter(Hub):
         return bool(document.get("private"))
 
     def branches(self, repository: str) -> dict[str, str]:
-        """The newest commit of each branch."""
+        """Return the newest commit of each branch."""
         what = f"the branches of {repository}"
         document, *_ = retrying(functools.partial(self._ask, f"/api/datasets/{quote(repository)}/refs", "", what))
         try:
@@ -849,7 +853,7 @@ class HubWriter(Hub):
         return found
 
     def create(self, repository: str, *, private: bool, note: Note = ignore) -> None:
-        """Make a repository; one that another process has just made is as good."""
+        """Create a repository, unless another process has just created it."""
 
         def attempt() -> None:
             if self.is_private(repository) is None:
@@ -864,7 +868,7 @@ class HubWriter(Hub):
                 raise AuthorisationError(said, hint=TOKEN_HINT) from None
 
     def create_branch(self, repository: str, branch: str) -> None:
-        """Make a branch that begins at the newest commit of `main`; one that is there is as good."""
+        """Create a branch at the newest commit of `main`, unless it exists."""
         with self._hf_api(f"the branch {branch} of {repository}") as api:
             api.create_branch(repository, branch=branch, repo_type="dataset", exist_ok=True)
 
@@ -872,9 +876,9 @@ class HubWriter(Hub):
         self, repository: str, branch: str, files: Sequence[LocalFile], *, progress: Advance = ignore,
         note: Note = ignore,
     ) -> SentFiles:  # fmt: skip
-        """Send the objects of files that the hub does not have yet; a commit is to name them afterwards.
+        """Send the objects of files that the hub does not have yet; `put` commits them afterwards.
 
-        `progress` receives bytes that need not be sent any more, negative ones where some are sent again.
+        `progress` is called with the number of bytes that are done, negative if some have to be sent again.
         """
         sent = SentFiles([_operation(file) for file in files], [])
         pairs = zip(files, sent.operations, strict=True)
@@ -887,9 +891,9 @@ class HubWriter(Hub):
         self, repository: str, branch: str, file: LocalFile, operation: CommitOperationAdd, sent: list[int],
         watch: Watch,
     ) -> None:  # fmt: skip
-        """Send one file in such a way that it can be repeated and is counted.
+        """Send one file, counted and repeatable.
 
-        An open file goes by git LFS also where `hf_xet` is installed, whose requests no limit of ours reaches.
+        An open file is sent by git LFS even if `hf_xet` is installed, whose requests cannot be limited.
         """
         with _opened(file, watch.progress) as reading:
             before = operation.path_or_fileobj
@@ -897,7 +901,7 @@ class HubWriter(Hub):
             with self._hf_api(file.path, watch, reading) as api:
                 api.preupload_lfs_files(
                     repository, [operation], repo_type="dataset", revision=branch, num_threads=1, free_memory=False,
-                    gitignore_content="# none",  # else rules of the repository would leave files out
+                    gitignore_content="# none",  # otherwise rules of the repository could skip files
                 )  # fmt: skip
             operation.path_or_fileobj = before
         done = reading.reported if isinstance(reading, _Counted) else 0
@@ -907,9 +911,9 @@ class HubWriter(Hub):
     def put(
         self, repository: str, branch: str, parent: str, sent: SentFiles, *, deleted: Sequence[str], message: str
     ) -> str:
-        """Commit what was sent, and remove files, on top of the commit `parent`; return the commit.
+        """Commit the sent files and the removal of others, on top of the commit `parent`; return the new commit.
 
-        ChangedMeanwhileError if the branch is at another commit. A Transient may mean that it was done.
+        ChangedMeanwhileError if the branch is at another commit. After a Transient the commit may exist all the same.
         """
         from huggingface_hub import CommitOperationDelete
 
@@ -922,7 +926,7 @@ class HubWriter(Hub):
 
     @contextlib.contextmanager
     def _hf_api(self, what: str, watch: Watch | None = None, file: io.BufferedIOBase | None = None) -> Iterator[HfApi]:
-        """Give the client, whose requests are sent as ours; `what` names in sentences what is sent."""
+        """Return the client, with its requests sent through a gate; `what` is what is sent, for messages."""
         from huggingface_hub import HfApi
 
         token = self._headers.get("authorization", "").removeprefix("Bearer ")
@@ -934,7 +938,7 @@ class HubWriter(Hub):
 
 @contextlib.contextmanager
 def _without_bars() -> Iterator[None]:
-    """Hide the bars of the client, which are printed between our lines, unless the environment asks for them."""
+    """Hide the client's progress bars, which would mix with rbtool's output, unless the environment sets them."""
     from huggingface_hub.constants import HF_HUB_DISABLE_PROGRESS_BARS
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
@@ -950,14 +954,14 @@ def _without_bars() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class SentFiles:
-    """What a commit names: the operations of huggingface_hub, and how many bytes of each object had to be sent."""
+    """The files of a commit: the operations of huggingface_hub, and how many bytes of each object had to be sent."""
 
     operations: list[CommitOperationAdd]
     bytes: list[int]
 
 
 class _Counted(io.BufferedReader):
-    """A file that reports how many of its bytes were read, and takes back those that are read again."""
+    """A file that reports how many of its bytes were read; after seeking back it reports a negative number."""
 
     def __init__(self, path: Path, advance: Callable[[int], None]) -> None:
         super().__init__(io.FileIO(open_regular(path)))
@@ -974,7 +978,7 @@ class _Counted(io.BufferedReader):
 
 
 def require_paths(files: Sequence[LocalFile]) -> None:
-    """Raise UsageError for a path that no hub takes, such as one below `.git`."""
+    """Raise UsageError for a path that no hub accepts, such as one below `.git`."""
     for file in files:
         _operation(file)
 

@@ -1,4 +1,4 @@
-"""Addresses of datasets on a Hugging Face hub, `hf://OWNER/NAME@REVISION`, and what is recorded of transfers."""
+"""Addresses of datasets on a Hugging Face hub, `hf://OWNER/NAME@REVISION`, and the record of transfers."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _MOST_BYTES = 1 << 20
 
 
 class HubAddress(NamedTuple):
-    """A dataset repository and the revision in it: a branch, a tag or a commit, None for the newest of `main`."""
+    """A dataset repository and its revision: a branch, a tag or a commit; None for the newest commit of `main`."""
 
     repository: str
     revision: str | None = None
 
     @classmethod
     def parse(cls, text: str, revision: str | None = None) -> HubAddress:
-        """Read `hf://OWNER/NAME`, with `@REVISION` or without, or the same with `hf:`; UsageError for anything else.
+        """Parse `hf://OWNER/NAME[@REVISION]`, or the same with `hf:`; UsageError for anything else.
 
-        `revision` is one that is given apart from the address.
+        `revision` is a revision that is given separately.
         """
         name, at, named = text.removeprefix(_SCHEME).removeprefix(f"{HUB}:").partition("@")
         parts = name.split("/")
@@ -75,7 +75,7 @@ def _is_revision(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """An upload of a dataset to a hub, or its download from there: what, which commit, and when (UTC)."""
+    """An upload of a dataset to a hub, or a download from it: the address, the commit and the time (UTC)."""
 
     verb: Literal["upload", "download"]
     address: str
@@ -87,12 +87,12 @@ class Transfer:
 
     @property
     def what(self) -> tuple[str | None, ...]:
-        """All of it but the time."""
+        """All fields except the time."""
         return self.verb, self.address, self.revision, self.commit, self.hub, self.content_digest
 
 
 def transfers_of(folder: Path) -> list[Transfer]:
-    """Read what is recorded of the transfers of the dataset in `folder`, oldest first, but for lines that were cut."""
+    """Read the record of transfers of the dataset in `folder`, oldest first, without damaged lines."""
     found, path = list[Transfer](), folder / TRANSFERS
     with contextlib.suppress(OSError):
         if path.is_file() and path.stat().st_size <= _MOST_BYTES:
@@ -103,7 +103,7 @@ def transfers_of(folder: Path) -> list[Transfer]:
 
 
 def add_transfer(folder: Path, transfer: Transfer) -> None:
-    """Record a transfer; OSError where the folder cannot be written to."""
+    """Record a transfer; OSError if the folder cannot be written to."""
     path, line = folder / TRANSFERS, f"{dump_json(asdict(transfer))}\n".encode()
     descriptor = fs.open_to_append(path)
     try:

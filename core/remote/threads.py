@@ -1,4 +1,4 @@
-"""Running a few jobs side by side, and ending all of them as soon as one fails or the caller is interrupted."""
+"""Runs a few jobs in parallel, and ends all of them as soon as one fails or the caller is interrupted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 _GRACE_SECONDS = 2.0
 _WAIT_SECONDS = 0.5
-"""A signal that arrives just before the wait for a message is handled after it, so that the wait has an end."""
+"""The longest wait for a message: a signal that arrives just before the wait is only handled after it."""
 
 
 class Cancelled(Exception):
@@ -25,16 +25,16 @@ class Cancelled(Exception):
 
 
 def ignore(*_: object) -> None:
-    """Accept, and do nothing."""
+    """Accept any arguments, and do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What a job calls while it runs.
+    """The functions that a job calls while it runs.
 
-    `progress` and `note` call the caller's functions, in the caller's thread. `sleep` and `check` raise Cancelled
-    when the job has to end. `abandoned` is true when nobody waits for the job any more: it must not change a file
-    then.
+    `progress` and `note` call functions of the caller, in the caller's thread. `sleep` and `check` raise Cancelled if
+    the job has to end. `abandoned` returns True once the caller no longer waits for the job, which must not change
+    files from then on.
     """
 
     progress: Callable[[int], None] = ignore
@@ -48,10 +48,10 @@ Job: TypeAlias = Callable[[Watch], None]
 
 
 def run_together(jobs: Sequence[Job], watch: Watch, *, workers: int, interrupt: Callable[[], None]) -> None:
-    """Run all jobs, in the calling thread if there is one worker or one job, and raise what the first to fail raised.
+    """Run all jobs, in the calling thread if there is one worker or one job; raise the error of the first that fails.
 
-    When one fails, or the caller is interrupted, the others are cancelled: `interrupt` is called, as often as need
-    be, to break off what they wait for, and after two seconds they are left to themselves.
+    If one fails, or the caller is interrupted, the others are cancelled: `interrupt` is called repeatedly to make their
+    blocking calls fail, and after two seconds they are abandoned.
     """
     if min(workers, len(jobs)) <= 1:
         for job in jobs:
@@ -64,7 +64,7 @@ def run_together(jobs: Sequence[Job], watch: Watch, *, workers: int, interrupt: 
 
 
 class _NoThreads(Exception):
-    """The system starts no more threads."""
+    """The system does not allow more threads."""
 
 
 def _started(thread: threading.Thread) -> bool:
@@ -77,7 +77,7 @@ def _started(thread: threading.Thread) -> bool:
 
 
 class _Workers:
-    """The threads of one call, the jobs they take from, and the messages they send to the caller."""
+    """The threads of one call, the queue of jobs, and the queue of messages to the caller."""
 
     def __init__(self, jobs: Sequence[Job], watch: Watch, interrupt: Callable[[], None]) -> None:
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -87,7 +87,7 @@ class _Workers:
         self._interrupt = interrupt
         self._stopped = threading.Event()
         self._abandoned = threading.Event()
-        # A call to make for a worker, the end of a job (None), or why a job failed.
+        # A function to call in the caller's thread, None for a finished job, or the error of a job.
         self._messages: queue.SimpleQueue[Callable[[], None] | BaseException | None] = queue.SimpleQueue()
         self._watch = Watch(
             progress=lambda amount: self._messages.put(functools.partial(watch.progress, amount)),
@@ -98,7 +98,7 @@ class _Workers:
         )
 
     def run(self, workers: int) -> None:
-        # Daemons: one that hangs in the network must not keep the process from ending.
+        # Daemons: a thread that hangs in a network call must not keep the process alive.
         threads = [threading.Thread(target=self._work, name="rbtool-fetch", daemon=True) for _ in range(workers)]
         try:
             if not sum(map(_started, threads)):
@@ -122,7 +122,7 @@ class _Workers:
             message()
 
     def _end(self, threads: Sequence[threading.Thread]) -> None:
-        """Wait for the workers, breaking off what they wait for."""
+        """Wait for the workers, and interrupt their blocking calls."""
         deadline = time.monotonic() + _GRACE_SECONDS
         try:
             for thread in threads:
@@ -160,9 +160,9 @@ def ask_all(
 ) -> list[T | RbtoolError]:
     """Make all calls in a few threads; return their results, or the RbtoolError of each that failed, in order.
 
-    A call that waits before it tries again does so by its `watch.sleep`, which ends when nobody waits for it any more.
-    `done` receives, in this thread, how many more calls are finished. Any other exception ends it all at once, as does
-    an interruption: what the transport waits for is broken off.
+    A call that waits before a retry has to use `watch.sleep`, which ends once the caller no longer waits. `done` is
+    called in this thread with the number of newly finished calls. Any other exception, and an interruption, ends all
+    calls at once, also those that block in `transport`.
     """
     results: dict[int, T | RbtoolError] = {}
 

@@ -1,6 +1,6 @@
-"""Build dataset folders in layout `ted`: row by row, or with rows that arrive in any order from any process.
+"""Builds dataset folders in layout `ted`: row by row, or with rows that arrive in any order from any process.
 
-`OverlappedBuilder` gives rows to another builder in a thread of its own, while the next rows are read.
+`OverlappedBuilder` passes rows to another builder in a thread, while the caller reads the next rows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from .tree import (
 
 _CHUNK = 4 << 20
 _BUFFER = 1 << 19
-"""Bytes that are read back at a time for their digest: they stay in the processor's cache."""
+"""The number of bytes that are read back at a time for a digest; they fit into the processor's cache."""
 
 
 class RowFiles:
@@ -74,7 +74,7 @@ class RowFiles:
             raise
 
     def write(self, columns: Mapping[Key, Array], start: int) -> None:
-        """Write rows from row `start` on: arrays of `[n, *shape]` of each field's own element type."""
+        """Write rows from row `start` on: arrays `[n, *shape]` of the element type of each field."""
         for field, descriptor, path in self._open:
             array = columns[field.key]
             if array.size:
@@ -88,11 +88,16 @@ class RowFiles:
 
 
 class PositionedFiles(Closing):
-    """Creates files of known sizes in a folder, checks that there is space, and has their digests at the end.
+    """Creates files of known sizes, which any process may write in any order, and computes their digests.
 
-    `sizes` has the bytes of each file by its path inside the folder; any process may write them, in any order.
-    `reuse=True` continues with the files that an earlier one created; `reserve=True` allocates the space, for when
-    every byte is certain to be written. Leaving the context closes the files, finished or not.
+    The digest of a file is taken from its beginning on, as far as the bytes are settled, which means final.
+    OutOfSpaceError if there is not enough space. Leaving the context closes the files, finished or not.
+
+    Args:
+        folder: where the files are.
+        sizes: the size of each file in bytes, by its path inside the folder.
+        reuse: whether to continue with files that an earlier instance created.
+        reserve: whether to allocate the disk space at once, if all bytes will certainly be written.
     """
 
     def __init__(self, folder: Path, sizes: Mapping[str, int], *, reuse: bool = False, reserve: bool = False) -> None:
@@ -122,22 +127,22 @@ class PositionedFiles(Closing):
         return self._open[name], self.folder / name
 
     def digest(self, name: str, start: int, stop: int) -> str:
-        """Return the digest of bytes that were written; CorruptDataError where the file ends before them."""
+        """Return the digest of bytes that were written; CorruptDataError if the file ends before them."""
         hasher = Hasher()
         self._update(hasher, name, start, stop)
         return hasher.digest
 
     def forget(self, name: str, start: int, stop: int) -> None:
-        """Let bytes that another machine wrote be read again: of a shared folder the system may hold older ones."""
+        """Drop bytes that another machine wrote from the page cache, which may have older ones of a shared folder."""
         if hasattr(os, "posix_fadvise"):
             page = os.sysconf("SC_PAGESIZE")
             first = start // page * page
             os.posix_fadvise(self._open[name], first, -(-stop // page) * page - first, os.POSIX_FADV_DONTNEED)
 
     def settle(self, name: str, stop: int) -> None:
-        """Record that everything before byte `stop` is written for good: its digest is taken, and the disk may begin.
+        """Record that all bytes before `stop` are final: compute their digest, and start to write them to the disk.
 
-        Both wait until there is enough of it.
+        Both are put off until there are enough bytes.
         """
         if stop - self._settled[name] >= _CHUNK:
             self._settle(name, stop)
@@ -156,7 +161,7 @@ class PositionedFiles(Closing):
             hasher.update(part.data)
 
     def finish(self) -> list[FileRecord]:
-        """Sync and close all files, remove those without bytes; return the others."""
+        """Sync and close all files, remove the empty ones, and return the others with their digests."""
         records = []
         for name, size in self._sizes.items():
             self._settle(name, size)
@@ -178,7 +183,7 @@ class PositionedFiles(Closing):
 
 
 class PositionedTree(PositionedFiles):
-    """The files for `rows` rows of all fields, each a leaf of a memory-map directory, which it completes at the end."""
+    """The leaf files of a memory-map directory with `rows` rows of all fields; `finish` completes the directory."""
 
     def __init__(self, folder: Path, fields: Sequence[Field], rows: int, *, reuse: bool = False) -> None:
         self.fields = tuple(fields)
@@ -208,18 +213,18 @@ class PositionedTree(PositionedFiles):
 
 
 def created_by() -> str:
-    """Who writes: the entry `created_by` of a manifest."""
+    """Return the entry `created_by` of a manifest: rbtool and its version."""
     return f"rbtool {__version__}"
 
 
 def provenance_step(verb: str, arguments: Mapping[str, Any], inputs: Mapping[str, str]) -> Provenance:
-    """Record one step of how data came to be, as of now (UTC)."""
+    """Return a step of the provenance with the current time (UTC)."""
     return Provenance(verb, dict(arguments), __version__, dict(inputs), written_time())
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where rows come from: everything of the manifest that the rows themselves do not give."""
+    """The entries of a manifest that do not follow from the rows: request, provenance, spaces, notes, documents."""
 
     request: Request
     provenance: tuple[Provenance, ...] = ()
@@ -233,7 +238,7 @@ class Origin:
 
     @classmethod
     def of(cls, manifest: Manifest, documents: Mapping[str, bytes], videos: VideoContents | None = None) -> Origin:
-        """Carry over what another dataset or checkpoint states about itself, with the videos that it keeps."""
+        """Take the entries of the manifest of another dataset or checkpoint, with its documents and kept videos."""
         return cls(
             manifest.request, manifest.provenance, manifest.resolved_revision, manifest.spaces,
             manifest.renamed_keys, manifest.dropped_keys, manifest.notes, documents, videos or {},
@@ -253,14 +258,14 @@ def write_documents(root: Path, documents: Mapping[str, bytes]) -> list[FileReco
 
 
 class RowBuilder(Closing, ABC):
-    """Takes TED rows, then the episode table and the origin. A context manager: leaving closes the files."""
+    """Writes a dataset: takes TED rows, then the episode table and the origin. Leaving the context closes the files."""
 
     @abstractmethod
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         """Append the same number of rows to every leaf; `last`, bool `[n]`, marks those that end an episode."""
 
     def append_fresh(self, columns: Mapping[Key, Rows], last: Array) -> None:
-        """Append rows in arrays that stay as they are: they may be written later, before anything else is done."""
+        """Append rows in arrays that the caller will not change, so that they may be written later."""
         self.append({key: as_array(rows) for key, rows in columns.items()}, last)
 
     def finish(
@@ -271,7 +276,7 @@ class RowBuilder(Closing, ABC):
     ) -> Manifest:
         """Write the episode table, the text, the source's metadata and, last, the manifest.
 
-        SchemaError for a table of other episodes than those that were appended, where the layout marks their ends.
+        SchemaError if the table has other episodes than those that were appended, in a layout that marks their ends.
         """
         table = episodes if isinstance(episodes, EpisodeTable) else EpisodeTable.from_rows(episodes)
         return self._complete(table, origin, text or ())
@@ -282,7 +287,7 @@ class RowBuilder(Closing, ABC):
 
 
 class DatasetBuilder(RowBuilder):
-    """Appends TED rows to a new folder in layout `ted`; `rows` is how many there will be, if that is known."""
+    """Writes a dataset in layout `ted` to a new folder; `rows` is the final number of rows, if known."""
 
     def __init__(self, folder: Path, fields: Sequence[Field], rows: int = 0) -> None:
         self.folder = folder
@@ -333,20 +338,20 @@ def write_manifest(
 
 
 def env_metadata_bytes(metadata: Mapping[str, Any]) -> bytes:
-    """The bytes of `env_metadata.json`, as TorchRL reads it: unbounded spaces need the Infinity literal."""
+    """Return the bytes of `env_metadata.json` for TorchRL, which needs the literal Infinity for unbounded spaces."""
     return json.dumps(metadata).encode()
 
 
 _Rows: TypeAlias = tuple[Mapping[Key, Rows], Array]
 _WAITING = 1
-"""Blocks of rows that may wait to be written."""
+"""The number of blocks of rows that may wait to be written."""
 
 
 class OverlappedBuilder(RowBuilder):
-    """Passes rows to `builder`, fresh ones in a thread: digests, writes and ranges of arrays run without Python's lock.
+    """Passes rows to `builder` in a thread; digests, writes and ranges of arrays release Python's global lock.
 
-    Rows are written in the order in which they come. What the thread raises is raised by the next call. A context
-    manager: leaving stops the thread and closes `builder`.
+    Rows are written in the order in which they arrive. An error of the thread is raised by the next call. Leaving the
+    context stops the thread and closes `builder`.
     """
 
     def __init__(self, builder: RowBuilder) -> None:
@@ -357,13 +362,13 @@ class OverlappedBuilder(RowBuilder):
         self._stopped = False
 
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
-        """Append rows at once, after those that wait."""
+        """Write the waiting rows, then these."""
         self._end_thread()
         self._raise_error()
         self._builder.append(columns, last)
 
     def append_fresh(self, columns: Mapping[Key, Rows], last: Array) -> None:
-        """Append rows in the thread, and wait for it where a block is waiting; at once where none can be started."""
+        """Append rows in the thread, after waiting for space in the queue; in this thread if none can be started."""
         self._raise_error()
         if self._thread is None:
             self._thread = started(self._write, "rbtool-writer")
@@ -379,7 +384,7 @@ class OverlappedBuilder(RowBuilder):
                     self._builder.append_fresh(*rows)
                 except BaseException as error:
                     self._error = error
-            del rows  # while the next ones are awaited
+            del rows  # frees them before the wait for the next ones
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -398,7 +403,7 @@ class OverlappedBuilder(RowBuilder):
         return self._builder.finish(table, origin, text)
 
     def close(self) -> None:
-        """End the thread, without writing what still waits, and close the builder."""
+        """End the thread without writing the waiting rows, and close the builder."""
         self._stopped = True
         try:
             self._end_thread()

@@ -1,4 +1,4 @@
-"""Read datasets in layout `ted` by position, and TED memory-map directories without a manifest."""
+"""Reads datasets in layout `ted` by position, and TED memory-map directories without a manifest."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from .tree import MappedLeaf, batch_of, leaf_path, read_tree
 
 
 class FolderReader(OpenedReader):
-    """What all layouts that are folders share: manifest, episode table, text, documents, digests.
+    """Base of the readers of all layouts that are folders: manifest, episode table, text, documents, digests.
 
-    `listed` are its files. A subclass for damaged datasets unsets `_whole`: files of rows need not be there in full
-    length then.
+    `listed` has the open files. A subclass for damaged datasets sets `_whole` to False; then files of rows may be cut
+    or missing.
     """
 
     _whole = True
@@ -56,7 +56,7 @@ class FolderReader(OpenedReader):
 
     @cached_property
     def episodes(self) -> EpisodeTable:
-        """The episode table, compared with its digests when the folder was opened."""
+        """The episode table, whose files were compared with their digests when the folder was opened."""
         return self._read_episodes()
 
     def _read_episodes(self) -> EpisodeTable:
@@ -84,11 +84,11 @@ class FolderReader(OpenedReader):
 
     @property
     def kept_steps(self) -> int:
-        """How many steps at the beginning lost no row to files that are cut or missing; all, of what opens whole."""
+        """The number of steps at the beginning whose rows are all present although files may be cut or missing."""
         return self.manifest.steps
 
     def verify_files(self) -> None:
-        """Compare every file with its digest in the manifest, and the manifest with the form it is written in."""
+        """Compare every file with its digest in the manifest, and check that the manifest itself is unchanged."""
         self._verify(self.manifest.files)
 
     def _verify(self, files: Iterable[FileRecord]) -> None:
@@ -97,9 +97,9 @@ class FolderReader(OpenedReader):
             check()
 
     def checks(self) -> list[Callable[[], None]]:
-        """What `verify_files` does, in parts that several threads may share; the parts with most to read come first.
+        """Return the work of `verify_files` as calls that several threads may share, the largest files first.
 
-        The manifest and the sizes of all files are compared at once.
+        The manifest and the sizes of all files are checked right away.
         """
         return self._checks_of(sorted(self.manifest.files, key=lambda file: -file.size))
 
@@ -110,12 +110,12 @@ class FolderReader(OpenedReader):
         return [partial(self.listed.verify, [file]) for file in files]
 
     def read_leaf(self, key: Key, leaf: Field, start: int, stop: int) -> Array:
-        """Read rows of the file of `key`, whose rows look like `leaf`."""
+        """Read rows from the file of `key`; `leaf` states their type and shape."""
         return self.listed.rows(leaf_path(key), leaf, start, stop)
 
 
 class TedReader(FolderReader):
-    """Rows of a dataset (or a checkpoint) in layout `ted`."""
+    """Reads the rows of a dataset or a checkpoint in layout `ted`."""
 
     def __init__(self, path: Path, listed: ListedFiles | None = None) -> None:
         super().__init__(path, listed)
@@ -124,7 +124,7 @@ class TedReader(FolderReader):
         self._require_listed_leaves()
 
     def _require_listed_leaves(self) -> None:
-        """Compare the sizes of the leaves as the manifest lists them with the fields it describes."""
+        """Compare the sizes of the leaf files in the manifest with those that follow from its fields."""
         for field in self.fields:
             name, expected = leaf_path(field.key), self.manifest.steps * field.row_bytes
             found = self.listed.listed_size(name) or 0
@@ -171,20 +171,25 @@ class TedReader(FolderReader):
 
 
 def _describes_rows(file: FileRecord) -> bool:
-    """Whether a file describes the row layout of others; the hidden ones of the episode table are read separately."""
+    """Return whether a file describes the layout of rows; those of the episode table are read separately."""
     return file.path.endswith(".json") and not file.path.startswith(f"{HIDDEN}/") and file.path != ENV_METADATA
 
 
 _MASKS: tuple[Key, ...] = (("mask",), ("collector", "mask"))
-"""The masks that mark steps, not padding, in trajectories padded by `split_trajectories` or a collector."""
+"""Keys of masks that are true for steps and false for padding, by `split_trajectories` or a collector."""
 
 
 class PlainReader(OpenedReader):
-    """Rows of a tensordict folder of batch `[N]`, which has no digests.
+    """Reads the rows of a tensordict folder without a manifest, of batch `[N]`, or `[N, T]` with a mask.
 
-    Of a batch `[N, T]` of padded trajectories those rows count that a mask marks, one trajectory after the other, and
-    the mask goes. FormatError for a batch of more dimensions without a mask, or with one that has gaps: whether its
-    rows are steps is not known.
+    A batch `[N, T]` of padded trajectories is read as the steps that its mask marks, one trajectory after the other;
+    the mask itself is left out:
+
+        mask [[1, 1, 0],      rows of the files   0 1 2 | 3 4 5
+              [1, 1, 1]]      steps               0 1     2 3 4
+
+    FormatError for a batch of several dimensions without a mask, or with gaps in it, since it is not known which rows
+    are steps.
     """
 
     def __init__(self, path: Path, files: OpenFiles | None = None) -> None:
@@ -211,14 +216,14 @@ class PlainReader(OpenedReader):
 
     @cached_property
     def episodes(self) -> EpisodeTable:
-        """The table as the data give it."""
+        """The episode table, computed from the rows."""
         bounds = self._bounds()
         table = EpisodeTable.from_rows([self._row(number, *span) for number, span in enumerate(pairwise(bounds))])
         return replace(table, total_reward=sum_rewards(self, table.start, table.length))
 
     @property
     def episode_text(self) -> list[dict[str, str]] | None:
-        """Such a folder has none."""
+        """None: such a folder has no texts."""
         return None
 
     def read(self, key: Key, start: int, stop: int) -> Array:
@@ -227,14 +232,14 @@ class PlainReader(OpenedReader):
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty((0, *leaf.shape), leaf.numpy), *parts])
 
     def documents(self) -> dict[str, bytes]:
-        """Such a folder has none."""
+        """Return {}: such a folder has no documents."""
         return {}
 
     def verify_files(self) -> None:
         """Do nothing: such a folder has no digests."""
 
     def _bounds(self) -> list[int]:
-        """Rows at which episodes begin, and the end of the last."""
+        """Return the rows at which episodes begin, and the end of the last one."""
         if EPISODE in self._keys:
             numbers = self.read(EPISODE, 0, self._steps).reshape(self._steps, -1)
             starts = np.flatnonzero((numbers[1:] != numbers[:-1]).any(1)) + 1
@@ -261,7 +266,7 @@ class PlainReader(OpenedReader):
 
 
 class _Spans:
-    """Where the steps are among the rows of the files: runs of rows, and how many steps come before each run."""
+    """Maps steps to rows of the files: runs of rows, and the number of steps before each run."""
 
     def __init__(self, starts: Array, lengths: Array) -> None:
         self._starts = starts
@@ -271,12 +276,12 @@ class _Spans:
 
     @classmethod
     def whole(cls, rows: int) -> _Spans:
-        """All rows."""
+        """Return a single run of all rows."""
         return cls(np.zeros(1, np.int64), np.array([rows]))
 
     @classmethod
     def of(cls, files: OpenFiles, key: Key, leaf: MappedLeaf) -> _Spans:
-        """One run for each trajectory of a padded batch that has steps."""
+        """Return a run for each trajectory of a padded batch, without empty ones."""
         count, time = leaf.shape[:2]
         mask = files.rows(leaf_path(key), Field(key, leaf.dtype, (time,), "info"), 0, count)
         edges = np.diff(mask.astype(np.int8), axis=1, prepend=0, append=0)
@@ -286,7 +291,7 @@ class _Spans:
         return cls(lanes * time + first, np.nonzero(edges == -1)[1] - first)
 
     def between(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """The rows of the files, half-open, that hold the steps `[start, stop)`."""
+        """Yield the half-open ranges of rows of the files that hold the steps `[start, stop)`."""
         first, last = np.searchsorted(self._ends, [start, max(start, stop - 1)], side="right").tolist()
         for run in range(first, min(last + 1, len(self._starts)) if stop > start else first):
             shift = int(self._starts[run] - self.before[run])
@@ -294,7 +299,7 @@ class _Spans:
 
 
 def _mask_of(files: OpenFiles, leaves: Mapping[Key, MappedLeaf]) -> Key | None:
-    """The mask of padded trajectories; None where the batch has one dimension, and every row is a step."""
+    """Return the key of the mask of padded trajectories; None if the batch has one dimension, whose rows are steps."""
     origin = str(files.root / "meta.json")
     batch = batch_of(parse_json(files.read("meta.json"), origin), origin)
     if len(batch) < 2:

@@ -1,7 +1,12 @@
 """The tensordict memory-map directory: headerless `*.memmap` files with a `meta.json` a folder.
 
-tensordict opens such a folder unaided. This module reads and writes the layout with numpy and the standard
-library alone; `facts` in comments are about tensordict 0.14 and 0.15.
+tensordict opens such a folder without rbtool. This module reads and writes the layout with NumPy and the standard
+library only, as tensordict 0.14 and 0.15 do.
+
+    walks/meta.json                 the batch size; type and shape of each leaf
+    walks/observation.memmap        one leaf: the bytes of its rows
+    walks/next/meta.json
+    walks/next/observation.memmap
 """
 
 from __future__ import annotations
@@ -28,9 +33,9 @@ _NODE = "<class 'tensordict._td.TensorDict'>"
 
 @dataclass(frozen=True, slots=True)
 class MappedLeaf:
-    """A tensor file: its element type by name and its full shape, rows first.
+    """A tensor file: the name of its element type and its full shape, rows first.
 
-    For a `nested`, ragged leaf, `shape` is the shape of the table of row shapes next to it.
+    For a `nested` (ragged) leaf, `shape` is the shape of the table of row shapes, which is in a file next to it.
     """
 
     dtype: str
@@ -45,14 +50,14 @@ def leaf_path(key: Key, suffix: str = ".memmap") -> str:
 
 
 def plain_leaves(fields: Iterable[Field], rows: int) -> dict[Key, MappedLeaf]:
-    """Describe the leaves of so many rows of some fields."""
+    """Return the leaves of `rows` rows of some fields, by key."""
     return {field.key: MappedLeaf(field.dtype, (rows, *field.shape)) for field in fields}
 
 
 def leaf_sizes(fields: Iterable[Field], rows: int) -> dict[str, int]:
-    """Return the bytes of the files of so many rows of some fields, by their paths.
+    """Return the sizes in bytes of the files of `rows` rows of some fields, by path.
 
-    SchemaError where a key has no file of its own.
+    SchemaError if two keys need the same file.
     """
     fields = tuple(fields)
     require_own_files(field.key for field in fields)
@@ -60,7 +65,7 @@ def leaf_sizes(fields: Iterable[Field], rows: int) -> dict[str, int]:
 
 
 def require_own_files(keys: Iterable[Key]) -> None:
-    """Raise SchemaError for two keys that need the same file, or one's file where the other's folder must be."""
+    """Raise SchemaError if two keys need the same file, or one key needs a file where another needs a folder."""
     leaves: set[Key] = set()
     taken: dict[str, Key] = {}
     for key in keys:
@@ -122,10 +127,10 @@ class TreeFiles(Protocol):
 
 
 def read_tree(files: TreeFiles, *, exact: bool = True, skipped: Collection[str] = ()) -> dict[Key, MappedLeaf]:
-    """List the leaves of a memory-map directory in the order of the tensordict that wrote it.
+    """List the leaves of a memory-map directory, in the order in which tensordict wrote them.
 
-    Every leaf's file must be there with just the bytes its shape asks for: a cut or a missing one raises
-    CorruptDataError. Without `exact` no file is looked at, nor are the files `skipped`.
+    CorruptDataError if the file of a leaf is missing or has another size than its shape requires. Without `exact` no
+    sizes are checked; the sizes of the files `skipped` never are.
     """
     leaves = dict(_walk(files, ()))
     for key, leaf in leaves.items():
@@ -135,9 +140,9 @@ def read_tree(files: TreeFiles, *, exact: bool = True, skipped: Collection[str] 
 
 
 def tree_files(files: TreeFiles, prefix: Key = ()) -> Iterator[str]:
-    """Name the files of a memory-map directory by what its `meta.json` files state: those, and the leaves.
+    """Yield the names of the files of a memory-map directory: its `meta.json` files, and the leaves listed in them.
 
-    FormatError where one of them is missing, or is none.
+    FormatError if a `meta.json` is missing or invalid.
     """
     node = leaf_path((*prefix, "meta"), ".json")
     origin = str(files.root / node)
@@ -151,7 +156,7 @@ def tree_files(files: TreeFiles, prefix: Key = ()) -> Iterator[str]:
                 yield leaf_path((*prefix, name), ".shape.memmap")
         elif entry.get("type") == "TensorDict":
             yield from tree_files(files, (*prefix, name))
-        else:  # non-tensor values are in the document itself
+        else:  # a non-tensor value, which is stored in a `meta.json` of its own
             yield leaf_path((*prefix, name, "meta"), ".json")
 
 
@@ -162,13 +167,13 @@ def parse_node(data: bytes, origin: str) -> dict[str, MappedLeaf]:
 
 @dataclass(frozen=True, slots=True)
 class _BatchDocument:
-    """What the `meta.json` of a tensordict states about all of it."""
+    """The entries of a tensordict's `meta.json` that concern the tensordict as a whole."""
 
     shape: tuple[Count, ...] | None = None
 
 
 def batch_of(document: Any, origin: str) -> tuple[int, ...]:
-    """Read the batch size of a tensordict, whose `meta.json` is the document; none at all for one without."""
+    """Return the batch size of a tensordict, given the document of its `meta.json`; () if it states none."""
     return decode(_BatchDocument, document, origin).shape or ()
 
 
@@ -223,9 +228,10 @@ _PIECE = 1 << 19
 
 
 def range_of(array: Array, field: Field, known: FieldRange = None) -> FieldRange:
-    """Smallest and largest value, also of those in `known`, NaN left out; None for flags, text, complex and no data.
+    """Return the smallest and largest value of an array and of the range `known`, ignoring NaN.
 
-    Where pictures have had all values of their type, no more are looked at.
+    None for flags, text, complex numbers and no data. If images have covered the whole range of uint8 already, further
+    ones are not read.
     """
     is_full = known == (0, 255) and field.dtype == "uint8"
     if is_full or field.dtype == "bool" or "complex" in field.dtype or field.role == "text" or not array.size:
@@ -240,7 +246,7 @@ def range_of(array: Array, field: Field, known: FieldRange = None) -> FieldRange
 
 
 def _plain(number: float) -> int | float:
-    """The number itself, and 0.0 for -0.0: which of two equal ones is found depends on how rows are cut."""
+    """Return the number, and 0.0 for -0.0, so that the range does not depend on how rows are divided into pieces."""
     return number or abs(number)
 
 
@@ -254,9 +260,11 @@ def merge_ranges(one: FieldRange, other: FieldRange) -> FieldRange:
 class LeafWriter:
     """Appends rows of one field to a headerless file.
 
-    They are written in pieces of half a megabyte, each at a multiple of that: so a short episode costs a copy and not a
-    system call, and a long one half as much as pieces that begin anywhere. `ranged=False` leaves `range` alone: a copy
-    has the range of its source. `rows` is how many there will be, if that is known.
+    Rows are buffered and written in pieces of half a megabyte, at multiples of that size. A short episode then costs a
+    copy instead of a system call, and a long one takes half the time of unaligned writes.
+
+    `ranged=False` does not compute `range`, for copies, which have the range of their source. `rows` is the final
+    number of rows, if known.
     """
 
     def __init__(self, path: Path, field: Field, *, ranged: bool = True, rows: int = 0) -> None:
@@ -271,7 +279,7 @@ class LeafWriter:
         self._used = 0
 
     def append(self, rows: Rows) -> None:
-        """Append rows: an array of `[n, *field.shape]` of the field's own element type, or runs out of one."""
+        """Append rows: an array `[n, *field.shape]` of the field's element type, or runs of rows of such an array."""
         if rows.shape[1:] != self.field.shape or rows.dtype != self._dtype:
             found = f"{rows.dtype} {list(rows.shape[1:])}"
             raise SchemaError(
@@ -306,18 +314,18 @@ class LeafWriter:
             self._used = 0
 
     def flush(self) -> None:
-        """Write what is gathered, and let the disk begin."""
+        """Write the buffered rows, and start to write the file to the disk."""
         self._flush()
         self.file.start_syncing()
 
     def finish(self) -> None:
-        """Write what is gathered, sync, close."""
+        """Write the buffered rows, sync and close."""
         self._flush()
         self.file.complete()
 
 
 class TreeWriter:
-    """Appends rows to every leaf of a memory-map directory; has the digests when it is finished.
+    """Appends rows to every leaf of a memory-map directory, and computes the digests of the files.
 
     `ranged` and `rows` are as for `LeafWriter`.
     """
@@ -334,7 +342,7 @@ class TreeWriter:
         try:
             for field in listed:
                 self.leaves[field.key] = LeafWriter(folder / leaf_path(field.key), field, ranged=ranged, rows=rows)
-        except BaseException:  # with all files open that can be, the folder could not even be removed
+        except BaseException:  # if the limit of open files is reached, the folder could not be removed
             self.close()
             raise
 
@@ -344,16 +352,16 @@ class TreeWriter:
             self.leaves[key].append(rows)
 
     def finish(self, batch: tuple[int, ...]) -> list[FileRecord]:
-        """Sync and close all leaves, describe a tensordict of this batch; return what was written."""
+        """Sync and close all leaves, write the `meta.json` files for this batch size; return the files written."""
         records, leaves = [], {}
         for leaf in self.leaves.values():
-            leaf.flush()  # of all first: the file system then brings the files to the disk together
+            leaf.flush()  # all before the first sync, so that the file system writes them to the disk together
         for key, leaf in self.leaves.items():
             leaf.finish()
             leaves[key] = MappedLeaf(leaf.field.dtype, (leaf.rows, *leaf.field.shape))
             if leaf.file.size:
                 records.append(FileRecord(self.prefix + leaf_path(key), leaf.file.size, leaf.file.digest))
-            else:  # tensordict keeps no file for a tensor without elements
+            else:  # tensordict has no file for a tensor without elements
                 fs.remove(leaf.file.path)
         return records + write_tree_meta(self.folder, leaves, batch, self.prefix)
 
@@ -380,16 +388,16 @@ def record_file(path: Path, name: str) -> FileRecord:
     return FileRecord(name, len(data), digest_bytes(data))
 
 
-# Rows to be written: taken out of an array in runs, and only copied where they are written ---------------
+# Rows to be written: runs of rows of an array, which are copied only when they are written ---------------
 
 _LONG = 64
-"""Rows that runs have on average where they are copied whole, and not row by row."""
+"""The average length from which on runs are copied one by one, and not their rows by an index."""
 _WIDE = 16
-"""Bytes of the widest rows that are copied at once: as of flags and rewards."""
+"""The largest size in bytes of a row, such as a flag or a reward, that is copied at once and not later."""
 
 
 class RowSpans:
-    """Runs of row numbers, `[start, stop)` each, one after another; empty ones are left out."""
+    """Runs of row numbers, `[start, stop)` each, in order; empty ones are left out."""
 
     def __init__(self, starts: Array, stops: Array) -> None:
         there = stops > starts
@@ -402,7 +410,7 @@ class RowSpans:
         return self._count
 
     def of(self, array: Array) -> Rows:
-        """Take the rows out of an array: as a fresh array, or put off where runs are long and rows wide."""
+        """Return the rows of an array: as a fresh array, or as `RowRuns` if runs are long and rows wide."""
         if self._count < _LONG * len(self.starts):
             if self._rows is None:
                 first = self.starts - np.cumsum(self._lengths) + self._lengths
@@ -414,7 +422,7 @@ class RowSpans:
 
 @dataclass(frozen=True, slots=True)
 class RowRuns:
-    """The rows of `array` that are in `runs`, with what an array has of shape and type; `whole` makes one of them."""
+    """The rows of `array` in `runs`, not copied yet, with `shape` and `dtype` like an array; `whole` copies them."""
 
     array: Array
     runs: RowSpans

@@ -1,4 +1,4 @@
-"""Build dataset folders in layout `packed`, row by row: one pass, one buffer in memory."""
+"""Builds dataset folders in layout `packed`, row by row: in one pass, with one buffer in memory."""
 
 from __future__ import annotations
 
@@ -37,10 +37,14 @@ from .schema import (
 
 
 class PackedFiles:
-    """Appends records to a folder; with `explicit` to the set of explicit next rows, which has no values of steps.
+    """Appends records to the files of a folder.
 
-    `resumed` are the states of another builder's stores, the records first: CorruptDataError if a file differs.
-    `make` makes other stores of the path of a file and the bytes of a row.
+    Args:
+        folder: where the files are.
+        schema: the places of the fields.
+        explicit: whether these are the records of explicit next rows, which only have states.
+        resumed: the states of another builder's stores, the records first; CorruptDataError if a file differs.
+        make: creates other stores, given the path of a file and the bytes of a row.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class PackedFiles:
 
     @property
     def states(self) -> tuple[StoreState, ...]:
-        """What others continue from."""
+        """The states of the stores, from which others can continue."""
         return tuple(store.state for store in (self._records, *self._own.values()))
 
     @property
@@ -81,7 +85,15 @@ class PackedFiles:
             yield from store.files
 
     def append(self, columns: Mapping[Key, Array], last: Array) -> None:
-        """Append TED rows, root and next; `last` marks those that end an episode, each of which adds a record."""
+        """Append TED rows, root and next; `last` marks rows that end an episode, after which comes one more record.
+
+        For example, with two episodes:
+
+            rows       s0→s1, s1→s2 (last), t0→t1 (last)
+            records    0: s0, 1: s1, 2: s2, 3: t0, 4: t1
+            places     [0, 1, 3], the records of the rows
+            extra      [2, 4], the records of the final states
+        """
         ends = np.flatnonzero(last)
         places: Array | slice = slice(None)
         if len(ends):
@@ -115,7 +127,7 @@ class PackedFiles:
         self._records.append(records)
 
     def append_states(self, columns: Mapping[Key, Array], count: int) -> None:
-        """Append records that hold these states, by root key, and nothing else."""
+        """Append records with these states, by root key; all other fields are zero."""
         records = np.zeros((count, self.schema.record_bytes), np.uint8)
         for one in self.schema.fields:
             if one.state and one.offset is not None:
@@ -125,14 +137,14 @@ class PackedFiles:
         self._records.append(records)
 
     def read(self, one: PackedField, start: int, stop: int) -> Array:
-        """Read a field of records that were written; of steps, for a field of steps in a file of its own."""
+        """Read a field of written records, or of steps if it has a file of its own and is not a state."""
         if one.offset is not None:
             return np.array(self.schema.column(self._records.read(start, stop), one), order="C")
         rows = self._own[one.field.key].read(start, stop)
         return rows.reshape(-1).view(one.field.numpy).reshape(len(rows), *one.field.shape)
 
     def read_states(self, start: int, stop: int) -> dict[Key, Array]:
-        """Read the states of records that were written, by root key."""
+        """Read the states of written records, by root key."""
         records = self._records.read(start, stop)
         found: dict[Key, Array] = {}
         for one in self.schema.fields:
@@ -141,11 +153,6 @@ class PackedFiles:
             elif one.state and one.stem is not None:
                 found[one.field.key] = self.read(one, start, stop)
         return found
-
-    def flush(self) -> None:
-        """Write out what is held back."""
-        for store in (self._records, *self._own.values()):
-            store.flush()
 
     def finish(self) -> list[FileRecord]:
         """Sync and close; return the files as a manifest lists them."""
@@ -168,7 +175,7 @@ _BUFFER_BYTES = 4 << 20
 
 
 class PackedState(NamedTuple):
-    """The whole episodes written so far, from which other builders continue.
+    """The state of a builder between two episodes, from which another one can continue.
 
     `files` and `explicit` are the states of the stores, `ranges` the ranges of values; `lengths` and `explicit_starts`
     have one entry for each episode.
@@ -182,11 +189,11 @@ class PackedState(NamedTuple):
 
 
 class PackedBuilder(RowBuilder):
-    """Appends TED rows, given where episodes end, to a new folder; then episodes and manifest. A context manager.
+    """Writes a dataset in layout `packed` to a new folder. A context manager.
 
-    What `codecs` names, a state by its root key, is compressed. Next rows are compared with the rows after them, bit
-    for bit: where they differ, the next rows of the whole episode are stored in full. With `resumed`, it continues in
-    the folder of another builder: CorruptDataError, or OSError, where the files are not as that one left them.
+    Next rows are compared with the rows after them, bit for bit; where they differ, the next rows of the whole episode
+    are stored as well. `codecs` has the leaves to compress, a state under its root key. With `resumed` the builder
+    continues in the folder of another one: CorruptDataError, or OSError, if the files are not as that one left them.
     """
 
     def __init__(
@@ -222,16 +229,22 @@ def write_packed_manifest(
     folder: Path, fields: Sequence[Field], schema: PackedSchema, data: Sequence[FileRecord],
     ranges: Mapping[Key, FieldRange], table: EpisodeTable, origin: Origin, text: Sequence[dict[str, str]],
 ) -> Manifest:  # fmt: skip
-    """Complete a folder whose records are written, as `write_manifest` does; the table says where next rows are."""
+    """Complete a folder whose records are written, as `write_manifest` does; the table has the `explicit_start`s."""
     boundary = replace(table.counts(), explicit_next=int((table.explicit_start >= 0).sum()))
     files = [*data, write_listed(folder, SCHEMA, schema.to_bytes())]
     return write_manifest(folder, fields, files, ranges, table, origin, text, layout="packed", boundary=boundary)
 
 
 class PackedRowBuilder:
-    """Gathers rows to a few megabytes, then writes them as records and keeps the books on next rows.
+    """Buffers a few megabytes of rows, writes them as records, and detects explicit next rows.
 
-    `lengths` and `explicit_starts` have an entry for each episode that has ended.
+    Rows are optimistically written with implied next rows. When a next row first differs from the row after it, the
+    next rows of the episode so far are copied out of the records, and all further ones of the episode are appended:
+
+        records         s0 s1 s2 s3 | s4'                   s4' is not what step 3 led to
+        explicit rows   s1 s2 s3 s4 …                       copies of the records 1 to 3, then s4, the row held back
+
+    `lengths` and `explicit_starts` have an entry for each finished episode.
     """
 
     def __init__(
@@ -258,9 +271,9 @@ class PackedRowBuilder:
         self._buffer = {field.key: np.empty((self._room, *field.shape), field.numpy) for field in fields}
         self._last = np.zeros(self._room, bool)
         self._used = 0
-        self._open = 0  # steps already written of the episode that is under way
-        self._open_explicit = -1
-        self._held: dict[Key, Array] = {}  # what came after the last of them
+        self._open = 0  # written steps of the current, unfinished episode
+        self._open_explicit = -1  # where its explicit next rows begin
+        self._held: dict[Key, Array] = {}  # the next rows of the last written step
 
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         """Append rows `[n, *shape]` of every leaf; `last` marks those that end an episode."""
@@ -279,7 +292,7 @@ class PackedRowBuilder:
                 )
         start, count = 0, counts.pop()
         marks = np.zeros(count, bool) if last is None else last
-        whole = count >= self._room  # as many as are gathered: they are written from where they are
+        whole = count >= self._room  # rows that fill the buffer are written without a copy
         if whole:
             self.write()
         while start < count:
@@ -298,7 +311,7 @@ class PackedRowBuilder:
             self._used += taken
 
     def append_episode(self, states: Mapping[Key, Array], steps: Mapping[Key, Array], length: int) -> None:
-        """Write a whole episode whose next rows follow: states `[length + 1, *shape]` by root key, steps by key."""
+        """Write a whole episode with implied next rows: states `[length + 1, *shape]` by root key, steps by key."""
         assert not self._used, "rows of another episode are gathered"
         for field in self._fields:
             key = field.key
@@ -311,11 +324,11 @@ class PackedRowBuilder:
         self.explicit_starts.append(-1)
 
     def moved(self, folder: Path) -> None:
-        """Make further files in another folder."""
+        """Create further files in another folder, after the folder was moved."""
         self._folder = folder
 
     def write(self) -> None:
-        """Write what is gathered."""
+        """Write the buffered rows."""
         if self._used:
             self._put({key: array[: self._used] for key, array in self._buffer.items()}, self._last[: self._used])
             self._used = 0
@@ -328,7 +341,7 @@ class PackedRowBuilder:
         self.files.append(columns, last)
 
     def _follow(self, columns: Mapping[Key, Array], last: Array, first_record: int) -> None:
-        """Keep the books on the episodes of these rows; store next rows that do not follow."""
+        """Record the episodes that end in these rows; store explicit next rows."""
         broken = self._broken(columns, last)
         stops = [*(np.flatnonzero(last) + 1).tolist()]
         if not stops or stops[-1] < len(last):
@@ -350,7 +363,7 @@ class PackedRowBuilder:
         self._held = {key: columns[NEXT, *key][-1:].copy() for key in self._states} if self._open else {}
 
     def _broken(self, columns: Mapping[Key, Array], last: Array) -> Array:
-        """Mark the rows whose state is not what the step before it, in the same episode, led to."""
+        """Mark rows whose state differs from the next row of the step before, in the same episode."""
         broken = np.zeros(len(last), bool)
         for key in self._states:
             root, after = columns[key], columns[NEXT, *key]
@@ -361,7 +374,7 @@ class PackedRowBuilder:
         return broken
 
     def _begin_explicit(self, first_record: int) -> None:
-        """Store in full what came after the steps of this episode that are written already."""
+        """Store the next rows of the steps of this episode that are written already."""
         if self.explicit is None:
             self.explicit = PackedFiles(self._folder, self.schema, explicit=True)
         self._open_explicit = self.explicit.rows
@@ -374,15 +387,16 @@ class PackedRowBuilder:
         self.explicit.append_states(self._held, 1)
 
     def states(self) -> tuple[tuple[StoreState, ...], tuple[StoreState, ...]]:
-        """Write what is buffered; return the states of the stores, and of the stores of next rows, between two
-        episodes.
+        """Write the buffered rows; return the states of the stores, and of the stores of explicit next rows.
+
+        Call it only between two episodes.
         """
         self.write()
         assert not self._open, "an episode is under way"
         return self.files.states, self.explicit.states if self.explicit is not None else ()
 
     def finish(self) -> list[FileRecord]:
-        """Write the rest, sync and close; return the data files. SchemaError while an episode is under way."""
+        """Write the rest, sync and close; return the data files. SchemaError if the last episode has no end."""
         self.write()
         if self._open:
             raise SchemaError(f"the last episode has {self._open} steps and no end")
@@ -406,9 +420,9 @@ def row_builder(
     codecs: Mapping[Key, RowCodec] | None = None,
     rows: int = 0,
 ) -> RowBuilder:
-    """Make what builds a dataset of that layout in a new folder; SchemaError for the layouts of checkpoints.
+    """Create the builder for a dataset of that layout in a new folder; SchemaError for the layouts of checkpoints.
 
-    `rows` is how many steps there will be, if that is known.
+    `rows` is the final number of steps, if known.
     """
     if layout == "packed":
         return PackedBuilder(folder, fields, codecs)
@@ -427,9 +441,10 @@ def write_dataset(
 ) -> Manifest:
     """Write all rows of `source`, its episodes and their texts to a new folder; memory is bounded by a few chunks.
 
-    `progress` gets the steps done. CorruptDataError if the episodes in the source's table do not follow one another.
+    `progress` is called with the number of additional steps. CorruptDataError if the episodes in the table of `source`
+    do not cover its steps without gaps.
     """
-    # a checkpoint has to give the table that it was saved with, regardless of what that contains
+    # The table of a checkpoint is kept unchanged, whatever it contains.
     table = source.episodes if source.manifest.kind == "checkpoint" else table_with_returns(source)
     steps = source.manifest.steps
     RecordNumbers(table, steps, str(source.path))

@@ -1,4 +1,4 @@
-"""Reads a dataset in layout `packed` by position, and gives just what layout `ted` gives."""
+"""Reads a dataset in layout `packed` by position, with the same rows as in layout `ted`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _document(path: str, data: bytes) -> FileRecord:
 
 
 def _no_dataset(path: Path) -> RbtoolError:
-    """Describe what is at a path that has no manifest."""
+    """Return the error for a path without a manifest."""
     if not path.exists():
         return DatasetNotFoundError(f"{path} not found")
     if is_ours(path):
@@ -73,15 +73,15 @@ def _hint(path: Path, verb: str = "convert") -> str:
 
 
 class PackedReader(FolderReader):
-    """TED rows of a dataset in layout `packed`.
+    """Reads the TED rows of a dataset in layout `packed`.
 
-    `episodes` is the table as in layout `ted`; `numbers` says where each step is. Opening compares `schema.json` with
-    its digest, and all files with the sizes that follow from schema and table.
+    `episodes` is the table as in layout `ted`; `numbers` maps steps to records. Opening compares `schema.json` with its
+    digest, and the sizes of all files with those that follow from schema and table.
 
     Raises:
         DatasetNotFoundError: the path does not exist.
         FormatError: it has another layout, is not a dataset, or uses unknown codecs.
-        CorruptDataError: something differs.
+        CorruptDataError: a digest or a size differs.
     """
 
     def __init__(self, path: Path, listed: ListedFiles | None = None) -> None:
@@ -105,12 +105,12 @@ class PackedReader(FolderReader):
 
     @cached_property
     def episodes(self) -> EpisodeTable:
-        """The episode table as layout `ted` has it: without a place for explicit next rows."""
+        """The episode table as in layout `ted`: `explicit_start` is -1 everywhere."""
         return replace(self._stored_episodes, explicit_start=np.full(self.manifest.episodes, -1))
 
     @cached_property
     def ted_digest(self) -> str:
-        """The content digest of the same dataset in layout `ted`; every row is read for it."""
+        """The content digest of the same dataset in layout `ted`; computing it reads every row."""
         return ted_digest(self)
 
     def read(self, key: Key, start: int, stop: int) -> Array:
@@ -131,7 +131,7 @@ class PackedReader(FolderReader):
         )
 
     def _records(self, name: str, start: int, stop: int) -> Array:
-        """Read whole records. The last ones are kept, as other leaves of the same rows are usually read next."""
+        """Read whole records; cache the last ones, as other leaves of the same rows are usually read next."""
         held = self._block
         if held is not None and held[0] == name and held[1] <= start and stop <= held[2]:
             return held[3][start - held[1] : stop - held[1]]
@@ -142,7 +142,7 @@ class PackedReader(FolderReader):
         return found
 
     def read_own(self, one: PackedField, start: int, stop: int, *, explicit: bool = False) -> Array:
-        """Read rows of a field that is in a file of its own: by record for a state, else by step."""
+        """Read rows of a field in a file of its own; rows are records for a state, and steps for other fields."""
         name, width = one.file(explicit=explicit), one.field.row_bytes
         path = self.path / name
         descriptor = self.listed.descriptor(name)
@@ -154,7 +154,7 @@ class PackedReader(FolderReader):
         return found.reshape(-1).view(one.field.numpy).reshape(stop - start, *one.field.shape)
 
     def offsets(self, one: PackedField, explicit: bool = False) -> Array:
-        """Where the chunks of a compressed field begin, int64, and where the last ends."""
+        """Return the offsets of the chunks of a compressed field, and the end of the last one, int64."""
         key = one.field.key, explicit
         if key not in self._offsets:
             path = self.path / one.index(explicit=explicit)
@@ -199,7 +199,7 @@ class PackedReader(FolderReader):
         return PackedSchema.parse(self.listed.read(SCHEMA), self.fields, str(self.path / SCHEMA))
 
     def _check_files(self) -> None:
-        """Compare the sizes of all files, as they are listed, with what schema and episode table ask for."""
+        """Compare the listed sizes of all files with those that follow from the schema and the episode table."""
         numbers, size = self.numbers, self.schema.record_bytes
         expected = {RECORDS: numbers.records * size}
         if numbers.explicit_records:
@@ -217,7 +217,7 @@ class PackedReader(FolderReader):
                 raise CorruptDataError(f"{self.path / name} {what}, expected {rows:,} bytes")
 
     def proven_episodes(self) -> Array | None:
-        """Compare every episode of a recording, whose log has a digest of each, with its digest."""
+        """Return for each episode of a recording whether its bytes match the digest in the log; None for others."""
         for name in (COMMITS, COMMITS_COPY):
             try:
                 commits = commits_in(self.listed.read(name), self.schema)
@@ -234,6 +234,6 @@ class PackedReader(FolderReader):
 
 
 class CutPackedReader(PackedReader):
-    """The same of a dataset whose files may be cut or missing: reading rows that are lost raises CorruptDataError."""
+    """Reads a packed dataset whose files may be cut or missing; reading lost rows raises CorruptDataError."""
 
     _whole = False

@@ -1,10 +1,15 @@
 """Records episodes, as they are finished, into a folder that becomes a dataset in layout `packed`.
 
-The log of a recording has one small record an episode, appended when all its rows are written. Each record states where
-the rows of the episode end, carries their digest and its own, and is written at once, so that whatever stops the
-recording leaves a log whose longest sound beginning names whole episodes. That holds also where a power failure has
-kept a record without its rows: their digest differs. Next to the log is a copy, written after it: damage to one of the
-two costs nothing. A document states where the episodes come from, for any process that makes the dataset.
+The log of a recording has one small record for each episode, which is appended after all rows of the episode:
+
+    records.bin      | rows of episode 0 | rows of episode 1 | rows of epi        interrupted here
+    commits.bin      | record 0          | record 1          |
+    record           number, length, return, flags, where its rows end, digest of its rows, own digest
+
+Whatever stops the recording, the longest sound beginning of the log lists the complete episodes. After a power failure
+the disk may have a record but not its rows, which then differ from the digest. A copy of the log is written after it,
+so that damage to one of the two loses nothing. A document states the origin of the episodes, for the process that
+turns the recording into a dataset.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ from .builder import PackedRowBuilder, PackedState
 from .schema import EXPLICIT, RECORDS, SCHEMA, AppendedFile, PackedSchema, RecordNumbers
 
 ORIGIN = f"{SOURCE_DOCUMENTS}recorded.json"
-"""Metadata, so it is not part of the content digest."""
+"""The document with the `RecordedOrigin`; as metadata it is not part of the content digest."""
 SOURCE = "recording"
 
 _Space = Annotated[Any, Check("the document of a space", is_space)]
@@ -49,9 +54,9 @@ _Space = Annotated[Any, Check("the document of a space", is_space)]
 
 @dataclass(frozen=True, slots=True)
 class RecordedOrigin:
-    """What the manifest of a recording will say: the environment's id, its spaces, and what was not kept.
+    """The origin of a recording for its manifest: the environment's id (`asked`), its spaces, renamed and dropped keys.
 
-    `arguments` belong to the step of the provenance, for example the environment's spec and the first seed.
+    `arguments` go to the provenance, for example the environment's spec and the first seed.
     """
 
     asked: str
@@ -62,7 +67,7 @@ class RecordedOrigin:
     notes: tuple[str, ...] = ()
 
     def save(self, folder: Path) -> None:
-        """Write the document; there is the old one or the new one at any instant."""
+        """Write the document atomically."""
         document: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         document["dropped_keys"] = [{"key": one.key, "why": one.why} for one in self.dropped_keys]
         document["digest"] = document_digest(document, "digest")
@@ -79,7 +84,7 @@ class RecordedOrigin:
 
 
 def origin_of(folder: Path) -> Origin:
-    """Return where the episodes recorded in a folder come from; a note states it where that is damaged."""
+    """Return the origin of the episodes recorded in a folder; if its document is damaged, a note says so."""
     request = Request(SOURCE, str(folder), folder.name, layout="packed")
     try:
         found = RecordedOrigin.load(folder)
@@ -106,11 +111,11 @@ _RECORD = np.dtype([
     ("data", "S32"), ("own", "<u8"),
 ])  # fmt: skip
 _PACKED = struct.Struct("<qqqdQqqq??B?I32s")
-"""A record but for its own digest, as `_RECORD` has it."""
+"""The form of a record without its own digest; the same layout as `_RECORD`."""
 
 
 class Commit(NamedTuple):
-    """An episode that is on the disk: `steps` and `explicit_stop` are the totals including it; `data` is its digest."""
+    """A recorded episode: `steps` and `explicit_stop` are totals including it, `data` is the digest of its rows."""
 
     row: EpisodeRow
     steps: int
@@ -130,17 +135,17 @@ class Commit(NamedTuple):
 
 
 def record_digest(data: bytes) -> int:
-    """The digest of a record, but for the digest in it."""
+    """Return the digest of a record without its own digest."""
     return int(xxhash.xxh3_64_intdigest(data[: _RECORD.fields["own"][1]]))  # type: ignore[index]
 
 
 def schema_mark(schema: PackedSchema) -> int:
-    """A number, never 0, by which each record of the log identifies the layout of its rows."""
+    """Return a hash of the schema, never 0, by which each record of the log identifies the layout of its rows."""
     return int(xxhash.xxh3_64_intdigest(schema.to_bytes())) & 0xFFFFFFFF or 1
 
 
 class CommitLog:
-    """Appends records to the log of a recording, and to its copy; `count` records are in both already."""
+    """Appends records to the log of a recording and to its copy, which have `count` records already."""
 
     def __init__(self, folder: Path, schema: PackedSchema, count: int | None = None) -> None:
         self.moved(folder)
@@ -156,18 +161,18 @@ class CommitLog:
             raise
 
     def moved(self, folder: Path) -> None:
-        """Take note of another path of the folder."""
+        """Set the paths after the folder was moved."""
         self._paths = [folder / name for name in (COMMITS, COMMITS_COPY)]
 
     def append(self, commit: Commit) -> None:
-        """Write one record at once, and then its copy."""
+        """Write one record to the log, and then to the copy."""
         record = memoryview(commit.to_bytes(self._count, self._mark))
         for descriptor, path in zip(self._descriptors, self._paths, strict=True):
             fs.write(descriptor, record, path)
         self._count += 1
 
     def sync(self) -> None:
-        """Wait until the log is on the disk, where `finish` has brought it; nobody waits for the copy."""
+        """Wait until the log, but not its copy, is on the disk; does nothing after `finish`."""
         if self._descriptors:
             fs.fsync(self._descriptors[0], self._paths[0])
 
@@ -185,12 +190,12 @@ class CommitLog:
 
 
 def records_in(data: bytes) -> Array:
-    """The whole records of a log, one dimension of a structured type; a torn one at the end does not count."""
+    """Return the complete records of a log as a structured array `[n]`; a cut one at the end is left out."""
     return np.frombuffer(data[: len(data) // _RECORD.itemsize * _RECORD.itemsize], _RECORD)
 
 
 def commit_of(record: Any) -> Commit:
-    """The episode of a sound record."""
+    """Return the episode of a sound record."""
     row = EpisodeRow(
         int(record["episode"]), int(record["length"]), float(record["return"]), bool(record["terminated"]),
         bool(record["truncated"]), EndReason(int(record["end_reason"])),
@@ -207,7 +212,7 @@ def episode_digest(parts: Mapping[str, str]) -> str:
 
 
 def file_widths(schema: PackedSchema) -> dict[str, tuple[int, str]]:
-    """Return, for each data file of a recording, the bytes of a row and what has a row: record, step or explicit."""
+    """Return for each data file of a recording the bytes of a row, and whether rows are by record, step or explicit."""
     found = {RECORDS: (schema.record_bytes, "record"), EXPLICIT: (schema.record_bytes, "explicit")}
     for one in schema.own_files:
         found[one.file()] = one.field.row_bytes, "record" if one.state else "step"
@@ -250,18 +255,18 @@ def _digest_of(descriptor: int, start: int, stop: int) -> str:
 
 
 def fields_bytes(fields: Sequence[Field]) -> bytes:
-    """The document that states what is recorded, with its own digest."""
+    """Return the document with the recorded fields and its own digest."""
     entries = [{"key": f.key, "dtype": f.dtype, "shape": f.shape, "role": f.role} for f in fields]
     document = {"format": "rbtool recording", "version": RECORDING_VERSION, "fields": entries}
     return json_file({**document, "digest": document_digest(document, "digest")})
 
 
 SYNC_SECONDS = 1.0
-"""How long after a sync the next one waits: a sync of every episode takes several times as long as writing it."""
+"""The least time between two syncs; syncing every episode would take several times as long as writing it."""
 
 
 def unfinished_recording(path: Path) -> CorruptDataError | None:
-    """The error for a folder without a manifest in which something was recorded, however little of it is left."""
+    """Return the error for an unfinished recording, of which little may be left; None for other folders."""
     if not any((path / name).is_file() for name in (RECORDING, COMMITS, COMMITS_COPY)):
         return None
     hint = f"restore it with: rbtool repair {shlex.quote(str(path))}"
@@ -269,7 +274,7 @@ def unfinished_recording(path: Path) -> CorruptDataError | None:
 
 
 class Recorded(NamedTuple):
-    """What a recording that is continued has: the states of its files, and its episodes."""
+    """The state of a recording that is continued: the states of its files, and its episodes."""
 
     files: PackedState
     commits: list[Commit]
@@ -284,16 +289,21 @@ class RecordedEpisode(NamedTuple):
 
 
 class PackedRecorder:
-    """Appends whole episodes to a new folder. Each survives the death of the process once `add_episode` returns.
+    """Appends whole episodes to a new folder. An episode survives the death of the process once `add_episode` returns.
 
-    Added episodes are synced, rows before the log, by the first episode that ends `sync_seconds` or more after the last
-    sync, by `sync`, and by `finish`: a power failure loses at most the episodes that ended in between. With 0 each
-    episode is synced when it is added.
+    Episodes are synced to the disk, rows before the log, when an episode is added `sync_seconds` or more after the last
+    sync, and by `sync` and `finish`. A power failure loses at most the episodes since the last sync. With 0 every
+    episode is synced.
 
-    `finish` makes a dataset of the folder; `rbtool repair` does so if the recording process no longer exists. Nothing
-    is compressed; `rbtool convert` can do that afterwards. Leaving the context without an error finishes. With
-    `resumed`, the folder holds a recording that this process has locked, as `continued` leaves it. The folder is empty
-    after an error.
+    `finish` makes a dataset of the folder; if the recording process no longer exists, `rbtool repair` does. Nothing is
+    compressed; `rbtool convert` can do that afterwards. Leaving the context without an error calls `finish`.
+
+    Args:
+        folder: a new or empty folder; it is empty after an error.
+        fields: the TED leaves.
+        sync_seconds: the least time between two syncs.
+        resumed: the state of a recording to continue; this process must hold its `lock`.
+        lock: the descriptor of that lock.
 
     Raises:
         UsageError: `folder` exists already.
@@ -313,7 +323,7 @@ class PackedRecorder:
         self.commits: list[Commit]
         self._sync_seconds = sync_seconds
         self._synced_at = -math.inf
-        self._unnamed = False  # names of files may not be on the disk yet
+        self._unnamed = False  # whether the names of new files still have to be synced
         self.fields = tuple(fields)
         self.schema = PackedSchema.of(fields)
         self._torn = False
@@ -344,16 +354,21 @@ class PackedRecorder:
 
     @property
     def steps(self) -> int:
-        """Steps of all episodes that were added."""
+        """The number of steps of all added episodes."""
         return self.commits[-1].steps if self.commits else 0
 
     def add_episode(
         self, columns: Mapping[Key, Array], *, episode: int, seed: int | None = None, cut_off: bool = False
     ) -> None:
-        """Write a whole episode, rows `[n, *shape]` of every leaf; sync it with others, see `PackedRecorder`.
+        """Write a whole episode, and sync it if it is time for that.
 
-        `episode` is its number; `cut_off` states that it went on where the recording ends.
-        SchemaError, and nothing changes, for rows of other leaves, types or shapes, or none.
+        SchemaError, with nothing changed, for no rows, and for rows of other leaves, types or shapes.
+
+        Args:
+            columns: rows `[n, *shape]` of every leaf by key.
+            episode: the number of the episode.
+            seed: its seed, if known.
+            cut_off: whether the episode continued after the recording ended.
         """
         length = {len(array) for array in columns.values()}
         if len(length) != 1 or not max(length):
@@ -375,7 +390,7 @@ class PackedRecorder:
         seed: int | None = None,
         cut_off: bool = False,
     ) -> None:
-        """Write a whole episode as `add_episode` does, each state once: cheaper where next observations follow.
+        """Write a whole episode with each state stored once, which is cheaper if next observations follow.
 
         `states` has rows `[n + 1, *shape]` of every state by its root key, `steps` rows `[n, *shape]` of all other
         leaves by their keys.
@@ -385,7 +400,7 @@ class PackedRecorder:
         self._add(row, lambda: self.rows.append_episode(states, steps, row.length))
 
     def _add(self, row: EpisodeRow, write: Callable[[], None]) -> None:
-        """Write the rows of an episode with `write`, then the record of it."""
+        """Write the rows of an episode with `write`, then its record in the log."""
         self._require_whole()
         self._torn = True
         had_explicit = self.rows.explicit is not None
@@ -410,7 +425,7 @@ class PackedRecorder:
         self._torn = False
 
     def sync(self) -> None:
-        """Wait until all episodes that were added are on the disk, also where `finish` failed half-way."""
+        """Wait until all added episodes are on the disk; also works after `finish` failed half-way."""
         files = self._files()
         for file in files:
             file.sync()
@@ -426,7 +441,7 @@ class PackedRecorder:
         return [*self.rows.files.files, *(explicit.files if explicit else ())]
 
     def episodes(self) -> Iterator[RecordedEpisode]:
-        """Read the episodes, which have no explicit next rows, one after another into fresh arrays."""
+        """Yield the episodes, which must not have explicit next rows, in fresh arrays."""
         first = 0
         for number, commit in enumerate(self.commits):
             states: dict[Key, Array] = {}
@@ -441,7 +456,7 @@ class PackedRecorder:
             first += commit.row.length
 
     def read(self, key: Key, start: int, stop: int) -> Array:
-        """Read rows `[start, stop)` of a leaf of the episodes that were added, into a fresh array."""
+        """Read rows `[start, stop)` of a leaf of the added episodes into a fresh array."""
         leaf = field_named(self.fields, key)
         if start == stop or not leaf.row_bytes:
             return np.empty((stop - start, *leaf.shape), leaf.numpy)
@@ -457,9 +472,9 @@ class PackedRecorder:
         return numbers.rows(start, stop, after, fetch)
 
     def finish(self) -> Manifest:
-        """Make a dataset of the folder; the recorder is closed then. SchemaError where an episode is half written.
+        """Make a dataset of the folder and close the recorder. SchemaError if an episode is written only in part.
 
-        After an error, as of a full disk, it can be called again.
+        After an error, such as a full disk, it can be called again.
         """
         self._require_whole()
         data = self.rows.finish()
@@ -469,7 +484,7 @@ class PackedRecorder:
         return manifest
 
     def _require_whole(self) -> None:
-        """Refuse to continue after an episode that could not be written to its end, as on a full disk."""
+        """Raise SchemaError if an episode was written only in part, as on a full disk."""
         if self._torn:
             raise SchemaError(
                 f"the recording {self.folder} stopped in the middle of an episode: nothing more can be recorded there",
@@ -477,7 +492,7 @@ class PackedRecorder:
             )
 
     def moved(self, folder: Path, sync_seconds: float) -> None:
-        """Continue at another path, to which the folder was moved, and with other times between syncs."""
+        """Continue at another path after the folder was moved, with another time between syncs."""
         self.folder, self._sync_seconds = folder, sync_seconds
         for file in self._files():
             file.path = folder / file.name
@@ -533,7 +548,7 @@ def _require_rows(schema: PackedSchema, states: Mapping[Key, Array], steps: Mapp
 def _row(
     columns: Mapping[Key, Array], episode: int, seed: int | None, cut_off: bool, fields: Sequence[Field]
 ) -> EpisodeRow:
-    """Summarise an episode; one whose last step bears neither flag ends with the recording."""
+    """Return the row of the episode table of an episode; without a flag its end reason is the end of the recording."""
     terminated = NEXT_TERMINATED in columns and bool(columns[NEXT_TERMINATED][-1].any())
     truncated = NEXT_TRUNCATED in columns and bool(columns[NEXT_TRUNCATED][-1].any())
     total = episode_return(columns, fields)
@@ -543,7 +558,7 @@ def _row(
 
 
 def recording_table(commits: Sequence[Commit]) -> EpisodeTable:
-    """The episode table of what was committed."""
+    """Return the episode table of the recorded episodes."""
     table = EpisodeTable.from_rows([commit.row for commit in commits])
     return replace(table, explicit_start=np.array([commit.explicit_start for commit in commits], np.int64))
 
@@ -555,7 +570,7 @@ def seal(
     data: Sequence[FileRecord],
     ranges: Mapping[Key, FieldRange],
 ) -> Manifest:
-    """Make a dataset of a recording whose data files are complete: write episodes and, at once, the manifest."""
+    """Make a dataset of a recording whose data files are complete: write the episodes and, atomically, the manifest."""
     fs.remove(folder / EPISODES)  # from an earlier attempt
     for place in (folder, folder / HIDDEN):
         for leftover in place.glob(".*.new"):

@@ -1,7 +1,7 @@
-"""Where each TED leaf is stored in the layout `packed`: at an offset in the records, or in a file of its own.
+"""The place of each TED leaf in the layout `packed`: at an offset in the records, or in a file of its own.
 
-A state (the same key at the root and under `next`) is stored once: the state after a step is in the record that follows
-it. Everything else has one value a step. An episode of T steps therefore has T + 1 records; the last one holds only the
+A state (the same key at the root and under `next`) is stored once: the state after a step is in the following record.
+All other fields have one value a step. An episode of T steps therefore has T + 1 records; the last one holds only the
 final state, and its step fields are zero:
 
     episode 0, 2 steps                         episode 1, 1 step
@@ -11,9 +11,9 @@ final state, and its step fields are zero:
 
     record of step n = n + number of episodes before it; its next state is in the record after that
 
-States come first in a record, so that a step and its next state are one contiguous piece of memory. If next states do
-not follow (the state after a step differs from the next record's), the next rows of the whole episode are stored in a
-second set of records, at `explicit_start` of the episode table.
+States come first in a record, so that a step and its next state are one contiguous piece of memory. If the state after
+some step differs from the state in the following record (an explicit next), the next rows of the whole episode are
+stored in a second set of records, at `explicit_start` of the episode table.
 
 Files of rows are appended to and read back, whole or in chunks compressed with zstd or LZ4 (`RowStore`).
 """
@@ -47,12 +47,12 @@ _LEVELS = range(1, 23)
 _DEFAULT_LEVEL = 3
 _CHUNK_BYTES = 16 << 10
 _MOST_PER_BYTE = 1 << 15
-"""More than one compressed byte can stand for."""
+"""A compressed byte cannot stand for more bytes than this."""
 
 
 @dataclass(frozen=True)
 class RowCodec:
-    """A method by name, and how hard it tries: `zstd` takes a level of 1 to 22, `lz4` (its block format) none."""
+    """A compression method: `zstd` with a level from 1 to 22, or `lz4` (its block format) without a level."""
 
     name: str
     level: int | None = None
@@ -75,24 +75,24 @@ class RowCodec:
 
     @staticmethod
     def chunk_rows(field: Field) -> int:
-        """Rows of one chunk, about 16 KiB: a random row costs little more than itself, and small rows share a chunk."""
+        """Return the number of rows of a chunk of about 16 KiB, which is small enough to read single rows at random."""
         return max(1, _CHUNK_BYTES // max(1, field.row_bytes))
 
     def compressor(self) -> Callable[[memoryview], bytes]:
-        """Return what compresses one chunk after the other; not by several threads at a time, so each makes its own."""
+        """Return a function that compresses a chunk; it is not thread-safe, so that each thread needs its own."""
         if self.name == "zstd":
             import zstandard
 
             engine = zstandard.ZstdCompressor(level=self.level or _DEFAULT_LEVEL)
             return lambda data: engine.compress(data)
-        import pyarrow  # half a second, which only those wait for who chose it
+        import pyarrow  # takes half a second, so only if this codec is chosen
 
         return lambda data: pyarrow.Codec("lz4_raw").compress(data, asbytes=True)
 
     def decompress(self, chunks: Sequence[memoryview], sizes: Sequence[int], origin: str) -> Array:
-        """Decompress several chunks, whose original `sizes` in bytes are known; uint8, one after another.
+        """Decompress several chunks, whose original `sizes` in bytes are known, into one uint8 array.
 
-        No more memory is used than these sizes, which must be possible for the chunks.
+        No more memory is used than these sizes, which are checked to be possible for the chunks.
 
         Raises:
             CorruptDataError: a chunk cannot be read, or has another size.
@@ -111,7 +111,7 @@ class RowCodec:
             for part, length in zip(parts, lengths.tolist(), strict=True):
                 whole[start : start + length] = np.frombuffer(part, np.uint8, length)
                 start += length
-        except Exception as error:  # each library raises its own
+        except Exception as error:  # each library raises errors of its own
             if isinstance(error, MemoryError):
                 raise
             raise CorruptDataError(f"{origin} holds a chunk that is not {self.name} data: {error}") from error
@@ -123,7 +123,7 @@ def _zstd_chunks(chunks: Sequence[memoryview], lengths: Array) -> Iterable[Any]:
 
     engine = zstandard.ZstdDecompressor()
     for chunk, size in zip(chunks, lengths.tolist(), strict=True):
-        # zstandard takes memory for what a frame states, whatever it may put out at most.
+        # zstandard allocates the size that a frame states, even if that is more than the limit for the output.
         stated = zstandard.frame_content_size(chunk)
         if stated not in (-1, size):
             raise ValueError(f"a frame states {stated:,} bytes, expected {size:,}")
@@ -154,7 +154,7 @@ def parse_codecs(asked: Sequence[str], fields: Sequence[Field]) -> Mapping[Key, 
 
 
 def named_codecs(asked: Sequence[str]) -> Mapping[str, RowCodec]:
-    """Read `observation.image=zstd:3` and its like while it is not known which fields there are; UsageError."""
+    """Read options such as `observation.image=zstd:3` before the fields are known; UsageError for invalid ones."""
     found: dict[str, RowCodec] = {}
     for text in asked:
         name, sign, method = text.partition("=")
@@ -170,7 +170,7 @@ def named_codecs(asked: Sequence[str]) -> Mapping[str, RowCodec]:
 
 
 def pread_bytes(descriptor: int, path: Path, offset: int, size: int) -> Array:
-    """Read bytes into a fresh array; CorruptDataError where the file ends before."""
+    """Read bytes into a fresh array; CorruptDataError if the file ends before."""
     found = np.empty(size, np.uint8)
     pread_into(found, descriptor, path, offset, "the rows to read")
     return found
@@ -179,9 +179,14 @@ def pread_bytes(descriptor: int, path: Path, offset: int, size: int) -> Array:
 def read_chunks(
     descriptor: int, path: Path, codec: RowCodec, offsets: Array, rows: tuple[int, int], layout: tuple[int, int, int]
 ) -> Array:
-    """Read `rows` (first and stop) out of compressed chunks, which begin at `offsets`; uint8 `[n, row bytes]`.
+    """Read a range of rows from compressed chunks; uint8 `[n, row bytes]`.
 
-    `layout` is the rows of a chunk, the bytes of a row, and how many rows there are in all.
+    Args:
+        descriptor, path: the open file, and its name for errors.
+        codec: how chunks are compressed.
+        offsets: where each chunk begins in the file, and where the last one ends.
+        rows: the half-open range of rows.
+        layout: the number of rows of a chunk, the bytes of a row, and the number of all rows.
     """
     (start, stop), (per, width, total) = rows, layout
     first, last = start // per, (stop - 1) // per
@@ -195,7 +200,7 @@ def read_chunks(
 
 
 class AppendedFile(NewFile):
-    """A file that grows at its end, with the digest of what is in it."""
+    """A file that is appended to, with a running digest of its contents."""
 
     def __init__(self, folder: Path, name: str, resumed: FileRecord | None = None) -> None:
         super().__init__(folder / name, resumed)
@@ -208,14 +213,14 @@ class AppendedFile(NewFile):
         super().append(data)
 
     def cut(self) -> str:
-        """Return the digest of what was appended since the last cut, or nothing if nothing was."""
+        """Return the digest of the bytes that were appended since the last call; "" if there are none."""
         digest = self._since.digest if self.size > self._cut else ""
         self._since, self._cut = Hasher(), self.size
         return digest
 
     @property
     def record(self) -> FileRecord:
-        """What is written so far, as a manifest lists it."""
+        """The file as far as it is written, as a manifest lists it."""
         return FileRecord(self.name, self.size, self.digest)
 
     def finish(self) -> FileRecord:
@@ -225,7 +230,7 @@ class AppendedFile(NewFile):
 
 
 class StoreState(NamedTuple):
-    """The rows of a store at some point: their number, its files, and the bytes of those that are held back."""
+    """The state of a store: its number of rows, its files, and the bytes of rows that are not in the files yet."""
 
     rows: int
     files: tuple[FileRecord, ...]
@@ -233,7 +238,7 @@ class StoreState(NamedTuple):
 
 
 class RowStore(ABC):
-    """Takes rows of `width` bytes in order, after the rows of the state `resumed`, which it verifies."""
+    """Appends rows of `width` bytes, after the rows of the state `resumed`, whose files are verified."""
 
     def __init__(self, width: int, resumed: StoreState | None = None) -> None:
         self.width = width
@@ -249,16 +254,16 @@ class RowStore(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Write out what is held back, so that the rows until now can be read from the disk."""
+        """Write rows that are still in memory, so that all rows can be read from the files."""
 
     @property
     @abstractmethod
     def files(self) -> list[AppendedFile]:
-        """What is written to."""
+        """The files of the store."""
 
     @property
     def state(self) -> StoreState:
-        """What another store continues from."""
+        """The state from which another store can continue."""
         return StoreState(self.rows, tuple(file.record for file in self.files))
 
     def finish(self) -> list[FileRecord]:
@@ -293,11 +298,14 @@ class WholeRows(RowStore):
         return found.reshape(stop - start, self.width)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: rows are written at once."""
 
 
 class ChunkedRows(RowStore):
-    """Rows in compressed chunks of `per` rows, with a file of the offsets at which chunks begin and the last ends."""
+    """Rows in compressed chunks of `per` rows; a second file, `index`, has the offsets of the chunks and of their end.
+
+    Rows of an incomplete chunk are held in memory.
+    """
 
     def __init__(
         self, folder: Path, name: str, index: str, width: int, codec: RowCodec, per: int,
@@ -330,7 +338,7 @@ class ChunkedRows(RowStore):
 
     @property
     def state(self) -> StoreState:
-        """What another store continues from, with less than a chunk of rows that are held back."""
+        """The state from which another store can continue, with the rows of the incomplete chunk."""
         return super().state._replace(held=b"".join(rows.tobytes() for rows in self._pending))
 
     def append(self, rows: Array) -> None:
@@ -377,10 +385,10 @@ Fetch: TypeAlias = Callable[[int, int, bool], Array]
 
 
 class RecordNumbers:
-    """Where the steps of a packed dataset are, in the records and among the explicit next rows.
+    """Maps the steps of a packed dataset to their records and to their explicit next rows.
 
-    `starts` has one entry more than there are episodes, the number of steps. CorruptDataError for a table whose
-    episodes do not follow one another over `steps` steps, or whose explicit next rows do not.
+    `starts` has the first step of each episode and, at its end, the number of steps. CorruptDataError if the episodes
+    of the table do not cover `steps` steps without gaps, or its explicit next rows are not one after another.
     """
 
     def __init__(self, table: EpisodeTable, steps: int, origin: str) -> None:
@@ -410,7 +418,7 @@ class RecordNumbers:
         return steps + self.episode_of(steps)
 
     def steps_within(self, count: int, *, explicit: bool = False) -> int:
-        """How many steps at the beginning need only the first `count` records, or explicit next rows."""
+        """Return how many steps at the beginning need only the first `count` records, or explicit next rows."""
         first, lengths = self.starts[:-1], np.diff(self.starts)
         needed = self.explicit_starts + lengths if explicit else first + lengths + np.arange(1, len(first) + 1)
         cut = np.flatnonzero((self.explicit_starts >= 0) & (needed > count) if explicit else needed > count)
@@ -420,7 +428,7 @@ class RecordNumbers:
         return int(first[row] + max(0, lengths[row] - (needed[row] - max(count, 0))))
 
     def rows(self, start: int, stop: int, after: bool, fetch: Fetch) -> Array:
-        """Read a field at the steps `[start, stop)`, or, of a state, `after` them."""
+        """Read a field at the steps `[start, stop)`, or a state `after` each of these steps."""
         steps = np.arange(start, stop)
         records = self.of(steps) + after
         first, last = int(records[0]), int(records[-1])
@@ -434,7 +442,7 @@ class RecordNumbers:
         return found
 
     def explicit(self, steps: Array) -> tuple[Array, Array]:
-        """Which of these steps, by position, have their next row stored in full, and at which record there."""
+        """Return the positions of those steps that have explicit next rows, and the records of these rows."""
         if not self.explicit_records:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         which = self.episode_of(steps)
@@ -446,21 +454,22 @@ class RecordNumbers:
 SCHEMA = "schema.json"
 RECORDS = "records.bin"
 EXPLICIT = "explicit_next.bin"
-"""Records that hold the next rows of the episodes whose next rows do not follow."""
+"""Records with the next rows of episodes with explicit next rows."""
 
 _FORMAT = "rbtool packed"
 _VERSION = 1
 _ALIGNMENT = 8
 _BIG = 4096
-"""Bytes a row from which on a field has a file of its own: a page, which a random read brings in any case."""
+"""From this size of a row in bytes on, a field has a file of its own: a page, the least that a random read loads."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedField:
     """A stored field under the root key of its leaf.
 
-    A `state` has a row a record, anything else a row a step. It is at `offset` in each record; or in the file whose
-    name is `stem` and a suffix, where `codec` compresses `chunk_rows` rows together; or, without elements, nowhere.
+    A `state` has a row for each record, any other field a row for each step. The field is stored at `offset` in each
+    record, or in the file whose name is `stem` and a suffix, where `codec` compresses `chunk_rows` rows together. A
+    field without elements is stored nowhere.
     """
 
     field: Field
@@ -491,7 +500,7 @@ class PackedField:
 
 @dataclass(frozen=True, slots=True)
 class _SchemaHeader:
-    """What states that a document is `schema.json`, and of which version."""
+    """The entries that identify a document as `schema.json`, and its version."""
 
     format: str
     byte_order: str
@@ -507,14 +516,14 @@ class SchemaEntry(Field):
 
 
 class SchemaDocument(NamedTuple):
-    """What `schema.json` lists."""
+    """The fields listed in `schema.json`."""
 
     fields: tuple[Annotated[SchemaEntry, SOUND_FIELD], ...]
 
 
 @dataclass(frozen=True)
 class PackedSchema:
-    """All stored fields, and the size of a record; `state_bytes` is how much of its beginning holds the states."""
+    """All stored fields, and the size of a record, which begins with `state_bytes` bytes of states."""
 
     fields: tuple[PackedField, ...]
     record_bytes: int
@@ -522,9 +531,9 @@ class PackedSchema:
 
     @classmethod
     def of(cls, leaves: Sequence[Field], codecs: Mapping[Key, RowCodec] | None = None) -> PackedSchema:
-        """Lay leaves out. Those that `codecs` names, a state by its root key, are compressed.
+        """Choose a place for each leaf. `codecs` has the leaves to compress, a state under its root key.
 
-        Raises UsageError for a codec of what is stored nowhere, SchemaError for keys that need the same file.
+        UsageError for a codec of a leaf that is not stored itself, SchemaError for keys that need the same file.
         """
         codecs = dict(codecs or {})
         states = set(state_keys(leaves))
@@ -559,7 +568,7 @@ class PackedSchema:
 
     @cached_property
     def codecs(self) -> dict[Key, RowCodec]:
-        """What is compressed, and how."""
+        """The codecs of the compressed fields, by key."""
         return {one.field.key: one.codec for one in self.fields if one.codec is not None}
 
     def column(self, records: Array, one: PackedField) -> Array:
@@ -570,7 +579,7 @@ class PackedSchema:
         return np.ndarray(shape, dtype, records.reshape(-1).data, one.offset or 0, strides)
 
     def place(self, leaf: Field) -> tuple[PackedField, bool]:
-        """Find what a TED leaf is read from, and whether from the record after the step's."""
+        """Return the field from which a TED leaf is read, and whether its row is in the record after the step's."""
         by_key = {one.field.key: one for one in self.fields}
         if leaf.key in by_key:
             return by_key[leaf.key], False
@@ -580,11 +589,11 @@ class PackedSchema:
         return found, True
 
     def size(self, steps: int, episodes: int) -> int:
-        """Bytes of all rows without compression, as long as all next rows follow."""
+        """Return the bytes of all rows without compression and without explicit next rows."""
         return sum(self.sizes(steps, episodes).values())
 
     def sizes(self, steps: int, episodes: int) -> dict[str, int]:
-        """Bytes of the files without compression, by their paths: of the records, and of fields with files."""
+        """Return the sizes of the files without compression, by path: the records, and fields with files."""
         own = {one.file(): one.field.row_bytes * (steps + episodes * one.state) for one in self.own_files}
         return {RECORDS: self.record_bytes * (steps + episodes)} | own
 
@@ -623,7 +632,7 @@ class PackedSchema:
 
 @lru_cache(maxsize=1024)
 def _in_memory(dtype: str, shape: tuple[int, ...]) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """The NumPy type of a value whose elements follow one another in memory, and its strides."""
+    """Return the NumPy type of a row whose elements are contiguous in memory, and its strides."""
     made = np.empty((1, *shape), numpy_dtype(dtype))
     return made.dtype, made.strides[1:]
 
@@ -647,7 +656,10 @@ def _refuse_codecs(codecs: Mapping[Key, RowCodec], stored: Sequence[Field], afte
 
 
 def _offsets(leaves: Sequence[Field], states: set[Key]) -> tuple[dict[Key, int], int, int]:
-    """Give fields their places, states first, wide elements before narrow ones; state where states and records end."""
+    """Return the offsets of fields in a record, and the sizes of the states and of a record.
+
+    States come first, and wide elements before narrow ones, so that all elements are aligned with little padding.
+    """
     widest = max((leaf.numpy.itemsize for leaf in leaves), default=1)
     alignment = max(_ALIGNMENT, widest)
     offsets: dict[Key, int] = {}
