@@ -1,6 +1,6 @@
-"""Datasets as buffers: their rows, which no one adds to; `preprocess` maps one into another.
+"""Read-only buffers on datasets; their method `preprocess` makes another dataset.
 
-The preprocessing engine is imported by the functions that need it: few callers do.
+The preprocessing engine is only imported by the functions that need it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .storage import DatasetStorage
 
 
 class DatasetReplayBuffer(TensorDictReplayBuffer):
-    """A `TensorDictReplayBuffer` whose default writer refuses to add anything.
+    """A `TensorDictReplayBuffer` on a dataset; its default writer refuses to add anything.
 
-    UsageError (a ValueError) unless `batch_size` is a number from 1.
+    UsageError (a ValueError) unless `batch_size` is None or an int from 1 on.
     """
 
     def __init__(self, *, batch_size: int | None = None, **arguments: Any) -> None:
@@ -46,9 +46,9 @@ class DatasetReplayBuffer(TensorDictReplayBuffer):
         return ImmutableDatasetWriter()
 
     def __fspath__(self) -> str:
-        """Return the folder of the dataset, so that functions like `rbtool.preprocess` take the buffer for it.
+        """Return the folder of the dataset, so that functions like `rbtool.preprocess` accept the buffer as a path.
 
-        SchemaError (a RuntimeError) where there is none: for rows in memory.
+        SchemaError (a RuntimeError) if the rows are in memory.
         """
         path = getattr(self.storage, "path", None)
         if path is None:
@@ -58,9 +58,9 @@ class DatasetReplayBuffer(TensorDictReplayBuffer):
 
     @cached_property
     def specs(self) -> Any:
-        """The spec of one row, a `Composite` with the values of the spaces that the source records.
+        """The spec of one row: a `Composite` with the bounds of the spaces that the source records.
 
-        Transforms of the buffer are not looked at. SchemaError as `__fspath__` raises it.
+        Transforms of the buffer are ignored. SchemaError as raised by `__fspath__`.
         """
         with open_steps(os.fspath(self)) as reader:
             return from_leaf("dataset_specs")(reader)
@@ -85,27 +85,26 @@ class DatasetReplayBuffer(TensorDictReplayBuffer):
     ) -> DatasetStorage:
         """Apply `fn` to each step, write the results as a new dataset at `dest`, and return its storage.
 
-        - `fn`: takes a tensordict of one step, batch size `[]`, and returns one; its keys and shapes may be others.
-          It runs under `torch.vmap` where that gives the same, and may be a closure.
-        - `num_workers`: how many processes work, one a core by default; 0 stays in this one.
-        - `chunksize`, `num_chunks`: one of them asks for chunks: `fn` then takes a tensordict of batch size `[K]`,
-          with K steps or as many as make that number of chunks. A `chunksize` of 0 means single steps.
-        - `generator`: what the seed of random numbers is drawn from; 0 is the seed without it. Every step, or every
-          chunk, is seeded by its number, so the result does not depend on the workers.
-        - `pbar`: whether stderr shows how far it is.
+        - `fn`: takes a tensordict of one step, batch size `[]`, and returns one, whose keys and shapes may differ. It
+          runs under `torch.vmap` if the results are the same, and may be a closure.
+        - `num_workers`: the number of worker processes, by default one for each core; 0 uses only this process.
+        - `chunksize`, `num_chunks`: with one of them, `fn` takes a tensordict of batch size `[K]`: K is `chunksize`, or
+          such that there are `num_chunks` chunks. A `chunksize` of 0 means single steps.
+        - `generator`: draws the seed of random numbers, which is 0 without it. Every step, or every chunk, is seeded by
+          its number, so that the result does not depend on the workers.
+        - `pbar`: whether to show the progress on stderr.
         - `mp_start_method`: `fork`, `spawn` or `forkserver`.
-        - `num_frames`: how many of the first steps to take.
-        - `dest`: a path at which there is nothing, or an empty folder. What is written there is a dataset with all
-          that belongs to one: `load_dataset(dest)` opens it too.
+        - `num_frames`: how many of the first steps to process.
+        - `dest`: a free path, or an empty folder. The result is a complete dataset, which `load_dataset(dest)` opens.
 
-        Nothing changes in this dataset; it is read from the disk, so edits that this process keeps to itself are not
-        seen. The arguments match TorchRL; these three have no effect: `max_tasks_per_child` (workers keep nothing
-        between tasks), `index_with_generator` (workers are sent row numbers alone) and `worker_threads` (each worker
-        computes on one thread, so that results are the same everywhere).
+        This dataset is not changed. It is read from the disk, so that edits which only this process sees are ignored.
+        The arguments match TorchRL; three of them have no effect: `max_tasks_per_child` (workers keep nothing between
+        tasks), `index_with_generator` (workers only receive row numbers) and `worker_threads` (each worker computes on
+        one thread, so that results are the same everywhere).
 
-        SchemaError (a RuntimeError) for a `dim` but 0, for a storage that holds no tensors, and where `fn` returns
-        something else than for the first step; RbtoolError where `fn` raises; UsageError (a ValueError) for a `pool`
-        and arguments that make no sense. In each case nothing changes at `dest`.
+        SchemaError (a RuntimeError) for a `dim` other than 0, for a storage without tensors, and if results of `fn`
+        have other keys, types or shapes than the first one; RbtoolError if `fn` raises; UsageError (a ValueError) for a
+        `pool` and for invalid arguments. In each case nothing changes at `dest`.
         """
         from ..engine.pool import START_METHODS
         from ..preprocess.preprocess import preprocess
@@ -153,7 +152,7 @@ class DatasetReplayBuffer(TensorDictReplayBuffer):
 
 @contextlib.contextmanager
 def _on_disk(storage: Storage, destination: Path) -> Iterator[Path]:
-    """Name the folder that holds the rows; those that are in no dataset lie next to the destination meanwhile."""
+    """Yield a folder with the rows; rows in memory are written to a temporary one next to the destination."""
     if getattr(storage, "split_trajs", False):
         raise UsageError(
             "the buffer holds whole trajectories (split_trajs=True), and preprocess takes steps",
@@ -178,7 +177,7 @@ def _on_disk(storage: Storage, destination: Path) -> Iterator[Path]:
 
 
 class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
-    monitor_interval = 0  # it would start a thread, and then this process could not be forked in safety
+    monitor_interval = 0  # no monitor thread, with which this process could not be forked safely
 
 
 class ProgressBar:
@@ -193,12 +192,12 @@ class ProgressBar:
         self._bar = _Bar(desc=clean(label), total=total, unit=f" {unit}", unit_scale=False)
 
     def advance(self, amount: int) -> None:
-        """Report so many more units done."""
+        """Report `amount` more units done."""
         if self._bar is not None:
             self._bar.update(amount)
 
     def done(self, remark: str = "") -> None:
-        """End the stage, with the bar left where it is."""
+        """End the stage; the bar stays visible."""
         if self._bar is not None:
             self._bar.set_postfix_str(clean(remark))
             self._bar.close()

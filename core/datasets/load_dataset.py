@@ -1,4 +1,4 @@
-"""`load_dataset` opens what is stored, or streams it; `register_dataset` adds names of a program to those it knows."""
+"""`load_dataset` opens stored datasets, or streams them; `register_dataset` adds further names for it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RegisteredTypeError(UsageError, TypeError):
 
 
 class UnknownNameError(DatasetNotFoundError, ValueError):
-    """There is neither such a path nor such a source; TorchRL raises ValueError."""
+    """A name is neither a path nor belongs to a source; also a ValueError, which TorchRL raises."""
 
 
 class TakenPrefixError(UsageError, KeyError):
@@ -62,14 +62,15 @@ class TakenPrefixError(UsageError, KeyError):
 
 @suggests_keywords()
 def register_dataset(prefix: str, dataset: Callable[..., Any] | str, *, replace: bool = False) -> None:
-    """Let `load_dataset("prefix:ID", …)` return `dataset("ID", …)`, with the arguments that it is called with.
+    """Make `load_dataset("prefix:ID", …)` return `dataset("ID", …)`, called with the same further arguments.
 
-    `dataset` is a function or class, or its place as text, `"module:name"`, which is imported when it is first needed.
-    Case and blanks around of a prefix do not count. Registered in this process only; a source or a reader for the
-    command line is registered by its package, see the guide to extensions.
+    `dataset` is a function or class, or text like `"module:name"`, which is imported on first use. Prefixes are
+    compared without case and surrounding blanks. The name is registered in this process only; a source or a reader for
+    the command line is registered by its package, see the guide to extensions.
 
-    RegisteredTypeError (a TypeError) for what is neither, UsageError (a ValueError) for a prefix that is empty or has a
-    colon, and TakenPrefixError (a KeyError) for one that is taken, also by a source of rbtool, without `replace`.
+    RegisteredTypeError (a TypeError) for a prefix or a `dataset` of another type, UsageError (a ValueError) for a
+    prefix that is empty or has a colon, and TakenPrefixError (a KeyError) without `replace` for one that is taken, also
+    by a source of rbtool.
 
     >>> register_dataset("numbers", lambda name, **options: list(range(int(name))))
     >>> from rbtool import load_dataset
@@ -91,9 +92,9 @@ def register_dataset(prefix: str, dataset: Callable[..., Any] | str, *, replace:
 
 
 def _or_registered(load: Callable[_Arguments, _Returned]) -> Callable[_Arguments, _Returned]:
-    """Call what is registered for the prefix of the first argument, `dataset`, and `load` where there is nothing.
+    """Call the function that is registered for the prefix of the first argument, `dataset`, or else `load`.
 
-    The argument may also be given as `dataset_id`, its name in TorchRL.
+    The argument may also be passed as `dataset_id`, its name in TorchRL.
     """
 
     @functools.wraps(load)
@@ -160,62 +161,62 @@ def load_dataset(
     """Open a stored dataset as a `TensorDictReplayBuffer`, or a mixture of datasets as a `ReplayBufferEnsemble`.
 
     A mixture is a file that `rbtool mix` wrote. Its ensemble has `batch="exact"`: a batch has `batch_size` elements in
-    all. Each dataset gets a copy of the sampler, and of the transforms at the front that look back, like
-    `StoredFrameStack`; the ensemble has the others. Each dataset has its own `windows`, too.
+    total. Each dataset gets a copy of the sampler, its own `windows`, and a copy of the leading transforms that read
+    earlier steps, like `StoredFrameStack`; the other transforms belong to the ensemble.
 
     Args:
         dataset: a path, `source:id`, or a name that `register_dataset` knows; TorchRL's name `dataset_id` is accepted.
             Checkpoints of steps and exports to `h5`, `npz` or `parquet` are opened too: their rows are read into
             memory, while a dataset may be larger than memory.
-        batch_size: how many elements `sample()` and iteration return.
+        batch_size: the number of elements that `sample()` and iteration return.
         sampler: a `Sampler` or a callable that makes one; default `RandomSampler()`, for a stream `StreamSampler()`.
         weights: the name of a score that `rbtool.score` added, like `"score.quality"`: elements are drawn in proportion
-            to the score of their episode, by default with `PrioritizedSampler(steps, alpha=1, beta=0)`, or as a sampler
-            draws that is given and takes priorities.
+            to the score of their episode, by default with `PrioritizedSampler(steps, alpha=1, beta=0)`, or with a given
+            sampler that takes priorities.
         sample_unit: a `SampleUnit` that expands each drawn element; `Sequence(8)` expands it to 8 steps of its episode.
         transform: a `Transform` of rbtool or TorchRL, a module or any callable, which is applied to batches.
-        windows: which entries have the steps around each sampled step, as `{"action": (0, 16)}`, and which steps;
-            see `Windows`. Windows in seconds need a dataset that states its frame rate, as LeRobot's do;
-            a stream fetches a shard for it.
+        windows: the entries that contain steps around each sampled step, and which steps, like `{"action": (0, 16)}`;
+            see `Windows`. Windows in seconds need a dataset that states its frame rate, as LeRobot's do; a stream
+            fetches a shard to find it.
         collate_fn: makes a batch of the rows that the storage returns.
         pin_memory: whether batches are put in page-locked memory, for fast copies to an accelerator.
-        prefetch: how many batches are prepared ahead, in as many threads; needs `batch_size`.
+        prefetch: the number of batches that are prepared ahead, in as many threads; needs `batch_size`.
         split_trajs: whether elements are whole trajectories, padded to one length, with a `"mask"`.
-        seed: the same seed draws the same batches, with any `prefetch`; each worker of a `DataLoader` derives a stream
-            of its own from it. By default a fresh seed is drawn, also in every process that receives a copy. The
-            buffer always has a generator, so a checkpoint of it continues with the very same batches.
-        mode: with `"c"` edits of rows stay in this process, with `"r+"` they are written to the dataset. Edits of
-            batches never reach the disk. Nothing can be added.
+        seed: the same seed draws the same batches, with any `prefetch`; each worker of a `DataLoader` derives its own
+            random numbers from it. By default a fresh seed is drawn, also in every process that receives a copy. The
+            buffer always has a generator, so that its checkpoint continues with exactly the same batches.
+        mode: with `"c"` (copy-on-write) edits of rows stay in this process, with `"r+"` they are written to the
+            dataset. Edits of batches never reach the disk. Nothing can be added.
         verify: whether all files are compared with their digests first.
         decode_video: whether the frames of kept videos are decoded in each batch.
-        texts: whether batches have strings: the texts of each step's episode, such as the task,
-            `language_instruction`, and of the step itself. LeRobot's `language_persistent` and `language_events` are
-            lists of dicts. A stream has them where episodes are known before they are fetched: of our own datasets.
+        texts: whether batches contain the texts of each step as strings: those of its episode, such as the task,
+            `language_instruction`, and its own. LeRobot's `language_persistent` and `language_events` are lists of
+            dicts. A stream has texts only if it reads a dataset that rbtool wrote.
         root: the folder of stored datasets; default `RBTOOL_HOME`, or else the cache folder of the platform. Nothing
             is downloaded.
         streaming: whether the dataset is read shard by shard, a few shards ahead. It may be on a hub,
             `hf://OWNER/NAME[@REVISION]`, in a bucket, `s3://BUCKET/FOLDER` or `gs://BUCKET/FOLDER`, on a web server,
             `https://HOST/FOLDER`, or belong to a source without being stored. The sampler is a `StreamSampler` or a
             `StreamSliceSampler`.
-        cache_size: how much the shards of a stream may take below the storage root: bytes, or text such as `"2GB"`.
-        skip_bad: whether episodes and shards of a stream that cannot be read are left out; warnings and
+        cache_size: the disk space for the shards of a stream below the storage root: bytes, or text such as `"2GB"`.
+        skip_bad: whether unreadable episodes and shards of a stream are left out; warnings and
             `buffer.storage.left_out` name them.
-        **options: of a stream, the options of the source's reader, as for `download`.
+        **options: for a stream, the options of the source's reader, as for `download`.
 
     Returns:
         The buffer. Its elements are steps, or trajectories with `split_trajs`; `sample()` returns a tensordict
         `[batch_size]`, or `[batch_size, steps]`.
 
     Raises:
-        DatasetNotFoundError: (a FileNotFoundError) the dataset is missing; the hint says how to fetch it. It is a
-            ValueError, too, if no source has such a name.
+        DatasetNotFoundError: (a FileNotFoundError) the dataset is missing; the hint says how to fetch it. It is also a
+            ValueError if the name does not belong to a source.
         UsageError: (a ValueError) the path holds saved buffers, raw data of another library or a dataset without steps;
             `verify` without digests; rows of a checkpoint or an export that do not fit into memory; arguments that
             contradict each other.
         MissingKeyError: (a KeyError) there is no such entry for a window.
-        FormatError, CorruptDataError: files cannot be read, or were changed since they were mixed.
-        SchemaError: (a RuntimeError) the datasets of a mixture have different fields, or slices do not divide the batch
-            size.
+        FormatError, CorruptDataError: files cannot be read, or were changed after the mixture was written.
+        SchemaError: (a RuntimeError) the datasets of a mixture have different fields, or the batch size is not a
+            multiple of the slice length.
 
     >>> from pathlib import Path
     >>> from rbtool import SliceSampler
@@ -258,7 +259,7 @@ def load_dataset(
         buffer = _mixture(path, root, storage_of, parts | more, arguments)
     else:
         place = None if (path / BUFFER).is_file() else own_steps(path)
-        # What is verified is mapped, even if the dataset is replaced meanwhile.
+        # The storage maps the files that were verified, even if the dataset is replaced meanwhile.
         with open_episodes(place or path) as reader:
             if windows is not None:
                 transform = _with_windows(Windows.of_dataset(windows, reader), transform)
@@ -266,7 +267,7 @@ def load_dataset(
             arguments["transform"] = with_frames(reader, transform) if decode_video else transform
             buffer = _buffer(reader, storage_of(reader), weights=weights, **parts, **arguments)
     if batch_size is not None:
-        buffer.sampler.check_batch_size(batch_size)  # before workers of a loader find it out
+        buffer.sampler.check_batch_size(batch_size)  # now, and not in the workers of a loader
     buffer.unseeded = seed is None
     return buffer
 
@@ -346,7 +347,7 @@ def _refuse_for_mixtures(path: Path, sampler: Any, split_trajs: bool) -> None:
 
 
 def _stream_sampler(sampler: Any, **others: Any) -> StreamSampler:
-    """Return the sampler of a stream; UsageError for another kind, and for what only a dataset on this disk has."""
+    """Return the sampler of a stream; UsageError for other samplers, and for options of datasets on this disk."""
     if refused := [name for name, value in others.items() if value not in (False, "c")]:
         raise UsageError(f"{refused[0]} is set, expected only without streaming=True: a stream is not on this disk")
     if sampler is not None and not isinstance(sampler, StreamSampler):
@@ -359,7 +360,7 @@ def _stream_sampler(sampler: Any, **others: Any) -> StreamSampler:
 
 
 def _storage(reader: StepReader, mode: Mode, split_trajs: bool, verify: bool) -> Storage:
-    """Make the storage that the layout asks for; of files that were compared with their digests, if `verify`."""
+    """Make the storage for the layout of a dataset; with `verify`, compare its files with their digests first."""
     if verify:
         require_verified(reader)
     if not isinstance(reader, PackedReader) or split_trajs:
@@ -375,7 +376,7 @@ def _storage(reader: StepReader, mode: Mode, split_trajs: bool, verify: bool) ->
 
 
 def _found(dataset: PathLike, root: PathLike | None) -> Path:
-    """Find the dataset, also by words that a download has found to mean it."""
+    """Find the dataset, also by search words that led a download to it."""
     try:
         return find_dataset(dataset, root)
     except DatasetNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Open mixture files: the datasets that they name, what they contain, and in which fields they differ."""
+"""Opens mixture files: their datasets and nested mixtures, and the fields in which these differ."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Use: TypeAlias = Callable[[TedReader | PackedReader], T]
 
-_MASK = "schema_mask"  # where batches of an ensemble with the policy "union" have their masks
+_MASK = "schema_mask"  # the group of masks in batches of an ensemble with the policy "union"
 _DEEPEST = 16
 _MOST = 1000
-"""Datasets, counted as often as they are named: mixtures in mixtures could name one without end."""
+"""Limit on the datasets of a mixture, counted as often as they are named, as nested mixtures can multiply them."""
 _FEW = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedDataset(Generic[T]):
-    """A dataset of an open mixture, and what was made of it while it was open."""
+    """A dataset of an open mixture, with `made`, the result of a function that was called while it was open."""
 
     member: Member
     path: Path
@@ -85,13 +85,13 @@ class MixedDataset(Generic[T]):
 
     @property
     def datasets(self) -> tuple[MixedDataset[T], ...]:
-        """This one."""
+        """The dataset itself, as a tuple."""
         return (self,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenMixture(Generic[T]):
-    """A mixture with its datasets, and mixtures, in their order. `member` is how another mixture names it."""
+    """A mixture with its members, datasets or mixtures, in order. `member` is its entry in an outer mixture."""
 
     path: Path
     mixture: Mixture
@@ -139,14 +139,14 @@ class OpenMixture(Generic[T]):
         ]
 
     def ensemble(self, buffer_of: Callable[[T], ReplayBuffer], **arguments: Any) -> ReplayBufferEnsemble:
-        """Make the ensemble of the buffers of the datasets; `arguments` are more of its own."""
+        """Make an ensemble of the buffers of the datasets; `arguments` are further arguments of the ensemble."""
         from ..buffers.ensemble import ReplayBufferEnsemble  # lazy: imports torch
 
         members = [
             one.ensemble(buffer_of) if isinstance(one, OpenMixture) else buffer_of(one.made) for one in self.members
         ]
         mixture = self.mixture
-        alike = mixture.schema == "error" and not self.differences  # batches need not be compared then
+        alike = mixture.schema == "error" and not self.differences  # then batches need not be compared
         return ReplayBufferEnsemble(
             *members, p=mixture.p(self._sums), temperature=mixture.temperature, batch="exact",
             schema=None if alike else mixture.schema, **arguments,
@@ -154,14 +154,14 @@ class OpenMixture(Generic[T]):
 
     @cached_property
     def differences(self) -> dict[Key, FieldDifference]:
-        """The fields that the members do not have alike; masks of mixtures in it are continued, unless it refuses."""
+        """The fields that differ between members; masks of inner mixtures only count with the policy `error`."""
         if self.mixture.schema == "error":
             return field_differences([member.fields for member in self.members])
         return field_differences([_without_masks(member.fields) for member in self.members])
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
-        """The fields of batches: those that all members have, or with the policy `union` all, and masks."""
+        """The fields of batches: those that all members have, or with the policy `union` all fields and masks."""
         known = {one.key: one for member in self.members for one in member.fields}
         if self.mixture.schema == "error":
             return tuple(known.values())
@@ -173,7 +173,7 @@ class OpenMixture(Generic[T]):
 
     @cached_property
     def content_digest(self) -> str:
-        """The digest of what is drawn: contents, weights and policy, but no paths."""
+        """The digest of the contents, weights and policy, without paths."""
         mixture = self.mixture
         weights = [member.weight for member in mixture.dataset]
         facts = [mixture.schema, mixture.weights, mixture.temperature, weights]
@@ -206,7 +206,7 @@ class OpenMixture(Generic[T]):
 
 
 def _without_masks(fields: Sequence[Field]) -> list[Field]:
-    """The fields without the masks that a mixture with the policy `union` adds to its batches."""
+    """Return the fields without the masks that a mixture with the policy `union` adds to its batches."""
     return [one for one in fields if one.key[0] != _MASK or (one.dtype, one.shape) != ("bool", ())]
 
 
@@ -215,10 +215,10 @@ def _clashes(difference: FieldDifference) -> bool:
 
 
 def open_mixture(path: Path, use: Use[T], root: str | os.PathLike[str] | None = None) -> OpenMixture[T]:
-    """Open all datasets of a mixture file, one after the other; `use` makes of each what is needed of it.
+    """Open all datasets of a mixture file, one after the other, and call `use` with the reader of each.
 
-    Raises FormatError for a file that is not a mixture or contains itself, DatasetNotFoundError for a dataset that is
-    not there, CorruptDataError for one with another content than that which the file records, UsageError for one
+    Raises FormatError for a file that is not a mixture or contains itself, DatasetNotFoundError for a missing dataset,
+    CorruptDataError if the content of a dataset has changed since the file was written, UsageError for a dataset
     without steps, and SchemaError for fields that differ.
     """
     return Opening(use, root).mixture(path, read_mixture(path), Member(path=str(path)), ())

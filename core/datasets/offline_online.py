@@ -1,4 +1,4 @@
-"""Offline data mixed with what is collected online, and buffers that start with offline data."""
+"""Batches mixed from an offline dataset and online data, and buffers that start with offline data."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _FRACTIONS = "offline_fractions"
 
 
 class _Mixture(ReplayBufferEnsemble):
-    """The ensemble of both sides, whose checkpoint has the fraction of the dataset, and the initial one."""
+    """The ensemble of both sides; its checkpoint includes the current and the initial fraction of the dataset."""
 
     fraction = base = 0.0
 
     def folder_notes(self) -> dict[str, Any]:
-        """Return what an ensemble notes, and the fractions."""
+        """Return the notes of an ensemble, and the fractions."""
         return super().folder_notes() | {_FRACTIONS: [self.fraction, self.base]}
 
     def _load_saved(self, saved: SavedParts) -> None:
@@ -69,19 +69,20 @@ class _Mixture(ReplayBufferEnsemble):
 
 @counterpart
 class OfflineToOnlineReplayBuffer(Rebased):
-    """Batches of which a fraction is of a dataset, and the rest of a ring that `extend` writes to.
+    """A buffer whose batches mix rows of a dataset with rows of a ring that `extend` writes to.
 
     - `offline_dataset`: a buffer, also an ensemble, or the path or name of a dataset, which is opened with
-      `dataset_kwargs`, as `load_dataset` takes them; then `batch_size` is needed.
-    - `online_storage`, `online_capacity`: one of them: the storage of the ring, or how many elements it has.
-    - `offline_fraction`: above 0 and below 1; `anneal(step, total_steps)` lets it fall to 0.
-    - `transform`: applied to whole batches. Those at the front that look back, like `StoredFrameStack`, are applied in
-      both buffers; next to a buffer of a dataset, they are its own, and given to `online_buffer.append_transform`.
-    - `schema`: about entries that only one side has, see `ReplayBufferEnsemble`; by default they are refused.
+      `dataset_kwargs`, the arguments of `load_dataset`; then `batch_size` is needed.
+    - `online_storage`, `online_capacity`: one of them: the storage of the ring, or its number of elements.
+    - `offline_fraction`: the fraction of the dataset, above 0 and below 1; `anneal(step, total_steps)` lowers it to 0.
+    - `transform`: applied to whole batches. If the dataset is given by name, leading transforms that read earlier
+      steps, like `StoredFrameStack`, are applied in both buffers instead. If it is given as a buffer, that buffer has
+      its own ones; pass the same ones to `online_buffer.append_transform`.
+    - `schema`: the policy for entries that only one side has, see `ReplayBufferEnsemble`; by default they are refused.
 
-    A batch `[batch_size]` has `round(offline_fraction * batch_size)` rows of the dataset, then rows of the ring; while
-    the ring is empty, all are of the dataset. `"source_id"` is 0 for rows of the dataset and 1 for others; with an
-    ensemble of k datasets it is k for the others. `len` is the number of elements of both.
+    A batch `[batch_size]` has `round(offline_fraction * batch_size)` rows of the dataset, then rows of the ring. While
+    the ring is empty, all rows are of the dataset. `"source_id"` is 0 for rows of the dataset and 1 for rows of the
+    ring; with an ensemble of k datasets it is k for rows of the ring. `len` is the number of elements of both.
 
     UsageError (a ValueError) for arguments that contradict each other, and for a batch without a size. Names are those
     of TorchRL.
@@ -142,14 +143,14 @@ class OfflineToOnlineReplayBuffer(Rebased):
 
     @property
     def offline_fraction(self) -> float:
-        """The fraction of a batch that is of the dataset."""
+        """The fraction of a batch that comes from the dataset."""
         return self._mixture.fraction
 
     @offline_fraction.setter
     def offline_fraction(self, fraction: float) -> None:
         self._mixture.fraction = require_share("offline_fraction", fraction)
 
-    _offline_fraction = offline_fraction  # the names in TorchRL, whose trainer saves and loads them
+    _offline_fraction = offline_fraction  # the names in TorchRL, whose trainer saves and loads these attributes
 
     @property
     def _base_offline_fraction(self) -> float:
@@ -185,8 +186,8 @@ class OfflineToOnlineReplayBuffer(Rebased):
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw a batch; with `return_info`, a pair of batch and info.
 
-        SchemaError (a RuntimeError) for a fraction of 0 while the ring is empty, and for entries that the two sides
-        have in different element types.
+        SchemaError (a RuntimeError) for a fraction of 0 while the ring is empty, and for entries with different element
+        types in the two sides.
         """
         size = self.batch_size if batch_size is None else checked_batch_size(batch_size)
         if size is None:
@@ -264,11 +265,11 @@ def prefill_replay_buffer(
 ) -> ReplayBuffer:
     """Write elements of a dataset into a buffer, in chunks, and return the buffer.
 
-    Without `n_samples`, or with as many as the dataset has, all of them are written, each once and in order; with
-    fewer, that many are drawn by the sampler of the dataset. Entries that the sampler of the dataset adds to batches,
-    such as `"index"`, are not written. Of an ensemble, such as a mixture, all elements of its members are written, one
-    member after the other, or elements drawn by its weights; its `schema` applies to entries that members do not have
-    alike, and without one they are refused.
+    Without `n_samples`, or if it is at least the number of elements, all elements are written, each once and in order;
+    otherwise the sampler of the dataset draws that many. Entries that the sampler adds to batches, such as `"index"`,
+    are not written. Of an ensemble, such as a mixture, all elements of its members are written, one member after the
+    other, or elements drawn by its weights; its `schema` applies to entries that differ between members, and without
+    one they are refused.
 
     UsageError (a ValueError) for numbers below 1; SchemaError (a RuntimeError) for members that differ.
     """
@@ -282,7 +283,7 @@ def prefill_replay_buffer(
         return rb
     missing = n_samples
     while missing:
-        with warnings.catch_warnings():  # that chunks are not batches is meant
+        with warnings.catch_warnings():  # drawing chunks instead of batches is intended
             warnings.filterwarnings("ignore", message="a batch of .* is drawn, the buffer's batch_size")
             index = dataset.sample(min(chunk_size, missing), return_info=True)[1]["index"]
         rows = _picked(dataset, index)
@@ -292,7 +293,7 @@ def prefill_replay_buffer(
 
 
 def _elements_of(buffer: ReplayBuffer) -> int:
-    """How many elements a buffer has, or all members of an ensemble."""
+    """Return the number of elements of a buffer, or of all members of an ensemble."""
     return sum(buffer.storage.sizes) if isinstance(buffer, ReplayBufferEnsemble) else len(buffer)
 
 
@@ -308,7 +309,7 @@ def _all_rows(buffer: ReplayBuffer, chunk_size: int) -> Iterator[Any]:
 
 
 def _picked(buffer: ReplayBuffer, index: Any) -> Any:
-    """Return these elements as they are stored; of an ensemble by the index of a batch, by member."""
+    """Return these elements as they are stored; for an ensemble, `index` is the index of a batch."""
     if isinstance(buffer, ReplayBufferEnsemble):
         parts = part_of_index(index, buffer.storage)
         return _joiner_of(buffer).join([(number, _picked(buffer[number], rows)) for number, _, rows, _ in parts])
@@ -317,7 +318,7 @@ def _picked(buffer: ReplayBuffer, index: Any) -> Any:
 
 
 def _joiner_of(buffer: ReplayBufferEnsemble) -> Joiner:
-    """Return what joins the elements of members; it has the schemas of all."""
+    """Return a joiner of the members' elements that knows the schemas of all members."""
     joiner = Joiner(buffer.schema or "error", stack=False)
     for number in range(len(buffer)):
         first = next(_all_rows(buffer[number], 1), None)

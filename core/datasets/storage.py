@@ -1,4 +1,4 @@
-"""The storage of a dataset on disk: its rows, mapped, under the promise that nothing reaches the disk unasked."""
+"""The storage of a dataset on disk: its rows are mapped copy-on-write, so that edits do not reach the disk."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def trajectory_lengths(episode_lengths: Array, done: Array) -> Array:
 
 
 def padded(rows: TensorDict, lengths: Array) -> TensorDict:
-    """Give every trajectory a row of its own: `[steps]` becomes `[trajectories, longest]`, zero where one is over.
+    """Give every trajectory a row of its own: `[steps]` becomes `[trajectories, longest]`, padded with zeros.
 
-    `lengths` are the lengths of all trajectories, in the order of the rows. `"mask"` (bool) is set where a step is,
-    `"traj_ids"` (int64) is the number of the trajectory. The time this takes grows with the number of
-    steps; the result is in memory, and pages that hold nothing but padding take none. Names and form match
-    TorchRL's `split_trajectories`. SchemaError (a RuntimeError) if the data has entries of these names.
+    `lengths` are the lengths of all trajectories, in the order of the rows. `"mask"` (bool) is true for steps and false
+    for padding, `"traj_ids"` (int64) is the number of the trajectory. The result is in memory; pages that contain only
+    padding take none. Names and form match TorchRL's `split_trajectories`. SchemaError (a RuntimeError) if the data has
+    entries of these names.
     """
     mask = torch.arange(int(lengths.max())) < torch.from_numpy(lengths).unsqueeze(1)
     places = mask.flatten().nonzero().squeeze(1)
@@ -86,28 +86,33 @@ def _spread(leaf: torch.Tensor, places: torch.Tensor, lead: torch.Size) -> torch
 
 
 Mode: TypeAlias = Literal["c", "r+"]
-"""How a dataset is opened: `c`, copy-on-write, keeps edits in this process; `r+` writes them to the disk."""
+"""How a dataset is opened: with `c` (copy-on-write) edits stay in this process, with `r+` they go to the disk."""
 
 
 _REOPENED = frozenset({"_leaves", "_dtypes", "_mapped", "_episode_lengths"})
 
 
 class DatasetStorage(TensorStorage):
-    """The steps of the dataset at `path`, one a row, read from the disk when first touched.
+    """The steps of a dataset, one a row, mapped from the disk and loaded when first read.
 
-    Those of a checkpoint or an export are read into memory at once, and cannot be edited in place. In mode `c` an edit,
-    of a batch or of rows in place, stays in this process. In mode `r+` edits of rows go to the files, at once and for
-    all who have them open: the digests in the manifest are then wrong, which `check` reports.
-    `larger_than_memory`: whether the files exceed the memory, by default determined from their sizes; if so,
-    the system is advised which rows come next. With `split_trajs` each row is a trajectory, as `padded` makes it, in
-    memory.
+    The rows of a checkpoint or an export are read into memory at once, and cannot be edited in place.
 
-    Instead of the path of a dataset, a reader that has it open will do. A pickle holds the path alone, and opens the
-    dataset again: edits in mode `c` do not travel. A process that was forked has the rows as they were, and its own
-    from then on.
+    A pickle only contains the path, and opens the dataset again, without edits of mode `c`. A forked process inherits
+    the rows with all edits so far; later edits are separate.
 
-    UsageError (a ValueError) for another mode, a dataset without steps, and `r+` with `split_trajs`; FormatError,
-    and CorruptDataError for files that are missing or cut, and where what is reopened is another dataset.
+    Args:
+        path: the path of a dataset, or a reader that has it open.
+        mode: in mode `c` (copy-on-write) edits of batches and of rows stay in this process. In mode `r+` edits of rows
+            go to the files at once, and are visible to everybody who has them open. The digests in the manifest are
+            then wrong, which `check` reports.
+        split_trajs: whether each row is a padded trajectory, in memory; see `padded`.
+        larger_than_memory: whether the files exceed the memory, by default determined from their sizes; if so, the
+            system is advised which rows are read next.
+
+    Raises:
+        UsageError: (a ValueError) unknown mode, a dataset without steps, or `r+` with `split_trajs`.
+        FormatError: the path is not a dataset.
+        CorruptDataError: files are missing or cut, or another dataset has replaced the one that is reopened.
     """
 
     def __init__(
@@ -134,12 +139,12 @@ class DatasetStorage(TensorStorage):
         super().__init__(tensors)
 
     def _open(self) -> tuple[str, TensorDict]:
-        """Open and map the dataset that is at the path now."""
+        """Open and map the dataset that is at the path at this time."""
         with self._reader() as reader:
             return self._map(reader)
 
     def _map(self, reader: StepReader) -> tuple[str, TensorDict]:
-        """Map the files of a dataset that is open, or read the rows of another form."""
+        """Map the files of an open dataset, or read the rows of other formats into memory."""
         if not reader.manifest.steps:
             raise UsageError(f"{self.path} has no steps to sample")
         if self.mode == "r+" and not (isinstance(reader, TedReader) and reader.manifest.kind == "dataset"):
@@ -183,22 +188,22 @@ class DatasetStorage(TensorStorage):
         return self._mapped is not None and self._mapped.advises
 
     def expect(self, rows: Array, key: Key | None = None) -> None:
-        """Advise the system of rows, or rows of one entry, that may not be in memory."""
+        """Advise the system that rows, or rows of one entry, will be read, which may not be in memory."""
         if self._mapped is not None:
             self._mapped.expect(rows, key)
 
     def episode_lengths(self) -> Numbers | None:
-        """List the lengths of the episodes; None where the rows are whole trajectories, or were written over."""
+        """Return the lengths of the episodes; None if rows are whole trajectories, or were overwritten."""
         if self.split_trajs or self.log.now.rows:
             return None
         return self._episode_lengths
 
     @property
     def _takes_entries(self) -> bool:
-        return False  # they would be missing when the dataset is opened again
+        return False  # new entries would be missing when the dataset is opened again
 
     def share(self) -> None:
-        """Refuse, in mode `c`: its edits are seen by this process alone. In mode `r+` the files are what is shared."""
+        """Raise SchemaError in mode `c`, whose edits only this process sees. In mode `r+` the files are shared."""
         if self.mode == "c":
             raise SchemaError(
                 f"{self.path} is open copy-on-write: no other process sees what is edited here",
@@ -207,8 +212,10 @@ class DatasetStorage(TensorStorage):
         self._share_counts()
 
     def read_again(self) -> None:
-        """Read the rows from the disk again: edits that stay in this process are gone. CorruptDataError if the dataset
-        was replaced since."""
+        """Read the rows from the disk again, which discards edits of mode `c`.
+
+        CorruptDataError if the dataset was replaced meanwhile.
+        """
         self._reopen()
         self.set_length(len(self._wrapped))
 
@@ -232,7 +239,7 @@ class DatasetStorage(TensorStorage):
 
 
 class SelectedEntries(DatasetStorage):
-    """A dataset of which a row has some entries alone, under other names: `entries` maps those to the keys there."""
+    """A dataset with only some of its entries, under other names: `entries` maps new names to keys of the dataset."""
 
     entries: ClassVar[Mapping[Key, Key]]
 
@@ -248,7 +255,7 @@ def _as_dataset(reader: StepReader) -> str:
 
 
 def _read_into_memory(reader: StepReader) -> TensorDict:
-    """Read all rows, leaf after leaf; UsageError where they are more than fits."""
+    """Read all rows, leaf after leaf; UsageError if they do not fit into memory."""
     steps, size = reader.manifest.steps, row_bytes(reader.fields) * reader.manifest.steps
     if exceeds_memory(size):
         raise UsageError(
@@ -273,7 +280,7 @@ def _trajectories(reader: StepReader, rows: TensorDict) -> TensorDict:
 
 
 def _editable_tensors(reader: TedReader) -> TensorDict:
-    """Map the leaves so that what is written to them is written to their files."""
+    """Map the leaves so that writes go to their files."""
     steps = reader.manifest.steps
     tensors = {field.key: _editable(reader.listed, field, steps) for field in reader.fields}
     return tensordict_of(tensors, (steps,))
@@ -299,10 +306,10 @@ def _editable(files: ListedFiles, field: Field, steps: int) -> torch.Tensor:
 
 
 def _refuse_links(files: ListedFiles, name: str) -> None:
-    """Raise UsageError where a symbolic link leads to an open file, or to a folder above it, but for the root.
+    """Raise UsageError if an open file is reached by a symbolic link below the root.
 
-    The file of that name which is found without links has to be the one that is open, and that one is mapped: a link
-    that takes its place afterwards changes nothing.
+    The file found without following links has to be the open one. The open file is mapped, so that a link that replaces
+    it later has no effect.
     """
     path, opened = files.root / name, os.fstat(files.descriptor(name))
     try:
@@ -321,11 +328,11 @@ def _copy_hint(files: ListedFiles) -> str:
 
 
 class DatasetStorageCheckpointer(TensorStorageCheckpointer):
-    """Saves the rows of a `DatasetStorage`, which may have been edited, as a `TensorStorageCheckpointer` does.
+    """Saves the rows of a `DatasetStorage`, which may have been edited, like a `TensorStorageCheckpointer`.
 
-    It also loads the checkpoint of a `PackedStorage`, which notes a dataset, where that has the same steps: then the
-    storage has the rows of its dataset again, as they are on the disk. SchemaError where the steps differ, or
-    where nothing tells whether they do.
+    Also loads the checkpoint of a `PackedStorage`, which only names a dataset, if that has the same steps as this
+    storage's dataset; the storage then reads its rows from the disk again. SchemaError if the steps differ, or if that
+    cannot be determined.
     """
 
     def loads(self, storage: Storage, path: str | os.PathLike[str], *, verify: bool = False) -> None:
@@ -343,7 +350,7 @@ class DatasetStorageCheckpointer(TensorStorageCheckpointer):
 
 
 def _require_same_steps(storage: DatasetStorage, note: PackedNote, folder: Path) -> None:
-    """Raise SchemaError unless the dataset of a storage has the steps of the one that was noted."""
+    """Raise SchemaError unless the dataset of a storage has the same steps as the dataset named in a checkpoint."""
     with open_episodes(storage.path) as reader:
         if storage.mode == "r+":  # the files may have been edited since the manifest was written
             reader.verify_files()

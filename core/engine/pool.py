@@ -1,7 +1,7 @@
-"""Executors whose workers are other processes: a scheduler, and the start and end of processes on this machine.
+"""Executors whose workers are other processes: a scheduler, and starting and ending processes on this machine.
 
-The scheduler assigns requests to workers of any kind, and retries those that fail or lose their worker. Processes are
-started by spawn, fork or a fork server.
+The scheduler assigns requests to workers of any kind, and retries requests that fail or whose worker is lost. Processes
+are started by spawn, fork or a fork server.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from .tasks import Executor, Job, Limits, Task, TaskFailed, TaskTimeout, WorkerF
 from .worker import NEW_WORKER, NUMBER, START, Answer, fork, kill_group, reaped, serve
 
 _QUEUED = 2
-"""Requests assigned to a worker: the one that it runs, and one that it can start before its answer is read."""
+"""The most requests of a worker: the one that it runs, and one that it can start before its answer is read."""
 
 _START_TRIES = 3
-"""Workers in a row that may end during their set-up."""
+"""After so many workers in a row that end during their set-up, the error is raised."""
 
 _LONG_SECONDS = 3600.0
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A call for one worker, of a `run` if it has a task; `tries` counts the failed ones."""
+    """A call for one worker, which belongs to a `run` if it has a task; `tries` counts failed attempts."""
 
     method: str
     arguments: tuple[Any, ...]
@@ -49,10 +49,10 @@ class _Request:
 
 
 class WorkerHandle(ABC):
-    """The parent's side of a worker: the set-up calls and then the requests that it has to answer, in order.
+    """The parent's side of a worker, which answers first its set-up calls and then its requests, in order.
 
-    `started_task` is the task whose rows the worker computes or keeps ahead of the `run`; `starting` is true until
-    it has answered that.
+    `setups` is the number of unanswered set-up calls. `started_task` is the task that the worker has started ahead of
+    the next `run`; `starting` is true until it has answered that call.
     """
 
     def __init__(self) -> None:
@@ -64,11 +64,11 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def send(self, call: bytes) -> None:
-        """Send a call. Does not raise where the worker has ended: `received` does."""
+        """Send a call. Does not raise an error if the worker has ended, which `received` reports."""
 
     @abstractmethod
     def received(self) -> bytes | None:
-        """Return the next answer, None if there is none yet; WorkerFailed where the worker has ended."""
+        """Return the next answer, None if there is none yet; WorkerFailed if the worker has ended."""
 
     @abstractmethod
     def is_lost(self) -> bool:
@@ -79,7 +79,7 @@ class WorkerHandle(ABC):
         """End the worker and wait for its end."""
 
     def set_up(self, call: bytes | None) -> None:
-        """Send a set-up call; None is one that the worker runs by itself."""
+        """Send a set-up call; None stands for one that the worker runs by itself."""
         self.setups += 1
         if call is not None:
             self.send(call)
@@ -94,7 +94,7 @@ class WorkerHandle(ABC):
     def answer(self, timeout: float | None) -> Answer | None:
         """Return the next answer, None if there is none yet.
 
-        WorkerFailed where the worker has ended; TaskTimeout where its first request runs for longer than `timeout`.
+        WorkerFailed if the worker has ended; TaskTimeout if its first request runs for longer than `timeout`.
         """
         data = self.received()
         if data is not None:
@@ -105,7 +105,7 @@ class WorkerHandle(ABC):
         return None
 
     def left(self, timeout: float | None) -> float:
-        """Seconds until the timeout of the first request."""
+        """Return the seconds until the first request exceeds the timeout."""
         if timeout is None or self.setups or not self.requests:
             return _LONG_SECONDS
         return self._started_at + timeout - time.monotonic()
@@ -114,8 +114,8 @@ class WorkerHandle(ABC):
 class Scheduler(Executor):
     """Assigns requests to workers in order, at most two to each.
 
-    A lost worker is replaced by one with the same set-up calls. The request that it ran counts as tried; the one
-    queued behind that does not.
+    A lost worker is replaced by one that gets the same set-up calls. Its current request counts as a failed try; the
+    one queued behind it does not.
     """
 
     def __init__(self, workers: int, limits: Limits, greeting: bytes | None) -> None:
@@ -124,7 +124,7 @@ class Scheduler(Executor):
         self._workers: list[WorkerHandle | None] = [None] * workers
         self._lost_starts = 0
         self._ahead: deque[Task] = deque()
-        self._ended: dict[Task, WorkerFailed] = {}  # tasks in whose early start a worker ended
+        self._ended: dict[Task, WorkerFailed] = {}  # tasks whose worker ended while it started them ahead
 
     @abstractmethod
     def _start(self) -> WorkerHandle:
@@ -132,7 +132,7 @@ class Scheduler(Executor):
 
     @abstractmethod
     def _await(self, workers: Sequence[WorkerHandle], seconds: float) -> Sequence[WorkerHandle]:
-        """Wait, at most for `seconds`, for workers that have answered or ended; return those that may have."""
+        """Wait at most `seconds` until a worker has answered or ended; return the workers that may have."""
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call the method on the first worker."""
@@ -173,7 +173,7 @@ class Scheduler(Executor):
                 worker.set_up(pickle.dumps(("begin", (worker.started_task,))))
 
     def run(self, method: str, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
-        """Run all tasks on all workers; a task that a worker has started is assigned to it first."""
+        """Run all tasks on all workers; a task that was started ahead goes to the worker that started it."""
         self._ahead.clear()
         left = deque(_Request(method, (task,), task) for task in tasks)
         for request, (good, value) in self._answers(left, len(self._workers)):
@@ -186,7 +186,7 @@ class Scheduler(Executor):
             self._drop(worker)
 
     def _answers(self, left: deque[_Request], places: int) -> Iterator[tuple[_Request, Answer]]:
-        """Yield the answers to all requests by the workers of the first `places`.
+        """Let the first `places` workers answer all requests in `left`; yield the answers.
 
         Closing the iterator ends workers that still run a request.
         """
@@ -224,9 +224,7 @@ class Scheduler(Executor):
                 worker.submit(request)
 
     def _next(self, worker: WorkerHandle, left: deque[_Request]) -> _Request | None:
-        """Return the next request for a worker: for the task it has started, or the first one that no other has
-        started.
-        """
+        """Return the next request for a worker: the task that it has started, or the first that nobody has started."""
         own, worker.started_task = worker.started_task, None
         if own is not None:
             for request in left:
@@ -236,7 +234,7 @@ class Scheduler(Executor):
         return next((request for request in left if request.task not in others), None)
 
     def _failed_ahead(self, left: deque[_Request]) -> Iterator[tuple[_Request, Answer]]:
-        """Count the end of a worker during the early start of a task as a try of that task."""
+        """Count tasks whose worker ended while it started them ahead as tried; yield those without tries left."""
         for task in list(self._ended):
             for request in [request for request in left if request.task == task]:
                 left.remove(request)
@@ -247,7 +245,7 @@ class Scheduler(Executor):
     def _receive(
         self, worker: WorkerHandle, left: deque[_Request], places: int = 0
     ) -> Iterator[tuple[_Request, Answer]]:
-        """Take one answer of a worker, or replace it if it is lost; yield a request that is settled."""
+        """Take one answer of a worker, or drop it if it is lost; yield a request whose answer is final."""
         try:
             answer = worker.answer(self._limits.timeout)
         except WorkerFailed as trouble:
@@ -260,12 +258,12 @@ class Scheduler(Executor):
             return
         request = worker.requests.popleft()
         settled = self._settled(request, answer, left)
-        self._submit(left, places)  # first: the consumer of the answer may take long
+        self._submit(left, places)  # before the yield, as the consumer of the answer may take long
         if settled:
             yield request, answer
 
     def _settled(self, request: _Request, answer: Answer, left: deque[_Request]) -> bool:
-        """Whether an answer is final; a request that is retried goes to the front of `left`."""
+        """Return whether an answer is final; otherwise put the request at the front of `left`, to be retried."""
         good, value = answer
         if good or request.tries >= self._limits.retries or not TaskFailed.may_pass(value):
             return True
@@ -275,7 +273,7 @@ class Scheduler(Executor):
 
     def _is_set_up(self, worker: WorkerHandle, answer: Answer) -> None:
         good, value = answer
-        if not good:  # the job cannot be done, not only one task
+        if not good:  # no task of the job can succeed
             self._drop(worker)
             raise value
         worker.setups -= 1
@@ -287,7 +285,7 @@ class Scheduler(Executor):
     def _on_worker_lost(
         self, worker: WorkerHandle, trouble: WorkerFailed, left: deque[_Request]
     ) -> Iterator[tuple[_Request, Answer]]:
-        """Return the requests of a lost worker to the queue."""
+        """Drop a lost worker and put its requests back into the queue; yield one without tries left."""
         self._drop(worker)
         if worker.starting and worker.started_task is not None:
             self._ended[worker.started_task] = trouble
@@ -314,7 +312,7 @@ class Scheduler(Executor):
         empty = [place for place in range(places) if self._workers[place] is None]
         for place in empty:
             self._workers[place] = self._start()
-        for place in empty:  # after all are started: a spawned worker needs seconds until it reads
+        for place in empty:  # after starting all, since a spawned worker takes seconds until it reads calls
             started = self._workers[place]
             assert started is not None
             for call in self._setup_calls:
@@ -352,7 +350,7 @@ _forking = threading.Lock()
 
 
 def _forget_our_ends() -> None:
-    """Close the inherited ends of pipes in a fork: left open, workers would not notice the end of their parent."""
+    """Close the inherited ends of pipes in a fork; otherwise workers would not notice the end of their parent."""
     _forking.release()
     for connection in list(_our_ends):
         connection.close()
@@ -362,7 +360,7 @@ os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, a
 
 
 def _pipe() -> tuple[Connection, Connection]:
-    """Return both ends of a new pipe: ours, which forks of this process close, and the worker's."""
+    """Return both ends of a new pipe: this process's, which its forks close, and the worker's."""
     with _forking:
         ours, theirs = Pipe()
         _our_ends.add(ours)
@@ -370,7 +368,7 @@ def _pipe() -> tuple[Connection, Connection]:
 
 
 class WorkerProcess(ABC):
-    """A worker process, its pipe and its end."""
+    """A worker process, with a pipe to it."""
 
     sentinel: int | None = None
     """A descriptor that is readable once the process has ended, and sometimes before."""
@@ -380,14 +378,14 @@ class WorkerProcess(ABC):
 
     @abstractmethod
     def ending(self) -> str | None:
-        """How the process ended, as the predicate of a sentence; None while it runs."""
+        """Return how the process ended, as the predicate of a sentence; None while it runs."""
 
     @abstractmethod
     def kill(self) -> None:
         """Send SIGKILL to the process and the processes it started."""
 
     def wait(self, seconds: float) -> str | None:
-        """Wait at most so long for the end; return `ending()`."""
+        """Wait at most `seconds` for the end of the process; return `ending()`."""
         deadline = time.monotonic() + seconds
         while (found := self.ending()) is None and (left := deadline - time.monotonic()) > 0:
             if self.sentinel is not None:
@@ -408,11 +406,11 @@ class ProcessStarter(ABC):
     """Starts workers for one job."""
 
     greeting: bytes | None = None
-    """The first call to send to each worker; None where workers have the job from the start."""
+    """The first call to send to each worker; None if workers have the job from the start."""
 
     @abstractmethod
     def start(self) -> WorkerProcess:
-        """Start a worker without waiting until it is ready; OSError where the system allows no more processes."""
+        """Start a worker without waiting until it is ready; OSError if the system allows no more processes."""
 
     def close(self) -> None:
         """End helper processes, after the workers."""
@@ -440,7 +438,7 @@ class ChildProcess(WorkerProcess):
             try:
                 code = reaped(self._pid)
                 self._ending = ending_of(code) if code is not None else None
-            except ChildProcessError:  # other code in this process reaps all children
+            except ChildProcessError:  # other code in this process has reaped the child
                 self._ending = "ended"
             if self._ending is not None and self.sentinel is not None:
                 os.close(self.sentinel)
@@ -475,7 +473,7 @@ class ForkStarter(ProcessStarter):
 
 
 class ForkServerStarter(ProcessStarter):
-    """Forks workers from a server process that has only their imports; replaces a lost server."""
+    """Forks workers from a server process that has only imported their modules; replaces a lost server."""
 
     def __init__(self, job: Job) -> None:
         self.greeting = pickle.dumps((START, (job,)))
@@ -574,7 +572,7 @@ def _wait_for(pid: int) -> None:
 def launch(function: str, descriptor: int, *arguments: str) -> int:
     """Run a function of the module `worker` with these arguments in a new interpreter; return the process id.
 
-    It gets the import path of this process. `-P` keeps the current folder from shadowing the standard library.
+    It gets the import path of this process. With `-P` the current folder cannot shadow the standard library.
     """
     path = json.dumps([str(entry) for entry in sys.path])
     process = subprocess.Popen(
@@ -583,7 +581,7 @@ def launch(function: str, descriptor: int, *arguments: str) -> int:
         stdout=_standard_error(),  # prints of the function must not mix with this process's output
         pass_fds=(descriptor,),
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        process_group=0,  # Ctrl-C in a terminal goes to the parent, which stops its workers
+        process_group=0,  # Ctrl-C in a terminal only reaches the parent, which stops its workers
     )
     process.returncode = 0  # `reaped` waits for it
     return process.pid
@@ -616,11 +614,11 @@ _THREADED = ("jaxlib", "lance", "ray", "tensorflow")
 
 
 def default_start_method() -> StartMethod:
-    """Return `fork`, the fastest, where this process can be forked safely.
+    """Return `fork`, which is the fastest, if this process can be forked safely.
 
-    On Linux `forkserver` where CUDA is initialized or a library is loaded whose threads do not survive a fork;
-    elsewhere `spawn`, because system libraries there do not support forks. Threads of the caller are safe, as for the
-    workers of torch's DataLoader: a worker is forked after its imports, has one torch thread and its own streams.
+    On Linux `forkserver` if CUDA is initialized or a library is loaded whose threads do not survive a fork; on other
+    systems `spawn`, because their libraries do not support forks. Other threads of the caller are safe, as for workers
+    of torch's DataLoader: a worker is forked after its imports, and has one torch thread and its own standard streams.
     """
     if sys.platform != "linux":
         return "spawn"
@@ -655,7 +653,7 @@ class _PipeWorker(WorkerHandle):
             self.process.connection.send_bytes(call)
 
     def received(self) -> bytes | None:
-        ending = self.process.ending()  # before `poll`, so that its last answer is read
+        ending = self.process.ending()  # before `poll`, so that the last answer of an ended process is still read
         connection = self.process.connection
         try:
             if self.readable or connection.poll():
@@ -677,7 +675,7 @@ class _PipeWorker(WorkerHandle):
 class WorkerPool(Scheduler):
     """Runs tasks in processes of this machine.
 
-    Raises UsageError for an unknown start method, WorkerFailed where the system allows no more processes.
+    Raises UsageError for an unknown start method, WorkerFailed if the system allows no more processes.
     """
 
     def __init__(self, job: Job, workers: int, limits: Limits, start_method: str | None = None) -> None:
@@ -704,7 +702,7 @@ class WorkerPool(Scheduler):
             if process.sentinel is not None:
                 sources[process.sentinel] = worker
             else:
-                seconds = min(seconds, _LOOK_SECONDS)  # the pipe shows the end too, unless another process has it open
+                seconds = min(seconds, _LOOK_SECONDS)  # the pipe may not show the end, if another process has it open
         ready = wait(list(sources), seconds)
         for source in ready:
             sources[source].readable |= source is sources[source].process.connection

@@ -1,4 +1,4 @@
-"""Ray, which is an extra: its import, a cluster to connect to, and the executor whose workers are its actors."""
+"""Ray, an optional dependency: importing it, connecting to a cluster, and an executor whose workers are Ray actors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def imported_ray(user: str) -> Any:
-    """Import Ray for `user`, which begins the message of the UsageError (a ValueError) where it is not installed."""
+    """Import Ray; UsageError (a ValueError) if it is not installed, with a message that begins with `user`."""
     try:
         with environment(_QUIET):
             import ray
@@ -35,10 +35,10 @@ def imported_ray(user: str) -> Any:
 
 
 def connect(ray: Any, **options: Any) -> None:
-    """Connect to the cluster of RAY_ADDRESS or of the option `address`, or start a Ray on this machine.
+    """Connect to the cluster of the option `address` or of RAY_ADDRESS, or start Ray on this machine.
 
-    `options` are passed to `ray.init`. Without a cluster, `include_dashboard` is off by default, and all ports are on
-    the loopback device. UsageError if the cluster cannot be reached.
+    `options` are passed to `ray.init`. On this machine `include_dashboard` is off by default, and all ports are on the
+    loopback device. UsageError if the cluster cannot be reached.
     """
     address: str = options.pop("address", None) or os.environ.get("RAY_ADDRESS") or "local"
     own = address == "local"
@@ -56,9 +56,9 @@ def connect(ray: Any, **options: Any) -> None:
 
 @contextlib.contextmanager
 def alone(ray: Any) -> Iterator[None]:
-    """Have a Ray that is started inside listen on the loopback device only."""
+    """Make Ray, if it is started in this context, listen on the loopback device only."""
     constants = ray._private.ray_constants
-    before = getattr(constants, "ENABLE_RAY_CLUSTER", None)  # read from the environment at the import
+    before = getattr(constants, "ENABLE_RAY_CLUSTER", None)  # Ray reads the environment only when it is imported
     constants.ENABLE_RAY_CLUSTER = False
     try:
         with environment(_ALONE):
@@ -68,9 +68,9 @@ def alone(ray: Any) -> Iterator[None]:
 
 
 def _without_current_folder(ray: Any, address: str) -> dict[str, Any]:
-    """Keep the current folder, whose `json.py` would shadow the standard one, off the workers' import path.
+    """Return an option that keeps the current folder off the workers' import path, where its `json.py` could be found.
 
-    Ray puts it first there unless the job has a working folder of its own; a Ray client does not.
+    Ray puts the folder first on the path unless the job has its own working folder; a Ray client does not.
     """
     if address.startswith("ray://"):
         return {}
@@ -81,7 +81,7 @@ def _without_current_folder(ray: Any, address: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables that the user has not set, inside the context."""
+    """Set environment variables in this context, unless the user has set them."""
     ours = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(ours)
     try:
@@ -95,7 +95,7 @@ _STORE_BYTES = 100 * 2**20  # messages are small: paths, row numbers, digests
 
 
 class _Actor:
-    """The worker's side: Ray runs it in a process on a node."""
+    """The worker's side, which Ray runs in a process of a node."""
 
     def __init__(self, path: Sequence[str]) -> None:
         os.dup2(2, 1)  # prints of the function must not mix with the driver's output
@@ -128,7 +128,7 @@ class _ActorWorker(WorkerHandle):
         return data
 
     def is_lost(self) -> bool:
-        return False  # only a pending answer shows the end of an actor
+        return False  # the end of an actor only shows when an answer is awaited
 
     def stop(self) -> None:
         self._ray.kill(self._actor)
@@ -139,10 +139,10 @@ class _ActorWorker(WorkerHandle):
 class RayExecutor(Scheduler):
     """Runs tasks in Ray actors of one core each.
 
-    All nodes need rbtool, and the source and the destination under the same paths, in a shared folder. Uses the Ray
-    that this process is connected to; else connects to the cluster of the environment variable RAY_ADDRESS, or starts
-    one on this machine with `workers` cores, until `close`. UsageError where Ray is not installed or the cluster
-    cannot be reached.
+    All nodes need rbtool, and the source and the destination under the same paths, in a shared folder. Uses an existing
+    connection of this process; otherwise connects to the cluster of the environment variable RAY_ADDRESS, or starts one
+    on this machine with `workers` cores, until `close`. UsageError if Ray is not installed or the cluster cannot be
+    reached.
     """
 
     def __init__(self, job: Job, workers: int, limits: Limits) -> None:

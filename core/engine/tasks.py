@@ -1,7 +1,7 @@
 """Tasks, the contract of executors that run them, and their failures, which can be pickled.
 
 An executor has workers, and each worker has a runner: an object whose methods are called by name. `InProcessExecutor`
-is its own worker; the workers of `pool` are other processes, the workers of `cluster` Ray actors.
+is its own worker; the workers of `pool` are processes, those of `ray_cluster` are Ray actors.
 """
 
 from __future__ import annotations
@@ -39,41 +39,41 @@ class Limits:
 
 
 class Job(Protocol):
-    """What workers do: each has a runner of its own, whose methods are called by name."""
+    """The work of an executor: creates the runner of each worker."""
 
     imports: ClassVar[tuple[str, ...]]
-    """Modules that runners need; they are imported before processes are forked, so that forks have them already."""
+    """Modules that runners need; they are imported before processes are forked, so that forks inherit them."""
 
     def portable(self) -> Self:
         """Return an equal job that can be pickled."""
 
     def runner(self) -> Any:
-        """Make the runner, in the worker. Only one in the process of the caller is closed, with `close()`."""
+        """Create the runner, in the worker. Only a runner in the caller's process is closed, with `close()`."""
 
 
 class Executor(Closing, ABC):
-    """Calls methods of runners by name, one of which each worker has. A context manager."""
+    """Calls methods of the workers' runners by name. A context manager."""
 
     @abstractmethod
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method on one worker, the one that gets the first task of the next `run`; return its answer.
+        """Call a method on one worker, which also gets the first task of the next `run`; return its answer.
 
-        The limits of a task apply. Raises what the last try raised: FunctionFailed, ResultRefused, WorkerFailed or an
+        The limits of a task apply. Raises the error of the last try: FunctionFailed, ResultRefused, WorkerFailed or an
         RbtoolError.
         """
 
     @abstractmethod
     def broadcast(self, method: str, *arguments: Any) -> None:
-        """Call a method on every worker, also on those that replace a lost one later; raise what one of them raised."""
+        """Call a method on every worker, also on later replacements of lost ones; raise the error of one of them."""
 
     def begin(self, tasks: Sequence[Task]) -> None:
         """Start these tasks, in order, on all workers but the first; each gets its own task in the next `run`."""
 
     @abstractmethod
     def run(self, method: str, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
-        """Call `method(task)` for all tasks, started in the order given; yield answers in the order they arrive.
+        """Call `method(task)` for all tasks, started in the given order; yield answers in the order of arrival.
 
-        The answer of a task that failed in all its tries is a TaskFailed, which is not raised; the other tasks
+        For a task that failed in all its tries a TaskFailed is yielded, and not raised, so that the other tasks
         continue. Closing the iterator stops the run.
         """
 
@@ -81,7 +81,7 @@ class Executor(Closing, ABC):
         """End all workers without waiting for them; only `close` may follow."""
 
     def close(self) -> None:
-        """Stop at once and wait until no worker writes any more; may be called twice."""
+        """Stop at once, and wait until no worker writes files any more; may be called twice."""
 
 
 class InProcessExecutor(Executor):
@@ -123,10 +123,10 @@ _LONGEST = 300
 
 
 class FunctionFailed(Exception):
-    """The user function raised: the error in one line, and the traceback.
+    """The user function raised an error: `text` is the error in one line, `trace` the traceback.
 
-    `steps` is the half-open range of the job's steps of the call, if that is less than the block. `there` are the
-    keys of the tensordict in which it missed one.
+    `steps` is the half-open range of steps of the call, if it was not for the whole chunk. If a key is missing in a
+    tensordict, `there` has the keys that it has.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class TaskTimeout(WorkerFailed):
 class ResultRefused(Exception):
     """The result of the user function cannot be stored, for the reason in the message.
 
-    `steps` is the half-open range of the job's steps of the call, if that is less than the block.
+    `steps` is the half-open range of steps of the call, if it was not for the whole chunk.
     """
 
     def __init__(self, message: str, steps: tuple[int, int] | None = None) -> None:
@@ -184,12 +184,12 @@ class TaskFailed(Exception):
 
     @staticmethod
     def may_pass(error: BaseException) -> bool:
-        """Whether a retry may succeed: not where the disk is full or the source is damaged."""
+        """Return whether a retry may succeed; not if the disk is full or the source is damaged."""
         return isinstance(error, FunctionFailed)
 
     @staticmethod
     def others_may_pass(error: BaseException) -> bool:
-        """Whether other tasks may succeed."""
+        """Return whether other tasks may succeed."""
         return isinstance(error, FunctionFailed | ResultRefused)
 
 
@@ -204,7 +204,7 @@ _MISSED = (
     re.compile(r"key \"(.+?)\" not found in \w+ with keys (\[.*\])", re.DOTALL),
     re.compile(r"You are trying to pop key `(.+?)` which is not in dict .* Keys=\w+\((\[.*\]),\n.*", re.DOTALL),
 )
-"""tensordict's messages for a missing key, also in 0.14; the list of existing keys may have several lines."""
+"""Patterns of tensordict's messages for a missing key; the list of existing keys may have several lines."""
 
 
 def error_text(error: BaseException) -> str:
@@ -232,7 +232,7 @@ def _missed(error: BaseException) -> re.Match[str] | None:
 
 
 def _keys_there(error: BaseException) -> tuple[str, ...]:
-    """The keys in tensordict's message for a missing one; none for other errors."""
+    """Return the existing keys in tensordict's message for a missing one; () for other errors."""
     missed = _missed(error)
     if missed is None:
         return ()
@@ -242,7 +242,7 @@ def _keys_there(error: BaseException) -> tuple[str, ...]:
 
 
 def origin_of(error: BaseException | None) -> BaseException | None:
-    """The cause to show under --debug: the exception's own, or the traceback of a worker."""
+    """Return the cause to show with --debug: the exception's own, or the traceback of a worker."""
     if error is None or error.__cause__ is not None or not isinstance(error, FunctionFailed):
         return error.__cause__ if error is not None else None
     return WorkerTrace(error.trace) if error.trace else None
@@ -252,7 +252,7 @@ _Result = TypeVar("_Result")
 
 
 class BackgroundCall(Generic[_Result]):
-    """A call in a daemon thread, which unlike a thread of a pool does not delay the exit of the process."""
+    """A call in a daemon thread, which does not delay the exit of the process, unlike a thread of an executor."""
 
     def __init__(self, call: Callable[[], _Result]) -> None:
         self._future: Future[_Result] = Future()
@@ -275,20 +275,20 @@ class BackgroundCall(Generic[_Result]):
 
 
 class SerialExecutor:
-    """Runs calls in order in one thread. On exit, the call that runs is awaited and those that wait are dropped."""
+    """Runs calls in order in one thread. On exit, waits for the running call and drops those that have not started."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1)
         self._calls: deque[Future[Any]] = deque()
 
     def do(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Append a call; raise what an earlier one raised."""
+        """Append a call; raise the error of an earlier one."""
         while self._calls and self._calls[0].done():
             self._calls.popleft().result()
         self._calls.append(self._executor.submit(call, *arguments))
 
     def finish(self) -> None:
-        """Wait for all calls; raise what one of them raised."""
+        """Wait for all calls; raise the error of one of them."""
         while self._calls:
             self._calls.popleft().result()
 

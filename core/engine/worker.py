@@ -1,4 +1,4 @@
-"""The child's side of worker processes: calls that come through a pipe, and the server that forks workers."""
+"""The child's side of worker processes: answering calls from a pipe, and the server that forks workers."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ START = "start"
 """The name of the first call, whose argument is the job."""
 
 NUMBER = struct.Struct("<q")
+"""The form of messages to and from the fork server."""
 NEW_WORKER = 0
-"""Messages to and from the fork server."""
+"""The message that requests a new worker."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # options of mallopt
 
 
 _kept: list[Any] = []
-"""Objects of the parent that must not be finalised in a fork of it."""
+"""Objects inherited from the parent that must not be finalised in a fork."""
 
 
 def main(descriptor: int) -> NoReturn:
     """Run a worker in a new interpreter, with a pipe to the parent at `descriptor`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and stops its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent also gets the signal, and stops its workers
     os.set_inheritable(descriptor, False)
     serve(Connection(descriptor))
 
@@ -63,23 +64,23 @@ def serve(connection: Connection, job: Job | None = None) -> NoReturn:
         while True:
             answer = serving.answer(*calls.get())
             if os.getpid() != process:
-                break  # a child that the function forked returned: only its parent answers
+                break  # this is a child that the user function forked; only its parent answers
             _reopen_streams(spare)
             connection.send_bytes(pickled(answer))
     except OSError:
-        pass  # the parent has ended, or the function closed the pipe, which the parent notices
+        pass  # the parent has ended, or the user function closed the pipe, which the parent notices
     finally:
         os._exit(0 if os.getpid() != process else 1)
 
 
 def _listen(connection: Connection, calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]]) -> None:
-    """Receive calls, and notice the end of the parent even while the user function runs."""
+    """Receive calls, and end this process with its parent, even while the user function runs."""
     try:
         while True:
-            calls.put(pickle.loads(connection.recv_bytes()))  # safe: the pipe's other end is the parent's alone
+            calls.put(pickle.loads(connection.recv_bytes()))  # safe: only the parent has the other end of the pipe
     except (EOFError, OSError):
         if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)  # processes that the function started end too
+            os.killpg(0, signal.SIGKILL)  # also ends processes that the user function started
     except BaseException:
         traceback.print_exc()  # a call that cannot be unpickled
     os._exit(1)
@@ -99,13 +100,13 @@ def _trouble(error: BaseException) -> WorkerFailed:
 
 
 class CallServer:
-    """Answers calls with the runner of a job, which the first call makes."""
+    """Answers calls with the runner of a job, which the first call creates."""
 
     def __init__(self) -> None:
         self._runner: Any = None
 
     def answer(self, method: str, arguments: tuple[Any, ...]) -> Answer:
-        """Run a call; KeyboardInterrupt and SystemExit, which only user code raises here, are answers too."""
+        """Run a call and return its answer, also for KeyboardInterrupt and SystemExit, which only user code raises."""
         try:
             if method == START:
                 self._start(*arguments)
@@ -122,10 +123,10 @@ class CallServer:
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next task, up to 64 MB at the end of the heap.
+    """Make glibc keep freed memory for the next task, up to 64 MB at the end of the heap.
 
-    By default it returns blocks of the size of a chunk's leaves to the system at once, and page faults for new ones
-    take a quarter of a task's time.
+    By default it returns large blocks, such as the leaves of a chunk, to the system at once; page faults for new blocks
+    would then take a quarter of a task's time.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -134,12 +135,12 @@ def _keep_freed_memory() -> None:
 
 
 def _settle_after_fork() -> None:
-    """Separate a forked process, whose signals are blocked until then, from its parent.
+    """Separate a forked process from its parent; its signals are blocked until then.
 
-    Nothing that belongs to the parent is finalised: its garbage is not collected, its streams are not flushed.
+    Objects of the parent are not finalised: its garbage is not collected, its streams are not flushed.
     """
     gc.freeze()
-    os.setpgid(0, 0)  # Ctrl-C in a terminal goes to the parent, which stops its workers
+    os.setpgid(0, 0)  # Ctrl-C in a terminal only reaches the parent, which stops its workers
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -151,7 +152,7 @@ def _settle_after_fork() -> None:
 
 
 def _renew_streams() -> None:
-    """Read nothing and print to the standard error only: the standard output is for the parent's result."""
+    """Replace the standard streams: input is empty, and output goes to stderr, as stdout is for the parent's result."""
     null = os.open(os.devnull, os.O_RDWR)
     try:
         os.fstat(2)
@@ -179,7 +180,7 @@ def _spare_stderr() -> int:
 
 
 def _reopen_streams(spare: int) -> None:
-    """Reopen standard descriptors that the function closed: prints would go to the next file that gets the number."""
+    """Reopen standard descriptors that the user function closed; otherwise prints could go to another file."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -196,7 +197,7 @@ def fork(run: Callable[[], NoReturn], unneeded: Sequence[int] = ()) -> int:
             pid = os.fork()
         if not pid:
             _run_in_child(run, unneeded)
-        with contextlib.suppress(OSError):  # the child does the same: one of the two is first
+        with contextlib.suppress(OSError):  # the child does the same; it does not matter which is first
             os.setpgid(pid, pid)
         return pid
     finally:
@@ -223,7 +224,7 @@ def kill_group(pid: int) -> None:
 
 def reaped(pid: int) -> int | None:
     """Return the exit status of a child, or the negative signal number, and kill its group; None while it runs."""
-    if hasattr(os, "waitid"):  # keeps the process id reserved until its group is killed
+    if hasattr(os, "waitid"):  # WNOWAIT keeps the process id reserved until its group is killed
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return None
         kill_group(pid)
@@ -234,12 +235,13 @@ def reaped(pid: int) -> int | None:
 def serve_forks(descriptor: int, *imports: str) -> NoReturn:
     """Run the fork server: fork a worker for each request of the parent, until it closes the socket at `descriptor`.
 
-    `imports` are the modules that workers need.
+    `imports` are the modules that workers need. Messages are single numbers:
 
-    A request is NEW_WORKER, with the worker's end of its pipe and a descriptor for news, or the process id of a worker
-    to kill. The news of a worker are its process id and, after its end, what `reaped` returns.
+        parent → server      NEW_WORKER, with two descriptors: the worker's end of its pipe, and `news`
+        parent → server      the process id of a worker to kill
+        server → news        the process id of the worker and, after its end, the result of `reaped`
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and stops its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent also gets the signal, and stops its workers
     os.set_inheritable(descriptor, False)
     for name in imports:
         importlib.import_module(name)
@@ -271,7 +273,7 @@ def _serve_request(control: socket.socket, forked: dict[int, int], ours: Sequenc
     pipe, news = descriptors
     os.set_inheritable(pipe, False)
     os.set_inheritable(news, False)
-    with contextlib.suppress(OSError):  # too many processes: the news end without a process id
+    with contextlib.suppress(OSError):  # too many processes: `news` is closed without a process id
         pid = fork(lambda: serve(Connection(pipe)), (control.fileno(), news, *ours, *forked.values()))
         forked[pid] = news
         _write(news, pid)

@@ -1,12 +1,13 @@
-"""The folder in which a run builds its result: files of rows, and a journal from which another run continues.
+"""The folder in which a run builds its result: files of rows, and a journal from which another run can resume.
 
     dataset/              the result, the only part that is published
-    work/placed/          leaf files in which each task has its own place, before they become the result
-    work/parts/           rows of tasks without one: a file each
-    work/journal.jsonl    what is finished
+    work/placed/          leaf files in which each task has its own range of rows; they become the result
+    work/parts/           one file for each task whose number of rows is not known in advance
+    work/journal.jsonl    the finished tasks
 
-Each line of the journal is a digest, a space and a JSON document. The first identifies the run, every other describes
-what is finished. A line that does not match its digest was not completely written: it and what follows are ignored.
+Each line of the journal is a digest, a space and a JSON document. The first line identifies the run, every other one
+describes a finished task. A line that does not match its digest was not completely written; it is ignored, and so are
+all lines after it.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ def result_folder(folder: Path) -> Path:
 
 
 def work_folder(folder: Path) -> Path:
-    """Return the folder of all that is not part of the result."""
+    """Return the folder of the files that are not part of the result."""
     return folder / "work"
 
 
 def placed_folder(folder: Path) -> Path:
-    """Return the folder of the leaf files in which tasks with as many rows as steps have their own place."""
+    """Return the folder of the leaf files in which tasks with as many rows as steps write their rows."""
     return work_folder(folder) / "placed"
 
 
 def parts_folder(folder: Path) -> Path:
-    """Return the folder of the rows of tasks that have no place of their own in leaf files."""
+    """Return the folder of the files of tasks whose number of rows is not known in advance."""
     return work_folder(folder) / "parts"
 
 
 def part_path(folder: Path, *numbers: int) -> Path:
-    """Return the file of the rows of a task, or of some of them: `numbers` are its index, and which part it is."""
+    """Return the path of a file with rows of a task: `numbers` are its index and, if there are several, the part."""
     return parts_folder(folder) / f"{'-'.join(map(str, numbers))}.rows"
 
 
@@ -65,11 +66,11 @@ def journal_path(folder: Path) -> Path:
 
 
 def revert_publication(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Revert the completion or publication of a result: leave only files into which tasks have written.
+    """Undo the completion or publication of a result, so that only leaf files remain into which tasks write.
 
-    `sizes` has the most bytes that each of these files has, by its path.
-    Publishing over an existing result moves that one into this folder; its files are removed, and so are files that
-    other datasets may have, too: tasks would write into those.
+    `sizes` has the largest possible size of each of these files, by path. If the result replaced an older one, that one
+    was moved into this folder; its files are removed. So are files that may belong to other datasets, too, because
+    tasks would write into them.
     """
     placed, result = placed_folder(folder), result_folder(folder)
     if placed.is_dir() or not result.is_dir():
@@ -91,7 +92,7 @@ def revert_publication(folder: Path, sizes: Mapping[str, int]) -> None:
 
 
 def write_part(path: Path, arrays: Sequence[Array]) -> None:
-    """Write the rows of all leaves, one leaf after the other; a file of an interrupted run is replaced."""
+    """Write the rows of all leaves to a file, one leaf after the other; replace a file of an interrupted run."""
     fs.remove(path)
     descriptor = fs.create(path)
     try:
@@ -112,7 +113,7 @@ def rows_digest(arrays: Iterable[Array]) -> str:
 
 
 class PartFile:
-    """A file of `write_part` with `rows` rows of each field."""
+    """Reads and changes a file of `write_part` with `rows` rows of each field."""
 
     def __init__(self, path: Path, fields: Sequence[Field], rows: int) -> None:
         self._path = path
@@ -150,7 +151,7 @@ _VERSION = 3
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """The first line: the identity of the run, and what else is known from its start."""
+    """The first line: the identity of the run, and further facts that are known at its start."""
 
     version: int
     run: Mapping[str, Any]
@@ -169,24 +170,24 @@ class Journal(Closing):
         self.append({"version": _VERSION, "run": run, "about": about})
 
     def append(self, document: Mapping[str, Any]) -> None:
-        """Record what is finished, after its rows are written."""
+        """Record a finished task, after its rows were written."""
         text = dump_json(document)
         fs.write(self._descriptor, memoryview(f"{digest_bytes(text.encode())} {text}\n".encode()), self._path)
 
     def close(self) -> None:
         """Close the file; may be called twice."""
         if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1  # it is gone even where closing it fails
+            descriptor, self._descriptor = self._descriptor, -1  # it is invalid even if closing it fails
             fs.close(descriptor, self._path)
 
 
 def read_journal(
     path: Path, take_about: Callable[[Any], None], take_entry: Callable[[Any], None]
 ) -> dict[str, Any] | None:
-    """Return the identity of a journal's run; None without a journal, and for one whose first line is damaged.
+    """Read a journal and return the identity of its run; None without a journal, or if its first line is damaged.
 
-    `take_about` gets what is known from the start of the run, `take_entry` each entry; ValueError from either rejects
-    the line. All after the last valid line is cut off, so that entries can be appended.
+    `take_about` is called with the facts in the first line, `take_entry` with each entry; a ValueError of either
+    rejects the line. Everything after the last valid line is cut off, so that entries can be appended.
     """
     try:
         data = read_regular(path)
@@ -242,10 +243,10 @@ _NOT_RESUMABLE = (SchemaError, FormatError, UsageError)
 def keeping(
     staging: Staging, progress: Progress, count: Callable[[], tuple[int, int]], how: str = "add --resume"
 ) -> Iterator[None]:
-    """Keep what is finished in `staging` after an error, unless another run would end in the same error.
+    """Keep the finished tasks in `staging` after an error, unless another run would end in the same error.
 
-    `count` returns how many tasks are finished, and how many there are. `how` to continue is added to the hint of the
-    error, or to the notes of one that has no hint, such as KeyboardInterrupt.
+    `count` returns the number of finished tasks and of all tasks. `how` says how to continue; it is added to the hint
+    of the error, or to the notes of an error without hints, such as KeyboardInterrupt.
     """
     staging.kept = staging.taken_up
     if staging.unusable is not None and not staging.taken_up:

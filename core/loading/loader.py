@@ -23,21 +23,22 @@ class TorchLoader(DataLoader[Any]):
 
     - `num_workers` and further options are as in `DataLoader`; the data set makes the batches, so that there is no
       `batch_size`, `shuffle` or `sampler`.
-    - `state_dict()`: the state after the last batch that was taken, whatever workers have made ahead. A loader with any
-      other number of workers continues from it at once, as does a `TorchDataset`; the seed is part of it. Between the
-      last batch of an epoch and the end of the loop over it, the next pass has no batch. The state of a `StreamDataset`
-      is for as many workers; the states of all ranks, in a list, are for any number of ranks and workers.
-    - `device`, `prefetch`: where batches go, and how many are on their way there while one is used. To CUDA they are
-      copied from pinned memory in a stream of their own, so that copies and kernels overlap; `prefetch=0` copies each
-      batch when it is asked for.
+    - `state_dict()`: the state after the last batch that the loop took, even if workers have made more batches. A
+      loader with any other number of workers, or a `TorchDataset`, continues from it at once; it includes the seed. A
+      state taken after the last batch of an epoch, before the loop has ended, continues with a pass without batches.
+      The state of a `StreamDataset` is for the same number of workers; a list of the states of all ranks is for any
+      number of ranks and workers.
+    - `device`, `prefetch`: where batches go, and how many are being copied there while one is used. To CUDA they are
+      copied from pinned memory in a separate CUDA stream, so that copies and kernels overlap; with `prefetch=0` each
+      batch is copied when it is requested.
 
-    Every pass is the next epoch; one that was left early is not continued, except by loading its state. After an error,
-    the iterator continues with the batch that failed, from new workers. The death of a worker raises a RuntimeError:
-    torch's, or WorkerDiedError where a batch was on its way.
+    Every pass is the next epoch. A pass that was left early is not continued, except by loading its state. After an
+    error the iterator continues with the batch that failed, from new workers. The death of a worker raises a
+    RuntimeError: torch's, or WorkerDiedError if a batch was being sent.
 
-    UsageError (a ValueError) for anything but a torch dataset, for options that the data set decides on, for a negative
-    `prefetch`, for a device that is not there, and for workers where the rows are on CUDA, or are copies of rows that
-    can be written and the workers persistent.
+    UsageError (a ValueError) for anything but a torch dataset or a stream, for options that the data set decides, for a
+    negative `prefetch`, for a missing device, for workers if the rows are on CUDA, and for persistent workers if they
+    would keep copies of rows that this process can write.
 
     >>> import rbtool
     >>> storage = rbtool.TensorStorage(torch.arange(10))
@@ -72,7 +73,7 @@ class TorchLoader(DataLoader[Any]):
         self._feed = dataset.feed(num_workers, persistent=bool(options.get("persistent_workers")))
         self.device = None if device is None else available_device(device)
         self.ahead = prefetch
-        self._next: Any = None  # the place after the last batch that was taken
+        self._next: Any = None  # the place after the last batch that the loop took
         options = {name: value for name, value in options.items() if name not in _OURS}
         if self.device is not None and self.device.type == "cuda":
             # Without workers, `on_device` pins: torch's loader refuses batches with entries on a device.
@@ -87,21 +88,21 @@ class TorchLoader(DataLoader[Any]):
         return _LoaderPass(self._feed, self._batches_from, self._took, self._failed, self._next)
 
     def _batches_from(self, place: Any) -> Iterator[Any]:
-        """Start the workers, or have persistent ones start, at this place."""
+        """Start the workers, or make persistent ones start, at this place."""
         self._feed.start(place)
         batches = self._feed.received(super().__iter__())
         return batches if self.device is None else on_device(batches, self.device, self.ahead)
 
     def _took(self, following: Any) -> None:
-        """Note the place after a batch that was taken."""
+        """Record the place after a batch that the loop took."""
         self._next = following
 
     def _failed(self, error: BaseException) -> None:
-        """End the workers after a failure: what they have made is for an iterator that is not used any more."""
+        """End the workers after a failure, since their batches are for an iterator that is no longer used."""
         self._iterator = None
         if self.num_workers:
-            # The frames of the error refer to the iterator, which ends its workers when it is deleted. New workers
-            # that were forked before that had a copy of it, and waited 5 s each for its queues when they ended.
+            # The frames of the error refer to the iterator, whose workers end only when it is deleted. If new workers
+            # were forked before that, each would inherit a copy, and wait 5 s for its queues when it ends.
             traceback.clear_frames(error.__traceback__)
 
     def set_epoch(self, epoch: int) -> None:
@@ -110,21 +111,21 @@ class TorchLoader(DataLoader[Any]):
         self._next = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the last batch that was taken: numbers and texts, few of them."""
+        """Return the state after the last batch that the loop took: a few numbers and texts."""
         return self._feed.state(self._next or self._feed.next())
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Continue from a state with the next pass; a stream also from the states of all ranks, in a list.
+        """Make the next pass continue from a state; for a stream also from a list of the states of all ranks.
 
         SchemaError (a RuntimeError), with nothing changed, for a state of other batches: of another dataset, batch
         size, sampler or rank.
         """
         self._feed.load(state_dict)
-        self._next = self._iterator = None  # persistent workers do not have it
+        self._next = self._iterator = None  # also ends persistent workers, which do not have the state
 
 
 class _LoaderPass(Iterator[Any]):
-    """Yields the batches of an epoch from `place` on; after a failure, from the one that failed."""
+    """Yields the batches of an epoch from `place` on; after a failure it continues with the failed batch."""
 
     def __init__(
         self,
@@ -171,18 +172,18 @@ class _LoaderPass(Iterator[Any]):
 
 
 def on_device(batches: Iterator[Any], device: torch.device, ahead: int) -> Iterator[Any]:
-    """Yield batches on a device, of which `ahead` are on their way while one is used.
+    """Yield batches on a device, with `ahead` further batches being copied there while one is used.
 
-    On a CUDA device, copies run in a stream of their own. A batch is yielded once the current stream waits for its
-    copy; its memory is recorded as used by that stream, so that it is not given to a later copy before the kernels that
-    read it are done. Pinned memory is not used again before its copy is done: torch's allocator of pinned memory
-    records the copies from it. So nothing waits on the CPU, and batches can be kept.
+    On a CUDA device, copies run in a separate stream. Before a batch is yielded, the current stream is made to wait for
+    its copy, and its memory is recorded as used by the current stream, so that no later copy reuses it before the
+    kernels that read it have finished. Torch's allocator of pinned memory records copies in the same way. So the CPU
+    never waits, and batches can be kept.
     """
     if device.type != "cuda":
         for batch in batches:
             yield each_tensor(lambda tensor: tensor.to(device), batch, device=device)
         return
-    if device.index is None:  # also where the current device changes meanwhile
+    if device.index is None:  # fix the device, as the current one may change
         device = torch.device("cuda", torch.cuda.current_device())
     stream = torch.cuda.Stream(device)
     queue: deque[tuple[Any, torch.cuda.Event]] = deque()
@@ -195,8 +196,8 @@ def on_device(batches: Iterator[Any], device: torch.device, ahead: int) -> Itera
 
 
 def _copied(batch: Any, device: torch.device, stream: torch.cuda.Stream) -> tuple[Any, torch.cuda.Event]:
-    """Start the copy of a batch in a stream; return the copy, and the event of its end."""
-    if device in cuda_devices(batch):  # what makes it may not be done
+    """Start to copy a batch in a CUDA stream; return the copy, and the event that marks its end."""
+    if device in cuda_devices(batch):  # the kernels that compute it may still run
         stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         copy = each_tensor(lambda tensor: _pinned(tensor).to(device, non_blocking=True), batch, device=device)

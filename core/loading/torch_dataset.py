@@ -1,8 +1,8 @@
-"""Data sets of `torch.utils.data` over datasets and buffers: iterable, or with batches by number.
+"""Data sets of `torch.utils.data` over datasets and buffers: iterable, or map-style with numbered batches.
 
-A batch by number depends on the seed, the epoch and its number alone: workers need not talk to each other, and a stream
-continues from any batch at once. The random order of an epoch is one of which any part is computed by itself; a rank
-gets a share of it. The workers of a loader agree on the epoch of each pass.
+Batch k of an epoch depends only on the seed, the epoch and k. Workers therefore need not communicate, and a run resumes
+at any batch at once. Any part of the random order of an epoch can be computed by itself (`KeyedOrder`); a rank gets a
+share of it (`Shard`). The workers of a loader agree on the epoch of each pass (`Passes`).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from ..writers.base import Writer, WriterEnsemble
 
 _SEED, _EPOCH, _BATCH, _BY_WORKERS, _NEWEST, _TABLE = range(6)
 _KEPT, _WIDTH = 64, 6
-"""How many passes are remembered, and the numbers of each: key, workers, turn, epoch, batch, seed."""
+"""The number of passes that are remembered, and of the integers for each: key, workers, turn, epoch, batch, seed."""
 
 
 class Start(NamedTuple):
-    """Where a pass starts: a seed, an epoch and the number of a batch."""
+    """The place where a pass starts: a seed, an epoch and the number of a batch."""
 
     seed: int
     epoch: int
@@ -52,12 +52,15 @@ class Start(NamedTuple):
 
 
 class Passes:
-    """Gives every pass over a data set an epoch of its own, and all workers of a pass the same one.
+    """Gives every pass over a data set its own epoch, and all workers of a pass the same one.
 
-    The numbers are in memory that forked and spawned workers share with the process that made them, so that epochs
-    advance although every pass may have new workers. The workers of one pass have a seed in common, see `DataLoader`.
-    Persistent workers keep it: the n-th pass of each of them is the same one, also where a worker starts its next pass
-    before another one has started this one, as in a loop that ends after a batch. A plain copy counts by itself.
+    The counters are in memory that forked and spawned workers share with the parent process, so that epochs advance
+    even if every pass has new workers. The first worker that enters a pass takes the next epoch and stores it in a
+    table, where the other workers find it. A pass is identified by the base seed of its workers, which `DataLoader`
+    draws for new workers, and by its turn: the n-th pass of a persistent worker is the n-th pass of the others, even if
+    one of them is a pass ahead, as after a loop that was left early. A plain copy has its own counters.
+
+        cells   | seed | epoch | batch | by workers | newest | row 0: key, workers, turn, epoch, batch, seed | row 1 …
     """
 
     def __init__(self, seed: int) -> None:
@@ -73,7 +76,7 @@ class Passes:
 
     @property
     def next(self) -> Start:
-        """Where the next pass starts."""
+        """The place where the next pass starts."""
         with self._guard.hold():
             cells = self._cells
             return Start(_unsigned(cells[_SEED]), cells[_EPOCH], cells[_BATCH])
@@ -87,13 +90,13 @@ class Passes:
 
     @property
     def by_workers(self) -> bool:
-        """Whether the newest pass is of loader workers."""
+        """Whether the newest pass was started by workers of a loader."""
         return bool(self._cells[_BY_WORKERS])
 
     # Passes -----------------------------------------------------------------------------------------
 
     def enter(self) -> Start:
-        """Start a pass in this process, or join the pass of the other workers; return where it starts."""
+        """Start a pass, or join a pass that another worker has started; return where it starts."""
         worker = get_worker_info()
         with self._guard.hold():
             if worker is None:
@@ -139,9 +142,9 @@ def _unsigned(seed: int) -> int:
 _Words: TypeAlias = NDArray[np.uint64]
 
 _LISTED = 1 << 20
-"""Up to so many numbers the order is a list, which is faster, and all orders of few numbers are equally likely."""
+"""Up to this size the order is a shuffled list, which is faster, and makes all orders of few numbers equally likely."""
 
-_ROUNDS = 6  # an even number
+_ROUNDS = 6  # even, so that the two halves end in their original places
 _ODD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _SHIFT = np.uint64(32)
 
@@ -149,9 +152,11 @@ _SHIFT = np.uint64(32)
 class KeyedOrder:
     """A random order of the numbers below `size`; equal keys give equal orders.
 
-    Beyond 2^20 numbers it is a permutation that is computed for the places that are asked for: a Feistel network on
-    pairs of numbers below `a` and `b`, where `a * b` is little more than `size`, repeated for results that are too
-    large (Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002). No process makes a list.
+    Beyond 2^20 numbers no list is made; the numbers at given places are computed by a Feistel network, a permutation
+    that works like a block cipher (Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002). A place is written
+    as a pair (one, other) with one < a and other < b, where a·b is slightly larger than `size`. Each round replaces
+    the pair by (other, (one + hash(other, key)) mod a or b), which is invertible. A result of `size` or more is
+    permuted again until it is in range.
     """
 
     def __init__(self, size: int, key: int) -> None:
@@ -187,23 +192,27 @@ class KeyedOrder:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of each epoch that is of one of several ranks.
+    """The part of each epoch that belongs to one of several ranks.
 
-    An epoch is divided into rounds of one batch a rank. All ranks get the same number of batches, and no element twice:
-    the elements of the last round are divided among the ranks, so that their last batches are smaller. Where a round of
-    its own would leave a rank without any, they are added to the last batches instead, one element to each at most.
+    An epoch is divided into rounds of one batch for each rank. All ranks get the same number of batches, and no element
+    is drawn twice. The elements of the last, incomplete round are divided evenly among the ranks, so that their last
+    batches are smaller. If they are fewer than the ranks, they are added to the batches of the round before, at most
+    one to each.
+
+        10 elements, 2 ranks, batches of 2      rank 0   0 1 | 4 5 | 8
+                                                rank 1   2 3 | 6 7 | 9
     """
 
     rank: int = 0
     ranks: int = 1
 
     def batches(self, size: int, each: int, *, drop_last: bool) -> int:
-        """Return how many batches of `each` elements this rank gets of `size`; incomplete rounds count or not."""
+        """Return the number of batches of a rank for `size` elements, `each` in a batch, with or without the last."""
         own = size // self.ranks
         return own // each if drop_last else -(-own // each)
 
     def places(self, size: int, each: int, number: int, *, drop_last: bool) -> Numbers:
-        """Return the places of a batch in the order of the epoch, int64 `[each]`; in the last round maybe others."""
+        """Return the places of a batch in the order of the epoch, int64 `[each]`; another number in the last round."""
         start = (number * self.ranks + self.rank) * each
         if drop_last or number < self.batches(size, each, drop_last=False) - 1:
             return np.arange(start, start + each)
@@ -217,18 +226,18 @@ _VERSION = 1
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 _AT_ONCE = 4
-"""How many passes over one data set can take turns in a process without being measured again."""
+"""How many epochs, and orders, a process remembers, for passes over one data set that alternate."""
 
 
 class _Epoch(NamedTuple):
-    """What was there when an epoch started: writes until then, and how many elements, and how many of them a batch."""
+    """The state of the storage at the start of an epoch: the write log, and the numbers of elements and of a batch."""
 
     written: Written
     measured: tuple[int, int] | None
 
 
 def _keep(kept: dict[_Key, _Value], key: _Key, value: _Value) -> None:
-    """Add an entry, and drop the oldest of more than a few."""
+    """Add an entry, and drop the oldest one if there are too many."""
     kept[key] = value
     while len(kept) > _AT_ONCE:
         del kept[next(iter(kept))]
@@ -237,11 +246,13 @@ def _keep(kept: dict[_Key, _Value], key: _Key, value: _Value) -> None:
 class NumberedBatches:
     """The batches of a buffer, by epoch and number.
 
-    A sampler with epochs is given the elements of its epoch in a `KeyedOrder`, of which each rank of `shard` has its
-    part. Any other draws each batch with a generator of its own; an epoch then has `batches` batches, or no end.
+    A sampler with epochs gets the elements of an epoch in a `KeyedOrder`, of which each rank has its part. Any other
+    sampler draws each batch with a generator that is seeded for this batch; an epoch then has `batches` batches, or no
+    end.
 
-    UsageError (a ValueError) for a sampler whose batches depend on those before, or on priorities; what a first draw
-    raises for a batch size that the sampler cannot draw, and for elements that are too few and stay so.
+    UsageError (a ValueError) for a sampler whose batches depend on earlier ones, or on priorities. Also raises the
+    errors of a first draw: for a batch size that the sampler cannot draw, and for too few elements, if none can be
+    added.
     """
 
     def __init__(
@@ -265,9 +276,9 @@ class NumberedBatches:
         self._check()
 
     def _check(self) -> None:
-        """Raise what batches of any elements would, and if no more elements can come, what batches of these would.
+        """Raise errors now that workers would raise with their first batch.
 
-        Workers would raise it with their first batch.
+        These are errors about the batch size and, if nothing can be added to the buffer, about its elements.
         """
         buffer = self.buffer
         buffer.sampler.check_batch_size(self.batch_size)
@@ -283,17 +294,17 @@ class NumberedBatches:
         self._orders: dict[tuple[int, int, int], KeyedOrder] = {}
         self._epochs: dict[int, _Epoch] = {}
 
-    # What an epoch has -------------------------------------------------------------------------------
+    # Epochs ------------------------------------------------------------------------------------------
 
     def begin(self, epoch: int) -> None:
-        """Start a pass: the epoch is of the elements that there are now."""
+        """Start an epoch of the elements that are in the buffer now."""
         written = self.buffer.storage.log.now
         measured = None if self._epoch_sampler is None else self._measured(self._epoch_sampler)
         self._epochs.pop(epoch, None)
         _keep(self._epochs, epoch, _Epoch(written, measured))
 
     def _measured(self, sampler: EpochSampler) -> tuple[int, int]:
-        """Return how many elements an epoch has now, and how many a batch; SchemaError for too few."""
+        """Return the number of elements of an epoch now, and of a batch; SchemaError if there are too few."""
         size, each = sampler.epoch_size(self.buffer.storage, self.batch_size)
         least = self.shard.ranks * (each if self._drop_last else 1)
         if size < least:
@@ -302,14 +313,14 @@ class NumberedBatches:
         return size, each
 
     def count(self) -> int | None:
-        """Return how many batches an epoch of this rank has; None for one without end."""
+        """Return the number of batches of an epoch of this rank; None if it has no end."""
         if self._epoch_sampler is None:
             return self._batches
         return self.shard.batches(*self._measured(self._epoch_sampler), drop_last=self._drop_last)
 
     @property
     def copied(self) -> bool:
-        """Whether workers have a copy of rows that this process can write."""
+        """Whether workers get a copy of rows that this process can write."""
         return _copied(self.buffer.writer, self.buffer.storage)
 
     # Batches -----------------------------------------------------------------------------------------
@@ -343,7 +354,7 @@ class NumberedBatches:
     # State -------------------------------------------------------------------------------------------
 
     def state(self, place: Start) -> dict[str, Any]:
-        """Return the state of a stream whose next batch is this one: numbers and texts."""
+        """Return the state before the batch at a place: numbers and texts."""
         return {"version": _VERSION, **place._asdict(), **self._described()}
 
     def _described(self) -> dict[str, Any]:
@@ -358,7 +369,7 @@ class NumberedBatches:
         }
 
     def place_in(self, state: Mapping[str, Any]) -> Start:
-        """Return the next batch of a state; SchemaError (a RuntimeError) for a state of other batches."""
+        """Return the place of the next batch in a state; SchemaError (a RuntimeError) for a state of other batches."""
         missing = {"version", "seed", "epoch", "batch"} - set(state)
         if missing or state["version"] != _VERSION:
             raise SchemaError(f"expected the state of a torch dataset, found {', '.join(map(str, state)) or 'none'}")
@@ -379,7 +390,7 @@ class NumberedBatches:
 def epoch_sampler_of(sampler: Sampler) -> EpochSampler | None:
     """Return the sampler if it draws in epochs whose elements can be numbered, None if it has no epochs.
 
-    UsageError (a ValueError) for one whose batches depend on those before, or on priorities.
+    UsageError (a ValueError) for one whose batches depend on earlier ones, or on priorities.
     """
     name = type(sampler).__name__
     if isinstance(sampler, SamplerEnsemble):
@@ -418,7 +429,10 @@ def _copied(writer: Writer, storage: Storage) -> bool:
 
 
 def _defines(sampler: Sampler, method: str, other: str) -> bool:
-    """Whether a class defines a method together with, or after, another one that a subclass may have replaced."""
+    """Return whether the class that defines `method` is the one that defines `other`, or derives from it.
+
+    Otherwise a subclass has overridden `other` and inherits a `method` that does not match it.
+    """
     classes = type(sampler).__mro__
     return (
         next(cls for cls in classes if method in vars(cls))
@@ -432,7 +446,7 @@ _LINE = "DataLoader(dataset, batch_size=None)"
 
 
 class Place(NamedTuple):
-    """The next batch of a process: of a worker, every `workers`-th from its own on."""
+    """The next batch of a process; a worker makes every `workers`-th batch from there on."""
 
     next: Start
     worker: int = 0
@@ -440,7 +454,7 @@ class Place(NamedTuple):
 
 
 class Retried(Iterator[Any]):
-    """Yields what `make` returns for each of the numbers that `start` returns; one that fails is made again next."""
+    """Yields `make(number)` for each number that `start` returns; after an error it continues with the same number."""
 
     def __init__(self, start: Callable[[], Iterable[int]], make: Callable[[int], Any]) -> None:
         self._start = start
@@ -459,11 +473,11 @@ class Retried(Iterator[Any]):
 
 
 class Feed(ABC):
-    """What a `TorchLoader` asks of a data set: places in a pass, each of them before a batch.
+    """The interface between a `TorchLoader` and its data set. A place is a position in a pass, before some batch.
 
     Attributes:
-        dataset: what workers have.
-        sampler: what it is asked for, in order; None for an iterable data set.
+        dataset: the data set that workers get.
+        sampler: yields the indices to load, in order; None for an iterable data set.
     """
 
     dataset: Any
@@ -471,23 +485,23 @@ class Feed(ABC):
 
     @abstractmethod
     def next(self) -> Any:
-        """Return where the next pass begins."""
+        """Return the place where the next pass begins."""
 
     @abstractmethod
     def begin(self) -> Any:
-        """Begin a pass; return where."""
+        """Begin a pass; return its first place."""
 
     @abstractmethod
     def start(self, place: Any) -> None:
-        """Have the workers that start now, or persistent ones, begin at a place of the pass."""
+        """Make the workers that are about to start, or persistent ones, begin at a place of the pass."""
 
     def received(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Return the batches of what workers send."""
+        """Return the batches in the messages of workers."""
         return batches
 
     @abstractmethod
     def after(self, place: Any) -> Any:
-        """Return the place after a batch that the training loop takes."""
+        """Return the place after the batch at `place`, which the training loop has taken."""
 
     @abstractmethod
     def state(self, place: Any) -> dict[str, Any]:
@@ -495,7 +509,7 @@ class Feed(ABC):
 
     @abstractmethod
     def load(self, state: Any) -> None:
-        """Have the next pass begin where a state says; SchemaError, with nothing changed, for one of other batches."""
+        """Make the next pass begin at a state; SchemaError, with nothing changed, for a state of other batches."""
 
 
 class Fed(ABC):
@@ -503,11 +517,11 @@ class Fed(ABC):
 
     @abstractmethod
     def feed(self, workers: int, *, persistent: bool) -> Feed:
-        """Return what a loader with so many workers asks; UsageError for workers that cannot read the rows."""
+        """Return the feed for a loader with this number of workers; UsageError if they cannot read the rows."""
 
 
 class _Numbers(Feed, torch.utils.data.Sampler[Start]):
-    """Asks for the batches of an epoch from a place on."""
+    """Feeds a loader with numbered batches: yields the places of an epoch from a place on."""
 
     dataset: TorchMapDataset
 
@@ -549,7 +563,7 @@ class _Numbers(Feed, torch.utils.data.Sampler[Start]):
 
 
 class _Shared(Fed):
-    """What both kinds of data sets do."""
+    """Base of both styles of data sets."""
 
     def __init__(
         self, batches: NumberedBatches, passes: Passes | None = None, slots: SharedSlots | None = None
@@ -584,7 +598,7 @@ class _Shared(Fed):
         self.passes.start_at(Start(self.passes.next.seed, epoch, 0))
 
     def feed(self, workers: int, *, persistent: bool) -> Feed:
-        """Return what a `TorchLoader` asks; UsageError for workers that cannot read the rows."""
+        """Return the feed for a `TorchLoader`; UsageError for workers that cannot read the rows."""
         if persistent and self.batches.copied:
             raise UsageError(
                 "persistent workers would keep a copy of rows that this process can write",
@@ -598,7 +612,7 @@ class _Shared(Fed):
         return _Numbers(TorchMapDataset(self.batches, self.passes, self.slots))
 
     def _serve_loader(self) -> None:
-        """Prepare the loader that asks, if one does; SchemaError (a RuntimeError) for one that batches batches."""
+        """Prepare the calling `DataLoader`, if there is one; SchemaError (a RuntimeError) if it would batch batches."""
         if (fetcher := fetcher_asking(self)) is None:
             return
         if fetcher.auto_collation:
@@ -609,12 +623,12 @@ class _Shared(Fed):
 class TorchDataset(_Shared, IterableDataset[Any]):
     """An `IterableDataset` of batches; `torch_dataset` documents them.
 
-    Every pass is another epoch, in order, with any number of workers, new or persistent.
+    Every pass is the next epoch, with any number of workers, new or persistent.
 
-    `state_dict()` is the state after the last batch that was taken, and `load_state_dict` continues there with the next
-    pass: after the last batch of an epoch, that pass has no batch, and the next one is the next epoch. In a process
-    whose loader has workers it raises SchemaError (a RuntimeError), because they are ahead of the training loop:
-    `TorchLoader` has the state, and so has torchdata's `StatefulDataLoader`.
+    `state_dict()` is the state after the last batch that was taken; `load_state_dict` makes the next pass continue
+    there. If that is the end of an epoch, the next pass has no batches, and the one after it is the next epoch. In a
+    process whose loader has workers, `state_dict` raises SchemaError (a RuntimeError), because the workers are ahead of
+    the training loop; use the state of `TorchLoader`, or of torchdata's `StatefulDataLoader`.
     """
 
     def __init__(self, batches: NumberedBatches) -> None:
@@ -625,7 +639,7 @@ class TorchDataset(_Shared, IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Start a pass: yield the batches of an epoch, in a worker its part of them.
 
-        A batch that cannot be made, as when a read fails, is the next one again: the iterator continues with it.
+        After an error, such as a failed read, the iterator continues with the batch that failed.
         """
         self._serve_loader()
         worker = get_worker_info()
@@ -658,7 +672,7 @@ class TorchDataset(_Shared, IterableDataset[Any]):
     # State -------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: numbers and texts, few of them."""
+        """Return the state: a few numbers and texts."""
         worker = get_worker_info()
         if worker is None and self.passes.by_workers:
             raise SchemaError(
@@ -670,10 +684,10 @@ class TorchDataset(_Shared, IterableDataset[Any]):
         return state if worker is None else state | {"worker": place.worker, "workers": place.workers}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state with the next pass, with any number of workers.
+        """Make the next pass continue from a state, with any number of workers.
 
         SchemaError (a RuntimeError), with nothing changed, for a state of other batches: of another dataset, batch
-        size, sampler or rank; and for the state of one of several workers in any other worker.
+        size, sampler or rank; and for the state of a worker in another worker.
         """
         worker, workers = state_dict.get("worker", 0), state_dict.get("workers", 1)
         here = get_worker_info()
@@ -700,13 +714,13 @@ class TorchDataset(_Shared, IterableDataset[Any]):
 class TorchMapDataset(_Shared, Dataset[Any]):
     """A map-style `Dataset` of batches: `dataset[k]` is batch `k` of the epoch that `set_epoch` chose, 0 at first.
 
-    As with torch's `DistributedSampler`, call `set_epoch` before every epoch: a loader asks for numbers alone. A pair
-    of an epoch and a number is taken too, and a `Start`, with the seed. A `DataLoader` that catches the error of one
-    batch continues with the number after it; `TorchLoader` asks for it again.
+    As with torch's `DistributedSampler`, call `set_epoch` before every epoch, since a `DataLoader` only passes numbers.
+    The index may also be a pair of an epoch and a number, or a `Start`, which includes the seed. After an error a
+    `DataLoader` continues with the next number, whereas `TorchLoader` requests the same batch again.
     """
 
     def __getitem__(self, index: int | tuple[int, int] | Start) -> Any:
-        """Return a batch; IndexError for one that an epoch does not have."""
+        """Return a batch; IndexError for a number that the epoch does not have."""
         self._serve_loader()
         if not isinstance(index, Start):
             start = self.passes.next
@@ -722,7 +736,7 @@ class TorchMapDataset(_Shared, Dataset[Any]):
         refuse_batching()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch; which of its batches were taken is known to the loader."""
+        """Return the state at the start of the epoch; only the loader knows which of its batches were taken."""
         return self.batches.state(self.passes.next._replace(batch=0))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -779,26 +793,25 @@ def torch_dataset(
 ) -> TorchDataset | TorchMapDataset:
     """Return the batches of a dataset, or of a buffer, as a data set for `DataLoader(…, batch_size=None)`.
 
-    Batch k of an epoch depends on the seed, the epoch and k alone: a `DataLoader` with 0, 1, 2 or more workers, of any
-    start method, yields the same batches in the same order, and a stream continues from any batch at once. Workers map
-    the files themselves; only the path is sent to them.
+    Batch k of an epoch depends only on the seed, the epoch and k: a `DataLoader` with 0, 1, 2 or more workers, of any
+    start method, yields the same batches in the same order, and a run resumes at any batch at once. Workers map the
+    files themselves; only the path is sent to them.
 
-    - `dataset`: a path, `source:id`, or a buffer, whose sampler, batch size and transforms are taken.
+    - `dataset`: a path, `source:id`, or a buffer, whose sampler, batch size and transforms are used.
     - `batch_size`: the number of elements; for slices, of steps.
     - `style`: `iterable`, where every pass is the next epoch, or `map`, where `dataset[k]` is batch k of an epoch.
-    - `sampler`: by default `SamplerWithoutReplacement()`. With one that has epochs, no element (or trajectory) comes
-      twice in an epoch. Any other draws without end, or in epochs of `batches` batches.
+    - `sampler`: by default `SamplerWithoutReplacement()`. With a sampler that has epochs, no element (or trajectory) is
+      drawn twice in an epoch. Any other sampler draws without end, or in epochs of `batches` batches.
     - `drop_last`: whether the incomplete rounds at the end of an epoch are left out.
-    - `rank`, `world_size`: which part of every epoch this process gets; by default as `torch.distributed` states if it
-      is initialized, else as the variables `RANK` and `WORLD_SIZE` state, which torchrun sets. All ranks have the same
-      number of batches and no element twice: see `Shard` for the last round. They need the same `seed`.
-    - `seed`: without one a fresh seed is drawn. The state has it.
+    - `rank`, `world_size`: which part of every epoch this process gets; by default those of `torch.distributed` if it
+      is initialized, else those in the variables `RANK` and `WORLD_SIZE`, which torchrun sets. All ranks get the same
+      number of batches, and no element is drawn twice: see `Shard` for the last round. They need the same `seed`.
+    - `seed`: by default a fresh seed is drawn. The state includes it.
     - `transform`, `windows`, `collate_fn`, `texts`, `split_trajs`, `verify`, `root`: as for `load_dataset`.
 
-    UsageError (a ValueError) for a sampler whose batches depend on those before or on priorities, for several ranks
-    without a seed, and for arguments that make no sense; SchemaError (a RuntimeError) for a batch size that slices do
-    not divide, and where nothing can be added and the elements do not make a batch; the errors of `load_dataset` for
-    what cannot be opened.
+    UsageError (a ValueError) for a sampler whose batches depend on earlier ones or on priorities, for several ranks
+    without a seed, and for invalid arguments; SchemaError (a RuntimeError) for a batch size that is not a multiple of
+    the slice length, and for a dataset with too few elements for a batch; the errors of `load_dataset`.
 
     >>> import rbtool
     >>> storage = rbtool.TensorStorage(torch.arange(10))
@@ -837,7 +850,7 @@ def torch_dataset(
 
 
 def _opened(dataset: Any, batch_size: int | None, sampler: Any, options: dict[str, Any]) -> ReplayBuffer:
-    """Open a dataset, or return the buffer that was given; UsageError for options that a buffer has already."""
+    """Open a dataset, or return a given buffer; UsageError for options that the buffer already has."""
     if isinstance(dataset, ReplayBuffer):
         given = [name for name, value in ({"sampler": sampler} | options).items() if value not in (None, False)]
         if given:
@@ -850,7 +863,7 @@ def _opened(dataset: Any, batch_size: int | None, sampler: Any, options: dict[st
 
 
 def shard_of_process(rank: int | None, world_size: int | None) -> Shard:
-    """Return the part of this process, as given, of the process group, or of torchrun's variables."""
+    """Return the share of this process: by the arguments, or the process group, or torchrun's variables."""
     if (rank is None) != (world_size is None):
         raise UsageError(f"rank is {rank} and world_size is {world_size}, expected both or none")
     if rank is None or world_size is None:

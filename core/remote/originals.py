@@ -1,4 +1,4 @@
-"""The originals: files as a remote had them, kept below the root until they are converted, or for good."""
+"""The originals: files as fetched from a remote, kept below the storage root until they are converted, or for good."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class FetchedFile:
-    """A file that was to be fetched: its path, its size in bytes and the remote's checksum, None where unknown.
+    """A file to be fetched: its path, its size in bytes and the remote's checksum, None if unknown.
 
-    `version` is the version in its `RemoteFile`; `received` is the digest of the bytes that came, for a file without a
+    `version` is the version of its `RemoteFile`; `received` is the digest of the received bytes, for a file without a
     checksum.
     """
 
@@ -44,15 +44,15 @@ class FetchedFile:
 
     @classmethod
     def of(cls, file: RemoteFile, received: str | None = None) -> FetchedFile:
-        """The file as a remote lists it."""
+        """Return the record of a file as a remote lists it."""
         return cls(file.path, file.size, file.checksum, file.version, received)
 
     def remote(self) -> RemoteFile:
-        """The file as the remote listed it then, without the places to have it from."""
+        """Return the file as the remote listed it, without addresses."""
         return RemoteFile(self.path, self.size, self.checksum, (), self.version)
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry in the record; `version` and `received` where they are known."""
+        """Return the entry in the record; `version` and `received` only if they are known."""
         later = {"version": self.version, "received": self.received}
         known = {name: text for name, text in later.items() if text is not None}
         return {"path": self.path, "size": self.size, "checksum": self.checksum} | known
@@ -60,10 +60,10 @@ class FetchedFile:
 
 @dataclass(frozen=True, slots=True)
 class OriginalsRecord:
-    """What is being fetched, or was, into a folder of originals.
+    """The record of the files in a folder of originals, finished or being fetched.
 
-    `files` are all files of the dataset, `asked` the paths of those that were wanted so far. `kept` states that
-    keeping them was requested.
+    `files` are all files of the dataset, `asked` the paths of those requested so far. `kept` states whether they are to
+    be kept after the conversion.
     """
 
     id: str
@@ -83,21 +83,21 @@ class OriginalsRecord:
         return found
 
     def dataset(self) -> RemoteDataset:
-        """The dataset as it was listed then; where its files are to be had is not known any more."""
+        """Return the dataset as it was listed, without the addresses of its files."""
         files = tuple(file.remote() for file in self.files)
         return RemoteDataset(self.id, self.address, self.revision, files)
 
     def to_bytes(self) -> bytes:
-        """The record as it is written to disk."""
+        """Return the record as it is written to disk."""
         document: dict[str, Any] = {"format_version": _VERSION, **asdict(self)}
         document["files"] = [file.to_dict() for file in self.files]
         return (dump_json(document, indent=1) + "\n").encode()
 
 
 class Originals:
-    """The folder of one dataset's originals, `<root>/<source>/.originals/<id>`; it need not be there.
+    """The folder of one dataset's originals, `<root>/<source>/.originals/<id>`, which may not exist.
 
-    `files` has the finished files, each verified before it got its name, and the parts of the others.
+    `files` is the folder of finished files, each verified before it got its name, and of the parts of others.
     """
 
     def __init__(self, root: Path, source: str, dataset_id: str) -> None:
@@ -109,14 +109,14 @@ class Originals:
 
     @property
     def _aside(self) -> Path:
-        """Next to which it is put to be removed: what is left there by a process that died is removed by the next."""
+        """The path next to which a folder is moved before its removal; the next process sweeps leftovers there."""
         return self.folder.parent.with_name(self.folder.name)
 
     @contextlib.contextmanager
     def lock(self, waiting: Callable[[], None]) -> Iterator[None]:
-        """Have the folder, made if need be, for this process alone; `waiting` is called if another one has it.
+        """Create the folder and lock it for this process; `waiting` is called if another process has the lock.
 
-        A folder that is still empty in the end goes, and with it those above it, below the root, that are empty then.
+        On exit an empty folder is removed, and so are the folders above it, below the root, that are then empty.
         """
         descriptor = -1
         for attempt in itertools.count(1):
@@ -135,7 +135,7 @@ class Originals:
             os.close(descriptor)
 
     def _locked(self, waiting: Callable[[], None]) -> int:
-        """Make and lock the folder; return its descriptor, or -1 where it was removed meanwhile."""
+        """Create and lock the folder; return its descriptor, or -1 if it was removed meanwhile."""
         fs.make_folder_below(self._root, self.folder)
         with fs.folder_below(self._root, self.folder.parent) as within:
             descriptor = lock_folder(self.folder, within=within)
@@ -157,15 +157,15 @@ class Originals:
                     fs.remove_empty_folder(above, within=within)
 
     def record(self) -> OriginalsRecord | None:
-        """Read what is being fetched here; None where nothing was started. FormatError for a damaged record."""
+        """Read the record; None if nothing was fetched yet. FormatError for a damaged record."""
         path = self.folder / _RECORD
         return OriginalsRecord.read(path) if path.is_file() else None
 
     def begin(self, dataset: RemoteDataset, asked: Iterable[str], *, kept: bool) -> None:
-        """Record what is to be fetched: the files `asked` of a dataset. What was kept once stays kept.
+        """Record that the files `asked` of a dataset are to be fetched. Originals that were kept once stay kept.
 
-        Files of an older state of the dataset, which are not what the remote has now, are removed; of files without
-        a checksum all those that are not certainly the same.
+        Files that differ from the current state of the remote are removed; files without a checksum are also removed if
+        it is not certain that they are the same.
         """
         wanted, before = set(asked), None
         same: dict[str, FetchedFile] = {}
@@ -215,7 +215,7 @@ class Originals:
         names = {self.files / path for path in wanted}
         parts = {path.with_name(f"{path.name}.part") for path in names}
         names |= parts | {path.with_name(path.name + RECORD) for path in parts}
-        # By descriptors: what a link leads to, now or in a moment, is not ours to remove.
+        # By descriptors, so that nothing is removed through links, also if one appears meanwhile.
         for folder, folders, files, within in os.fwalk(self.files.name, topdown=False, dir_fd=inside):
             for name in (*files, *folders):
                 path, mode = self.folder / folder / name, os.stat(name, dir_fd=within, follow_symlinks=False).st_mode
@@ -229,7 +229,7 @@ class Originals:
 
     @contextlib.contextmanager
     def only(self, paths: Iterable[str]) -> Iterator[Path]:
-        """Give a folder with these files and no others: what is kept next to them must not be taken for theirs."""
+        """Yield a folder with exactly these files, so that a reader does not take other originals for part of them."""
         wanted = {self.files / path for path in paths}
         if wanted == {path for path in self.files.rglob("*") if not path.is_dir()}:
             yield self.files
@@ -251,11 +251,11 @@ class Originals:
         return path.is_file() and file.size in (None, path.stat().st_size)
 
     def has_any(self) -> bool:
-        """Return whether anything has come, were it the beginning of a file."""
+        """Return whether any bytes have arrived."""
         return any(path.is_file() and path.stat().st_size for path in self.files.rglob("*"))
 
     def present(self, dataset: RemoteDataset) -> int:
-        """Bytes of the dataset's files that are there, finished or in part; not verified."""
+        """Return the number of bytes of the dataset's files that have arrived, finished or in part; not verified."""
         found = 0
         for file in dataset.files:
             done = self.files / file.path
@@ -271,7 +271,7 @@ class Originals:
         return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each file that is not what the remote stated it is, or is missing from what was kept."""
+        """Yield a sentence for each file that does not match its checksum, or is missing although it was kept."""
         record = self.record()
         if record is None:
             return
@@ -291,11 +291,11 @@ class Originals:
                 yield f"{path} does not match the checksum {file.checksum} of {record.address}"
 
     def remove(self) -> None:
-        """Remove all files here, at one instant; the caller has the lock."""
+        """Remove all files atomically; the caller must hold the lock."""
         remove_aside(self.folder, self._aside, below=self._root)
 
     def discard(self, note: Callable[[str], None]) -> None:
-        """Remove all files here, which are not needed any more; where they cannot be removed, `note` gets why."""
+        """Remove all files, which are no longer needed; if that fails, pass the reason to `note`."""
         try:
             self.remove()
         except OSError as error:
@@ -304,7 +304,7 @@ class Originals:
 
 
 def _unverified_problems(path: Path, file: FetchedFile) -> Iterator[str]:
-    """Compare a file without a checksum with its size, and with the bytes that came."""
+    """Compare a file without a checksum with its size, and with the digest of the received bytes."""
     size = path.stat().st_size
     if file.size not in (None, size):
         yield f"{path} has {size:,} bytes, expected {file.size:,}"
@@ -321,7 +321,7 @@ def _sha256_of(path: Path) -> str:
 
 
 def stored_originals(root: Path) -> Iterator[Originals]:
-    """Yield all originals below the root, whole or in part."""
+    """Yield all originals below the root, complete or not."""
     for folder in sorted(root.glob(f"*/{_FOLDER}/*")):
         if folder.is_dir():
             yield Originals(root, folder.parent.parent.name, unquote(folder.name))

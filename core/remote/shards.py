@@ -1,4 +1,4 @@
-"""Datasets as shards: ranges of whole episodes, and the bytes, with digests, of each file that hold their rows."""
+"""Divides datasets into shards, which are ranges of whole episodes; finds and digests their bytes in each file."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ Numbers: TypeAlias = NDArray[np.int64]
 Range: TypeAlias = tuple[int, int]
 
 SHARD_BYTES = 64 << 20
-"""Bytes of rows and videos that a shard has, unless one episode, or one video of each camera, has more."""
+"""The size of a shard in bytes, with videos, unless one episode, or one video of each camera, is larger."""
 _LARGEST_BYTES = 8 * SHARD_BYTES
 
 
 @dataclass(frozen=True)
 class EpisodeShards:
-    """Where the shards of a dataset begin and end: `bounds`, int64 `[shards + 1]`, count episodes.
+    """The division of a dataset into shards: shard k has the episodes `[bounds[k], bounds[k + 1])`.
 
-    They depend on the fields, the lengths of the episodes and the sizes of kept videos, not on the layout or the place
-    of the dataset: a stream and a download have the same ones.
+    `bounds` is int64 `[shards + 1]`. The division depends on the fields, the lengths of the episodes and the sizes of
+    kept videos, and not on the layout or the place of the dataset, so that it is the same for a stream and a download.
     """
 
     lengths: Numbers
@@ -44,11 +44,11 @@ class EpisodeShards:
 
     @classmethod
     def of(cls, reader: TedReader | PackedReader) -> EpisodeShards:
-        """Divide a dataset into the shards of the stream from which it was made, or into shards of `SHARD_BYTES`.
+        """Divide a dataset into the shards of the source from which it was made, or into shards of `SHARD_BYTES`.
 
-        In the latter case a shard includes the episode that exceeds the size. The source's shards are used unless they
-        are much larger. Videos count with their average size, and a shard with the largest share of each camera: then
-        fewer shards share a video.
+        The shards of the source are used unless they are much larger. In the other case a shard ends with the episode
+        that exceeds the size. Videos count as an average number of bytes a step. A shard is at least as large as the
+        largest video times the number of cameras, so that few shards share a video.
         """
         lengths = reader.episodes.length.astype(np.int64)
         videos = [file.size for file in reader.manifest.files if file.path.startswith(VIDEOS)]
@@ -73,12 +73,12 @@ class EpisodeShards:
 
     @property
     def rows(self) -> list[int]:
-        """How many steps each shard has."""
+        """The number of steps of each shard."""
         return list(map(int, np.diff(self.starts)))
 
 
 def _stated_bounds(reader: TedReader | PackedReader) -> Numbers | None:
-    """Return the bounds of the shards of the source, which are stated by numbers of episodes; None without."""
+    """Return the bounds of the source's shards, which a document states as episode numbers; None without one."""
     numbers = reader.episodes.episode
     if not reader.manifest.request.source or (np.diff(numbers) <= 0).any():
         return None
@@ -134,7 +134,7 @@ def _bytes(rows: Range, width: int) -> Range:
 
 
 def _own_bytes(reader: PackedReader, one: PackedField, rows: Range, *, explicit: bool) -> Range:
-    """Return the bytes of these rows of a field in a file of its own, or of the compressed chunks that hold them."""
+    """Return the range of bytes of rows in the file of a field, or of the compressed chunks that contain them."""
     if one.codec is None:
         return _bytes(rows, one.field.row_bytes)
     offsets = reader.offsets(one, explicit)
@@ -150,10 +150,10 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ShardDigests:
-    """The digest of the bytes that each shard has in each file of rows; "" if it has none.
+    """The digests of the bytes of each shard in each file of rows, "" if a shard has no bytes in a file.
 
-    `content_digest` identifies the dataset, and `bounds` its shards. The manifest only has digests of whole files, with
-    which a part of a file cannot be compared.
+    `content_digest` identifies the dataset, and `bounds` its shards. The manifest only has digests of whole files,
+    which cannot verify a part of a file.
     """
 
     content_digest: str
@@ -165,7 +165,7 @@ class ShardDigests:
     def of(
         cls, reader: TedReader | PackedReader, place: Callable[[str], Path], advance: Callable[[int], None]
     ) -> ShardDigests:
-        """Read all rows of a dataset, whose files `place` finds; `advance` gets the bytes that were read."""
+        """Compute the digests of a dataset. `place` finds its files; `advance` is called with the bytes read."""
         bounds: list[int] = EpisodeShards.of(reader).bounds.tolist()
         found: dict[str, list[str]] = {}
         for number, (first, stop) in enumerate(pairwise(bounds)):
@@ -193,6 +193,6 @@ class ShardDigests:
         return found if same and list(found.bounds) == bounds.tolist() else None
 
     def fits(self, name: str, number: int, path: Path, range_: Range) -> bool:
-        """Whether the bytes of a file at `path` are the ones that a shard has of the file `name`."""
+        """Return whether a range of the file at `path` has the bytes of shard `number` in the file `name`."""
         digests = self.files.get(name)
         return digests is not None and digest_file(path, *range_) == digests[number]

@@ -1,6 +1,6 @@
-"""The contract of transports, limits on what they read (size, time, whether the network may be used), and retries.
+"""The contract of transports; limits on size and time; checksums of remotes; retries; whether the network may be used.
 
-`Checksum` is what remotes give of their files: sha256, git blobs, md5 and crc32c.
+Checksums are sha256, ids of git blobs, md5 and crc32c.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BLOCK = 1 << 20
 
 
 class ChecksumHasher:
-    """Takes the bytes of one file in their order and determines whether they are the ones that were announced."""
+    """Hashes the bytes of one file in order, and compares them with the announced checksum."""
 
     def __init__(self, checksum: str, state: Any) -> None:
         self.expected = checksum
@@ -53,12 +53,12 @@ class ChecksumHasher:
         return f"{self._kind}:{self._state.hexdigest()}"
 
     def matches(self) -> bool:
-        """Return whether the bytes so far are the whole file as it was announced."""
+        """Return whether the bytes so far match the announced checksum."""
         return self.found == self.expected
 
 
 class _Crc32c:
-    """The CRC that buckets keep, behind the methods of hashlib."""
+    """The CRC32C checksum of buckets, with the methods of hashlib's hashers."""
 
     def __init__(self) -> None:
         try:
@@ -79,7 +79,7 @@ class _Crc32c:
 
 
 class _Kind(NamedTuple):
-    """How many hex digits a kind of checksum has, and how to begin one for a file of so many bytes."""
+    """A kind of checksum: its number of hex digits, and a function that creates a hasher for a file of a given size."""
 
     digits: int
     begin: Callable[[int], Any]
@@ -94,10 +94,10 @@ _KINDS = {
 
 
 def hasher(checksum: str, size: int) -> ChecksumHasher:
-    """Begin to check a file of `size` bytes against `sha256:…`, `git-sha1:…`, `md5:…` or `crc32c:…` (lower-case hex).
+    """Create a hasher that compares a file of `size` bytes with a checksum.
 
-    `git-sha1` is the id of the git blob, which begins with the size. Raises FormatError for any other text, and
-    UsageError for crc32c without the extra `gcp`.
+    The checksum is `sha256:…`, `git-sha1:…` (the id of the git blob, whose hash includes the size), `md5:…` or
+    `crc32c:…`, in lower-case hex. FormatError for any other text, UsageError for crc32c without the extra `gcp`.
     """
     kind, _, digits = checksum.partition(":")
     known = _KINDS.get(kind)
@@ -130,7 +130,7 @@ def matches(path: Path, size: int, checksum: str, *, within: int | None = None) 
 
 
 def blocks_of(file: io.FileIO) -> Iterator[memoryview]:
-    """Yield the bytes of a file in blocks of 1 MiB; each is gone when the next is asked for."""
+    """Yield the bytes of a file in blocks of 1 MiB; the next block overwrites the one before."""
     buffer = memoryview(bytearray(_BLOCK))
     while got := file.readinto(buffer):
         yield buffer[:got]
@@ -144,9 +144,9 @@ _VARIABLE = "RBTOOL_RETRIES"
 
 
 class Transient(Exception):
-    """A failure that may pass. `error` is what to raise once patience ends.
+    """A temporary failure, after which a retry may succeed. `error` is raised after the last attempt.
 
-    `retry_after` is how many seconds the server asks to wait, None if it does not state.
+    `retry_after` is the number of seconds that the server asks to wait, None if it does not state it.
     """
 
     def __init__(self, error: RbtoolError, retry_after: float | None = None) -> None:
@@ -156,14 +156,14 @@ class Transient(Exception):
 
 
 class ChangedMeanwhileError(NetworkError):
-    """A remote has another state of something than the one that a request was made for."""
+    """A remote has changed since the state for which a request was made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How often something is tried in all, and the seconds to wait between: doubled each time, up to the longest.
+    """The number of attempts and the waits between them, in seconds: doubled each time, up to `longest_wait`.
 
-    A server may ask for any wait up to `longest_asked`; who asks for more is not waited for at all.
+    A server may ask for a wait of up to `longest_asked`; if it asks for more, the attempt is the last one.
     """
 
     attempts: int = 5
@@ -194,9 +194,9 @@ class Patience:
         return patience
 
     def wait(self, attempt: int) -> float:
-        """Seconds to wait after attempt number `attempt` (from 1): between a half and all of the doubled wait.
+        """Return the seconds to wait after attempt number `attempt` (from 1): 50 % to 100 % of the doubled wait.
 
-        The jitter keeps many clients that failed together from coming back together.
+        The random part keeps many clients that failed at the same time from retrying at the same time.
         """
         full = min(self.longest_wait, self.first_wait * 2.0 ** min(attempt - 1, 64))
         return full * random.uniform(0.5, 1.0)
@@ -211,12 +211,11 @@ def retrying(
 ) -> T:
     """Call until no Transient is raised, waiting longer each time, or exactly as long as the server asks.
 
-    `attempts` replaces the number that `Patience.from_environment` gives. Before each wait `note`, or else the log at
-    level WARNING, receives the error and the time of the next attempt. Raises the `error` of the last Transient, at
-    once if the server asks to wait for longer than anybody would; every other exception passes through. Signals
-    interrupt the waiting.
+    `attempts` replaces the number of `Patience.from_environment`. Before each wait `note`, or else the log at level
+    WARNING, receives the error and the time until the next attempt. Raises the `error` of the last Transient, or of the
+    first one for which the server asks to wait too long. Other exceptions pass through. Signals interrupt the wait.
     """
-    import tenacity  # only when something is fetched: it would slow every start of the command line
+    import tenacity  # not at the top: the import would slow down every start of the command line
 
     patience = Patience.from_environment()
     limit = max(1, patience.attempts if attempts is None else attempts)
@@ -257,12 +256,12 @@ def retry_after(header: str | None) -> float | None:
     try:
         when = email.utils.parsedate_to_datetime(text)
         return max(0.0, when.timestamp() - time.time())
-    except (ArithmeticError, LookupError, TypeError, ValueError):  # whatever a header holds that is not a date
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # the header is not a date
         return None
 
 
 def _failure(state: tenacity.RetryCallState) -> Transient:
-    """The failure that a state is about: only a Transient is retried, so it is one."""
+    """Return the failure of an attempt, which is a Transient because nothing else is retried."""
     error = state.outcome.exception() if state.outcome else None
     assert isinstance(error, Transient)
     return error
@@ -278,23 +277,23 @@ def _final(last: Transient, patience: Patience) -> RbtoolError:
 
 
 ERROR_BYTES = 64 << 10
-"""Bytes of an answer that is neither a file nor a listing: an error, or a redirection."""
+"""Limit on the size of an answer that is neither a file nor a listing, such as an error or a redirection."""
 PAGES = 2_000
-"""Pages of one listing, of about a thousand entries each."""
+"""Limit on the number of pages of a listing, with about a thousand entries each."""
 LEAST_RATE = 128
-"""Bytes a second: a server that sends fewer for a while is given up like one that is silent."""
+"""Bytes a second: a server that sends fewer for a while is treated like a silent one."""
 SLOW_SECONDS = 5.0
-"""Seconds without an answer, or with less than 2 kB a second of one, after which a log record names the server slow."""
+"""Seconds without an answer, or with less than 2 kB a second, after which a log record calls the server slow."""
 _REDIRECTIONS = 20
 _SLOW_RATE = 2_000
-_ANSWER_TIMES = 4  # the time-out of a single read, within which a whole head has to come
+_ANSWER_TIMES = 4  # time limit for the headers of an answer, in time-outs of a single read
 _READ_SECONDS = 30.0
 _TIMEOUT = "RBTOOL_TIMEOUT"
 _GZIP_OR_ZLIB = 47
 
 
 def read_seconds() -> float:
-    """Seconds of silence after which a server is given up: `RBTOOL_TIMEOUT`, else 30."""
+    """Return the time-out of a single read in seconds: `RBTOOL_TIMEOUT`, else 30."""
     text = os.environ.get(_TIMEOUT, "").strip()
     try:
         seconds = float(text) if text else _READ_SECONDS
@@ -307,9 +306,10 @@ def read_seconds() -> float:
 
 @contextlib.contextmanager
 def head_in_time(interrupt: Callable[[], None]) -> Iterator[None]:
-    """Call `interrupt`, which breaks the connection off, in another thread if the head of an answer takes too long.
+    """Limit the time until the headers of an answer have arrived, which time-outs of single reads do not.
 
-    A log record of level WARNING announces a server that is slow to answer.
+    After that time `interrupt`, which shuts down the connection, is called in another thread. A log record of level
+    WARNING announces a server that is slow to answer.
     """
     answered, limit = threading.Event(), _ANSWER_TIMES * read_seconds()
     slow = min(SLOW_SECONDS, read_seconds() / 2)
@@ -320,7 +320,7 @@ def head_in_time(interrupt: Callable[[], None]) -> Iterator[None]:
             if not answered.wait(limit - slow):
                 interrupt()
 
-    with contextlib.suppress(RuntimeError):  # no more threads can be started: the head has no limit of its own then
+    with contextlib.suppress(RuntimeError):  # no thread can be started; then there is no such limit
         threading.Thread(target=watch, name="rbtool-answer", daemon=True).start()
     try:
         yield
@@ -332,10 +332,9 @@ def head_in_time(interrupt: Callable[[], None]) -> Iterator[None]:
 def answer_to(
     client: httpx2.Client, request: httpx2.Request, interrupt: Callable[[], None]
 ) -> Iterator[httpx2.Response]:
-    """Send a request and give the answer, its body unread; redirections are followed without reading theirs.
+    """Send a request and yield the answer with its body unread; redirections are followed without reading their bodies.
 
-    `interrupt` breaks connections off: it is called from another thread when the head of an answer takes too long,
-    which the time-out of single reads does not bound.
+    `interrupt` shuts down connections; it is called from another thread if the headers of an answer take too long.
     """
     import httpx2
 
@@ -351,7 +350,7 @@ def answer_to(
 
 
 def paced(blocks: Iterable[bytes], what: str) -> Iterator[bytes]:
-    """Yield blocks; raise Transient when they come at fewer than 128 bytes a second. Only waiting for them counts."""
+    """Yield blocks; raise Transient if they arrive at fewer than 128 bytes a second, counting only waiting time."""
     seconds = read_seconds()
     iterator = iter(blocks)
     waited, received, announced = 0.0, 0, False
@@ -373,7 +372,7 @@ def paced(blocks: Iterable[bytes], what: str) -> Iterator[bytes]:
 
 
 def bounded(blocks: Iterable[bytes], encoding: str, limit: int, what: str) -> bytes:
-    """Put a body together and unpack it (gzip, zlib); FormatError for one of more than `limit` bytes when unpacked."""
+    """Join the blocks of a body and unpack it (gzip, zlib); FormatError if it has more than `limit` bytes unpacked."""
     known = {"": None, "identity": None, "gzip": _GZIP_OR_ZLIB, "deflate": _GZIP_OR_ZLIB}
     if encoding not in known:
         raise FormatError(f"{what} is compressed by {encoding!r:.40}, expected no compression")
@@ -385,7 +384,7 @@ def bounded(blocks: Iterable[bytes], encoding: str, limit: int, what: str) -> by
             data += block if unpacker is None else unpacker.decompress(block, limit + 1 - len(data))
             if len(data) > limit:
                 raise FormatError(f"{what} has more than {limit:,} bytes")
-            if unpacker is not None and unpacker.unused_data:  # another member, of which nothing would be unpacked
+            if unpacker is not None and unpacker.unused_data:  # a second gzip member, which zlib would ignore
                 raise FormatError(f"{what} continues after the end of what is compressed")
     except zlib.error as error:
         raise Transient(NetworkError(f"{what} makes no sense: it is not {encoding}")) from error
@@ -395,11 +394,11 @@ def bounded(blocks: Iterable[bytes], encoding: str, limit: int, what: str) -> by
 
 
 class Answer(NamedTuple):
-    """The bytes of a file from byte `start` on, in blocks, and which version of the file they are of.
+    """The bytes of a file from byte `start` on, in blocks, and the version of the file.
 
-    `size` is the size of the whole file. `version` is a validator that only these very bytes have (a strong ETag, or a
-    date of modification that is precise enough); both are None if the remote does not give them. `ends` states that the
-    end of the blocks is certainly the end of the file, which an answer of unknown length may not state.
+    `size` is the size of the whole file. `version` is a validator that identifies exactly these bytes: a strong ETag,
+    or a date of modification that is precise enough. Both are None if the remote does not state them. `ends` states
+    whether the end of the blocks is certainly the end of the file; it is not if the connection may just have broken.
     """
 
     start: int
@@ -414,34 +413,34 @@ class Transport(Closing, ABC):
 
     @abstractmethod
     def open(self, address: str, offset: int) -> AbstractContextManager[tuple[int, Iterator[bytes]]]:
-        """Begin to read at byte `offset` and give where the bytes start, and the bytes in blocks.
+        """Begin to read at byte `offset`; yield the byte at which the answer starts, and its bytes in blocks.
 
-        They start at 0, or anywhere before `offset`, where the remote cannot begin at any byte. Opening and reading
-        raise Transient for what may pass, and NetworkError, AuthorisationError or DatasetNotFoundError.
+        An answer may start before `offset`, often at 0, if the remote does not support ranges. Opening and reading
+        raise Transient for temporary failures, and NetworkError, AuthorisationError or DatasetNotFoundError.
         """
 
     def open_range(
         self, address: str, start: int, stop: int, version: str | None = None
     ) -> AbstractContextManager[tuple[int, Iterator[bytes]]]:
-        """Begin to read as `open` does, where nothing from byte `stop` on is needed; more may come.
+        """Begin to read as `open` does, up to byte `stop`; more bytes may arrive.
 
-        With `version`, which `Answer` describes, bytes of another version raise ChangedMeanwhileError. A transport
-        whose addresses name one version needs none.
+        With `version`, as in `Answer`, bytes of another version raise ChangedMeanwhileError. A transport whose
+        addresses identify a version ignores it.
         """
         return self.open(address, start)
 
     @contextlib.contextmanager
     def open_version(self, address: str, offset: int, version: str | None = None) -> Iterator[Answer]:
-        """Begin to read as `open` does, and state what the remote has: for files without a checksum.
+        """Begin to read as `open` does, and yield size and version, too: for files without a checksum.
 
-        With `version`, bytes from `offset` on are only asked for if the remote still has that version; whether it has
-        is what the answer's `version` states. A transport without this method supports no versions and no sizes.
+        With `version`, the answer starts at `offset` only if the remote still has that version; compare the answer's
+        `version`. A transport without this method supports no versions and no sizes.
         """
         with self.open(address, offset) as (start, blocks):
             yield Answer(start, blocks)
 
     def interrupt(self) -> None:
-        """Make reads that wait in other threads fail now; what is asked for later is not affected."""
+        """Make blocked reads in other threads fail now; later requests are not affected."""
 
 
 _OURS = "RBTOOL_OFFLINE"
@@ -449,10 +448,10 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 
 
 def require_network(what: str, *variables: str) -> None:
-    """Raise NetworkError if the environment forbids the network to what is about to be done.
+    """Raise NetworkError if the environment forbids the use of the network.
 
-    `RBTOOL_OFFLINE` counts always, each of `variables` (`HF_HUB_OFFLINE` for a hub) as well; 1, true, yes and on in
-    any case forbid, everything else does not. `what` begins the sentence: `listing hf://ORGANISATION`.
+    `RBTOOL_OFFLINE` and each of `variables`, such as `HF_HUB_OFFLINE` for a hub, forbid it if they are 1, true, yes or
+    on, in any case. `what` is about to be done; it begins the message: "listing hf://ORGANISATION".
     """
     for variable in (_OURS, *variables):
         value = os.environ.get(variable, "").strip()
@@ -471,10 +470,10 @@ def read_range(
     what: str,
     version: str | None = None,
 ) -> None:
-    """Pass the bytes `[start, stop)` of a file to `write(bytes, position)` as they come; a cut is resumed.
+    """Pass the bytes `[start, stop)` of a file to `write(bytes, position)` as they arrive; resume after interruptions.
 
-    An attempt that brings nothing is counted, and repeated as `retrying` does. NetworkError, which names `what`, where
-    the file ends before, and what the transport raises: ChangedMeanwhileError for another `version` of the file.
+    Only attempts that bring no bytes count as failed, and are repeated as `retrying` does. NetworkError, which names
+    `what`, if the file ends before; ChangedMeanwhileError for another `version` of it; other errors of transports.
     """
     position = start
 
@@ -511,10 +510,10 @@ def read_small(
     checksum: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bytes:
-    """Read a file into memory, trying again what may pass, and verify it where its size and checksum are known.
+    """Read a file into memory, with retries, and verify it if its size and checksum are known.
 
-    Call `require_network` first. Raises FormatError for one of more than `limit` bytes, CorruptDataError if the bytes
-    never match, and what the transport raises.
+    Call `require_network` first. Raises FormatError for a file of more than `limit` bytes, CorruptDataError if the
+    bytes never match, and the errors of transports.
     """
 
     def attempt() -> bytes:

@@ -1,8 +1,11 @@
-"""The shards of a stream: on this disk, in files at a remote, or converted one by one from another format's source.
+"""The shards of a stream: on this disk, in files at a remote, or converted one by one from a source of another format.
 
-`load_dataset(…, streaming=True)` calls `open_stream`. `LocalShards` are read where they are, `HostedShards` fetch their
-rows from a dataset's files by range, and `SourceShards` are fetched and converted when their turn comes. `CachedShards`
-fetches them into a folder of bounded size, in the background and in the order of need.
+`load_dataset(…, streaming=True)` calls `open_stream`. `LocalShards` are read in place. `HostedShards` fetch ranges of
+the files of a dataset at a remote. `SourceShards` are fetched and converted one by one. `CachedShards` wraps the latter
+two: it fetches shards into a folder of bounded size, in the background and in the order in which they are needed.
+
+    StreamStorage -> CachedShards.take(k) -> HostedShards.fetch(k, folder)    ranges of files, over http
+                                          -> SourceShards.fetch(k, folder)    files of a source, converted to TED
 """
 
 from __future__ import annotations
@@ -69,9 +72,10 @@ from ..verbs.options import DownloadOptions
 
 
 class Fetchers:
-    """Up to `limit` threads that run what is submitted. They are daemons: a process that ends does not wait for them.
+    """A pool of up to `limit` daemon threads, for which an exiting process does not wait.
 
-    What a thread leaves half done then is what a killed process leaves.
+    A thread that is interrupted by the exit leaves the same partial files as a killed process; the next fetch of the
+    shard removes them.
     """
 
     def __init__(self, limit: int) -> None:
@@ -89,7 +93,7 @@ class Fetchers:
         return future
 
     def end(self, *, wait: bool) -> None:
-        """Cancel what did not start, and end the threads; `wait` for what they do."""
+        """Cancel jobs that have not started and end the threads; with `wait`, wait for their current jobs."""
         with contextlib.suppress(queue.Empty):
             while True:
                 left = self._jobs.get_nowait()
@@ -111,7 +115,7 @@ def _work(jobs: queue.SimpleQueue[tuple[Future[None], Callable[[], None]] | None
                 future.set_exception(error)
             else:
                 future.set_result(None)
-        del future, job, taken  # the stream, which they belong to, can end meanwhile
+        del future, job, taken  # so that the stream to which they belong can be freed during the next wait
 
 
 _LOCK = ".lock"
@@ -120,31 +124,31 @@ _BAD = "bad.txt"
 _BLOCK = 512
 _LOOK_SECONDS = 0.02
 _READ_SECONDS = 10.0
-"""How long room is waited for that a thread is still reading."""
+"""How long `CachedShards` waits for space that is taken by shards which threads are still reading."""
 
 
 class ShardFiles(ShardedData, Closing):
-    """A dataset somewhere else, whose shards can be fetched one by one; used from several threads at once."""
+    """A dataset at a remote whose shards can be fetched one by one; used by several threads at once."""
 
     @abstractmethod
     def size(self, number: int) -> int:
-        """Return how many bytes a shard takes on the disk, 0 where that is not known."""
+        """Return how many bytes a shard takes on the disk, 0 if it is not known."""
 
     @abstractmethod
     def fetch(self, number: int, folder: Path, more: Callable[[int], None]) -> None:
-        """Put a shard into an empty folder. Raises NetworkError and the like; what is there then is removed.
+        """Fetch a shard into an empty folder. Raises NetworkError and similar; the caller then removes the folder.
 
-        `more` is called with how many bytes it takes in addition to `size`, where that is known only now, before they
-        are written. What it raises where there is no room for them is passed on.
+        If the shard turns out to take more bytes than `size`, `more` is called with their number before they are
+        written. It raises an error if there is no space for them, which is passed on.
         """
 
     @abstractmethod
     def open(self, number: int, folder: Path) -> OpenShard:
-        """Map a shard that is in a folder, which stays while the shard or its `decode` is in use."""
+        """Map a fetched shard; its folder must exist as long as the shard or its `decode` is in use."""
 
 
 class _Lock:
-    """A lock of a shard, which is unlocked once nobody refers to it: a thread may still read what was closed."""
+    """A lock of a shard, which is released with the last reference, since threads may still read a closed shard."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -154,29 +158,32 @@ class _Lock:
 
 
 class _HeldShard(NamedTuple):
-    """A shard that is open, and the lock that keeps other processes from removing it."""
+    """An open shard, and the lock that keeps other processes from removing it."""
 
     shard: OpenShard
     lock: _Lock
 
 
 class _NoRoomError(Exception):
-    """A shard that is not needed yet turned out larger than the room that is left for it."""
+    """There is not enough space for a shard that is fetched ahead."""
 
 
 class CachedShards(StreamShards):
-    """Shards that are fetched when they are needed, into `folder`, of at most `limit` bytes.
+    """A cache of fetched shards in `folder`, of at most `limit` bytes; missing shards are fetched when needed.
 
-    The folder above it is locked, shared, while the stream is open: `rbtool cache prune` leaves it then.
+        folder/0/         a complete shard, renamed from 0.part when it was finished
+        folder/0.lock     locked shared while a process has shard 0 open, exclusively while one fetches or removes it
+        folder/1.part/    a shard that is being fetched, or was when its process was killed
 
-    `threads` of them are fetched at a time. What is not needed is removed when there is no room, the shard first that
-    was not used for the longest time. Several processes can have one folder: a shard is fetched once, and stays while
-    one of them has it open.
+    `threads` shards are fetched at a time. If there is not enough space, shards that are not open are removed, the
+    least recently used first. Several processes can share a folder: a shard is fetched once, and stays as long as one
+    of them has it open. The parent of `folder` is locked (shared) while the stream is open, so that `rbtool cache
+    prune` does not remove it.
 
-    With `skip_bad` a shard that cannot be read has no rows, and remains so while it is in the folder.
+    With `skip_bad` an unreadable shard counts as empty, as long as it is in the folder.
 
-    UsageError where the shards that are open at the same time do not fit; what `ShardFiles` raises is raised when the
-    shard is taken, and the next `take` tries again. A pickle opens the folder again.
+    UsageError if the shards that are open at the same time do not fit. An error of `ShardFiles` is raised when the
+    shard is taken, and the next `take` tries again. An unpickled copy opens the same folder.
     """
 
     def __init__(
@@ -197,7 +204,7 @@ class CachedShards(StreamShards):
         self._making_room = threading.Lock()
         self._taking = threading.Lock()
         self._held: dict[int, _HeldShard] = {}
-        self._closed = weakref.WeakSet[_Lock]()  # of those that are still read
+        self._closed = weakref.WeakSet[_Lock]()  # locks of closed shards that threads still read
         self._coming: dict[int, Future[None]] = {}
         self._reserved: dict[int, int] = {}
         self._wanted: list[int] = []
@@ -225,29 +232,29 @@ class CachedShards(StreamShards):
     # Taking shards -----------------------------------------------------------------------------------
 
     def take(self, number: int) -> OpenShard:
-        """Return a shard; wait for it if it is not there yet."""
+        """Return a shard; wait until it is fetched."""
         self._after_fork()
         held = self._held.get(number)
         if held is None:
-            with self._taking:  # a second thread finds it: a lock that is forgotten would keep the shard for ever
+            with self._taking:  # so that two threads do not both lock it, and leave a lock that is never released
                 held = self._held.get(number) or self._held.setdefault(number, self._awaited(number))
         return held.shard
 
     def _awaited(self, number: int) -> _HeldShard:
-        """Open a shard once it is no longer on its way."""
+        """Open a shard, after a background fetch of it has ended."""
         with self._guard:
             coming = self._coming.pop(number, None)
         if coming is not None:
-            coming.exception()  # what it raised may have passed: it is fetched again below, in this thread
+            coming.exception()  # wait, and ignore an error, which may be temporary: this thread fetches again below
         return self._opened(number)
 
     def expect(self, numbers: Sequence[int]) -> None:
-        """Close the other shards, and begin to fetch those that are missing."""
+        """Close all shards but these, and start to fetch those that are missing."""
         self._after_fork()
         self._wanted = list(numbers)
         for number in self._held.keys() - set(numbers):
             self._closed.add(self._held.pop(number).lock)
-            close_videos_below(self._place(number))  # an open file takes room, also once it was removed
+            close_videos_below(self._place(number))  # an open file takes disk space even after its removal
         with self._guard:
             for number in self._coming.keys() - set(numbers):
                 if self._coming[number].cancel() or self._coming[number].done():
@@ -262,25 +269,25 @@ class CachedShards(StreamShards):
         return self._pool
 
     def _after_fork(self) -> None:
-        """Start again in a process that was forked: it has neither the threads nor, of its own, the locks."""
+        """Reset the state in a forked process, which has no threads, and only shares the locks of its parent."""
         if self._process != os.getpid():
             self._unmark_use()
             self._begin()
         self._mark_use()
 
     def _opened(self, number: int) -> _HeldShard:
-        """Open a shard, once it is there whole, under a lock that other readers share."""
+        """Fetch a shard if it is missing, and open it under a shared lock."""
         while True:
             self._fetch(number, needed=True)
             lock = _Lock(self._locked(number, fcntl.LOCK_SH))
             try:
                 if (place := self._place(number)).is_dir():
-                    with contextlib.suppress(OSError):  # when it was used last
+                    with contextlib.suppress(OSError):  # records the time of the last use
                         fs.touch(place)
                     shard = self._open(number, place)
                     return _HeldShard(shard if shard.decode is None else shard._replace(kept=lock), lock)
             finally:
-                del lock  # where another process removed it in between, or it cannot be opened
+                del lock  # releases it if another process has removed the shard, or it cannot be opened
 
     def _open(self, number: int, place: Path) -> OpenShard:
         if self.skip_bad and (place / _BAD).is_file():
@@ -293,7 +300,7 @@ class CachedShards(StreamShards):
         self._fetch(number, needed=False)
 
     def _fetch(self, number: int, *, needed: bool) -> None:
-        """Put a shard into its place unless it is there; one that is not needed yet is left out for want of room."""
+        """Fetch a shard unless it exists; one that is not `needed` yet is left out if there is no space."""
         place, lock = self._place(number), self._locked_to_fetch(number)
         if lock is None:
             return
@@ -303,7 +310,7 @@ class CachedShards(StreamShards):
                 return
             make_room(self.files.size(number))
             part = self._part(number)
-            fs.remove(part)  # of a process that was killed
+            fs.remove(part)  # left by a killed process
             fs.make_folder(part)
             try:
                 self._fetch_into(number, part, make_room)
@@ -330,9 +337,9 @@ class CachedShards(StreamShards):
             fs.write_file(part / _BAD, error.message.encode())
 
     def _locked_to_fetch(self, number: int) -> int | None:
-        """Lock a shard that is missing; None once it is there.
+        """Lock a missing shard exclusively; None as soon as another process has fetched it.
 
-        The process that fetched it may have it open, and locked, for as long as it runs: nobody waits for that.
+        Does not block on the lock, because that process may keep the shard open, and locked, for as long as it runs.
         """
         while not self._place(number).is_dir():
             with contextlib.suppress(BlockingIOError):
@@ -341,9 +348,10 @@ class CachedShards(StreamShards):
         return None
 
     def _make_room(self, number: int, size: int, *, needed: bool) -> None:
-        """Reserve `size` more bytes for a shard; UsageError if one that is needed does not fit.
+        """Reserve `size` more bytes for a shard; UsageError if a `needed` one does not fit.
 
-        One that is needed waits for those on their way, which it can remove then, and for those that are still read.
+        A needed shard waits until other fetches have ended and closed shards are no longer read, so that they can be
+        removed.
         """
         until = time.monotonic() + _READ_SECONDS
         while (used := self._reserved_unless_full(number, size, needed)) is not None:
@@ -359,9 +367,9 @@ class CachedShards(StreamShards):
             time.sleep(_LOOK_SECONDS)
 
     def _reserved_unless_full(self, number: int, size: int, needed: bool) -> int | None:
-        """Remove shards that nobody uses until `size` more bytes fit; if they do not, return how many are used.
+        """Remove unused shards until `size` more bytes fit, and reserve them; else return the number of bytes used.
 
-        A shard that is not needed yet leaves room for one that is.
+        A shard that is not needed yet has to leave space for another one of its size, which may be needed.
         """
         with self._making_room:
             whole = self._reserved.get(number, 0) + size
@@ -382,12 +390,12 @@ class CachedShards(StreamShards):
             return None
 
     def _used(self, there: Mapping[Path, Mapping[int, int]]) -> int:
-        """Count the bytes of files, those that several shards have once, and those that are reserved."""
+        """Return the bytes of all files, counting files that shards share once, and the reserved bytes."""
         files = {file: size for files in there.values() for file, size in files.items()}
         return sum(files.values()) + sum(self._reserved.values())
 
     def _removed(self, place: Path) -> bool:
-        """Remove a shard, or a part of one that a killed process left, unless a process has it open."""
+        """Remove a shard, or the part that a killed process left, unless a process has it open; return if removed."""
         number = int(place.name.removesuffix(_PART))
         try:
             lock = self._locked(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -398,7 +406,7 @@ class CachedShards(StreamShards):
             close_videos_below(place)
             if place != part and place.is_dir():
                 fs.remove(part)
-                fs.rename(place, part)  # a kill from here on does not leave half a shard in its place
+                fs.rename(place, part)  # so that an interruption does not leave half a shard under its final name
             fs.remove(part)
             return True
         finally:
@@ -426,7 +434,7 @@ class CachedShards(StreamShards):
         return lock
 
     def close(self) -> None:
-        """Forget all shards, and wait for those that are on their way."""
+        """Close all shards, and wait for running fetches."""
         self._end(wait=True)
         self._begin()
 
@@ -448,9 +456,9 @@ class CachedShards(StreamShards):
 
 
 def _files_in(folder: Path) -> dict[int, int]:
-    """Return the inodes of the files of a folder, and the bytes that each takes on the disk: some have holes.
+    """Return the disk space of each file of a folder, by inode; files with holes take less than their size.
 
-    Another process may remove it meanwhile.
+    Another process may remove the folder meanwhile.
     """
     found = {}
     for parent, _, names in os.walk(folder):
@@ -475,7 +483,7 @@ def open_shard(
     shards: EpisodeShards, storage: Storage, number: int, fields: Sequence[Field], decode: Decode | None,
     fps: Callable[[], float | None],
 ) -> OpenShard:  # fmt: skip
-    """Return a shard whose rows, of these fields, are in a storage of the whole dataset."""
+    """Return a shard as a range of rows in a storage of the whole dataset."""
     first, stop = shards.bounds[number : number + 2]
     lengths = shards.lengths[first:stop]
     return OpenShard(storage, int(shards.starts[number]), lengths, decode=decode, fields=fields, fps=fps)
@@ -488,12 +496,12 @@ def _fps_of(path: Path) -> float | None:
 
 
 def storage_of(reader: TedReader | PackedReader) -> Storage:
-    """Map the rows of a dataset that is open."""
+    """Map the rows of an open dataset."""
     return DatasetStorage(reader) if isinstance(reader, TedReader) else PackedStorage(reader)
 
 
 class LocalShards(StreamShards):
-    """The shards of a dataset on this disk, which are read where they are."""
+    """The shards of a dataset on this disk, which are read in place."""
 
     def __init__(self, path: PathLike) -> None:
         self.path = Path(path).absolute()
@@ -523,9 +531,9 @@ class LocalShards(StreamShards):
 
 
 def disagreement(reader: TedReader | PackedReader, first: int, stop: int) -> str:
-    """Return how rows of the episodes `[first, stop)` differ from the episode table, in one sentence; "" if they agree.
+    """Describe a difference between the rows of the episodes `[first, stop)` and the episode table; "" if they agree.
 
-    Compared are the numbers of episodes, how they end, and their returns, to the last bit.
+    Compares the numbers of the episodes, the flags of their last steps, and their returns, to the last bit.
     """
     table, there = reader.episodes, {field.key for field in reader.fields}
     if first == stop:
@@ -551,31 +559,35 @@ _LOG = logging.getLogger("rbtool.remote")
 _BASE = "base"
 _BASE_LOCK = "base.lock"
 _ASKED_AT_ONCE = 40
-"""Files without rows that are fetched, and others whose versions are asked for: an episode table has a dozen."""
+"""The number of parallel requests for files without rows (an episode table has a dozen) and for versions of others."""
 _CONNECTIONS = 8
-"""Pieces of a shard that are fetched at a time."""
+"""The number of pieces of a shard that are fetched in parallel."""
 _PIECE = 16 << 20
-"""Bytes that one request asks for at most."""
+"""The most bytes that one request fetches."""
 _SYNCED_AT_ONCE = 2 << 20
 _COMPARED = "parts of its files are "
 _WRITES_DIGESTS = "rbtool.write_shard_digests() writes it before a copy"
 _LAST_PART = 8
-"""The next shard begins when this part of one is missing, so that nothing waits for its first answer."""
+"""The fetch of the next shard starts when 1/8 of one is missing, so that the first answers arrive without a pause."""
 _PAGE = 8 << 10
-"""Bytes by which a range can take more on the disk, at its two ends."""
+"""The bytes that a range can take in addition on the disk, for incomplete pages at its two ends."""
 
 
 class HostedShards(ShardFiles):
     """The shards of a dataset in a remote folder: at a commit of a hub, in a bucket or on a web server.
 
-    Manifest, episode table and other files without rows are fetched into `folder` once, and compared with the
-    checksums of the remote and the digests of the manifest. Of the files with rows a shard has the ranges of its
-    episodes: they are as long as in the dataset, with holes, and no manifest is next to them. It also has the videos
-    that its rows refer to, whole; several shards that are there share the file of one.
+    The manifest, the episode table and other files without rows are fetched into `folder` once, and compared with the
+    checksums of the remote and the digests of the manifest. A shard consists of files with rows that are as long as in
+    the dataset, but contain only the ranges of its episodes; the rest is holes, which take no disk space:
 
-    DatasetNotFoundError for a folder without a dataset, UsageError for a dataset without steps, and what transports
-    raise: ChangedMeanwhileError for files that are others since it was opened. A pickle has the state of the folder,
-    and asks the remote for nothing that is there.
+        observation.memmap of the dataset   | episodes 0…99 | 100…199 | 200…299 |
+        of shard 1                          |     hole      | 100…199 |  hole   |
+
+    It also contains the complete videos to which its rows refer; shards share such files by hard links.
+
+    DatasetNotFoundError for a folder without a dataset, UsageError for a dataset without steps, and the errors of
+    transports, such as ChangedMeanwhileError for files that were changed after the folder was opened. An unpickled copy
+    uses the files that are already fetched.
     """
 
     def __init__(self, remote: RemoteFolder, folder: Path) -> None:
@@ -587,7 +599,7 @@ class HostedShards(ShardFiles):
         except BaseException:
             remote.close()
             raise
-        if len(self) > 1 and self._digests_of_parts is None:  # once: pickles, which workers get, do not repeat it
+        if len(self) > 1 and self._digests_of_parts is None:  # not in `_open_base`: copies in workers would repeat it
             if SHARD_DIGESTS in remote.files:
                 said = f"has digests of other shards: {_COMPARED}not compared with them; upload it again"
             else:
@@ -604,7 +616,7 @@ class HostedShards(ShardFiles):
     # Files without rows ------------------------------------------------------------------------------
 
     def _fetch_base(self) -> None:
-        """Fetch the files that hold no rows, in one process at a time."""
+        """Fetch the files without rows; only one process does so at a time."""
         base = self.folder / _BASE
         fs.make_folder(base)
         lock = fs.open_to_append(self.folder / _BASE_LOCK)
@@ -629,7 +641,7 @@ class HostedShards(ShardFiles):
             os.close(lock)
 
     def _fetch_listed(self, names: set[str], manifest: Manifest, pinned: Sequence[str] = ()) -> None:
-        """Fetch files, and compare with the manifest those of which the remote has no checksum; pin the others."""
+        """Fetch files, compare those without a checksum of the remote with the manifest, and pin the others."""
         base, digests = self.folder / _BASE, {file.path: file.digest for file in manifest.files}
         for last in (False, True):
             self.remote.fetch(sorted(names), base, pinned=pinned, workers=_ASKED_AT_ONCE)
@@ -637,7 +649,7 @@ class HostedShards(ShardFiles):
             wrong = [name for name in unknown if digest_file(base / name) != digests[name]]
             if not wrong:
                 return
-            for name in wrong:  # it was damaged here, or on the way
+            for name in wrong:  # damaged on this disk or on the way
                 fs.remove(base / name)
             if last:
                 raise self._is_another(wrong[0])
@@ -665,12 +677,12 @@ class HostedShards(ShardFiles):
     def _read_shard_digests(self) -> ShardDigests | None:
         try:
             data = read_regular(self.folder / _BASE / SHARD_DIGESTS)
-        except FileNotFoundError:  # uploaded by something else
+        except FileNotFoundError:  # the dataset was not uploaded by rbtool
             return None
         return ShardDigests.parse(data, self._reader, self._shards.bounds)
 
     def _hole(self, size: int) -> int:
-        """Return the descriptor of a file of this size without bytes or a name."""
+        """Return the descriptor of an unnamed file of this size that consists of a hole."""
         path = self.folder / f"hole-{secrets.token_hex(8)}"
         descriptor = fs.create(path)
         try:
@@ -682,7 +694,7 @@ class HostedShards(ShardFiles):
         return descriptor
 
     def _opened(self, rows: Callable[[str], int]) -> TedReader | PackedReader:
-        """Open the dataset with files of rows of which `rows` gives the descriptors."""
+        """Open the dataset with the files of rows whose descriptors `rows` returns."""
         opened: dict[str, int] = {}
         try:
             for name in (MANIFEST, *self._others):
@@ -703,15 +715,15 @@ class HostedShards(ShardFiles):
         return row_ranges(self._reader, first, stop)
 
     def size(self, number: int) -> int:
-        """Return how many bytes the rows of a shard take on the disk: which videos they need is not known before."""
+        """Return how many bytes the rows of a shard take on the disk; its videos are only known from the rows."""
         return sum(stop - start + _PAGE for start, stop in self._ranges(number).values())
 
     def fetch(self, number: int, folder: Path, more: Callable[[int], None]) -> None:
-        """Fetch the ranges of a shard into files with holes; CorruptDataError for other bytes than were announced.
+        """Fetch the ranges of a shard into files with holes; CorruptDataError if the bytes are wrong twice.
 
-        The manifest has digests of whole files: they are compared where a shard has all of a file, as it has of
-        videos. Parts are compared with the digests of shards that rbtool uploads. Without these, rows of a part have to
-        agree with the episode table, which has their numbers, flags and returns.
+        A shard with all bytes of a file, and videos, are compared with the digests of the manifest, which are of whole
+        files. Parts of files are compared with the digests of shards, which rbtool uploads. Without these, the rows
+        have to agree with the numbers, flags and returns in the episode table.
         """
         self._fetch_ranges(self._ranges(number), folder)
         try:
@@ -726,7 +738,7 @@ class HostedShards(ShardFiles):
             self._fetch_videos(number, folder, more)
 
     def _fetch_ranges(self, ranges: dict[str, Range], folder: Path) -> None:
-        """Make files with holes that have these bytes; the next shard begins when most of them are there."""
+        """Create files with holes and fetch these ranges; the next shard may start when most bytes have arrived."""
         for name, size in self._sizes.items():
             fs.make_folder((folder / name).parent)
             descriptor = fs.create(folder / name)
@@ -749,8 +761,8 @@ class HostedShards(ShardFiles):
                 if missing <= 0:
                     turn.close()
 
-            # Large ones first: the answers to the others come meanwhile. Nothing is interrupted: another thread
-            # fetches another shard by the same connections.
+            # Large pieces first, so that small ones are fetched meanwhile. `interrupt` does nothing, because another
+            # thread may be fetching another shard over the same connections.
             jobs = [functools.partial(self._fetch_piece, folder, *piece) for piece in sorted(pieces, reverse=True)]
             run_together(jobs, Watch(progress=count), workers=_CONNECTIONS, interrupt=ignore)
 
@@ -770,11 +782,11 @@ class HostedShards(ShardFiles):
             raise CorruptDataError(f"shard {number} of {self.address} is not what was announced: {problem}")
 
     def _fetch_videos(self, number: int, folder: Path, more: Callable[[int], None]) -> None:
-        """Fetch the videos that the rows refer to; link to files that other shards have, and compare all."""
+        """Fetch the videos to which the rows refer, or link to those of other shards, and verify all of them."""
         names = self._names_of_videos(number, folder)
         more(sum(self._videos[name] + _PAGE for name in names))
         fs.make_folder(folder / VIDEOS)
-        with self.remote.alone:  # one shard at a time: the next one has files of it
+        with self.remote.alone:  # one shard at a time, so that the next one can link to its files
             for name in names:
                 _link_to_another(folder, name)
             self.remote.fetch(names, folder)
@@ -810,7 +822,7 @@ class HostedShards(ShardFiles):
                 watch.progress(stop - unsynced)
                 unsynced = stop
 
-        descriptor = fs.open_to_fill(path)  # by the thread that writes: one left to itself writes to no other file
+        descriptor = fs.open_to_fill(path)  # one for each thread, so that an abandoned one cannot write elsewhere
         try:
             self.remote.read(name, start, start + size, write)
             watch.progress(start + size - unsynced)
@@ -837,13 +849,13 @@ class HostedShards(ShardFiles):
         self.__dict__.update(state)
         try:
             self._open_base()
-        except (DatasetNotFoundError, FileNotFoundError, CorruptDataError):  # the cache was pruned since
+        except (DatasetNotFoundError, FileNotFoundError, CorruptDataError):  # the cache was pruned meanwhile
             self._fetch_base()
             self._open_base()
 
 
 class _FilesWithoutVideos(ListedFiles):
-    """Files of a dataset whose videos are where its shards are."""
+    """The files of a dataset without its videos, which are in the folders of its shards."""
 
     def check_sizes(self) -> None:
         for file in self.manifest.files:
@@ -852,9 +864,9 @@ class _FilesWithoutVideos(ListedFiles):
 
 
 def _link_to_another(folder: Path, name: str) -> None:
-    """Link to a file of another shard next to the one in `folder`, where one is there and the file system has links."""
+    """Create a hard link to the same file of another shard, if one has it and the file system supports links."""
     for other in folder.parent.glob(f"*/{name}"):
-        with contextlib.suppress(OSError):  # it is removed now
+        with contextlib.suppress(OSError):  # it was just removed
             place = os.open(other.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 fs.link_to(Path(other.name), folder / name, among=place)
@@ -866,21 +878,21 @@ def _link_to_another(folder: Path, name: str) -> None:
 _METADATA, _SETTLED, _FILES, _DATASET, _LEFT_OUT = "metadata", "settled", "files", "dataset", "left_out.json"
 _MOST_ASKED = 16
 _EPISODE = 32
-"""Bits of an episode's number that are its number in the shard, where remotes do not number episodes."""
+"""If the remote does not number episodes, a number is shard << 32 | number in the shard."""
 
 
 class SourceShards(ShardFiles):
     """The shards of dataset `dataset_id` of a source, as the source divides it.
 
-    The remote is asked once for the state that all shards are of. Files that all shards need are fetched into `folder`
-    once; the files of a shard are fetched, converted to TED with the `options` of the reader, and removed. Only then is
-    it known how many steps a shard has.
+    The remote is asked once, so that all shards have the same state. Files that all shards need are fetched into
+    `folder` once. The files of a shard are fetched, converted to TED with the `options` of the reader, and removed;
+    only then the number of steps of the shard is known.
 
-    What an option `auto` means for the whole dataset is decided by its first shards. With `skip_bad`
-    episodes that cannot be read are left out. `make` makes the source, where it is not the one of that name.
+    The first shards decide what an option `auto` means for the whole dataset. With `skip_bad` unreadable episodes are
+    left out. `make` creates the source, if it is not the registered one.
 
-    Videos are kept by default, as in a download, and decoded where rows are read. UsageError without the trust that
-    pickles need, and what the source and the reader raise.
+    Videos are kept by default, as in a download, and decoded when rows are read. UsageError if the source has pickles
+    and they are not trusted; the errors of the source and the reader.
     """
 
     def __init__(
@@ -910,7 +922,7 @@ class SourceShards(ShardFiles):
             ]
 
     def texts(self) -> NoReturn:
-        """Raise UsageError: shards bring the texts of their episodes."""
+        """Raise UsageError: the texts of episodes are only known after their shards are fetched."""
         raise UsageError(f"texts is set, expected False: {self.address} has the texts of its episodes in its shards")
 
     @property
@@ -930,14 +942,14 @@ class SourceShards(ShardFiles):
 
     @cached_property
     def _shared(self) -> frozenset[str]:
-        """The paths of the files that every shard needs; of a single one, those that are here already."""
+        """The paths of the files that every shard needs; with a single shard, those that are fetched already."""
         paths = [{file.path for file in shard.files} for shard in self.shards]
         if len(paths) == 1:
             return frozenset(path for path in paths[0] if (self.folder / _METADATA / path).is_file())
         return frozenset(set.intersection(*paths))
 
     def size(self, number: int) -> int:
-        """Return what a shard takes, by its files and by what the rows of the shards before took."""
+        """Return an estimate of the size of a shard, from its files and the growth of earlier shards by conversion."""
         return int(self._growth * self._files_size(number))
 
     def _files_size(self, number: int) -> int:
@@ -953,7 +965,7 @@ class SourceShards(ShardFiles):
         options = self._options
         files, left_out = folder / _FILES, list[str]()
         if self._bring(number, files):
-            with self._guard:  # one conversion at a time: it takes memory, and the interpreter
+            with self._guard:  # one conversion at a time, which limits memory; the interpreter runs one anyway
                 left_out = self._convert(self.shards[number], files, folder / _DATASET, options)
         fs.remove(files)
         fs.write_file(folder / _LEFT_OUT, dump_json(left_out).encode())
@@ -982,7 +994,7 @@ class SourceShards(ShardFiles):
 
     @contextlib.contextmanager
     def _metadata(self) -> Iterator[Path]:
-        """Return the folder of files that all shards need, which one process at a time changes."""
+        """Yield the folder of the files that all shards need, locked against other processes."""
         there = self.folder / _METADATA
         fs.make_folder(there)
         with self._locked(_METADATA):
@@ -1003,9 +1015,9 @@ class SourceShards(ShardFiles):
 
     @property
     def _options(self) -> Mapping[str, Any]:
-        """The options of the reader, with what `auto` means for the dataset.
+        """The options of the reader, with `auto` replaced by its meaning for the dataset.
 
-        It is decided once, by as many of the first shards as need be, and kept in the folder.
+        It is decided once, by as many of the first shards as necessary, and stored in the folder.
         """
         kind = reader_class(self.name)
         if not issubclass(kind, PartsReader):
@@ -1021,7 +1033,7 @@ class SourceShards(ShardFiles):
     def _settled(self, kind: type[PartsReader], folder: Path) -> dict[str, str]:
         counted = Counter[str]()
         for number in range(min(len(self.shards), _MOST_ASKED)):
-            fs.remove(folder)  # of a process that was killed
+            fs.remove(folder)  # left by a killed process
             try:
                 if self._bring(number, folder):
                     with self._reader(self.shards[number], folder, self.options) as reader:
@@ -1065,7 +1077,7 @@ class SourceShards(ShardFiles):
         if shard.episodes is None and not left_out:
             try:
                 return reader.facts(), []
-            except FormatError as error:  # of the shard as a whole: its end is missing
+            except FormatError as error:  # a fault of the shard as a whole, such as a missing end
                 left_out.append(error.message)
         return reader.facts([(number, number + 1) for number in sound]), left_out
 
@@ -1082,7 +1094,7 @@ class SourceShards(ShardFiles):
             )
 
     def _first_episode(self, number: int, reader: TedReader | PackedReader) -> int:
-        """Return what is added to the numbers of episodes that begin at 0 in each shard."""
+        """Return the number to add to episode numbers, which begin at 0 in each shard."""
         if self.shards[number].episodes is not None or len(self.shards) == 1:
             return 0
         own = reader.episodes.episode.tolist()
@@ -1121,9 +1133,9 @@ def open_stream(
     """Open a dataset as a storage of shards: a path, `hf://OWNER/NAME[@REVISION]`, `source:id[@REVISION]`, or a folder
     in a bucket or on a web server, `s3://BUCKET/FOLDER`, `gs://BUCKET/FOLDER`, `https://HOST/FOLDER`.
 
-    What is stored is read where it is. Shards of a remote are kept below the storage root, in at most `cache_size`
-    bytes (`RBTOOL_CACHE_SIZE`, else 8 GiB); `options` go to the source's reader. With `skip_bad` episodes and
-    shards that cannot be read are left out. UsageError for an address or a size without sense.
+    A stored dataset is read in place. Shards of a remote are cached below the storage root, in at most `cache_size`
+    bytes (`RBTOOL_CACHE_SIZE`, else 8 GiB); `options` go to the source's reader. With `skip_bad` unreadable episodes
+    and shards are left out. UsageError for an invalid address or size.
     """
     limit = _limit(cache_size)
     files = _opened(os.fspath(dataset), root, options, skip_bad)
@@ -1131,7 +1143,7 @@ def open_stream(
 
 
 def cached(files: HostedShards | SourceShards, limit: int | str | None, *, skip_bad: bool) -> CachedShards:
-    """Keep shards of a remote in their folder below the storage root, in at most `limit` bytes (8 GiB)."""
+    """Cache shards of a remote in their folder below the storage root, in at most `limit` bytes (8 GiB)."""
     folder = files.folder / ("sound" if skip_bad else "shards")
     return CachedShards(files, folder, _limit(limit), skip_bad=skip_bad)
 

@@ -1,4 +1,4 @@
-"""Streams as data sets of `torch.utils.data`: every worker, of every rank, has shards of its own."""
+"""Streams as data sets of `torch.utils.data`: every worker of every rank has its own shards."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from ..ted.schema import Numbers
 
 _WORKERS, _TURN, _LEFT = "workers", "turn", "left"
 _OF_PART = {"part", "parts", "round", "taken", "drawn", "epoch", _LEFT, "_ran_out"}
-"""The entries of a state in which the parts of an epoch differ."""
+"""The entries of a state that differ between the parts of an epoch."""
 
 
 class _Saved(NamedTuple):
-    """What was loaded: the states of the workers of a rank, or one of what is left of an epoch, which parts divide."""
+    """A loaded state: those of the workers of a rank or, if `divided`, one of the rest of an epoch, to be divided."""
 
     states: Sequence[Mapping[str, Any]]
     divided: bool = False
@@ -48,23 +48,32 @@ class StreamDataset(Fed, IterableDataset[Any]):
     """An `IterableDataset` of the batches of a stream, for `TorchLoader` or `DataLoader(…, batch_size=None)`.
 
     The shards of an epoch are divided among the ranks, and the shards of a rank among its workers: together they draw
-    every element once. The batches of one worker depend on the seed, the epoch, the number of workers and its own
-    number alone. How many a rank gets depends on its shards: ranks can differ, and a worker without a shard has none.
-    Every pass is the next epoch.
+    every element once. The batches of a worker depend only on the seed, the epoch, the number of workers and its own
+    number. The number of batches of a rank depends on its shards, so that ranks can differ; a worker without a shard
+    has no batches. Every pass is the next epoch.
+
+    `Part(number, of)` describes the shards of a worker: in the order of the epoch, every `of`-th from `number` on. With
+    2 ranks of 2 workers each, worker w of rank r has the part r + 2 w of 4:
+
+        shards in the order of the epoch    5 2 7 0 | 3 6 1 4
+        rank 0   worker 0 (part 0)          5         3
+                 worker 1 (part 2)              7         1
+        rank 1   worker 0 (part 1)            2         6
+                 worker 1 (part 3)                0         4
 
     - `buffer`: what `load_dataset(…, streaming=True)` returns, without `prefetch`; its sampler, batch size and
       transforms are taken.
     - `seed`: without one a fresh seed is drawn; ranks need the same one.
     - `rank`, `world_size`: as for `torch_dataset`.
 
-    `state_dict()` is the place after the last batch that this process took, a few numbers; a `TorchLoader` has one with
-    the places of its workers. `load_state_dict` continues there with the next pass: with one state, the same rank of as
-    many, with as many workers. A list with the state of each rank is for any number of ranks and workers: what is left
-    of the epoch is divided anew, so that every element comes once, in an order that depends on the states. After the
-    last batch of an epoch the pass that continues has no batch.
+    `state_dict()` is the place after the last batch that this process took, a few numbers; the state of a `TorchLoader`
+    has the places of its workers. `load_state_dict` makes the next pass continue there. A single state is for the same
+    rank, with as many ranks and workers. A list with the states of all ranks is for any number of ranks and workers:
+    the rest of the epoch is divided anew, so that every element is drawn once, in an order that depends on the states.
+    If the state is the one after the last batch of an epoch, the next pass has no batches.
 
     UsageError (a ValueError) for another buffer, for one without a batch size, for ranks without a seed and for more
-    ranks than there are shards; SchemaError (a RuntimeError) for a state of another part, or for lists that lack one.
+    ranks than there are shards; SchemaError (a RuntimeError) for a state of another part, or a list without all parts.
     """
 
     def __init__(
@@ -93,8 +102,8 @@ class StreamDataset(Fed, IterableDataset[Any]):
         self.slots = SharedSlots()
         self.passes = Passes(secrets.randbits(63) if seed is None else seed)
         self._loads, self._saved = 0, _Saved(())
-        self._own: Mapping[str, Any] | None = None  # what this very worker loaded
-        self._before: Mapping[str, Any] | None = None  # the place of a batch that is being made, or could not be
+        self._own: Mapping[str, Any] | None = None  # a state that was loaded in this worker itself
+        self._before: Mapping[str, Any] | None = None  # the place of a batch that is being made, or that failed
         self._entered = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -102,41 +111,42 @@ class StreamDataset(Fed, IterableDataset[Any]):
         return self.enter(fetcher_asking(self), self._next_of)
 
     def enter(self, fetcher: Any, make: Callable[[Iterator[Any]], Any]) -> Iterator[Any]:
-        """Start a pass for what fetches, if anything does, with `make` for each batch."""
+        """Start a pass, for a fetcher of a `DataLoader` if there is one; `make` takes the next batch of an iterator."""
         if fetcher is not None:
             if fetcher.auto_collation:
                 refuse_batching()
             serve(fetcher, self.slots)
         self._entered = True
-        self.buffer.settle()  # in a worker it begins an epoch of its own
+        self.buffer.settle()  # a worker begins an epoch of its own
         own, self._own = self._own, None
         worker, workers = _worker()
         if own is None:
             start = self.passes.enter()
             self.go_to(start, (worker + self.turn_of(start)) % workers, workers)
         else:
-            self._load(own, self._part(worker, workers))  # passes since may have been others
+            self._load(own, self._part(worker, workers))  # again: other passes may have moved the sampler
         if self._sampler.ran_out:
             return iter(())
         batches = iter(self.buffer if self._sampler.part.number < len(self._shards) else ())
         return Retried(itertools.count, lambda _: make(batches))
 
     def _part(self, worker: int, workers: int) -> Part:
-        """Return the part of all shards that a worker reads; the part of a rank does not depend on its workers."""
+        """Return the part of all shards that a worker reads; the shards of a rank do not depend on its workers."""
         return Part(self._rank.rank + self._rank.ranks * worker, self._rank.ranks * workers)
 
     def _next_of(self, batches: Iterator[Any]) -> Any:
         self._before = self._sampler.state_dict()
         try:
             batch = next(batches, self)
-        except EmptyPartError:  # before the first batch: no shard of this part has a step
+        except EmptyPartError:  # raised before the first batch if no shard of this part has a step
             if self._sampler.part.of == 1 and self._before["left"] is None:
                 raise
             batch = self
         epoch, self._before = self._before["epoch"], None
         drawn_of = self._sampler.epoch - self._sampler.ran_out
         if batch is not self and drawn_of != epoch:
-            # A state of smaller batches: what is left is too little for one, and this batch is of the next pass.
+            # The state was saved with smaller batches: the rest of the epoch is too small for one of this size, so
+            # that the sampler has moved on to the next epoch. Undo that: the batch belongs to the next pass.
             self._forget()
             self._sampler.go_to(self._sampler.seed or 0, drawn_of, self._sampler.part)
             batch = self
@@ -145,13 +155,13 @@ class StreamDataset(Fed, IterableDataset[Any]):
         return batch
 
     def next_with_place(self, batches: Iterator[Any]) -> tuple[Any, torch.Tensor]:
-        """Return the next batch, and the place after it as uint8 `[n]`."""
+        """Return the next batch, and the place after it as JSON in a tensor, uint8 `[n]`."""
         batch = self._next_of(batches)
-        place = {name: value for name, value in self._here.items() if name != _LEFT}  # which is long, and stays
+        place = {name: value for name, value in self._here.items() if name != _LEFT}  # long, and the same for all
         return batch, torch.frombuffer(bytearray(json.dumps(place).encode()), dtype=torch.uint8)
 
     def go_to(self, start: Start, worker: int = 0, workers: int = 1) -> dict[str, Any]:
-        """Go to where a worker starts a pass: an epoch, or what was loaded; return the state there."""
+        """Go to the place where a worker starts a pass, in a new epoch or a loaded state; return the state there."""
         part = self._part(worker, workers)
         if not start.batch:
             self._forget()
@@ -163,11 +173,11 @@ class StreamDataset(Fed, IterableDataset[Any]):
         return self._here
 
     def turn_of(self, start: Start) -> int:
-        """Return which worker has the first batch of a pass."""
+        """Return the number of the worker with the first batch of a pass."""
         return self._saved.turn if start.batch else 0
 
     def _forget(self) -> None:
-        """Forget a batch that could not be made."""
+        """Discard a batch that could not be made."""
         self._before = None
         self.buffer.forget_drawn()
 
@@ -196,21 +206,21 @@ class StreamDataset(Fed, IterableDataset[Any]):
         return {"identity": self._shards.identity, **plain}
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Continue with the next pass from a state of this rank, or from the states of all ranks, in a list.
+        """Make the next pass continue from a state of this rank, or from a list of the states of all ranks.
 
-        SchemaError, with nothing changed, for states of other data, of another part, or that are not of all parts.
+        SchemaError, with nothing changed, for states of other data or another part, and for lists without all parts.
         """
         if get_worker_info() is None:
             self.load_for(state_dict)
             return
-        assert isinstance(state_dict, Mapping)  # of torchdata's loader, which has one for each worker
+        assert isinstance(state_dict, Mapping)  # from torchdata's loader, which stores a state for each worker
         self._load(state_dict, self._part(*_worker()))
         epoch = self._sampler.epoch + (not self._sampler.ran_out)
         self.passes.start_at(Start(int(state_dict["seed"]), epoch, 0), by_workers=True)
         self._own, self._entered = dict(state_dict), True
 
     def load_for(self, given: Mapping[str, Any] | Sequence[Mapping[str, Any]], workers: int = 1) -> None:
-        """Load a state, or the states of all ranks, for the next pass of a loader with so many workers."""
+        """Load a state, or the states of all ranks, for the next pass of a loader with this number of workers."""
         divided = not isinstance(given, Mapping)
         ranks: list[Any] = [given] if isinstance(given, Mapping) else list(given)
         states = [state for rank in ranks if isinstance(rank, Mapping) for state in _states_of(rank)]
@@ -251,24 +261,24 @@ class StreamDataset(Fed, IterableDataset[Any]):
         self._forget()
 
     def feed(self, workers: int, *, persistent: bool) -> Feed:
-        """Return what a `TorchLoader` asks."""
+        """Return the feed for a `TorchLoader`."""
         return _Parts(self, max(1, workers))
 
 
 def _states_of(rank: Mapping[str, Any]) -> list[Any]:
-    """Return the states of the workers of a rank, or its only one; what the rank left of an epoch is stated once."""
+    """Return the states of the workers of a rank; the entry `left`, which is stored once for the rank, goes to each."""
     shared = {_LEFT: rank[_LEFT]} if _LEFT in rank else {}
     return [{**shared, **one} if isinstance(one, Mapping) else one for one in rank.get(_WORKERS, [rank])]
 
 
 def _worker() -> tuple[int, int]:
-    """Return the number of this worker, and how many there are."""
+    """Return the number of this worker, and the number of workers."""
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)
 
 
 class _Place(NamedTuple):
-    """Where a loader is in a pass, of an epoch: the state of each of its workers, and whose batch is next."""
+    """The place of a loader in a pass: the epoch, the state of each worker, and the worker with the next batch."""
 
     epoch: int
     states: tuple[Mapping[str, Any], ...]
@@ -276,7 +286,7 @@ class _Place(NamedTuple):
 
 
 class _Placed(IterableDataset[Any]):
-    """Yields the batches of a stream, each with the place of this worker after it."""
+    """Yields the batches of a stream, each with the place of its worker after the batch."""
 
     def __init__(self, dataset: StreamDataset) -> None:
         self.dataset = dataset
@@ -296,7 +306,7 @@ def _collated(collate: Callable[[Any], Any], found: tuple[Any, torch.Tensor]) ->
 
 
 class _Parts(Feed):
-    """Asks the workers of a loader for their parts of a stream."""
+    """Feeds a loader with a stream: keeps the states of all workers, which arrive with their batches."""
 
     def __init__(self, dataset: StreamDataset, workers: int) -> None:
         self._stream, self._workers = dataset, workers
@@ -337,7 +347,7 @@ class _Parts(Feed):
     def state(self, place: _Place) -> dict[str, Any]:
         left = next((one[_LEFT] for one in place.states if one[_LEFT] is not None), None)
         own = [{name: value for name, value in one.items() if name != _LEFT or value != left} for one in place.states]
-        return {_WORKERS: own, _TURN: place.turn, _LEFT: left}  # long, so stored once
+        return {_WORKERS: own, _TURN: place.turn, _LEFT: left}  # `left` is long, so it is stored once
 
     def load(self, state: Any) -> None:
         self._stream.load_for(state, self._workers)
@@ -347,16 +357,16 @@ class _Parts(Feed):
 
 
 def remainder_of(states: Sequence[Mapping[str, Any]], shards: int) -> dict[str, Any]:
-    """Return the state of a `StreamSampler` that draws all that is left of an epoch.
+    """Return the state of a `StreamSampler` that draws the rest of an epoch.
 
-    A part that has the last batch of the epoch, or has not drawn from the next one yet, has nothing left.
+    A part that has drawn the last batch of the epoch, also if it has not begun the next one, has nothing left.
 
     Args:
         states: the states of all parts of an epoch, in any order, with lists in place of tensors.
-        shards: how many shards the stream has.
+        shards: the number of shards of the stream.
 
     Raises:
-        SchemaError: (a RuntimeError) parts are missing or come twice, or the states are not of one epoch.
+        SchemaError: (a RuntimeError) parts are missing or occur twice, or the states are not of one epoch.
     """
     first = states[0]
     if missing := _OF_PART - set().union(*states) or {name for state in states for name in first.keys() - state.keys()}:
@@ -382,7 +392,7 @@ def remainder_of(states: Sequence[Mapping[str, Any]], shards: int) -> dict[str, 
 
 
 def _check_counts(state: Mapping[str, Any], shards: int) -> None:
-    """Raise SchemaError for numbers that a state cannot have."""
+    """Raise SchemaError for a state with impossible numbers."""
     first, stop, before = np.array(state[_LEFT] or [], np.int64).reshape(-1, 3).T
     drawn = np.array(state["drawn"], np.int64)
     sound = ((first >= 0) & (first < stop) & (stop <= shards) & (before >= 0)).all() and (drawn >= 0).all()
@@ -391,7 +401,7 @@ def _check_counts(state: Mapping[str, Any], shards: int) -> None:
 
 
 def _common(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the entries that all states share; one that is None in a state is not known there yet."""
+    """Return the entries that all states share; None in a state means that an entry is not known there yet."""
     found: dict[str, Any] = {}
     for name in states[0].keys() - _OF_PART:
         values = {state[name] for state in states} - {None}
@@ -412,7 +422,7 @@ def _check_parts(parts: Sequence[Part]) -> None:
         if part in seen:
             raise SchemaError(f"two states have the same shards: part {part.number} of {part.of}")
         seen.add(part)
-    # Pairs are many where ranks are: 84 s for 4,096 of them.
+    # Comparing all pairs takes 84 s for 4,096 ranks, so only if the states are of different divisions.
     for one, other in itertools.combinations(parts, 2) if len({part.of for part in parts}) > 1 else ():
         if (one.number - other.number) % math.gcd(one.of, other.of) == 0:
             raise SchemaError(
@@ -426,7 +436,7 @@ def _check_parts(parts: Sequence[Part]) -> None:
 
 
 def _left_of(state: Mapping[str, Any], places: Numbers, drawn: Numbers) -> Numbers:
-    """Return the places that a part left, and how many elements of each are drawn, int64 `[2, n]`."""
+    """Return the unfinished places of a part, which are positions of shards, and the elements drawn; int64 `[2, n]`."""
     own = slice(int(state["part"]), None, int(state["parts"]))
     counts = np.array(state["drawn"], np.int64)
     found = np.stack([places[own], drawn[own]])
@@ -437,7 +447,7 @@ def _left_of(state: Mapping[str, Any], places: Numbers, drawn: Numbers) -> Numbe
 
 
 def _runs(places: Numbers, drawn: Numbers) -> Numbers:
-    """Return runs of places that follow each other and have the same number, as `places_left` takes them."""
+    """Return runs of consecutive places with the same number of drawn elements, in the form of `places_left`."""
     order = np.argsort(places)
     places, drawn = places[order], drawn[order]
     starts = np.flatnonzero((np.diff(places, prepend=-2) != 1) | (np.diff(drawn, prepend=-1) != 0))

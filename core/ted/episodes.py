@@ -20,7 +20,7 @@ class EndReason(IntEnum):
     END_OF_FILE = 3
     """Neither flag was set: the recording stops there. TED marks such a step truncated."""
     INFERRED = 4
-    """The source has no flag; a discontinuity showed the end."""
+    """The source has no flag; a discontinuity in the data marks the end."""
 
 
 class Final(IntEnum):
@@ -28,11 +28,11 @@ class Final(IntEnum):
 
     OBSERVED = 0
     REPEATED = 1
-    """The source has none; the last one it has is repeated there."""
+    """The source has none; the last observation is repeated."""
     DROPPED = 2
-    """The source has none after its last step; that step is left out, and the one before it is the truncated end."""
+    """The source has none; the last step was left out, and the one before it is the truncated end."""
     MISSING = 3
-    """The source has none, and it is not replaced yet: only the pieces of a reader have this value."""
+    """The source has none, and it is not replaced yet; only pieces and blocks of a reader have this value."""
 
 
 def end_reason(terminated: bool, truncated: bool) -> EndReason:
@@ -44,7 +44,7 @@ def end_reason(terminated: bool, truncated: bool) -> EndReason:
 
 @dataclass(frozen=True, slots=True)
 class BoundaryCounts:
-    """The boundary report: episodes by the way they end, and those whose next rows are stored in full.
+    """The boundary report: numbers of episodes by end reason, and of episodes with explicit next rows.
 
     `final_repeated` and `final_dropped` count the episodes whose source has no observation after the last step.
     """
@@ -79,7 +79,7 @@ def runs_of(numbers: Sequence[int] | Array) -> list[tuple[int, int]]:
 
 
 def runs_text(numbers: Sequence[int] | Array) -> str:
-    """Write episode numbers in their order as runs: `0:40,57,52:55`."""
+    """Format episode numbers, in their order, as runs: `0:40,57,52:55`."""
     return ",".join(f"{start}:{stop}" if stop - start > 1 else f"{start}" for start, stop in runs_of(numbers))
 
 
@@ -89,7 +89,7 @@ def rows_equal(one: Array, other: Array) -> Array:
     NaN equals NaN of the same bits, 0.0 does not equal -0.0.
     """
     rows = len(one)
-    if not rows or not one[0].size or one.__array_interface__ == other.__array_interface__:  # no or the same bytes
+    if not rows or not one[0].size or one.__array_interface__ == other.__array_interface__:  # no bytes, or the same
         return np.ones(rows, bool)
     width = one[0].nbytes
     word = next(size for size in (8, 4, 2, 1) if width % size == 0)  # few wide comparisons instead of many narrow ones
@@ -97,21 +97,22 @@ def rows_equal(one: Array, other: Array) -> Array:
     same = bits[0] == bits[1]
     if same.size - np.count_nonzero(same) > rows:
         return np.asarray(same.all(1))
-    equal = np.ones(rows, bool)  # few differences are looked up: to reduce many short rows takes four times as long
+    equal = np.ones(rows, bool)  # locating a few differences is four times as fast as reducing many short rows
     equal[np.flatnonzero(~same) // same.shape[1]] = False
     return equal
 
 
 class Continuity:
-    """Compares each state's `next` rows with the rows after them, bit for bit, from one chunk of rows to the next."""
+    """Compares each state's `next` rows with the rows after them, bit for bit, also across chunks of rows."""
 
     def __init__(self) -> None:
         self._after: dict[Key, Array] = {}
 
     def see(self, key: Key, root: Array, after: Array) -> Array:
-        """Return for each row of the next chunk whether the row before it leads to it; bool `[n]`, the first row True.
+        """Return for each row of the next chunk whether it equals the `next` row of the step before; bool `[n]`.
 
-        `root` and `after` are the rows of a state and of its `next`, `[n, …]`, with n of at least 1.
+        The very first row counts as equal. `root` and `after` are the rows of a state and of its `next`, `[n, …]`, with
+        n at least 1.
         """
         follows = np.ones(len(root), bool)
         follows[1:] = rows_equal(after[:-1], root[1:])

@@ -1,6 +1,6 @@
-"""The rules of `check`: which there are, what a rule sees and reports, and those about rows.
+"""The rules of `check`: the list of all rules, the base class of rules about rows, and these rules themselves.
 
-Rules about leaves, flags, continuity, numbers and recorded spaces are here; those about the folder of a dataset are in
+They concern leaves, flags, continuity, numbers and recorded spaces. Rules about the folder of a dataset are in
 `core.format.checks`.
 """
 
@@ -42,9 +42,9 @@ _AT_ONCE = 1 << 14
 
 
 class Places(Sequence[Any]):
-    """A sequence of whole numbers, of an array `int64 [N]`, or of half-open ranges as pairs, of `int64 [N, 2]`.
+    """A compact sequence of integers, or of half-open ranges as pairs, in an array int64 `[N]` or `[N, 2]`.
 
-    It takes 8 bytes a number, is equal to any sequence of the same numbers or pairs, and writes itself as JSON piece by
+    It takes 8 bytes a number, equals any sequence of the same numbers or pairs, and can be written as JSON piece by
     piece.
     """
 
@@ -110,9 +110,9 @@ Severity: TypeAlias = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class RuleEntry:
-    """A rule: its id and name, which never change meaning, what it is about, what it checks, and how bad findings are.
+    """A rule: its id and name, whose meaning never changes, its subject, what it checks, and its severities.
 
-    `severities` are those that its findings can have; `also` has the names of like rules of other tools.
+    `severities` are the possible ones of its findings; `also` has the names of similar rules of other tools.
     """
 
     rule: str
@@ -124,7 +124,7 @@ class RuleEntry:
 
     @property
     def named(self) -> tuple[str, str]:
-        """Id and name, with which a finding begins."""
+        """Id and name, the first fields of a finding."""
         return self.rule, self.name
 
 
@@ -193,18 +193,23 @@ RULE_BY_ID = {entry.rule: entry for entry in RULES}
 
 
 def known_rules() -> tuple[RuleEntry, ...]:
-    """Return all rules, and those about behaviour if they are installed."""
+    """Return all rules, including those about behaviour if they are installed."""
     return (*RULES, *(from_leaf("behaviour") if "behaviour" in LEAVES else ()))
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem: the rule that found it, how bad it is, what was found and where.
+    """One problem: the rule that found it, its severity, a message, and where it is.
 
-    `steps` are all steps concerned, as half-open ranges, and `episodes` the numbers of all episodes concerned, where
-    the rule is about such. Where something was measured, `figure` is it and `threshold` what it was compared with;
-    `why` says why it matters for training, and `mend` is the command that mends it. `components` are the parts of rows
-    that show it: fields, such as a camera, or numbers of a field, such as `observation.state[2]`.
+    Attributes:
+        steps: all steps concerned, as half-open ranges, if the rule is about steps.
+        episodes: the numbers of all episodes concerned, if the rule is about episodes.
+        figure: the measured value, if something was measured.
+        threshold: the value with which it was compared.
+        why: why the problem matters for training.
+        mend: the command that mends it.
+        components: the parts of rows that have the problem: fields, such as a camera, or elements of a field, such as
+            `observation.state[2]`.
     """
 
     rule: str
@@ -224,8 +229,8 @@ class Finding:
 class Rows:
     """Consecutive TED rows `[start, start + n)` and where the episodes among them begin.
 
-    `first[i]` is whether row i begins an episode, `last[i]` whether it ends one, `episode[i]` is the source's
-    number of its episode and `explicit[i]` whether its next rows are stored explicitly.
+    `first[i]` is whether row i begins an episode, `last[i]` whether it ends one, `episode[i]` is the source's number of
+    its episode and `explicit[i]` whether the episode has explicit next rows.
     """
 
     start: int
@@ -239,12 +244,12 @@ class Rows:
         return len(self.first)
 
     def place(self, row: int) -> str:
-        """Name one of these rows for a reader."""
+        """Return the name of one of these rows for messages."""
         return f"step {self.start + row:,}, episode {int(self.episode[row])}"
 
 
 class Tally:
-    """Counts rows with a problem and remembers where they are, in 16 bytes a range of steps and 8 bytes an episode."""
+    """Counts rows with a problem and stores their places, in 16 bytes a range of steps and 8 bytes an episode."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -276,20 +281,23 @@ def _joined(parts: Sequence[Array]) -> Array:
     if not parts:
         return np.zeros((0, 2), np.int64)
     ranges = np.concatenate(parts)
-    ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]  # a rule may come back to steps that it has seen
+    ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]  # a rule may report steps out of order
     reached = np.maximum.accumulate(ranges[:, 1])
     starts = np.flatnonzero(np.append(True, ranges[1:, 0] > reached[:-1]))
     return np.column_stack((ranges[starts, 0], reached[np.append(starts[1:], len(ranges)) - 1]))
 
 
 def _distinct(parts: Sequence[Array]) -> Array:
-    """Return every number once, in the order in which they first occur."""
+    """Return every number once, in the order of first occurrence."""
     numbers = np.concatenate([np.zeros(0, np.int64), *parts])
     return numbers[np.sort(np.unique(numbers, return_index=True)[1])]
 
 
 class Rule(ABC):
-    """Reads all rows once, in order, and reports problems. `rule_id` is the id of its entry in `rule_table`."""
+    """Base of the rules about rows: reads all rows once, in order, and reports problems.
+
+    `rule_id` is the id of its entry in `RULES`.
+    """
 
     rule_id: ClassVar[str]
 
@@ -319,7 +327,7 @@ class Rule(ABC):
 
 
 def bound_array(bound: Any) -> Array:
-    """Read a bound of a space; integers stay exact, the strings of strict JSON become the numbers they stand for."""
+    """Return a bound of a space as an array; integers stay exact, and strings like "inf" become numbers."""
     array = np.asarray(bound)
     if array.dtype.kind in "US" or array.dtype == object:
         array = np.vectorize(float, otypes=[np.float64])(np.asarray(bound, dtype=object))
@@ -328,7 +336,7 @@ def bound_array(bound: Any) -> Array:
 
 @dataclasses.dataclass(slots=True)
 class _Watched:
-    """A field whose values are compared with bounds, and the least and largest value outside of them."""
+    """A field whose values are compared with bounds, and the smallest and largest value outside of them."""
 
     field: Field
     low: Array
@@ -358,8 +366,8 @@ class _Watched:
 class SpaceRule(Rule):
     """Observations and actions are inside the spaces that the source records for them.
 
-    Values outside are still what was recorded, so this is a warning: a policy that clips its actions, or a model that
-    scales by the bounds, does not see such values. NaN is left to another rule.
+    This is only a warning, because values outside are still the recorded ones. But a policy that clips its actions, or
+    a model that scales by the bounds, cannot reproduce them. NaN is reported by another rule.
     """
 
     rule_id = "TED015"
@@ -382,9 +390,9 @@ class SpaceRule(Rule):
 
 
 def bounded_fields(fields: Sequence[Field], spaces: Mapping[str, Any]) -> Iterator[tuple[Field, Array, Array]]:
-    """Yield the fields that a recorded space limits, with their least and largest legal values.
+    """Yield the fields that a recorded space limits, with their smallest and largest legal values.
 
-    A bound is a number, or an array in the shape of a row.
+    A bound is a scalar, or an array in the shape of a row.
     """
     leaves = {key: space for name, space in spaces.items() for key, space in _leaves(space, (name,))}
     for field in fields:
@@ -408,13 +416,13 @@ def _leaves(space: Any, key: Key) -> Iterator[tuple[Key, Mapping[str, Any]]]:
 
 
 def _bounds(space: Mapping[str, Any], field: Field) -> tuple[Array, Array] | None:
-    """Return the least and largest legal value of a field, in the field's type; None if there is no limit."""
+    """Return the smallest and largest legal values of a field, in the field's type; None if there is no limit."""
     if field.numpy.kind not in "biuf" or field.dtype == "bfloat16" or field.role == "text":
         return None
     low, high = _limits_of(space)
     if low is None or high is None:
         return None
-    if field.numpy.kind == "f":  # a bound that the type rounds is the bound of its values
+    if field.numpy.kind == "f":  # values are rounded to the type of the field, so bounds are rounded, too
         limit = np.finfo(field.numpy)
         with np.errstate(over="ignore"):  # a bound beyond the type is infinite
             low, high = low.astype(field.numpy), high.astype(field.numpy)
@@ -455,10 +463,10 @@ _TIMES: Key = ("timestamp",)
 
 
 class SchemaRule(Rule):
-    """Flags lie under `next` and are bool, and what was observed after an action is there, too.
+    """Flags are under `next` and bool, and every observation has a counterpart under `next`.
 
-    Data without rewards or actions are reported, as are tables of single rows, which have nothing but flags under
-    `next`: contextual bandits.
+    Warns about data without rewards or actions, and about tables of single rows, which only have flags under `next`:
+    contextual bandits.
     """
 
     rule_id = "TED001"
@@ -475,7 +483,7 @@ class SchemaRule(Rule):
     def _lacking(self) -> Iterator[str]:
         if not self._has_transitions:
             yield "there are no transitions: only flags are under 'next', as in the tables of contextual bandits"
-        elif all(field.key not in (NEXT_REWARD, _TIMES) for field in self.fields):  # timed demonstrations are imitated
+        elif all(field.key not in (NEXT_REWARD, _TIMES) for field in self.fields):  # demonstrations need no rewards
             yield "there are no rewards: no field is 'next.reward'"
         if all(field.key[:1] != ACTION for field in self.fields):
             yield "there are no actions: no field is 'action'"
@@ -591,10 +599,10 @@ class _FollowingRule(Rule):
 
 
 class ContinuityRule(_FollowingRule):
-    """Inside an episode, `next` of a row equals the next row. Only a warning if the episode table says that it does
-    not.
+    """Inside an episode, `next` of a row equals the following row; an error otherwise.
 
-    n-step data, which has `steps_to_next_obs`, is exempt, as there `next` is that many steps ahead.
+    It is only a warning if the episode table states explicit next rows. n-step data, which has `steps_to_next_obs`, is
+    exempt from that, since its `next` is that many steps ahead.
     """
 
     rule_id = "TED004"
@@ -627,7 +635,7 @@ class ContinuityRule(_FollowingRule):
 
 
 class AcrossRule(_FollowingRule):
-    """The end of an episode does not continue in the next one: that would be one episode cut in two."""
+    """The last observation of an episode is not the first one of the next: that may be one episode cut in two."""
 
     rule_id = "TED005"
 
@@ -637,7 +645,7 @@ class AcrossRule(_FollowingRule):
         self._constant = True
 
     def see(self, rows: Rows) -> None:
-        """Also remember whether observations ever change: if none does, every row follows every other."""
+        """Also determine whether observations ever change; if not, every row would seem to follow every other."""
         if self._constant and len(rows):
             equal = (rows_equal(rows.columns[NEXT, *key], rows.columns[key]).all() for key in self.keys)
             self._constant = all(equal)
@@ -655,7 +663,7 @@ class AcrossRule(_FollowingRule):
 
 
 class NotFiniteRule(Rule):
-    """No NaN or infinity: an error in what training reads, a warning elsewhere."""
+    """No NaN or infinity: an error in observations, actions and rewards, a warning in other fields."""
 
     rule_id = "TED007"
 
@@ -677,7 +685,7 @@ class NotFiniteRule(Rule):
 
 
 class TruthRule(Rule):
-    """Bool fields have no bytes other than 0 and 1; the meaning of others depends on what computes with them."""
+    """Bool fields have no bytes other than 0 and 1, whose meaning would differ between operations."""
 
     rule_id = "TED016"
 
@@ -699,7 +707,7 @@ class TruthRule(Rule):
 
 
 class AllZeroRule(Rule):
-    """Not every number is zero: some importers allocate memory and never fill it."""
+    """Not all numbers of a field are zero, as they are if an importer allocated memory and never filled it."""
 
     rule_id = "TED008"
 
@@ -721,7 +729,7 @@ class AllZeroRule(Rule):
 
 
 class ZeroVarianceRule(Rule):
-    """Elements of observations and actions that never change; dividing by their deviation gives NaN."""
+    """Every element of observations and actions varies; dividing by a standard deviation of 0 would give NaN."""
 
     rule_id = "TED009"
 
@@ -767,7 +775,7 @@ DATA_RULES: tuple[type[Rule], ...] = (
 def data_rules(
     fields: Sequence[Field], steps: int, spaces: Mapping[str, Any], *, unfinished: bool = False
 ) -> list[Rule]:
-    """Make all rules about rows, with the recorded `spaces`; `unfinished` is explained at MidEpisodeFlagRule."""
+    """Create all rules about rows, with the recorded `spaces`; for `unfinished` see `MidEpisodeFlagRule`."""
     options: dict[type[Rule], dict[str, Any]] = {
         MidEpisodeFlagRule: {"unfinished": unfinished}, SpaceRule: {"spaces": spaces},
     }  # fmt: skip

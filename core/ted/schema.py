@@ -1,6 +1,7 @@
 """The schema of a row: its leaves, their types, shapes and roles.
 
-A text with a value a row is two fields: UTF-8 bytes `[longest]`, padded with zeros, and their number.
+A text that differs from row to row is stored as two fields: its UTF-8 bytes `[longest]`, padded with zeros, and their
+number.
 """
 
 from __future__ import annotations
@@ -34,17 +35,15 @@ NEXT_TERMINATED: Key = (NEXT, *TERMINATED)
 NEXT_TRUNCATED: Key = (NEXT, *TRUNCATED)
 FLAGS: tuple[Key, ...] = (DONE, TERMINATED, TRUNCATED)
 DEFAULT_DONE_KEYS = ("done", "truncated", "terminated")
-"""The names of the flags, as TorchRL calls and orders them."""
+"""The names of the flags in TorchRL's order."""
 _COLLECTED_IDS: Key = ("collector", "traj_ids")
 TRAJECTORY_KEYS: dict[Literal["slices", "next states", "batches", "queries"], tuple[Key, ...]] = {
-    "slices": (_COLLECTED_IDS, EPISODE),  # samplers, and whatever may not look across the end of an episode
+    "slices": (_COLLECTED_IDS, EPISODE),  # samplers, and everything that must not cross the end of an episode
     "next states": (_COLLECTED_IDS, EPISODE),  # `NextStateReconstructor`
     "batches": (_COLLECTED_IDS, ("traj_ids",), EPISODE),  # multi-step targets, returns
     "queries": (_COLLECTED_IDS, ("traj_ids",), EPISODE),  # `ReplayBuffer.query`, `iter_trajectories`
 }
-"""Where trajectory ids are looked for by default: the first of these keys that exists. The uses differ as in
-TorchRL.
-"""
+"""The default keys of trajectory ids; the first that exists is used. They differ between uses as in TorchRL."""
 SINGLETONS: tuple[Key, ...] = (REWARD, *FLAGS)
 """Keys with a trailing dimension of size 1, at the root and under `next`."""
 
@@ -58,9 +57,9 @@ def key_name(key: Key) -> str:
 
 
 def key_called(name: str, keys: Iterable[Key], *, groups: bool = False) -> Key | None:
-    """Find the key that a user names with dots, None if it does not exist: a leaf's key or, with `groups`, a group's.
+    """Return the key of a leaf, or with `groups` of a group, that a user names with dots; None if it does not exist.
 
-    UsageError for a name of two keys: `a.b` may be the leaf `a.b`, or `b` in the group `a`.
+    UsageError if the name stands for two keys: `a.b` may be the leaf `a.b`, or `b` in the group `a`.
     """
     paths = (key[:end] for key in keys for end in (range(1, len(key) + 1) if groups else (len(key),)))
     found = sorted({path for path in paths if key_name(path) == name})
@@ -80,8 +79,8 @@ def safe_part(part: str) -> str:
 def file_stem(part: str) -> str:
     """Escape one part of a key for use as a file name, by tensordict's rule.
 
-    Characters that some file system refuses become `%XX`; `""`, `"."` and `".."` become `%`, `%2E` and `%2E%2E`, so
-    that no key can point outside of its folder.
+    Characters that some file systems do not allow become `%XX`; `""`, `"."` and `".."` become `%`, `%2E` and `%2E%2E`,
+    so that no key can lead out of its folder.
     """
     if part in {"", ".", ".."}:
         return "%" if not part else "%2E" * len(part)
@@ -102,7 +101,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
         *("float16", "float32", "float64", "complex64", "complex128"),
     )
 } | {"bfloat16": np.dtype("uint16")}
-"""Name of each element type to the NumPy type its bytes are read and written with."""
+"""The NumPy type with which the bytes of each element type are read and written, by name."""
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -132,7 +131,7 @@ def is_floating(name: str) -> bool:
 
 
 def is_real(name: str) -> bool:
-    """Return whether elements of this type are real numbers, which have an order and sums of their own type."""
+    """Return whether elements of this type are real numbers, which have an order."""
     return "complex" not in name
 
 
@@ -146,8 +145,8 @@ def as_numbers(array: Array, name: str) -> Array:
 def odd_truths(array: Array) -> Array:
     """Return which elements of a bool array have a byte other than 0 and 1; bool in the same shape.
 
-    NumPy and torch treat such a byte as true in some operations, and compute with its number in others. Files can
-    contain them, as nothing converts bytes that are read as bool.
+    NumPy and torch treat such a byte as true in some operations, and compute with its value in others. Arrays can
+    contain it, because bytes of a file that are read as bool are not converted.
     """
     return array.view(np.uint8) > 1
 
@@ -167,8 +166,8 @@ def inexact_as_float(values: Array) -> Array:
 
 Role: TypeAlias = Literal["observation", "action", "reward", "done", "info", "state", "id", "text"]
 Timing: TypeAlias = Literal["state", "step", "result"]
-"""When a source field is known: `state` before and after every step (T+1 rows an episode), `step` with the
-action (T rows, kept at the root), `result` after it (T rows, kept under `next`)."""
+"""When the value of a source field is known: a `state` before and after every step (T+1 rows an episode), a `step` with
+the action (T rows, stored at the root), a `result` after it (T rows, stored under `next`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +212,14 @@ def field_named(fields: Iterable[Field], key: Key) -> Field:
 
 
 def unknown_field(name: str, known: Iterable[str], *, near: Iterable[str] = ()) -> UsageError:
-    """Make the error for a field that a user asked for and that does not exist; `near` are similar names."""
+    """Return the error for a field that does not exist; `near` are further names to suggest."""
     fields = sorted(known)
     meant = did_you_mean(name, [*fields, *near])
     return UsageError(f"field {name!r} not found{meant}", hint=f"fields are {', '.join(fields)}")
 
 
 def role_of(key: Key) -> Role:
-    """Guess the role of a leaf from its key, for data whose source does not say."""
+    """Guess the role of a leaf from its key, for data whose source does not state it."""
     inner = key[1:] if key[0] == NEXT and len(key) > 1 else key
     if inner in FLAGS:
         return "done"
@@ -233,9 +232,9 @@ def role_of(key: Key) -> Role:
 
 
 def state_keys(fields: Iterable[Field]) -> list[Key]:
-    """Return the keys with the same type at the root and under `next`, for which an episode needs T+1 rows.
+    """Return the keys of states: with the same type and shape at the root and under `next`.
 
-    Rewards and done flags never count, as they mean something else at the root.
+    Rewards and done flags are excluded, because they have another meaning at the root.
     """
     by_key = {field.key: field for field in fields}
     found = []
@@ -250,8 +249,8 @@ def state_keys(fields: Iterable[Field]) -> list[Key]:
 def ted_fields(source: Iterable[tuple[Field, Timing]]) -> tuple[Field, ...]:
     """Arrange source fields as TED: states at the root and under `next`, results under `next`, flags added.
 
-    `source` gives each field by its root key, and when it is known. `done`, `terminated`, `truncated` and `episode` are
-    always added; a source must not have its own.
+    `source` has each field under its root key, with its timing. `done`, `terminated`, `truncated` and `episode` are
+    always added; a source must not have such fields.
     """
     root: list[Field] = []
     after: list[Field] = []
@@ -273,7 +272,7 @@ def ted_fields(source: Iterable[tuple[Field, Timing]]) -> tuple[Field, ...]:
 
 
 LONGEST_ROW = 64 << 10
-"""Largest row of text in bytes; every row of the dataset takes the space of the longest."""
+"""The largest text of a row in bytes; every row of the dataset takes as much space as the longest."""
 
 
 def length_key(key: Key) -> Key:
