@@ -203,7 +203,7 @@ OPERATION_OPTIONS = (
     ),
     OperationOption(
         "retime", "rbtool.core.robots.episodes:Retime", float, "FPS",
-        "Set timestamp to frame / FPS, where it was measured with jitter.",
+        "Set timestamp to frame / FPS, if it was measured with jitter.",
     ),
     OperationOption(
         "where", "Where", list[str], "CONDITION",
@@ -212,8 +212,8 @@ OPERATION_OPTIONS = (
     ),
     OperationOption(
         "trim-idle", "rbtool.core.robots.episodes:TrimIdle", str, "MADS[:KEEP]",
-        "Cut off idle rows at both ends of episodes, which move less than 0.1 (say) of the usual motion, its MAD; keep "
-        "KEEP (1) at either end. Fields may follow: 0.1:5:observation.state,action.",
+        "Cut off idle rows at both ends of episodes, in which no number changes by more than MADS (like 0.1) times its "
+        "usual change, its MAD; keep KEEP (1) at either end. Fields may follow: 0.1:5:observation.state,action.",
     ),
     OperationOption(
         "resample", "rbtool.core.robots.episodes:Resample", str, "FPS[,FIELD=HOW]",

@@ -267,9 +267,9 @@ def open_episodes(path: Path) -> StepReader:
     quoted = shlex.quote(str(path))
     refuse_several(path)
     if (path / BUFFER).is_file():
-        raise UsageError(f"{path} is the checkpoint of a buffer", hint="make the buffer and have it load: loads(path)")
+        raise UsageError(f"{path} is the checkpoint of a buffer", hint="create the buffer, then load it: loads(path)")
     if is_storage(path):
-        hint = "make the storage and have it load: storage.loads(path)"
+        hint = "create the storage, then load it: storage.loads(path)"
         raise UsageError(f"{path} is the checkpoint of a storage", hint=hint)
     if not is_steps(path):
         form = next((name for name in reader_names() if reader_class(name).recognises(path)), None)

@@ -34,7 +34,7 @@ class Option:
         metavar: stands for the value on the help page.
         flag: its names on the command line, separated by spaces; by default the name of the field with dashes.
         panel: the heading it stands under.
-        values: the type of what is typed, if it differs from the type of the field.
+        values: the type of the value on the command line, if it differs from the type of the field.
         choices: all values, if there are few.
         least: the smallest number allowed.
         unset: the command line shows no default; the help text says what happens without the option.
@@ -181,7 +181,7 @@ layout_option = functools.partial(
     choices=("ted", "packed"),
 )
 num_workers_option = functools.partial(
-    option, 0, "Processes that read and write a raw dataset; 0: this one alone.", "N", raw=True
+    option, 0, "Processes that read and write a raw dataset; 0: only this one.", "N", raw=True
 )
 root_option = functools.partial(
     option, None, "Where datasets are stored. Default: $RBTOOL_HOME, else the user's cache.", "DIR", values=str
@@ -211,8 +211,8 @@ class RawOptions(VerbOptions):
 
     horizon: int | None = _reader_option("Time limit of episodes in steps, for D4RL files without timeouts.", "N")
     ends: str | None = _reader_option(
-        "What a flag that marks terminations and time limits alike means: terminated or truncated. Of a table: the "
-        "columns of termination and of time limit, like terminals,timeouts, or - for none.",
+        "The meaning of a flag that marks both terminations and time limits: terminated or truncated. For a table: the "
+        "columns of terminations and of time limits, like terminals,timeouts, or - for none.",
         "HOW",
     )
     filter_key: str | None = _reader_option("Only the episodes of this split, like train.", "NAME")
@@ -224,8 +224,8 @@ class RawOptions(VerbOptions):
         values=list[str],
     )
     episode_key: str | None = _reader_option(
-        "The column of a table that numbers episodes. In a folder file,COLUMN if each file counts its own, -,COLUMN if "
-        "they go on over files.",
+        "The column of a table that numbers episodes. For a folder: file,COLUMN if each file counts its own, -,COLUMN "
+        "if the numbers continue over files.",
         "COLUMN",
     )
     files: str | None = _reader_option(
@@ -233,43 +233,44 @@ class RawOptions(VerbOptions):
         "PATTERN",
     )
     images: str | None = _reader_option(
-        "What becomes of images and video: decode (pixels), keep (the files as they are, where the format allows it) "
-        "or skip.",
+        "How images and video are stored: decode (pixels), keep (the files as they are, if the format allows it) or "
+        "skip (not at all).",
         "HOW",
     )
     jpeg: str | None = _reader_option(
         "How JPEG is decoded: exact; fast (RLDS): as TensorFlow does; opencv (ALOHA): red and blue swapped.", "HOW"
     )
     trust_pickle: bool = _reader_option(
-        "Read pickled data, in a process of its own: arrays, numbers, text and plain containers, and nothing else.",
+        "Read pickled data, in a separate process: only arrays, numbers, text and plain containers.",
         default=False,
     )
     rlds_last: str | None = _reader_option(
-        "What the last step of an RLDS episode is: observation (what follows the step before it, and nothing else), "
-        "flagged (that where the episode ends with is_last) or step. By default, auto, the actions and rewards of all "
-        "last steps decide.",
+        "The meaning of the last step of an RLDS episode: observation (only the observation after the step before it), "
+        "flagged (only that if the episode ends with is_last) or step. By default, auto, the actions and rewards of "
+        "all last steps decide.",
         "HOW",
     )
 
     fps: float | None = _reader_option("Steps a second of a robot log.", "N")
     episodes_by: str | None = _reader_option(
-        "What an episode of CALVIN is: recording or annotation. Of a robot log: file, gap:2s (until silence) or "
+        "What counts as an episode. CALVIN: recording or annotation. Robot logs: file, gap:2s (until a silence) or "
         "topic:/TOPIC (between markers on a topic).",
         "HOW",
     )
     align: str | None = _reader_option(
-        "Which value of a robot log a step has: the newest (hold), the nearest, or one between two (linear); or each "
+        "The values of a robot log at each step: the newest (hold), the nearest, or interpolated (linear); or each "
         "message of a topic is a step. Default: hold.",
         "hold|nearest|linear|reference:/TOPIC",
     )
     clock: str | None = _reader_option(
-        "The times of messages of a robot log: of recording, of measuring or of sending. Default: log.",
+        "The times of messages of a robot log: of recording (log), measuring (header) or sending (publish). Default: "
+        "log.",
         "log|header|publish",
     )
-    tolerance: str | None = _reader_option("Mark values of a robot log that are older, as late.", "50ms")
+    tolerance: str | None = _reader_option("Mark values of a robot log that are older than this as late.", "50ms")
     drop_late: bool = _reader_option("Leave out steps with late values.", default=False)
     action: str | None = _reader_option(
-        "Actions of a robot log without commands: this observation of the step after.", "next:KEY"
+        "For a robot log without commands: the observation whose next value is the action.", "next:KEY"
     )
 
     def of_reader(self) -> dict[str, Any]:
@@ -296,11 +297,11 @@ class PreprocessOptions(WriteOptions):
     _: KW_ONLY
     unit: Literal["step", "row", "episode"] = option(
         "step",
-        "What a call gets: K steps, a single row, or a whole episode.",
+        "What the function gets in a call: K steps, a single row, or a whole episode.",
         choices=("step", "row", "episode"),
         panel=_FUNCTION,
     )
-    seed: int = option(0, "Seeds its random numbers, by chunk, row or episode.", "N", panel=_FUNCTION)
+    seed: int = option(0, "Seed of its random numbers, for each chunk, row or episode.", "N", panel=_FUNCTION)
     hindsight: str | Mapping[str, Any] | None = option(
         None,
         "Relabel this share (0.8) of the steps with goals that their episode achieved: at that step or later (future), "
@@ -322,18 +323,18 @@ class PreprocessOptions(WriteOptions):
     )
     replay_filters: bool = option(
         False,
-        "With --replay, choose episodes and rows as it did, too: by --episodes, --filter, --where, --num-frames.",
+        "With --replay, also repeat its choice of episodes and rows: --episodes, --filter, --where, --num-frames.",
         panel=_PIPELINE,
     )
-    num_workers: int | None = option(None, "Processes; 0: this one only. Default: one a core.", "N", panel=_RUN)
+    num_workers: int | None = option(None, "Processes; 0: only this one. Default: one a core.", "N", panel=_RUN)
     chunk_size: int | None = option(
         None, "Rows a call. Default: 16 chunks or more, of 256 rows at least and 16 MB at most.", "K", panel=_RUN
     )
     num_frames: int | None = option(None, "Only the first N steps.", "N", panel=_RUN)
     resume: bool = option(False, "Continue an interrupted run with the same arguments.", panel=_RUN)
     keep_going: bool = option(False, "If a chunk fails, finish the others before the error.", panel=_RUN)
-    timeout: float | None = option(None, "End a chunk that takes longer.", "SECONDS", panel=_RUN)
-    retries: int = option(1, "How often a chunk that failed is tried again.", "N", panel=_RUN)
+    timeout: float | None = option(None, "Time limit of a chunk.", "SECONDS", panel=_RUN)
+    retries: int = option(1, "How often a failed chunk is tried again.", "N", panel=_RUN)
     start_method: str | None = option(
         None, "How processes are started.", choices=("fork", "spawn", "forkserver"), panel=_RUN
     )

@@ -137,13 +137,13 @@ def _refuse_buffer(path: Path) -> None:
         raise UsageError(
             f"{path} is {'' if buffer == path else 'part of '}the checkpoint of a replay buffer, expected a "
             "dataset or a checkpoint of steps",
-            hint=f"make the buffer and have it load: rb.loads({str(buffer)!r})"
+            hint=f"create the buffer, then load it: rb.loads({str(buffer)!r})"
             + (f"; its steps alone are in {shlex.quote(steps)}" if steps else ""),
         )
     if is_storage(path):
         raise UsageError(
             f"{path} is the checkpoint of a storage, expected a dataset or a checkpoint of steps",
-            hint=f"make the storage and have it load: storage.loads({str(path)!r})",
+            hint=f"create the storage, then load it: storage.loads({str(path)!r})",
         )
 
 
@@ -216,7 +216,7 @@ def _refuse_ensemble(path: Path) -> None:
     found = document.get("with_rows", ()) if isinstance(document, dict) else ()
     members = [shlex.quote(str(folder / str(number))) for number in found]
     raise UsageError(
-        f"{path} is the checkpoint of an ensemble, expected that of one of its members",
+        f"{path} is the checkpoint of an ensemble, expected the checkpoint of one of its members",
         hint=f"name a member: {' or '.join(members)}" if members else "no member has rows",
     )
 

@@ -295,7 +295,7 @@ def _editable(files: ListedFiles, field: Field, steps: int) -> torch.Tensor:
     if found != size:  # torch would lengthen a file that is too short
         raise CorruptDataError(f"{path} has {found:,} bytes, expected {size:,}: it was cut, removed or overwritten")
     if not os.access(files.place(name), os.W_OK):
-        raise UsageError(f"{path} may not be written to, which mode='r+' asks for", hint="open it with mode='c'")
+        raise UsageError(f"{path} may not be written to, which mode='r+' requires", hint="open it with mode='c'")
     _refuse_links(files, name)
     if may_be_shared(os.fstat(files.descriptor(name))):  # root may write to it all the same
         raise UsageError(

@@ -434,7 +434,7 @@ def open_source(
             return reader_class(format)(path, final_step=final_step, options=options)
         except FormatError as error:
             if (other := recognised(path)) not in {None, format}:
-                error.hint = f"the content is that of format {other}: leave --from out"
+                error.hint = f"the content is in format {other}: leave out --from"
             raise
     name = recognised(path)
     if name is None:
@@ -451,7 +451,7 @@ def open_source(
 def _named_hint(options: Mapping[str, Any]) -> str:
     """Return the hint to name a format, if options are given that belong to a format that is never detected."""
     given = options.keys() & {"map", "episode_key", "files"}
-    return "add --from table: what the columns of a table mean cannot be detected" if given else ""
+    return "add --from table: the meaning of columns cannot be detected" if given else ""
 
 
 def recognised(path: Path) -> str | None:

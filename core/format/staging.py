@@ -300,7 +300,7 @@ def _refuse_foreign_files(path: Path, deed: str) -> None:
         listed = {path / file.path for file in Manifest.load(path).files} | {path / MANIFEST, path / TRANSFERS}
     except (RbtoolError, OSError):
         listed = named_files(path) | _hidden_files(path)
-        hint = f"{path / MANIFEST} is damaged: move away what is yours, and remove the rest yourself"
+        hint = f"{path / MANIFEST} is damaged: move your own files away, and remove the rest yourself"
     if (strange := next((file for file in files_below(path) if file not in listed), None)) is not None:
         raise _foreign(strange, path, deed, hint)
 

@@ -195,7 +195,7 @@ class _WebFolder(RemoteFolder):
         if self._whole:
             _LOG.warning(
                 "%s is on a server that ignores byte ranges: each part of a file is read from the beginning of the "
-                "file, which is slow; download the dataset, or use a server that knows ranges",
+                "file, which is slow; download the dataset, or use a server that supports ranges",
                 self.address,
             )
             self._whole.clear()
@@ -422,7 +422,7 @@ def _as_refusals(bucket: str) -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.startswith("botocore"):
             said = " ".join(redact(str(error)).split())[:300]
-            raise AuthorisationError(f"no credentials for s3://{bucket} could be had: {said}") from None
+            raise AuthorisationError(f"credentials for s3://{bucket} could not be obtained: {said}") from None
         if not isinstance(error, ValueError):
             raise
         raise UsageError(  # without botocore's words, which repeat the endpoint
@@ -501,7 +501,7 @@ def _as_google_refusals(address: str) -> Iterator[None]:
         yield
     except GoogleAuthError as error:
         said = " ".join(redact(str(error)).split())[:300]
-        raise AuthorisationError(f"no credentials for {address} could be had: {said}") from None
+        raise AuthorisationError(f"credentials for {address} could not be obtained: {said}") from None
 
 
 def _object_at(address: str) -> tuple[str, str]:

@@ -112,7 +112,7 @@ def hub_token(timeout: httpx2.Timeout, watch: Trace, interrupt: Callable[[], Non
         raise failure(error, _WHAT, hint=TOKEN_HINT) from error
     except (OIDCError, DeviceCodeError, httpx2.InvalidURL, *_SENSELESS) as error:
         reason = redact(str(error)).partition("\n")[0][:_LONGEST_REASON]
-        raise AuthorisationError(f"no token for the hub could be had: {reason}", hint=TOKEN_HINT) from error
+        raise AuthorisationError(f"a token for the hub could not be obtained: {reason}", hint=TOKEN_HINT) from error
     if token is None:
         return None
     if not (isinstance(token, str) and token.isascii() and token.isprintable()):

@@ -300,7 +300,7 @@ class Originals:
             self.remove()
         except OSError as error:
             why = (error.strerror or str(error)).lower()
-            note(f"what was fetched, and is not needed any more, could not be removed ({why}): rbtool cache prune does")
+            note(f"fetched files, no longer needed, could not be removed ({why}); rbtool cache prune removes them")
 
 
 def _unverified_problems(path: Path, file: FetchedFile) -> Iterator[str]:

@@ -178,7 +178,7 @@ def test_tracebacks_are_shown_when_asked_for_and_logged(shell, tmp_path):
         ("download minari", "name one, like: rbtool download minari D4RL/door/human-v2"),
         ("download d4rl", "name one, like: rbtool download d4rl hopper-medium-v2"),
         ("inspect arcade:pong", "hint: there is no source 'arcade' here; known: minari, d4rl"),
-        ("inspect kitchen.hdf5 --from minari", "hint: the content is that of format d4rl: leave --from out"),
+        ("inspect kitchen.hdf5 --from minari", "hint: the content is in format d4rl: leave out --from"),
         ("check log.csv", "hint: its columns can be mapped: rbtool convert log.csv DEST --from table"),
         ("stats cartpol", "hint: did you mean cartpole?"),
         ("stats cartpole/scripted-v0", "hint: did you mean minari:cartpole/scripted-v0, which is stored?"),

@@ -489,7 +489,7 @@ def test_rows_that_are_ranked_make_up_no_episodes(form: str, tmp_path: Path) -> 
     buffer.extend(steps())
     buffer.dumps(tmp_path / "buffer")
     for place in ("buffer", "buffer/storage"):
-        with pytest.raises(UsageError, match="no order of time"):
+        with pytest.raises(UsageError, match="no temporal order"):
             checkpoint.load(tmp_path / place, tmp_path / "dataset")
 
 
