@@ -20,6 +20,7 @@ from ..ted.rules import DATA_RULES, RULE_BY_ID, Finding, Places, Rows, Rule, Tal
 from ..ted.schema import (
     EPISODE,
     NEXT,
+    NEXT_DONE,
     NEXT_TERMINATED,
     NEXT_TRUNCATED,
     Field,
@@ -450,18 +451,20 @@ class _Feeder:
         """Take the rows of `piece`."""
         if self.piece is None or last is None:
             raise FormatError("rows came without their piece")
+        if self._rows >= _MOST_ROWS or self._rows * self.bytes_a_row >= _MOST_BYTES:
+            self.flush()  # before these rows are added, so that `break_off` finds the last ones pending
         if self.piece.first:
             self._episodes.append((self._start + self._rows, self.piece.episode))
         self._pending.append((columns, last, self.piece.first, bool(self.piece.next)))
         self._rows += len(last)
-        if self._rows >= _MOST_ROWS or self._rows * self.bytes_a_row >= _MOST_BYTES:
-            self.flush()
 
     def break_off(self) -> None:
-        """End an episode that could not be read further, so that rules do not join it with the next one."""
-        if self._pending:
+        """Truncate an episode that could not be read further, so that rules do not join it with the next one."""
+        if self._pending and not self._pending[-1][1][-1]:
             columns, last, first, explicit = self._pending[-1]
-            self._pending[-1] = columns, np.append(last[:-1], True), first, explicit
+            ends = np.append(last[:-1], True)
+            flags = {key: columns[key] | ends[:, None] for key in (NEXT_TRUNCATED, NEXT_DONE)}
+            self._pending[-1] = {**columns, **flags}, ends, first, explicit
 
     def numbers_at(self, start: int, stop: int) -> list[int]:
         """Return the numbers of the episodes that have rows in `[start, stop)`."""
