@@ -73,9 +73,9 @@ def published_entries(manifest: Manifest, path: Path, started: float, *readers: 
 
     `readers` read the datasets that it was made from; their notes and keys are not repeated.
     """
-    told = _told(readers)
-    renamed = {pair for one in told for pair in one.renamed_keys.items()}
-    dropped = {item for one in told for item in one.dropped_keys}
+    stored = _stored_manifests(readers)
+    renamed = {pair for one in stored for pair in one.renamed_keys.items()}
+    dropped = {item for one in stored for item in one.dropped_keys}
     return {
         "path": path,
         "layout": manifest.layout,
@@ -94,11 +94,11 @@ def published_entries(manifest: Manifest, path: Path, started: float, *readers: 
 
 def new_notes(notes: Sequence[str], *readers: StepReader) -> tuple[str, ...]:
     """Return the notes that are in no manifest of the datasets that were read: those were shown when they were made."""
-    told = {note for manifest in _told(readers) for note in manifest.notes}
-    return tuple(note for note in notes if note not in told)
+    known = {note for manifest in _stored_manifests(readers) for note in manifest.notes}
+    return tuple(note for note in notes if note not in known)
 
 
-def _told(readers: Sequence[StepReader]) -> list[Manifest]:
+def _stored_manifests(readers: Sequence[StepReader]) -> list[Manifest]:
     """Return the manifests of stored datasets, whose notes were shown when they were made; none of saved buffers."""
     stored = [reader.source if isinstance(reader, SoundSteps) else reader for reader in readers]
     return [reader.manifest for reader in stored if not isinstance(reader, BufferSteps)]
@@ -149,9 +149,9 @@ def existing_result(destination: Path, request: Request) -> Manifest | None:
 def _equal(files: ListedFiles, destination: Path, request: Request) -> Manifest:
     manifest = files.manifest
     if manifest.kind != "dataset":
-        raise occupied_error(destination, f"is a {manifest.kind} of {_shown(manifest.request)}, not a dataset")
+        raise occupied_error(destination, f"is a {manifest.kind} of {_request_text(manifest.request)}, not a dataset")
     if manifest.request.identity() != request.identity():
-        raise occupied_error(destination, f"is dataset {_shown(manifest.request)}, not {_shown(request)}")
+        raise occupied_error(destination, f"is dataset {_request_text(manifest.request)}, not {_request_text(request)}")
     try:
         files.check_sizes()
     except CorruptDataError as error:
@@ -164,7 +164,7 @@ def occupied_error(destination: Path, why: str) -> UsageError:
     return UsageError(f"{destination} already exists and {why}", hint="add --force to replace it")
 
 
-def _shown(request: Request) -> str:
+def _request_text(request: Request) -> str:
     episodes = f", episodes {request.episodes}" if request.episodes else ""
     revision = f", revision {request.revision}" if request.revision else ""
     layout = f", layout {request.layout}" if request.layout != "ted" else ""

@@ -41,7 +41,7 @@ _waiting: list[Callable[[], None]] = []
 class Rebased:
     """The first base of classes that get more bases when TorchRL is imported.
 
-    Python only lets `__bases__` be assigned if the layout of the first base stays the same.
+    Python only allows to assign `__bases__` if the memory layout stays the same, which an unchanged first base ensures.
     """
 
     __slots__ = ()

@@ -92,10 +92,10 @@ def pickled(answer: Answer) -> bytes:
     try:
         return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        return pickle.dumps((False, _trouble(error)))
+        return pickle.dumps((False, _worker_failed(error)))
 
 
-def _trouble(error: BaseException) -> WorkerFailed:
+def _worker_failed(error: BaseException) -> WorkerFailed:
     return WorkerFailed(error_text(error), "".join(traceback.format_exception(error)))
 
 
@@ -115,7 +115,7 @@ class CallServer:
         except (RbtoolError, OSError, FunctionFailed, ResultRefused) as error:
             return False, error
         except BaseException as error:
-            return False, _trouble(error)
+            return False, _worker_failed(error)
 
     def _start(self, job: Job) -> None:
         _keep_freed_memory()

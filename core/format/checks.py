@@ -303,13 +303,13 @@ def damage_explained(path: Path, *, can_skip: bool) -> Iterator[None]:
     try:
         yield
     except CorruptDataError as error:
-        error.hint = error.hint or _look(path) + (
+        error.hint = error.hint or _check_hint(path) + (
             "; --skip-bad takes the sound episodes, if there are any" if can_skip else ""
         )
         raise
 
 
-def _look(path: Path) -> str:
+def _check_hint(path: Path) -> str:
     return f"see what is damaged: rbtool check {shlex.quote(str(path))}"
 
 
@@ -332,7 +332,7 @@ def sound_steps(reader: StepReader) -> StepReader:
         return reader
     if bad.all():
         first = f": {problems[0]}" if problems else ""
-        raise CorruptDataError(f"{reader.path} has no episode that is sound{first}", hint=_look(reader.path))
+        raise CorruptDataError(f"{reader.path} has no episode that is sound{first}", hint=_check_hint(reader.path))
     numbers = reader.episodes.episode[bad].tolist()
     named = some_of(numbers, _MOST_NAMED)
     notes = list(problems)

@@ -362,7 +362,7 @@ class Reader(Closing, ABC):
         notes, steps, lengths = [*whole.notes, *self.notes_on(numbers)], whole.steps, whole.lengths
         if whole.final_missing and self.final_step != "repeat":
             kept = self.__without_last_steps(whole, numbers)
-            notes += [_vanished(sorted(left))] if (left := set(numbers) - kept.keys()) else []
+            notes += [_left_out_note(sorted(left))] if (left := set(numbers) - kept.keys()) else []
             numbers, steps, lengths = list(kept), sum(kept.values()), list(kept.values())
         elif selection is not None:
             lengths = self.__lengths(whole, numbers)
@@ -572,7 +572,7 @@ def _with_damage_named(path: Path, pieces: Iterator[Piece]) -> Iterator[Piece]:
         yield from pieces
 
 
-def _vanished(numbers: Sequence[int]) -> str:
+def _left_out_note(numbers: Sequence[int]) -> str:
     names = some_of(numbers, 10)
     which = f"episode {names} is" if len(numbers) == 1 else f"{len(numbers)} episodes ({names}) are"
     return f"{which} left out: one step, without an observation after it (--final-step repeat keeps it)"

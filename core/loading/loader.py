@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from ..buffers.draws import arrived, cuda_devices, each_tensor
 from ..errors import UsageError, WorkerDiedError, keywords_of, require_keywords, require_number
 from ..storages.lazy_tensor import available_device
-from .torch_dataset import Fed, Feed
+from .torch_dataset import Feed, LoaderDataset
 
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
@@ -52,14 +52,14 @@ class TorchLoader(DataLoader[Any]):
 
     def __init__(
         self,
-        dataset: Fed,
+        dataset: LoaderDataset,
         *,
         num_workers: int = 0,
         device: torch.device | str | int | None = None,
         prefetch: int = 2,
         **options: Any,
     ) -> None:
-        if not isinstance(dataset, Fed):
+        if not isinstance(dataset, LoaderDataset):
             raise UsageError(
                 f"expected a torch dataset or a stream, found a {type(dataset).__name__}",
                 hint="rbtool.torch_dataset(…)",

@@ -453,7 +453,7 @@ class Place(NamedTuple):
     workers: int = 1
 
 
-class Retried(Iterator[Any]):
+class RetryingIterator(Iterator[Any]):
     """Yields `make(number)` for each number that `start` returns; after an error it continues with the same number."""
 
     def __init__(self, start: Callable[[], Iterable[int]], make: Callable[[int], Any]) -> None:
@@ -512,7 +512,7 @@ class Feed(ABC):
         """Make the next pass begin at a state; SchemaError, with nothing changed, for a state of other batches."""
 
 
-class Fed(ABC):
+class LoaderDataset(ABC):
     """A data set for `TorchLoader`."""
 
     @abstractmethod
@@ -562,7 +562,7 @@ class _Numbers(Feed, torch.utils.data.Sampler[Start]):
         self.dataset.passes.start_at(self.dataset.batches.place_in(state))
 
 
-class _Shared(Fed):
+class _Shared(LoaderDataset):
     """Base of both styles of data sets."""
 
     def __init__(
@@ -650,7 +650,7 @@ class TorchDataset(_Shared, IterableDataset[Any]):
             number, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
             place = Place(start._replace(batch=start.batch + number), number, step)
         self._place = place
-        return Retried(partial(self._numbers, place, again), partial(self._made, place))
+        return RetryingIterator(partial(self._numbers, place, again), partial(self._made, place))
 
     def _numbers(self, place: Place, again: bool) -> Iterable[int]:
         """Start a pass; return the numbers of its batches."""

@@ -87,12 +87,12 @@ class RemoteFolder(Closing):
         return self._of_process()[0]
 
     @property
-    def alone(self) -> threading.Lock:
+    def files_lock(self) -> threading.Lock:
         """A lock for threads of this process whose files several shards share, so that only one fetches at a time."""
         return self._of_process()[1]
 
     @property
-    def turn(self) -> threading.Lock:
+    def turn_lock(self) -> threading.Lock:
         """A lock of the thread of this process whose shard is fetched first."""
         return self._of_process()[2]
 

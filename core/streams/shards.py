@@ -753,7 +753,7 @@ class HostedShards(ShardFiles):
         ]
         missing = sum(size for size, _, _ in pieces) * (_LAST_PART - 1) // _LAST_PART
         with contextlib.ExitStack() as turn:
-            turn.enter_context(self.remote.turn)
+            turn.enter_context(self.remote.turn_lock)
 
             def count(size: int) -> None:
                 nonlocal missing
@@ -786,7 +786,7 @@ class HostedShards(ShardFiles):
         names = self._names_of_videos(number, folder)
         more(sum(self._videos[name] + _PAGE for name in names))
         fs.make_folder(folder / VIDEOS)
-        with self.remote.alone:  # one shard at a time, so that the next one can link to its files
+        with self.remote.files_lock:  # one shard at a time, so that the next one can link to its files
             for name in names:
                 _link_to_another(folder, name)
             self.remote.fetch(names, folder)

@@ -19,7 +19,15 @@ from torch.utils.data import IterableDataset, default_convert, get_worker_info
 from ..buffers.data_loader import SharedSlots, fetcher_asking, serve
 from ..buffers.replay_buffer import ReplayBuffer
 from ..errors import EmptyPartError, SchemaError, UsageError, require_number
-from ..loading.torch_dataset import Fed, Feed, Passes, Retried, Start, refuse_batching, shard_of_process
+from ..loading.torch_dataset import (
+    Feed,
+    LoaderDataset,
+    Passes,
+    RetryingIterator,
+    Start,
+    refuse_batching,
+    shard_of_process,
+)
 from ..samplers.stream import Part, StreamSampler, places_left
 from ..storages.dataset import StreamStorage
 from ..ted.schema import Numbers
@@ -44,7 +52,7 @@ class _Saved(NamedTuple):
         return next(own, self.states[0])
 
 
-class StreamDataset(Fed, IterableDataset[Any]):
+class StreamDataset(LoaderDataset, IterableDataset[Any]):
     """An `IterableDataset` of the batches of a stream, for `TorchLoader` or `DataLoader(…, batch_size=None)`.
 
     The shards of an epoch are divided among the ranks, and the shards of a rank among its workers: together they draw
@@ -128,7 +136,7 @@ class StreamDataset(Fed, IterableDataset[Any]):
         if self._sampler.ran_out:
             return iter(())
         batches = iter(self.buffer if self._sampler.part.number < len(self._shards) else ())
-        return Retried(itertools.count, lambda _: make(batches))
+        return RetryingIterator(itertools.count, lambda _: make(batches))
 
     def _part(self, worker: int, workers: int) -> Part:
         """Return the part of all shards that a worker reads; the shards of a rank do not depend on its workers."""

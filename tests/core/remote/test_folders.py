@@ -56,10 +56,10 @@ def test_all_that_ask_a_private_bucket_are_told_which_package_is_missing(monkeyp
 
 def test_a_forked_process_has_connections_and_locks_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RemoteFolder("https://here/d", "key", "d", {}, HttpTransport())
-    here = folder.transport, folder.alone, folder.turn
-    with folder.turn, monkeypatch.context() as forked:
+    here = folder.transport, folder.files_lock, folder.turn_lock
+    with folder.turn_lock, monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
-        there = folder.transport, folder.alone, folder.turn
+        there = folder.transport, folder.files_lock, folder.turn_lock
         assert not any(own is other for own, other in zip(here, there, strict=True))
-        assert (folder.transport, folder.alone, folder.turn) == there
-    assert (folder.transport, folder.alone, folder.turn) == here
+        assert (folder.transport, folder.files_lock, folder.turn_lock) == there
+    assert (folder.transport, folder.files_lock, folder.turn_lock) == here
